@@ -32,16 +32,18 @@ RECORDED = 0
 MOST_OFFSETS = 3
 HEAD = """# Accuracy
 
-`python bench/accuracy.py` judges every recording of `tests/recordings` by its pages and its log, and compares what it
-says with what truly happened. Recordings of real servers were made on the CPU; those that need a GPU, several hosts or
-other hardware are scripted in the exporter's format, as their recording.toml says. These recordings were seen while the
-incidents were written: they show what is known to work, not how well unseen servers are judged.
+`python bench/accuracy.py` diagnoses every recording of `tests/recordings` from its pages and its log, and compares the
+diagnosis with the truth in its recording.toml. Recordings of real servers were made on the CPU; recordings that need a
+GPU, several hosts or other hardware are scripted in the exporter's format, as their recording.toml states. The
+incidents were written with these recordings at hand: the figures show that known cases work, not the accuracy on unseen
+servers.
 
-- **found**: it was there and is named. **unknown**: it was there, and the answer is "cannot tell" or that telemetry is
-  missing. **missed**: it was there and is called absent. **claimed**: it was not there and is named.
+- **found**: the incident was present and is named. **unknown**: the incident was present, and the answer is "cannot
+  tell" or missing telemetry. **missed**: the incident was present and is called absent. **claimed**: the incident was
+  absent and is named.
 - **precision**: found / (found + claimed). **recall**: found / cases.
 - **false alarm**: a healthy server is called anything but healthy or "cannot tell".
-- **first is right**: the incident that leads the answer was truly there.
+- **first is right**: the first incident of the answer was really present.
 
 """
 
@@ -121,7 +123,7 @@ def by_cadence(every: int, seen: Sequence[Look]) -> str:
 def page(all_looks: Sequence[Look]) -> str:
     """The whole page."""
     cadences = {every: [look for look in all_looks if look.every == every] for every in (RECORDED, *CADENCES)}
-    columns = "cases | found | unknown | missed | claimed | where it was not there | precision | recall"
+    columns = "cases | found | unknown | missed | claimed | cases without the incident | precision | recall"
     title = (
         f"| scraped every | looks | at healthy servers | false alarms | cannot tell | {columns} | first is right |\n"
     )

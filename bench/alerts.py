@@ -16,11 +16,10 @@ from diag.core.incident import seconds  # noqa: E402
 
 HEAD = """# How soon the alerts come
 
-`bench/alerts.py`: ten healthy minutes, then the fault, scraped and evaluated every 15 s, by a real promtool. An
-incident on the host is a scripted scenario beside a recorded server. The aim is half the window, `for` and two
-scrapes, 2 min 30 s for a standstill, which has to last for all of its window to be one; what comes later than its aim
-needs more of the window to show. The bound is that of the tests: the aim where users suffer at once, else with all of
-the window.
+`bench/alerts.py`: a real promtool evaluates ten healthy minutes, then the fault, with scrapes and evaluations every
+15 s. Host incidents are scripted scenarios beside a recorded server. The aim is half the window plus `for` plus two
+scrapes; for a standstill, which must last for its whole window, 2 min 30 s. An alert later than its aim needs more of
+its window. The bound is the limit in the tests: the aim if users suffer at once, else the aim with the whole window.
 
 | incident | shown by | window | for | alert after (s) | aim (s) | bound (s) |
 |---|---|---|---|---|---|---|

@@ -18,14 +18,14 @@ KINDS = {
     "cost": ("Dollars per million output tokens", ".2f"),
 }
 LEFT_OUT = """
-The figures are of vLLM and of TensorRT-LLM (`trtllm`), on the same GPUs. The batch of the figure for cost is not told:
-64 requests of 2,048 tokens are assumed.
+The figures are for vLLM and TensorRT-LLM (`trtllm`), on the same GPUs. The source of the figure for cost does not state
+the batch: 64 requests of 2,048 tokens are assumed.
 
-Left out, since no software can read memory that fast:
+Two published figures are left out, because they exceed the memory bandwidth of the GPU:
 
-- 195 tokens/s of Llama 3.1 8B in FP8 on an RTX 4090 at batch 1, of which 7.5 GB at 1,008 GB/s allow 134
+- 195 tokens/s of Llama 3.1 8B in FP8 on an RTX 4090 at batch 1; reading 7.5 GB at 1,008 GB/s allows 134
   (<https://gigagpu.com/rtx-4090-24gb-fp8-llama-deployment/>)
-- 5,500 tokens/s of Llama 3.1 8B in BF16 on one H100 at batch 16, of which 15 GB at 3,352 GB/s allow 3,570
+- 5,500 tokens/s of Llama 3.1 8B in BF16 on one H100 at batch 16; reading 15 GB at 3,352 GB/s allows 3,570
   (<https://gpuadvisor.com/cost-to-serve-1m-tokens>)
 
 Sources:

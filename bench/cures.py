@@ -32,9 +32,9 @@ SECONDS = 60.0
 HEAD = """\
 # What the fixes do
 
-`python bench/cures.py` on {cores} cores of {machine}: vLLM on the CPU with a tiny random model, the same clients
-before and after, {seconds:.0f} s each after {warm:.0f} s of warm-up, one run each. The numbers are the clients' own,
-with their wait at a gateway where its limit is the fix; the verdict is that of `diag verify`.
+`python bench/cures.py` on {cores} cores of {machine}: vLLM on the CPU with a tiny random model, the same clients before
+and after, {seconds:.0f} s each after {warm:.0f} s of warm-up, one run each. The clients measure the numbers, including
+the queue time at a gateway if its limit is the fix; the verdict comes from `diag verify`.
 """
 TABLE = """
 ## {incident}

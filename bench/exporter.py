@@ -182,7 +182,7 @@ def measured(vllm: server.Server, environment: dict[str, str]) -> Iterator[str]:
         yield f"| NVML calls of a scrape, ms | {1000 * calls:.2f} | |"
         yield f"| combined page, median ms | {1000 * combined:.2f} | |"
         yield f"| (combined - NVML calls) / alone, median of {ROUNDS} rounds | {ratios(apart, calls)} | <= 1.25 |"
-        yield f"| the same, where both may run on one core | {ratios(shared, calls)} | |"
+        yield f"| (combined - NVML calls) / alone, if both may run on one core | {ratios(shared, calls)} | |"
         share, memory = watched(pid, port)
         yield f"| CPU at a scrape a second, share of a core | {100 * share:.2f} % | < 1 % |"
         yield f"| resident at most, MiB | {memory:.0f} | < 60 |"

@@ -34,9 +34,10 @@ SUITES = {
 HEAD = """\
 # Hostile input
 
-`python bench/hostile.py` on {cores} cores. A target of `tests/fuzz` takes mutated inputs, led by what of the code they
-reach. A find is an exception that is no answer, an input that takes more than 5 s of CPU time (a Prometheus: 20 s) or
-256 MiB of memory, or a secret that is shown. The peak is that of the whole process: instrumented code and all inputs.
+`python bench/hostile.py` on {cores} cores. A target of `tests/fuzz` takes mutated inputs, guided by code coverage. A
+find is an exception that is not diag's own error, an input that takes more than 5 s of CPU time (a Prometheus: 20 s)
+or 256 MiB of memory, or a secret in the output. The peak is the peak memory of the whole process, with instrumented
+code and all inputs.
 
 """
 COLUMNS = """\
@@ -44,7 +45,7 @@ COLUMNS = """\
 |---|---|---|---|---|---|---|---|
 """
 SUITE_COLUMNS = """
-The suites of hostile input. Cases are those that hypothesis generated.
+The test suites of hostile input, with the number of cases that hypothesis generated.
 
 | suite | tests | passed | cases | commit |
 |---|---|---|---|---|

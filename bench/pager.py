@@ -24,10 +24,10 @@ HEAD = """\
 
 `python bench/pager.py` on {cores} cores: a real vLLM (on the CPU, with a tiny random model), `diag exporter` beside it,
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
-configured as `alerts/README.md` says. The faults are real. The doctor is asked at once, of the server with `--log` and
-of the exporter; of Prometheus by the command in the alert, when that has come. The time to alert is from the fault, a
-launch that fails for one, to the arrival at the pager; after that the exporter's `/livez` is asked. A cell that is not
-as it should be says **wrong**, and what it should be.
+configured as `alerts/README.md` describes. The faults are real. The doctor runs at once against the server with `--log`
+and against the exporter; after the alert has arrived, the doctor runs the command in the alert against Prometheus. The
+time to alert is measured from the fault (for example a failing launch) to the arrival at the pager; then the exporter's
+`/livez` is read. An unexpected cell says **wrong**, with the expected value.
 
 | scenario | doctor live | by exporter | by Prometheus | alert | time to alert (s) | verify | /livez | commit |
 |---|---|---|---|---|---|---|---|---|

@@ -57,28 +57,29 @@ EVERY = ("doctor", "past", "rules", "vmalert", "live")
 INTRO = """# Fleets and the past, asked of a Prometheus
 
 `bench/prometheus.py`: a real Prometheus on the same machine ({cores} cores, which both share). Every section names the
-commit at which it was measured.
+measured commit.
 """
 FLEET = """## A fleet
 
-The whole run of `diag doctor --prometheus URL --at TIME` from start to exit, the median of up to {runs}; three servers
-of a thousand evict each other's requests, forty throttle. With "rules", the Prometheus also holds what the generated
-rules recorded. Beside it, the same Prometheus asked for all conditions of all incidents one after the other at one
-instant, and its answers thrown away. "asked" counts the requests that Prometheus answered in one run, "MiB" is the
-largest resident memory of the doctor. Of 10,000 servers only 100 healthy ones and the ill ones have whole pages; the
-pages of the others lack histogram buckets, log, start-up phases and limits of the hardware, and all have {scrapes}
-scrapes; the recorded series stem from whole pages. Without rules it is not asked.
+The table shows the whole run of `diag doctor --prometheus URL --at TIME` from start to exit, the median of up to
+{runs}; of a thousand servers, three have a preemption cascade and forty throttle. With "rules", the Prometheus also
+holds the series of the generated rules. For comparison, "the queries alone" is the time for all conditions of all
+incidents, queried one after the other at one time from the same Prometheus, with the responses discarded. "asked"
+counts the requests that Prometheus answered in one run; "MiB" is the peak resident memory of the doctor. In the fleet
+of 10,000 servers, only 100 healthy servers and the unhealthy servers have complete pages; the pages of the others lack
+histogram buckets, log, start-up phases and limits of the hardware, and all have {scrapes} scrapes; the recorded series
+come from complete pages. This fleet is measured only with rules.
 
 | Prometheus | servers | rules | asked | seconds | MiB | the queries alone | ratio | ms a server |
 |---|---|---|---|---|---|---|---|---|
 """
 PAST = """## The past
 
-`--at TIME --window 24h` over one server's day, scraped every 15 s and judged every {step} s, in which the incident sets
-in at a known scrape and lasts for 15 minutes. "found" is how much later than that scrape the doctor dates it, "also"
-whatever else of that day it calls a warning or worse that it does not explain by the incident. A standstill is one only
-once it has lasted for a minute. An incident has no row where that day lacks the series that show it: those of adapters,
-drafts, a log, a second engine or a second server.
+`--at TIME --window 24h` over one server's day, scraped every 15 s and judged every {step} s, in which the incident
+begins at a known scrape and lasts for 15 minutes. "found" is the delay from that scrape to the onset that the doctor
+reports; "also" lists other warnings or worse of that day that are not reported as consequences of the incident. A
+standstill counts only after it has lasted for a minute. Incidents whose series are missing on that day (adapters,
+drafts, a log, a second engine or a second server) have no row.
 
 | incident | found after (s) | ended after (s) | also | seconds to judge the day |
 |---|---|---|---|---|
@@ -86,33 +87,34 @@ drafts, a log, a second engine or a second server.
 RULES = """## The rules
 
 `alerts/diag.rules.yaml` has {records} recording rules and {alerts} alerts, {lines:,} lines of PromQL; the longest
-alert, {longest}, has {longest_lines} lines. "all rules" are the CPU seconds of Prometheus, user and system, for every
-expression of the file evaluated once, "raw" those for each of the {aggregates} distinct innermost aggregates over a raw
-range that the alerts need, and each range function outside of one, evaluated once: the least that any layout of the
-rules must compute. Each is the median of {rounds} rounds after one to warm up. Every query is wrapped in count(), so
-that no result is written as JSON. The servers are healthy, with a day of samples of what long ranges select and 20
-minutes of the rest. "in 15 s" is what the rules take in 15 s on average: those over long ranges are evaluated every
-minute. The aim is at most 1.2 times "raw". The last columns are what the recording rules add for each server.
+alert, {longest}, has {longest_lines} lines. "all rules" is the CPU time of Prometheus, user and system, to evaluate
+every expression of the file once; "raw" is the CPU time to evaluate once each of the {aggregates} distinct innermost
+aggregates over a raw range that the alerts need, and each range function outside of an aggregate: the minimum work of
+any layout of the rules. Each figure is the median of {rounds} rounds after one warm-up round. Every query is wrapped in
+count(), so that no result is written as JSON. The servers are healthy, with a day of samples for the series that long
+ranges select and 20 minutes for all others. "in 15 s" is the average CPU time of the rules in 15 s, because rules over
+long ranges are evaluated every minute. The aim is at most 1.2 times "raw". The last columns show the series and samples
+that the recording rules add for each server.
 
 | Prometheus | servers | all rules (s) | in 15 s (s) | raw (s) | all / raw | in 15 s / raw | series | samples a second |
 |---|---|---|---|---|---|---|---|---|
 """
 VMALERT = """## vmalert
 
-vmalert and VictoriaMetrics of the distribution (1.79) evaluate every group every {cycle} s over samples that go on
-meanwhile; without `keep_firing_for`, which that version of vmalert refuses. CPU seconds for one evaluation of all
-rules, the mean of {cycles}; what VictoriaMetrics takes while nobody asks is subtracted. "seconds apart" shows whether
-vmalert keeps up: {cycle} where it does. "failed" counts rules that ended with an error.
+vmalert and VictoriaMetrics of the distribution (1.79) evaluate every group every {cycle} s over samples that keep
+arriving; `keep_firing_for` is left out, because that version of vmalert refuses it. The figures are CPU seconds for one
+evaluation of all rules, the mean of {cycles}; the idle CPU time of VictoriaMetrics is subtracted. "seconds apart" shows
+whether vmalert keeps up: {cycle} if it does. "failed" counts rules that ended with an error.
 
 | servers | VictoriaMetrics (s) | vmalert (s) | both (s) | seconds apart | alerts pending or firing | failed |
 |---|---|---|---|---|---|---|
 """
 LIVE = """## A live Prometheus
 
-Prometheus (GOMAXPROCS={cores}) scrapes every server every 15 s for {lasting:.0f} s and evaluates the rules; the pages,
-of vLLM and the exporter, are served by another process of the same machine. CPU and the evaluations are
-measured once every target has been scraped. "missed" counts skipped evaluations, "failed" rules that ended with an
-error. Ranges longer than the run cost less than they do after a day.
+Prometheus (GOMAXPROCS={cores}) scrapes every server every 15 s for {lasting:.0f} s and evaluates the rules; another
+process of the same machine serves the pages of vLLM and the exporter. CPU and evaluations are measured once every
+target has been scraped. "missed" counts skipped evaluations, "failed" counts rules that ended with an error. Ranges
+longer than the run cost less than after a day.
 
 | Prometheus | servers | rules | CPU seconds a second | GiB | series | missed | failed |
 |---|---|---|---|---|---|---|---|

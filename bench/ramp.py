@@ -26,9 +26,9 @@ HEAD = """\
 {title}
 
 `python bench/ramp.py {seconds}` on {cores} cores of {machine}: vLLM {version} on the CPU with a random model. Each
-server is bound in a known way; `diag ramp` has to name it. The ramp is run twice on the same server (ceiling: both
-runs, and how far they are apart), then with what it proposes, until something else binds. On a CPU, the generator
-shares the cores.
+server has a known binding resource, and `diag ramp` has to name it. The ramp runs twice on the same server (ceiling:
+both runs, and their difference), then with each proposed change, until another resource binds. On a CPU, the load
+generator shares the cores with the server.
 
 | server | load (tokens) | run | requests/s | knee | bound by | evidence | change | next |
 |---|---|---|---:|---:|---|---|---|---|

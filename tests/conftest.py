@@ -55,7 +55,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """With DIAG_NO_SKIPS a component that is missing fails the run, but for those in OPTIONAL."""
+    """Fail the run with DIAG_NO_SKIPS if a component is missing, except those in OPTIONAL."""
     report = yield
     if os.environ.get("DIAG_NO_SKIPS") and report.skipped and item.path.stem not in OPTIONAL:
         report.outcome = "failed"

@@ -1,1 +1,1 @@
-"""The command line: what a user may type, the help, and what each error becomes."""
+"""The command line: commands, options, help, and the exit status of each error."""

@@ -1,4 +1,4 @@
-"""The commands: each reads its options, makes one call and prints. Errors are caught here, and nowhere else."""
+"""The commands: each reads its options, makes one call and prints. Only this module catches errors."""
 
 import errno
 import os
@@ -60,13 +60,13 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: half the time and memory, and room for whole sentences
     pretty_exceptions_enable=False,
     context_settings={"max_content_width": 100},
-    help="Diagnose vLLM servers: what is wrong and why, what was ruled out, and which flag to change to which value."
+    help="Diagnose vLLM servers: incident, cause, ruled-out causes, and the flag to change with its new value."
     " diag only reads; it never changes a server.",
 )
 
 
 class FailOn(StrEnum):
-    """The mildest verdict that makes the exit status other than 0."""
+    """The mildest verdict with an exit status other than 0."""
 
     warning = "warning"
     critical = "critical"
@@ -81,13 +81,13 @@ class LogLevel(StrEnum):
 
 
 class BaselineAction(StrEnum):
-    """What is done with a baseline; `diag doctor --baseline` reads it."""
+    """Action on a baseline; `diag doctor --baseline` reads the file."""
 
     save = "save"
 
 
 class AtEnd(StrEnum):
-    """What `diag replay` does after the last scrape."""
+    """Action of `diag replay` after the last scrape."""
 
     again = "again"
     hold = "hold"
@@ -95,13 +95,13 @@ class AtEnd(StrEnum):
 
 
 class Until(StrEnum):
-    """When a watch ends by itself."""
+    """Condition that ends a watch."""
 
     resolved = "resolved"
 
 
 def command(panel: str, name: str = "") -> Callable[[Callable[..., None]], object]:
-    """Register a command, which `diag --help` lists under this heading."""
+    """Register a command under this heading of `diag --help`."""
 
     def register(function: Callable[..., None]) -> object:
         known_as = name or function.__name__
@@ -124,7 +124,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print diag's version and exit.")
     ] = False,
 ) -> None:
-    """Options of diag itself; without a command, what there is."""
+    """Handle diag's own options; without a command, print the help."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -139,13 +139,13 @@ def doctor(
         kubernetes_option(
             "--k8s",
             metavar="[CONTEXT/]NAMESPACE[/SELECTOR]",
-            help="Find vLLM's pods, as in prod-eu/inference/app=vllm, and read their pages, logs and status through the"
-            " API server.",
+            help="Find vLLM's pods (example: prod-eu/inference/app=vllm) and read their pages, logs and status through"
+            " the API server.",
         ),
     ] = "",
     scrape: ScrapeOptions,
     probe: Annotated[
-        bool, scrape_option("--probe", help="Also send one request for one token: a load that diag causes only then.")
+        bool, scrape_option("--probe", help="Also send one request for one token; without --probe, diag adds no load.")
     ] = False,
     evidence: EvidenceOptions,
     baseline: Annotated[
@@ -153,7 +153,7 @@ def doctor(
         evidence_option(
             "--baseline",
             metavar="FILE",
-            help="What is normal here, by diag baseline save.  [default: [baseline] file of diag.toml]",
+            help="Baseline file of diag baseline save.  [default: [baseline] file of diag.toml]",
             show_default=False,
         ),
     ] = None,
@@ -163,20 +163,22 @@ def doctor(
         output_option("--html", metavar="FILE", help="Also write an HTML report with plots, for a post-mortem."),
     ] = None,
     keep_watching: Annotated[
-        bool, output_option("--watch", help="Keep diagnosing; print each incident when it begins and when it ends.")
+        bool, output_option("--watch", help="Keep diagnosing; print each incident as it begins and ends.")
     ] = False,
     until_what: Annotated[
-        Until | None, output_option("--until", metavar="resolved", help="With --watch: exit once no incident is left.")
+        Until | None, output_option("--until", metavar="resolved", help="With --watch: exit when no incident is left.")
     ] = None,
     alertmanager: Annotated[
         str,
         output_option(
-            "--alertmanager", metavar="URL", help="With --watch: also post what begins and ends as alerts to this one."
+            "--alertmanager", metavar="URL", help="With --watch: also post incidents as alerts to this Alertmanager."
         ),
     ] = "",
     fail_on: Annotated[
         FailOn,
-        output_option("--fail-on", metavar="VERDICT", help="Exit with 0 below this: warning, critical or never."),
+        output_option(
+            "--fail-on", metavar="VERDICT", help="Exit with 0 below this verdict: warning, critical or never."
+        ),
     ] = FailOn.warning,
     verbose: Annotated[
         bool,
@@ -185,7 +187,7 @@ def doctor(
         ),
     ] = False,
     quiet: Annotated[
-        bool, output_option("--quiet", "-q", help="Print line 1 only: severity, incident, where, since when.")
+        bool, output_option("--quiet", "-q", help="Print line 1 only: severity, incident, subject, start time.")
     ] = False,
     why: Annotated[
         str,
@@ -203,8 +205,8 @@ def doctor(
 ) -> None:
     """Diagnose a live vLLM server, a recording, or a fleet through Prometheus.
 
-    Prints at most 20 lines: the verdict, the evidence for it, what to do now, the flag to change, what was ruled out.
-    On the server's own host its GPUs and processes are read too.
+    Print at most 20 lines: verdict, evidence, mitigation, the flag to change, ruled-out causes.
+    On the server's own host, also read its GPUs and processes.
     """
     from diag.commands import doctor as work
     from diag.core.debug_log import print_log
@@ -223,9 +225,9 @@ def doctor(
     if baseline and keep_watching:
         raise BadUsage("--watch prints incidents as they begin and end: leave out --baseline")
     if until_what and not keep_watching:
-        raise BadUsage("--until needs --watch: it says when the watch ends")
+        raise BadUsage("--until needs --watch: it sets the end of the watch")
     if alertmanager and not keep_watching:
-        raise BadUsage("--alertmanager needs --watch: it is told what begins and what ends")
+        raise BadUsage("--alertmanager needs --watch: it receives alerts as they fire and resolve")
     if keep_watching and form != "terminal":
         raise BadUsage("--watch prints lines as incidents begin and end: leave out --json and --markdown")
     if keep_watching:
@@ -250,7 +252,7 @@ def top(
         list[str] | None,
         typer.Argument(
             metavar="URL...",
-            help="URLs of vLLM servers or of diag exporters.  [default: the servers that run on this host]",
+            help="URLs of vLLM servers or of diag exporters.  [default: the servers on this host]",
             show_default=False,
         ),
     ] = None,
@@ -260,7 +262,7 @@ def top(
     evidence: EvidenceOptions,
     configuration: ConfigurationOptions,
 ) -> None:
-    """Show live servers, worst first, in a terminal: verdict, load, latency, GPUs; Enter opens one.
+    """Show live servers in a terminal, worst first: verdict, load, latency, GPUs; Enter opens a server.
 
     Keys: s sorts, / filters, g shows GPUs, p pauses, r records the last minutes, o opens the runbook, q quits. Needs
     pip install 'diag[top]'.
@@ -278,7 +280,7 @@ def verify(
         str,
         typer.Argument(
             metavar="AFTER",
-            help="A recording or the URL of the server after the change.  [default: BEFORE's servers, as they are now]",
+            help="A recording or the URL of the server after the change.  [default: the servers of BEFORE, now]",
             show_default=False,
         ),
     ] = "",
@@ -288,9 +290,9 @@ def verify(
     output: FormatOptions,
     configuration: ConfigurationOptions,
 ) -> None:
-    """Check whether a change fixed an incident, at the same load, and what it cost.
+    """Check whether a change fixed an incident, at the same load, and its cost.
 
-    --log and --launch are those of the server after the change.
+    --log and --launch describe the server after the change.
     """
     from diag.commands import verify as work
 
@@ -303,13 +305,15 @@ def verify(
 def ramp(
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", help="URL of a vLLM server; with --attach or --results also a recording."),
+        typer.Argument(metavar="TARGET", help="URL of a vLLM server; with --attach or --results, also a recording."),
     ] = "",
     *,
     vllm_python: Annotated[
         str,
         vllm_option(
-            "--vllm-python", metavar="FILE", help="Python that has vLLM: its `vllm bench serve` makes the load."
+            "--vllm-python",
+            metavar="FILE",
+            help="Python with vLLM installed; its `vllm bench serve` generates the load.",
         ),
     ] = "",
     tokenizer: Annotated[
@@ -320,43 +324,44 @@ def ramp(
         str, vllm_option("--model", metavar="NAME", help="Served model name.  [default: the first one served]")
     ] = "",
     attach: Annotated[
-        bool, load_option("--attach", help="Make no load: watch while somebody else does; Ctrl-C ends it.")
+        bool, load_option("--attach", help="Generate no load; observe existing traffic. Ctrl-C ends the ramp.")
     ] = False,
     results: Annotated[
         list[Path] | None,
         load_option(
-            "--results", metavar="FILE", help="Result of guidellm, AIPerf or vllm bench serve instead. Repeatable."
+            "--results", metavar="FILE", help="Use a result of guidellm, AIPerf or vllm bench serve. Repeatable."
         ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
         load_option(
-            "--prompt-tokens", metavar="N", min=1, max=2**22, help="Of each request.  [default: the server's own mean]"
+            "--prompt-tokens", metavar="N", min=1, max=2**22, help="Tokens per prompt.  [default: the server's mean]"
         ),
     ] = None,
     output_tokens: Annotated[
         int | None,
         load_option(
-            "--output-tokens", metavar="N", min=1, max=2**20, help="Of each answer.  [default: the server's own mean]"
+            "--output-tokens", metavar="N", min=1, max=2**20, help="Tokens per answer.  [default: the server's mean]"
         ),
     ] = None,
     step_seconds: Annotated[
         float,
-        load_option("--step-seconds", metavar="SECONDS", min=5, max=3600, help="How long each load is held."),
+        load_option("--step-seconds", metavar="SECONDS", min=5, max=3600, help="Duration of each step."),
     ] = 30.0,
     first: Annotated[
-        int, load_option("--from", metavar="N", min=1, max=2**16, help="Requests at a time in the first step.")
+        int, load_option("--from", metavar="N", min=1, max=2**16, help="Concurrency of the first step.")
     ] = 1,
-    most: Annotated[
-        int, load_option("--most", metavar="N", min=1, max=2**16, help="Requests at a time in the last step at most.")
-    ] = 1024,
+    most: Annotated[int, load_option("--most", metavar="N", min=1, max=2**16, help="Highest concurrency.")] = 1024,
     rates: Annotated[
-        int, load_option("--rates", metavar="N", min=0, max=20, help="Open-loop steps around the ceiling (Poisson).")
+        int,
+        load_option(
+            "--rates", metavar="N", min=0, max=20, help="Number of open-loop steps (Poisson) around the ceiling."
+        ),
     ] = 2,
-    yes: Annotated[bool, load_option("--yes", help="Start without a question.")] = False,
+    yes: Annotated[bool, load_option("--yes", help="Start without confirmation.")] = False,
     every: Annotated[float, seconds_option("--every", min=0.1, max=60, help="Time between two scrapes.")] = 1.0,
     duration: Annotated[
-        float, seconds_option("--for", min=1, max=LONGEST_WATCH, help="With --attach: how long to watch.")
+        float, seconds_option("--for", min=1, max=LONGEST_WATCH, help="With --attach: duration of the observation.")
     ] = 300.0,
     timeout: Timeout = None,
     evidence: EvidenceOptions,
@@ -366,14 +371,14 @@ def ramp(
         Path | None, output_option("--html", metavar="FILE", help="Also write an HTML page with the curves.")
     ] = None,
 ) -> None:
-    """Put more and more load on a server: its ceiling, what binds there, and the flag that moves it.
+    """Increase the load on a server step by step to find its ceiling, the binding resource and the flag to change.
 
-    Besides --probe this is the only load diag ever makes: it asks first, and changes nothing.
+    Except for --probe, this is the only load that diag generates. It asks first, and changes no setting.
     """
     from diag.commands import ramp as work
 
     if sum((attach, bool(results), bool(vllm_python))) > 1:
-        raise BadUsage("--vllm-python, --attach and --results exclude each other: choose who makes the load")
+        raise BadUsage("--vllm-python, --attach and --results exclude each other: choose one source of load")
     targets = [target] if target or results else [HERE]
     observed = observe_options(
         [name for name in targets if name], evidence, every=every, duration=duration, timeout=timeout, contract=contract
@@ -405,11 +410,11 @@ def ramp(
 def config(
     targets: Targets = None, *, timeout: Timeout = None, evidence: EvidenceOptions, as_json: Json = False
 ) -> None:
-    """Show the configuration that servers run with, and where each value was read.
+    """Show the configuration that servers run with, and the source of each value.
 
     Sources, most trusted first: /server_info (needs VLLM_SERVER_DEV_MODE=1), the process on this host, the log, the
-    metrics page (cache_config_info), /v1/models, --launch, the defaults of the vLLM release. A value that vLLM decides
-    itself is taken from the metrics page or the log before any command line.
+    metrics page (cache_config_info), /v1/models, --launch, the defaults of the vLLM release. For values that vLLM
+    computes itself, the metrics page and the log come before any command line.
     """
     from diag.commands.observe import show_configuration
 
@@ -444,7 +449,7 @@ def record(
     scrape: RecordOptions,
     evidence: EvidenceOptions,
 ) -> None:
-    """Record live servers into a folder that can be diagnosed anywhere, any time; secrets are left out."""
+    """Record live servers, without secrets, into a folder that diag can diagnose anywhere at any time."""
     from diag.commands.observe import record_servers
 
     typer.echo(record_servers(observe_options(target, scrape, evidence), folder))
@@ -452,12 +457,12 @@ def record(
 
 @command("Collect")
 def baseline(
-    action: Annotated[BaselineAction, typer.Argument(metavar="save", help="Save what is observed.")],
+    action: Annotated[BaselineAction, typer.Argument(metavar="save", help="Save the observation.")],
     targets: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TARGET...",
-            help=f"URLs of vLLM servers or of diag exporters, or recordings, several of them too.  [default: {HERE}]",
+            help=f"URLs of vLLM servers or of diag exporters, or one or more recordings.  [default: {HERE}]",
             show_default=False,
         ),
     ] = None,
@@ -470,19 +475,19 @@ def baseline(
         output_option(
             "--file",
             metavar="FILE",
-            help="File to add to.  [default: [baseline] file of diag.toml, else baseline.json]",
+            help="File to extend.  [default: [baseline] file of diag.toml, else baseline.json]",
             show_default=False,
         ),
     ] = None,
     even_ill: Annotated[
-        bool, output_option("--even-ill", help="Learn from servers with an incident too: by default they are left out.")
+        bool, output_option("--even-ill", help="Include servers with an incident; by default they are left out.")
     ] = False,
     configuration: ConfigurationOptions,
 ) -> None:
-    """Save how fast healthy servers are at each load, for diag doctor --baseline to compare with.
+    """Save the speed of healthy servers at each load, as a baseline for diag doctor --baseline.
 
-    ITL, TTFT, output tokens/s, energy per token, prefix cache hit rate and start-up phases are kept for each model,
-    vLLM release, GPU and set of flags.
+    The file keeps ITL, TTFT, output tokens/s, energy per token, prefix cache hit rate and start-up phases for each
+    model, vLLM release, GPU and set of flags.
     """
     from diag.commands.verify import save_baseline
 
@@ -496,17 +501,17 @@ def exporter(
     vllm: Annotated[str, vllm_option("--vllm", metavar="URL", help="The vLLM server of this host.")] = HERE,
     gpus: Annotated[
         str,
-        vllm_option("--gpus", metavar="LIST", help="GPU indices or UUIDs: 0,1.  [default: those the server runs on]"),
+        vllm_option("--gpus", metavar="LIST", help="GPU indices or UUIDs: 0,1.  [default: the server's GPUs]"),
     ] = "",
     evidence: EvidenceOptions,
     timeout: Annotated[
         float,
-        seconds_option("--timeout", min=0.1, max=LONGEST_WAIT, help="Leave out a part of the page that takes longer."),
+        seconds_option("--timeout", min=0.1, max=LONGEST_WAIT, help="Time limit for each part of the page."),
     ] = 8.0,
     probe: Annotated[
         float,
         seconds_option(
-            "--probe", min=0.0, max=LONGEST_PAUSE, help="Send a request for one token this often; 0 sends none."
+            "--probe", min=0.0, max=LONGEST_PAUSE, help="Interval of probe requests for one token; 0 sends none."
         ),
     ] = 0.0,
     listen: Annotated[
@@ -521,7 +526,7 @@ def exporter(
         str, serve_option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
     ] = "",
     tls_key: Annotated[
-        str, serve_option("--tls-key", metavar="FILE", help="Its private key, if it is in a file of its own.")
+        str, serve_option("--tls-key", metavar="FILE", help="Private key of --tls-cert, if in a separate file.")
     ] = "",
     tls_client_ca: Annotated[
         str,
@@ -530,7 +535,9 @@ def exporter(
     web_config: Annotated[
         str,
         serve_option(
-            "--web.config.file", metavar="FILE", help="TLS and users, in the format of Prometheus' own exporters."
+            "--web.config.file",
+            metavar="FILE",
+            help="File with TLS and users, in the format of Prometheus' own exporters.",
         ),
     ] = "",
 ) -> None:
@@ -558,17 +565,18 @@ def replay(
         ),
     ] = "127.0.0.1:8000",
     speed: Annotated[
-        float, serve_option("--speed", min=0.01, max=100.0, help="How many times as fast as it was recorded.")
+        float, serve_option("--speed", min=0.01, max=100.0, help="Speed relative to the recording.")
     ] = 1.0,
     log: Annotated[
-        Path | None, serve_option("--log", metavar="FILE", help="Write the recorded log to this file as time passes.")
+        Path | None,
+        serve_option("--log", metavar="FILE", help="Write the recorded log to this file at the same speed."),
     ] = None,
     at_end: Annotated[
         AtEnd,
-        serve_option("--at-end", metavar="WHAT", help="again: begin again; hold: keep the last page; exit: stop."),
+        serve_option("--at-end", metavar="WHAT", help="again: start again; hold: keep the last page; exit: stop."),
     ] = AtEnd.again,
 ) -> None:
-    """Serve a recording as a live vLLM server, to see dashboards, alerts and the doctor at work without a GPU."""
+    """Serve a recording as a live vLLM server, to try dashboards, alerts and the doctor without a GPU."""
     from diag.commands.exporter import ReplayOptions
     from diag.commands.exporter import replay as work
 
@@ -580,17 +588,17 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="The id of an incident (see diag incidents), of a signal or of a diag lint rule."
+            metavar="ID", help="Id of an incident (see diag incidents), of a signal or of a diag lint rule."
         ),
     ],
     as_markdown: Annotated[
-        bool, output_option("--markdown", help="Print Markdown on a terminal too, as anywhere else.")
+        bool, output_option("--markdown", help="Print Markdown on a terminal too, as in a pipe.")
     ] = False,
     incidents: UserIncidents = None,
 ) -> None:
     """Show an incident's runbook (meaning, symptoms, look-alikes, mitigation, fix) or a lint rule's page.
 
-    On a terminal the page is laid out and shown through $PAGER (default: less; cat for none); NO_COLOR is respected.
+    On a terminal, format the page and show it through $PAGER (default: less; cat for none); NO_COLOR is respected.
     """
     from diag.commands.explain import show
 
@@ -603,7 +611,7 @@ def budget(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A launch command, 'vllm serve MODEL --flag value', or a model; to compare GPUs also the URL or the"
+            help="A launch command, 'vllm serve MODEL --flag value', or a model; to compare GPUs, also the URL or the"
             " recording of a server, for its traffic.",
         ),
     ],
@@ -617,28 +625,27 @@ def budget(
         str, vllm_option("--vllm-version", metavar="VERSION", help="vLLM release: 0.32.0.  [default: the log's]")
     ] = "",
     log: Annotated[
-        str, evidence_option("--log", metavar="FILE", help="Log of a start of this server, for measured sizes.")
+        str, evidence_option("--log", metavar="FILE", help="Log of a start of this server, to use its measured sizes.")
     ] = "",
     all_gpus: Annotated[
-        bool, sizing_option("--all-gpus", help="Compare all GPUs that diag knows, with 1, 2, 4 and 8 of each.")
+        bool, sizing_option("--all-gpus", help="Compare all supported GPUs, with 1, 2, 4 and 8 of each.")
     ] = False,
-    context: Annotated[str, sizing_option("--context", metavar="TOKENS", help="Tokens of each request: 32k.")] = "",
+    context: Annotated[str, sizing_option("--context", metavar="TOKENS", help="Tokens per request: 32k.")] = "",
     concurrency: Annotated[
         int | None,
-        sizing_option(
-            "--concurrency", metavar="N", min=1, max=2**20, help="Requests at a time.  [default: what each holds]"
-        ),
+        sizing_option("--concurrency", metavar="N", min=1, max=2**20, help="Concurrency.  [default: as many as fit]"),
     ] = None,
     price: Annotated[
         list[str] | None,
-        sizing_option("--price", metavar="GPU=DOLLARS", help="Of one GPU and hour: h100=2.5. Repeatable."),
+        sizing_option("--price", metavar="GPU=DOLLARS", help="Cost per GPU hour: h100=2.5. Repeatable."),
     ] = None,
     utilisation: Annotated[
-        str, sizing_option("--utilisation", metavar="SHARE", help="Of the ceiling, for the cost too: 40%.")
+        str,
+        sizing_option("--utilisation", metavar="SHARE", help="Also show the cost at this share of the ceiling: 40%."),
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Estimate GPU memory, before or after launch, or compare GPUs: what fits, how fast at most, at what cost.
+    """Estimate GPU memory, before or after launch, or compare GPUs: fit, ceilings, cost.
 
     Nothing is started or downloaded.
     """
@@ -665,12 +672,12 @@ def lint(
         vllm_option(
             "--vllm-version",
             metavar="VERSION",
-            help="vLLM release: 0.32.0.  [default: the image's, else the installed one, else the newest]",
+            help="vLLM release: 0.32.0.  [default: the image's, else the installed, else the newest release]",
         ),
     ] = "",
     python: Annotated[
         str,
-        vllm_option("--vllm-python", metavar="FILE", help="Also ask the vLLM that is installed for this Python."),
+        vllm_option("--vllm-python", metavar="FILE", help="Also check with the vLLM that this Python has installed."),
     ] = "",
     ignore: Annotated[
         list[str] | None,
@@ -704,25 +711,25 @@ def list_incidents(incidents: UserIncidents = None) -> None:
 def mcp(
     servers: Annotated[
         list[str] | None,
-        typer.Argument(metavar="URL...", help="Servers that may be asked about; none by default.", show_default=False),
+        typer.Argument(metavar="URL...", help="Servers that agents may query; none by default.", show_default=False),
     ] = None,
     *,
     recordings: Annotated[
-        Path | None, allow_option("--recordings", metavar="DIR", help="Folder whose recordings may be asked about.")
+        Path | None, allow_option("--recordings", metavar="DIR", help="Folder with recordings that agents may query.")
     ] = None,
     prometheus: Annotated[
-        str, allow_option("--prometheus", metavar="URL", help="Prometheus that may be asked, about all its servers.")
+        str, allow_option("--prometheus", metavar="URL", help="Prometheus that agents may query, with all its servers.")
     ] = "",
     scrape: ScrapeOptions,
     deadline: Annotated[
-        float, seconds_option("--deadline", min=1, max=LONGEST_WAIT, help="Time until an answer is given up.")
+        float, seconds_option("--deadline", min=1, max=LONGEST_WAIT, help="Time limit for an answer.")
     ] = 180.0,
     evidence: EvidenceOptions,
     configuration: ConfigurationOptions,
 ) -> None:
     """Serve doctor, explain, lint, budget, config and verify as read-only tools for agents (MCP over stdio).
 
-    An agent can ask about nothing but the servers, recordings and the Prometheus that are named here.
+    An agent can query only the servers, recordings and the Prometheus on this command line.
     """
     from diag.commands.mcp.command import McpOptions, run
 
@@ -737,11 +744,11 @@ def generate(
     ] = Path(),
     *,
     check: Annotated[
-        bool, output_option("--check", help="Write nothing; fail if a file is not what would be written.")
+        bool, output_option("--check", help="Write nothing; fail if a file differs from the output.")
     ] = False,
     only: Annotated[
         list[str] | None,
-        output_option("--only", metavar="ID", help="Write what this incident needs and no more (may be repeated)."),
+        output_option("--only", metavar="ID", help="Write only the files of this incident. Repeatable."),
     ] = None,
     configuration: ConfigurationOptions,
 ) -> None:
@@ -754,9 +761,11 @@ def generate(
 
 
 def main() -> None:
-    """Run a command; every error becomes one sentence and its exit status."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy starts a thread for each core; nothing here multiplies
-    if sys.stdout is None:  # closed, as by `>&-`: the exit status is the answer
+    """Run a command; turn every error into one sentence and its exit status."""
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # numpy starts a thread for each core; diag multiplies no matrices
+    if sys.stdout is None:  # closed, as by `>&-`: only the exit status has the verdict
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  until the end
     try:
         status = _with_what_is_named(sys.argv[1:2])(prog_name="diag", standalone_mode=False)
@@ -771,7 +780,7 @@ def main() -> None:
         status = error.exit_code
     except KeyboardInterrupt:
         status = INTERRUPTED
-    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         _write_no_more()
         status = 0
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
@@ -781,14 +790,14 @@ def main() -> None:
 
 
 def _with_what_is_named(name: list[str]) -> typer.Typer:
-    """The commands, or the one of this name alone: to build the options of all takes a hundredth of a second."""
+    """Return the app with only the named command, if it exists: building the options of all takes 10 ms."""
     named = copy(app)
     named.registered_commands = [found for found in app.registered_commands if [found.name] == name]
     return named if named.registered_commands else app
 
 
 def _failed(error: Exception) -> int:
-    """Say what went wrong: the disk behind standard output is full, or diag has a defect."""
+    """Report the error: the disk behind standard output is full, or diag has a defect."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         _write_no_more()
         typer.echo(f"diag: standard output cannot be written: {error.strerror}", err=True)

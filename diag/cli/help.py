@@ -1,4 +1,4 @@
-"""The help of the commands: its layout, and what stands below the options: exit statuses, environment, examples."""
+"""The help of the commands: its layout, and the notes below the options: exit statuses, environment, examples."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ class HelpOfCommand(TyperCommand):
     """Plain help, which needs no rich: options in their named groups, and the notes below them line by line."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """A required argument stands there as its name alone, as in every manual."""
+        """Show a required argument without braces."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -28,7 +28,7 @@ class HelpOfCommand(TyperCommand):
 
 
 class HelpOfAll(TyperGroup):
-    """Plain help: the commands by what they are for, each with its whole first sentence; then diag's own options."""
+    """Plain help: the commands by purpose, each with its whole first sentence; then diag's own options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """A section for each group of commands, in the order of the commands."""
@@ -47,17 +47,17 @@ def _write(groups: Mapping[str, Iterable[Any]], formatter: Any) -> None:
 
 
 CREDENTIALS = {
-    "DIAG_BEARER_TOKEN[_FILE]": "bearer token, or the file that holds it",
-    "DIAG_BASIC_AUTH[_FILE]": "user:password, or the file that holds it",
-    "DIAG_HEADERS_FILE": "file of more HTTP headers, one 'Name: value' a line",
+    "DIAG_BEARER_TOKEN[_FILE]": "bearer token, or file with the token",
+    "DIAG_BASIC_AUTH[_FILE]": "user:password, or file with user:password",
+    "DIAG_HEADERS_FILE": "file with HTTP headers, one 'Name: value' per line",
     "DIAG_CA_FILE": "CA certificates to trust instead of the system's",
     "DIAG_CLIENT_CERT": "client certificate for mutual TLS",
-    "DIAG_CLIENT_KEY": "its private key, if it is in a file of its own",
+    "DIAG_CLIENT_KEY": "private key of DIAG_CLIENT_CERT, if in another file",
 }
 
 
 def notes(*examples: str, exits: Mapping[int, str], environment: Mapping[str, str] | None = None) -> str:
-    """What stands below the options of a command's help."""
+    """Format the sections below the options of a command's help."""
     statuses = {**exits, 64: "invalid usage or configuration", 70: "internal error: a defect of diag"}
     sections = {
         "Exit status": _table({f"{status}": meaning for status, meaning in sorted(statuses.items())}),
@@ -80,7 +80,10 @@ NOTES = {
         "diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log",
         "diag doctor --prometheus http://prom:9090 --at 2026-11-20T03:30 --window 2h",
         exits={0: "healthy", 1: "warning", 2: "critical", 3: "cannot tell: telemetry is missing", **UNREACHABLE},
-        environment={**CREDENTIALS, "DIAG_ALERTMANAGER_...": "the same for --alertmanager, which gets no others"},
+        environment={
+            **CREDENTIALS,
+            "DIAG_ALERTMANAGER_...": "credentials for --alertmanager; it gets no others",
+        },
     ),
     "top": notes(
         "diag top http://127.0.0.1:8000 http://127.0.0.1:8001",
@@ -106,7 +109,7 @@ NOTES = {
         exits={
             0: "a ceiling was found",
             2: "even the first step misses the SLO",
-            3: "cannot tell: too little was measured",
+            3: "cannot tell: not enough data",
             **UNREACHABLE,
         },
         environment=CREDENTIALS,
@@ -132,7 +135,7 @@ NOTES = {
     "replay": notes(
         "diag replay tests/recordings/kv_cascade",
         "diag replay monday --listen 0.0.0.0:8000 --log vllm.log --at-end hold",
-        exits={0: "the recording ended"},
+        exits={0: "end of the recording"},
     ),
     "exporter": notes(
         "diag exporter --vllm http://127.0.0.1:8000 --log /var/log/vllm.log",
@@ -150,20 +153,20 @@ NOTES = {
         "diag budget 'vllm serve Qwen/Qwen3-8B --max-model-len 32768' --gpu l40s",
         "diag budget Qwen/Qwen3-8B --all-gpus --context 32k --concurrency 50",
         exits={
-            0: "it fits; of several, one does",
-            2: "it does not fit",
-            3: "cannot tell: the model or the GPU is not known",
+            0: "the model fits; with several GPUs: on at least one",
+            2: "the model does not fit",
+            3: "cannot tell: the model or the GPU is unknown",
         },
     ),
     "lint": notes(
         "diag lint 'vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 128'",
         "diag lint deploy/vllm.yaml --vllm-version 0.32.0 --ignore eager",
-        exits={0: "nothing worse than info", 1: "warnings", 2: "errors"},
+        exits={0: "no warning or error", 1: "warnings", 2: "errors"},
     ),
     "mcp": notes(
         "diag mcp http://127.0.0.1:8000 --log /var/log/vllm.log",
         "diag mcp --recordings ./recordings --prometheus http://prom:9090",
-        exits={0: "standard input ended"},
+        exits={0: "end of standard input"},
         environment=CREDENTIALS,
     ),
     "incidents": notes("diag incidents", "diag incidents --incidents ./incidents", exits={0: "printed"}),

@@ -1,7 +1,7 @@
-"""The options that commands share, each declared once, in the group that `--help` shows it in.
+"""Options that commands share, each declared once, in its group of `--help`.
 
-Options that belong together are one record: a command takes it as one parameter, and `Grouped` shows typer each
-option of it. The names of the fields are those of `ObserveOptions`, so that a command hands on a group as it is.
+Related options form one record: a command takes the record as one parameter, and `Grouped` shows typer each
+of its options. Fields have the names of `ObserveOptions`, so that a command passes a group on unchanged.
 """
 
 import inspect
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 HERE = "http://127.0.0.1:8000"
 WINDOW = "15m"
 LONGEST_WAIT, LONGEST_PAUSE, LONGEST_WATCH = 3600.0, 86_400.0, 7 * 86_400.0
-"""Seconds at most: for a response, between two scrapes, and for all of them."""
+"""Upper limits in seconds: for a response, between two scrapes, and for a whole watch."""
 
 vllm_option = partial(typer.Option, rich_help_panel="vLLM and GPU")
-allow_option = partial(typer.Option, rich_help_panel="What may be asked")
+allow_option = partial(typer.Option, rich_help_panel="Allowed targets")
 scrape_option = partial(typer.Option, rich_help_panel="Scraping")
 prometheus_option = partial(typer.Option, rich_help_panel="Prometheus (instead of scraping)")
 kubernetes_option = partial(typer.Option, rich_help_panel="Kubernetes")
@@ -38,7 +38,7 @@ config_option = partial(typer.Option, rich_help_panel="Configuration")
 
 
 def _a_number(value: float | None) -> float | None:
-    """What a range lets through: nan is neither below nor above anything."""
+    """Refuse nan, which passes typer's range check."""
     if value is not None and math.isnan(value):
         raise typer.BadParameter("nan is not a number of seconds")
     return value
@@ -61,7 +61,7 @@ Timeout = Annotated[
         "--timeout",
         min=0.1,
         max=LONGEST_WAIT,
-        help="Time until a scrape (default: 5) or a Prometheus query (default: 30) fails.",
+        help="Time limit for a scrape (default: 5) or a Prometheus query (default: 30).",
         show_default=False,
     ),
 ]
@@ -70,95 +70,95 @@ Json = Annotated[bool, output_option("--json", help="Print JSON (its schema: dia
 
 
 class ScrapeOptions(NamedTuple):
-    """How live servers are scraped."""
+    """Scraping of live servers."""
 
     every: Every = 2.0
     duration: Annotated[
         float,
         seconds_option(
-            "--for", min=0.0, max=LONGEST_WATCH, help="How long to scrape; extended while a server looks stuck."
+            "--for", min=0.0, max=LONGEST_WATCH, help="Duration of scraping; extended while a server looks stuck."
         ),
     ] = 30.0
     timeout: Timeout = None
 
 
 class RecordOptions(NamedTuple):
-    """How live servers are recorded: for twice as long."""
+    """Recording of live servers, by default twice as long as a diagnosis."""
 
     every: Every = 2.0
-    duration: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to record.")] = 60.0
+    duration: Annotated[
+        float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="Duration of the recording.")
+    ] = 60.0
     timeout: Timeout = None
 
 
 class BaselineScrapeOptions(NamedTuple):
-    """How live servers are observed to learn what is normal: long enough for several loads."""
+    """Observation of live servers for a baseline, by default long enough for several loads."""
 
     every: Every = 2.0
-    duration: Annotated[float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="How long to observe.")] = 300.0
+    duration: Annotated[
+        float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="Duration of the observation.")
+    ] = 300.0
     timeout: Timeout = None
 
 
 class TopScrapeOptions(NamedTuple):
-    """How live servers are scraped for as long as somebody looks."""
+    """Scraping of live servers until the live view is closed."""
 
     every: Annotated[float, seconds_option("--every", min=0.5, max=60.0, help="Time between two scrapes.")] = 5.0
     timeout: Timeout = None
 
 
 class PrometheusOptions(NamedTuple):
-    """Which Prometheus is queried, about which servers, and for which time."""
+    """A Prometheus, a selection of its servers, and a time range."""
 
     prometheus: Annotated[
         str,
         prometheus_option(
             "--prometheus",
             metavar="URL",
-            help="Query this Prometheus, Thanos, Mimir or VictoriaMetrics; no server is contacted.",
+            help="Query this Prometheus, Thanos, Mimir or VictoriaMetrics; do not contact servers.",
         ),
     ] = ""
     at: Annotated[
         str,
-        prometheus_option(
-            "--at", metavar="TIME", help="Diagnose the window that ends here: 2026-11-20T03:12Z or -2h.  [default: now]"
-        ),
+        prometheus_option("--at", metavar="TIME", help="End of the window: 2026-11-20T03:12Z or -2h.  [default: now]"),
     ] = ""
     window: Annotated[
-        str, prometheus_option("--window", metavar="DURATION", help="How far to look back: 15m, 24h.")
+        str, prometheus_option("--window", metavar="DURATION", help="Length of the window: 15m, 24h.")
     ] = WINDOW
     since: Annotated[
         str, prometheus_option("--from", metavar="TIME", help="Start of a time range, instead of --at and --window.")
     ] = ""
-    until: Annotated[str, prometheus_option("--to", metavar="TIME", help="End of that time range.  [default: now]")] = (
-        ""
-    )
+    until: Annotated[
+        str, prometheus_option("--to", metavar="TIME", help="End of the time range of --from.  [default: now]")
+    ] = ""
     instance: Annotated[
         list[str] | None,
-        prometheus_option("--instance", metavar="REGEX", help="Only servers whose instance label matches; repeatable."),
+        prometheus_option("--instance", metavar="REGEX", help="Select servers by their instance label; repeatable."),
     ] = None
     model: Annotated[
         list[str] | None,
-        prometheus_option("--model", metavar="REGEX", help="Only servers of a model whose name matches; repeatable."),
+        prometheus_option("--model", metavar="REGEX", help="Select servers by their model name; repeatable."),
     ] = None
     job: Annotated[
         list[str] | None,
-        prometheus_option("--job", metavar="REGEX", help="Only scrape jobs whose name matches; repeatable."),
+        prometheus_option("--job", metavar="REGEX", help="Select servers by their scrape job; repeatable."),
     ] = None
     match: Annotated[
         list[str] | None,
-        prometheus_option("--match", metavar="MATCHER", help='Only series with this label: cluster="eu"; repeatable.'),
+        prometheus_option("--match", metavar="MATCHER", help='Select series by a label: cluster="eu"; repeatable.'),
     ] = None
 
     def scope(self, targets: Sequence[str] | None) -> "Scope":
-        """Which servers and which time is meant; BadUsage where no Prometheus is there to be asked."""
+        """Return the selected servers and time range; raise BadUsage for options that need a Prometheus without one."""
         from diag.sources.prometheus.scope import Scope, TimeSpan
 
         if self.prometheus and targets:
             raise BadUsage("with --prometheus, select servers by --instance, --model, --job or --match, not by URL")
         unused = [option for option, given in self._given().items() if given]
         if unused and not self.prometheus:
-            raise BadUsage(
-                f"{', '.join(unused)} needs --prometheus URL: only a Prometheus knows other times and servers"
-            )
+            raise BadUsage(f"{', '.join(unused)} needs --prometheus URL: only a Prometheus has other times and servers")
         span = TimeSpan(self.at, self.window, self.since, self.until)
         return Scope(span, self.instance or (), self.model or (), self.job or (), self.match or ())
 
@@ -169,7 +169,7 @@ class PrometheusOptions(NamedTuple):
 
 
 class EvidenceOptions(NamedTuple):
-    """What is known of a server beside its metrics."""
+    """Evidence about a server besides its metrics."""
 
     log: Annotated[
         str, evidence_option("--log", metavar="FILE", help="The server's log file; - reads standard input.")
@@ -183,7 +183,7 @@ class EvidenceOptions(NamedTuple):
     launch: Annotated[
         str,
         evidence_option(
-            "--launch", metavar="COMMAND", help="The server's launch command, where it cannot be read from the server."
+            "--launch", metavar="COMMAND", help="The server's launch command, if diag cannot read it from the server."
         ),
     ] = ""
 
@@ -191,7 +191,9 @@ class EvidenceOptions(NamedTuple):
 UserIncidents = Annotated[
     Path | None,
     config_option(
-        "--incidents", metavar="DIR", help="Folder of your own incident files: Python code that runs with your rights."
+        "--incidents",
+        metavar="DIR",
+        help="Folder with your own incident files: Python code that runs with your rights.",
     ),
 ]
 ContractFile = Annotated[
@@ -199,35 +201,35 @@ ContractFile = Annotated[
     config_option(
         "--contract",
         metavar="FILE",
-        help="Your SLOs, thresholds and labels.  [default: ./diag.toml, if there is one]",
+        help="File with your SLOs, thresholds and labels.  [default: ./diag.toml, if it exists]",
         show_default=False,
     ),
 ]
 
 
 class ConfigurationOptions(NamedTuple):
-    """What a site sets: incidents of its own, SLOs and thresholds."""
+    """Settings of a site: its own incidents, SLOs and thresholds."""
 
     incidents: UserIncidents = None
     contract: ContractFile = None
 
 
 class FormatOptions(NamedTuple):
-    """In which format a report is printed."""
+    """Output format of a report."""
 
     as_json: Json = False
     as_markdown: Annotated[bool, output_option("--markdown", help="Print Markdown, for a ticket.")] = False
 
     @property
     def form(self) -> Literal["terminal", "json", "markdown"]:
-        """The format that was asked for."""
+        """The requested format."""
         if self.as_json and self.as_markdown:
             raise BadUsage("--json and --markdown exclude each other: choose one")
         return "json" if self.as_json else "markdown" if self.as_markdown else "terminal"
 
 
 def observe_options(targets: Sequence[str] | None, *groups: Any, **more: Any) -> "ObserveOptions":
-    """What a command looks at: its targets (None: the server on this host), and every option of these groups."""
+    """Combine targets (None: the server on this host) and option groups into `ObserveOptions`."""
     from diag.commands.observe import ObserveOptions
 
     given: dict[str, Any] = {}
@@ -240,9 +242,9 @@ def observe_options(targets: Sequence[str] | None, *groups: Any, **more: Any) ->
 
 
 class Grouped:
-    """A command as typer has to see it: each option of a group is a parameter of its own.
+    """A command for typer: each option of a group becomes a separate parameter.
 
-    Only the command that is run is looked at: to look at all of them takes some milliseconds of each start.
+    Only the command that runs is inspected: inspecting all commands takes some milliseconds of each start.
     """
 
     def __init__(self, command: Callable[..., None]) -> None:
@@ -250,7 +252,7 @@ class Grouped:
         self.__name__, self.__doc__ = command.__name__, command.__doc__
 
     def __call__(self, **given: Any) -> None:
-        """Run the command with its groups put together again."""
+        """Collect the options of each group and run the command."""
         for parameter in inspect.signature(self._command).parameters.values():
             if _is_group(parameter):
                 group = parameter.annotation
@@ -259,17 +261,17 @@ class Grouped:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What inspect.signature looks at first."""
+        """The signature that inspect.signature returns."""
         parameters = inspect.signature(self._command).parameters.values()
         return inspect.Signature([option for parameter in parameters for option in _options(parameter)])
 
     @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # those of an object, not of its class
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
         return {option.name: option.annotation for option in self.__signature__.parameters.values()}
 
 
 def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """The parameter itself, or one for each option of its group."""
+    """Return the parameter itself, or one parameter for each option of its group."""
     group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]
     return [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in group]
 

@@ -46,7 +46,7 @@ def diag(*arguments: str) -> subprocess.CompletedProcess[str]:
     return cli.diag("budget", *arguments)
 
 
-def test_the_whole_page() -> None:
+def test_budget_page_is_complete() -> None:
     log = str(LOGS / "v1_0.32.0_gpu_oom_under_load.log")
     command = f"vllm serve {MODELS}/llama-3.1-8b --max-model-len 8192"
     assert run(BudgetOptions(command, "h100", log=log)) == (WITH_A_LOG, 0)
@@ -140,12 +140,12 @@ def test_the_json_keeps_its_schema(log: str) -> None:
             SCHEMA.validate(json.loads(told))
 
 
-def test_what_is_not_known_is_null_in_json() -> None:
+def test_unknown_values_are_null_in_json() -> None:
     told = json.loads(run(BudgetOptions(f"{MODELS}/llama-3-8b"), as_json=True)[0])
     assert (told["gpu"]["total_bytes"], told["kv_cache"]["blocks"], told["rows"][0]["bytes"]) == (None, None, None)
 
 
-def test_names_from_elsewhere_cannot_reach_the_terminal(tmp_path: Path) -> None:
+def test_untrusted_names_cannot_send_escape_sequences_to_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "evil\x1b[2Jmodel"
     folder.mkdir()
     changed(folder, architectures=["A\x1b[2J"])
@@ -170,13 +170,13 @@ def test_a_secret_in_the_command_is_not_printed() -> None:
         "vllm serve {}/llama-3-8b --gpu-memory-utilization hf_hushhushhush",
     ],
 )
-def test_a_secret_is_not_printed_by_what_refuses_it(command: str) -> None:
+def test_error_does_not_print_a_secret(command: str) -> None:
     with pytest.raises(BadUsage) as refused:
         run(BudgetOptions(command.format(MODELS), "h100"))
     assert "hush" not in str(refused.value)
 
 
-def test_the_release_is_the_logs_own_or_is_said_to_be_assumed() -> None:
+def test_release_comes_from_the_log_or_is_marked_as_assumed() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
     flags = "-tp 2 --max-model-len 8192 --gpu-memory-utilization 0.95"
     known = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b {flags}", log=log))
@@ -250,7 +250,7 @@ def test_the_gpu_share_of_a_log_is_ignored_for_a_cpu(tmp_path: Path) -> None:
     assert not any("different server" in each for each in told.notes)
 
 
-def test_a_refused_start_says_its_share(tmp_path: Path) -> None:
+def test_refused_start_is_reported_with_its_memory_share(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(
         "ERROR 09-09 10:00:00 [core.py:700] ValueError: Free memory on device (67.24/79.25 GiB) on startup is less than"
         " desired GPU memory utilization (0.9, 71.33 GiB). Decrease GPU memory utilization or reduce GPU memory used\n"
@@ -286,7 +286,7 @@ def test_a_start_that_found_too_little_free_gets_the_share_that_was(tmp_path: Pa
     assert told.suggestions == (("--gpu-memory-utilization", "0.84"),)
 
 
-def test_where_graphs_count_the_estimate_of_them_counts(tmp_path: Path) -> None:
+def test_graph_memory_estimate_counts_if_graphs_count(tmp_path: Path) -> None:
     """The peak of activations may hold vLLM's estimate of the graphs: the sum would count them twice."""
     head = "(EngineCore pid=9) INFO 10-06 17:00:41 [gpu_worker.py:955] "
     texts = (
@@ -321,7 +321,7 @@ def test_the_smallest_gpu_of_this_host_is_taken_where_none_is_named(tmp_path: Pa
     assert "the GPU is Tesla T4, found on this host" in told["notes"]
 
 
-def test_what_the_driver_keeps_is_not_the_servers(tmp_path: Path) -> None:
+def test_memory_of_the_driver_is_not_the_servers(tmp_path: Path) -> None:
     scripted_nvml.build(tmp_path)
     script = tmp_path / "script"
     scripted_nvml.write(script, [scripted_nvml.H100])

@@ -63,7 +63,7 @@ def test_the_exit_status_is_the_verdict(recording: str, status: int) -> None:
         ("startup_hang", "never", 0),
     ],
 )
-def test_fail_on_says_from_which_verdict_on(recording: str, fail_on: str, status: int) -> None:
+def test_fail_on_sets_the_lowest_failing_verdict(recording: str, fail_on: str, status: int) -> None:
     assert diag("doctor", f"tests/recordings/{recording}", "--fail-on", fail_on).returncode == status
 
 
@@ -121,7 +121,7 @@ def test_without_a_command_diag_prints_its_help() -> None:
         ("zebra", set()),
     ],
 )
-def test_what_is_nearly_an_id_is_answered_with_those_that_may_be_meant(name: str, close: set[str]) -> None:
+def test_mistyped_id_is_answered_with_similar_ids(name: str, close: set[str]) -> None:
     said = diag("explain", name).stderr
     offered = set(said.partition("did you mean ")[2].partition("?")[0].split(", ")) - {""}
     assert offered >= close
@@ -168,27 +168,27 @@ def test_why_names_an_incident_that_does_not_exist() -> None:
     assert "there is no incident 'kv_cascade'" in done.stderr
 
 
-def test_json_goes_to_standard_output_alone() -> None:
+def test_json_is_written_only_to_standard_output() -> None:
     done = diag("doctor", CASCADE, "--json")
     assert json.loads(done.stdout)["verdict"] == "critical"
     assert not done.stderr
 
 
-def test_what_is_piped_is_plain() -> None:
+def test_piped_output_has_no_colour() -> None:
     done = diag("doctor", CASCADE)
     assert "\x1b" not in done.stdout
     assert not done.stderr
 
 
 def at_a_terminal(*words: str, **environment: str) -> str:
-    """What a person sees: escapes included, line ends as in a file."""
+    """Return the output on a terminal: escapes included, line ends as in a file."""
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "PYTHONUTF8": "1", "PAGER": "cat", **environment}
     script = ["script", "-qec", shlex.join([DIAG, *words]), "/dev/null"]
     done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=env, check=False)
     return done.stdout.replace("\r\n", "\n")
 
 
-def test_a_terminal_gets_colour_unless_it_wants_none() -> None:
+def test_terminal_output_has_colour_unless_no_color_is_set() -> None:
     assert "\x1b[1;31mCRITICAL" in at_a_terminal("doctor", CASCADE)
     assert "\x1b[1;31m" not in at_a_terminal("doctor", CASCADE, NO_COLOR="1")
 
@@ -203,7 +203,7 @@ def test_explain_lays_a_page_out_on_a_terminal() -> None:
     assert re.search(r"(?m)^  \$ curl .{150,}'$", plain), "what is copied is not broken into lines"
 
 
-def test_explain_uses_the_pager_and_leaves_out_colour_where_it_is_not_wanted() -> None:
+def test_explain_uses_the_pager_and_respects_no_color() -> None:
     page = at_a_terminal("explain", "kv_eviction_cascade", PAGER="sed s/Meaning/Paged/", NO_COLOR="1")
     assert "Paged" in page and "Meaning" not in page
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]", page)
@@ -213,7 +213,7 @@ def test_explain_without_its_pager_prints_the_page() -> None:
     assert "Meaning" in at_a_terminal("explain", "kv_eviction_cascade", PAGER="no-such-pager -x")
 
 
-def test_explain_prints_markdown_on_a_terminal_where_it_is_asked_for() -> None:
+def test_explain_prints_markdown_on_a_terminal_on_request() -> None:
     runbook = (ROOT / "runbooks" / "kv_eviction_cascade.md").read_text(encoding="utf-8")
     assert at_a_terminal("explain", "kv_eviction_cascade", "--markdown") == runbook
 
@@ -228,7 +228,7 @@ def test_a_diagnosis_is_one_thread_however_many_cores_there_are() -> None:
     assert done.stdout.splitlines()[-1] == "1"
 
 
-def test_a_label_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
+def test_label_cannot_send_escape_sequences_to_the_terminal(tmp_path: Path) -> None:
     evil = "host\x1b[2J\x07:8000"
     page = 'vllm:num_requests_running{engine="\x1b[31m0\\n",model_name="m"} 1\n'
     text = "".join(f"# scrape {1795227337 + at} {evil}\n{page}" for at in range(40))
@@ -237,7 +237,7 @@ def test_a_label_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
         assert not {"\x1b", "\x07"} & set(diag("doctor", str(tmp_path), *form).stdout)
 
 
-def test_a_reader_who_goes_away_is_no_error() -> None:
+def test_reader_that_closes_the_pipe_is_no_error() -> None:
     done = subprocess.run(
         f"{DIAG} doctor {CASCADE} --json | head -c 1; exit ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", capture_output=True, cwd=ROOT, check=False,
@@ -287,7 +287,7 @@ def test_a_users_incident_is_judged_too(tmp_path: Path) -> None:
 COMMANDS = list(typer.main.get_command(app).commands)
 
 
-def test_the_program_is_called_diag_however_it_is_started() -> None:
+def test_program_name_is_diag_for_every_entry_point() -> None:
     done = subprocess.run([sys.executable, "-m", "diag", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: diag [OPTIONS] COMMAND")
 
@@ -351,7 +351,7 @@ def stopped_by_ctrl_c(server: Server, command: str, *words: str) -> subprocess.C
     return subprocess.CompletedProcess(arguments, process.returncode, out, error)
 
 
-def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
+def test_recording_has_the_verdict_of_the_live_server(tmp_path: Path) -> None:
     with serving(replayed("queue_saturation")) as server:
         kept = stopped_by_ctrl_c(server, "record", str(tmp_path / "kept"))
     assert kept.returncode == 0
@@ -360,7 +360,7 @@ def test_what_was_recorded_is_judged_as_it_was_live(tmp_path: Path) -> None:
     assert primaries(report) == ["queue_saturation"]
 
 
-def test_ctrl_c_in_the_middle_judges_what_is_there_and_says_so() -> None:
+def test_ctrl_c_judges_the_scrapes_so_far_with_a_note() -> None:
     with serving(replayed("kv_cascade")) as server:
         done = stopped_by_ctrl_c(server, "doctor")
     assert (done.returncode, done.stderr) == (2, "")
@@ -382,7 +382,7 @@ def test_one_lone_request_that_does_not_move_is_watched_for_longer(monkeypatch: 
     assert [progress.state for progress in report.progress] == ["slow"]
 
 
-def test_ctrl_c_before_anything_was_seen_ends_quietly() -> None:
+def test_ctrl_c_before_the_first_scrape_ends_without_output() -> None:
     """A server that accepts and never answers: nothing to judge yet."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -416,7 +416,7 @@ def test_a_defect_of_diag_is_one_sentence_without_values_and_has_an_exit_status_
 
 
 @pytest.mark.parametrize("option", ["--every=nan", "--for=inf", "--timeout=nan", "--timeout=1e308"])
-def test_a_time_that_is_none_is_refused(option: str) -> None:
+def test_invalid_time_is_refused(option: str) -> None:
     done = diag("doctor", CASCADE, option)
     assert done.returncode == 64
     assert option.partition("=")[0] in done.stderr
@@ -424,12 +424,12 @@ def test_a_time_that_is_none_is_refused(option: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["no.such.host.invalid", "no.such.host.invalid/monday", "my recording"])
-def test_a_mistyped_recording_is_missed_as_such(name: str) -> None:
+def test_mistyped_recording_is_reported_as_a_missing_file(name: str) -> None:
     done = diag("doctor", name, "--for", "0")
     assert done.stderr.startswith(f"diag: there is no file or recording {name}; "), done.stderr
 
 
-def test_a_mistyped_recording_in_a_folder_is_no_host() -> None:
+def test_mistyped_recording_in_a_folder_is_no_host_name() -> None:
     done = diag("doctor", "tests/recordings/kv_cascde")
     assert (done.returncode, done.stderr) == (
         64,

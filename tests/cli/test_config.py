@@ -64,7 +64,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("made", ALL_RECORDINGS, ids=lambda made: made.name)
-def test_what_is_shown_is_what_the_rules_use(made: Path) -> None:
+def test_shown_configuration_is_that_of_the_rules(made: Path) -> None:
     seen = recording.read(made)
     blocks = seen.samples.select([])
     (one,) = configuration.configurations(seen)
@@ -111,7 +111,7 @@ def test_a_command_that_cannot_be_parsed_is_noted(tmp_path: Path) -> None:
     assert "note             the launch command could not be parsed: the command has an unclosed" in done.stdout
 
 
-def test_the_process_and_the_log_of_a_recording_are_sources_of_it(tmp_path: Path) -> None:
+def test_process_and_log_of_a_recording_are_sources_of_its_configuration(tmp_path: Path) -> None:
     log = "INFO 11-21 02:00:00 [utils.py:1] non-default args: {'max_num_seqs': 7, 'watermark': 0.1}\n"
     about = 'vllm = "0.32.0"\nlog_utc_offset = 0\n[config."h:1"]\nprocess = "python -m vllm serve m --max-num-seqs 8"\n'
     made = write(tmp_path, about=about, log=log)
@@ -131,7 +131,7 @@ def test_a_log_with_its_arguments_is_all_that_was_set(tmp_path: Path) -> None:
     assert value(made, "--dtype") == ("bfloat16", "log")
 
 
-def test_a_default_is_only_what_it_may_be_where_the_command_is_not_known(tmp_path: Path) -> None:
+def test_default_is_marked_as_possible_if_the_command_is_unknown(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.32.0"\n')
     assert value(made, "--watermark") == (0, "default of 0.32.0, unless set")
     assert value(made, "--num-gpu-blocks-override") == ("unknown", configuration.ASK)
@@ -139,7 +139,7 @@ def test_a_default_is_only_what_it_may_be_where_the_command_is_not_known(tmp_pat
     assert value(made, "--watermark", "vllm serve m") == (0, "default of 0.32.0")
 
 
-def test_of_an_unknown_release_only_the_defaults_of_all_are_known(tmp_path: Path) -> None:
+def test_unknown_release_has_only_defaults_common_to_all(tmp_path: Path) -> None:
     made = write(tmp_path)
     assert value(made, "--tensor-parallel-size", "vllm serve m") == (1, "default of every release")
     assert (
@@ -177,7 +177,7 @@ H100 = ("NVIDIA H100 80GB HBM3", 80, True)
         ([H100], " --performance-mode throughput", (2048, "default of 0.32.0 on 80 GiB"), None),
     ],
 )
-def test_what_grows_with_the_gpu_is_that_of_the_gpus_it_runs_on(
+def test_gpu_dependent_default_follows_the_gpus_of_the_server(
     tmp_path: Path,
     kinds: list[tuple[str, int, bool]],
     launch: str,
@@ -274,7 +274,7 @@ def test_a_busy_server_is_not_watched() -> None:
     assert done.returncode == 0
 
 
-def test_what_cannot_be_shown_is_an_exit_status() -> None:
+def test_unreachable_configuration_is_an_exit_status() -> None:
     assert run(f"http://127.0.0.1:{closed_port()}").returncode == 69
     assert run("no/such/recording").returncode in (64, 69)
     assert run(str(KV_CASCADE), "http://127.0.0.1:1").returncode == 64

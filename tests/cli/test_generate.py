@@ -38,7 +38,7 @@ def diag(*arguments: object) -> subprocess.CompletedProcess[str]:
     return cli.diag(*map(str, arguments))
 
 
-def test_the_repository_holds_what_the_declarations_say() -> None:
+def test_generated_files_of_the_repository_match_the_declarations() -> None:
     done = diag("generate", "--check")
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
@@ -50,7 +50,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_writes_all_of_it_anywhere(generated: Path) -> None:
+def test_generate_writes_all_files_into_any_folder(generated: Path) -> None:
     names = {str(file.relative_to(generated)) for file in generated.rglob("*") if file.is_file()}
     folders = ("alerts", "dashboards", "runbooks")
     committed = {str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).iterdir()}
@@ -64,7 +64,7 @@ def test_a_second_run_changes_nothing(generated: Path) -> None:
     )
 
 
-def test_what_differs_is_missing_or_goes_is_named_and_put_right_and_what_others_wrote_stays(generated: Path) -> None:
+def test_generate_reports_and_repairs_differences_and_keeps_other_files(generated: Path) -> None:
     changed = ("alerts/diag.rules.yaml", "dashboards/overview.json", "runbooks/gpu_fault.md")
     before = {file: (generated / file).read_text() for file in changed}
     for file, text in before.items():
@@ -88,7 +88,7 @@ def test_what_differs_is_missing_or_goes_is_named_and_put_right_and_what_others_
     assert diag("generate", "--check", generated).returncode == 0
 
 
-def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
+def test_file_without_the_generated_mark_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "runbooks").mkdir()
     (tmp_path / "runbooks/README.md").write_text("Call Bob.")
     done = diag("generate", tmp_path)
@@ -97,7 +97,7 @@ def test_a_file_of_somebody_elses_is_not_overwritten(tmp_path: Path) -> None:
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["runbooks", "runbooks/README.md"]
 
 
-def test_an_incident_of_ones_own_gets_alert_dashboard_and_runbook_from_one_file(tmp_path: Path) -> None:
+def test_user_incident_gets_alert_dashboard_and_runbook_from_one_file(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "many_clients.py").write_text(OWN)
     assert diag("generate", tmp_path, "--incidents", tmp_path / "own").returncode == 0
@@ -166,7 +166,7 @@ def test_every_command_of_the_guide_exists() -> None:
     assert [place for place in named if not place.exists()] == []
 
 
-def test_a_site_of_its_own_is_in_all_of_it(tmp_path: Path) -> None:
+def test_site_settings_are_in_all_generated_files(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(
         '[contract]\nttft_seconds = 2.5\n[site]\nlabels = ["pod"]\nrunbook_base_url = "https://wiki.example/v"\n'
         'grafana_url = "https://grafana.example"\n[limits.kv_eviction_cascade]\n'
@@ -184,7 +184,7 @@ def test_a_site_of_its_own_is_in_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/dev/null/x", "/proc/x"])
-def test_a_place_that_cannot_be_written_is_said_in_a_sentence(folder: str) -> None:
+def test_unwritable_folder_is_one_sentence(folder: str) -> None:
     done = diag("generate", folder)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert "cannot be written" in done.stderr

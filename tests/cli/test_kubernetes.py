@@ -116,7 +116,7 @@ def test_no_secret_of_a_kubeconfig_or_a_pod_is_shown(
 
 
 @cluster.needed
-def test_a_container_that_the_kernel_killed_again_and_again_is_told_as_that(
+def test_repeatedly_oom_killed_container_is_reported(
     killed: subprocess.CompletedProcess[str],
 ) -> None:
     assert killed.returncode == 2
@@ -125,14 +125,14 @@ def test_a_container_that_the_kernel_killed_again_and_again_is_told_as_that(
 
 
 @cluster.needed
-def test_the_log_of_a_container_says_why_it_did_not_start(lab: Cluster) -> None:
+def test_failed_start_of_a_container_is_explained_by_its_log(lab: Cluster) -> None:
     done = lab.diag("doctor", "--k8s", "crashing/app=failed", *SHORTLY, user="crasher")
     assert "startup_failed" in present(done)["failed:8000"]
     assert "crash_loop" not in present(done)["failed:8000"]
 
 
 @cluster.needed
-def test_the_role_has_the_rights_that_are_used_and_no_others(
+def test_documented_role_has_exactly_the_used_rights(
     lab: Cluster, inference: subprocess.CompletedProcess[str], killed: subprocess.CompletedProcess[str]
 ) -> None:
     assert inference.returncode == killed.returncode == 2
@@ -153,7 +153,7 @@ def test_the_role_has_the_rights_that_are_used_and_no_others(
         ("inference", "nobody", 69, "rejects the credentials of the kubeconfig (HTTP 401)"),
     ],
 )
-def test_what_cannot_be_judged_is_one_sentence(lab: Cluster, place: str, user: str, status: int, reason: str) -> None:
+def test_unusable_namespace_is_one_sentence(lab: Cluster, place: str, user: str, status: int, reason: str) -> None:
     done = lab.diag("doctor", "--k8s", place, user=user)
     assert (done.returncode, done.stderr.count("\n")) == (status, 1)
     assert reason in done.stderr
@@ -195,7 +195,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> Non
         assert reason in done.stderr
 
 
-def test_the_extra_is_named_where_it_is_missing(tmp_path: Path) -> None:
+def test_missing_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "kubernetes.py").write_text("raise ImportError")
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = installed("doctor", "--k8s", "inference", PYTHONPATH=path)
@@ -205,7 +205,7 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path: Path) -> None:
     )
 
 
-def test_a_namespace_is_asked_alone() -> None:
+def test_only_the_given_namespace_is_queried() -> None:
     for words in (("http://127.0.0.1:1",), ("--log", "x"), ("--prometheus", "http://127.0.0.1:1")):
         done = diag("doctor", "--k8s", "inference", *words)
         assert (done.returncode, done.stderr.count("\n")) == (64, 1)

@@ -127,7 +127,7 @@ def page(request: object) -> Reply:
     return Reply(body.encode())
 
 
-def test_servers_that_are_dead_or_hang_hold_up_nobody_and_a_prompt_in_a_label_is_data() -> None:
+def test_dead_or_hanging_servers_delay_no_call_and_a_prompt_in_a_label_is_data() -> None:
     async def talk(ill: str, slow: str) -> None:
         async with session(ill, slow, "http://127.0.0.1:9", *HASTY, "--deadline", "6", *RECORDINGS) as client:
             dead, hung, labelled, healthy = await asyncio.gather(
@@ -156,7 +156,7 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
         asyncio.run(talk(slow.url))
 
 
-def test_it_answers_behind_what_is_no_protocol_and_ends_by_ctrl_c() -> None:
+def test_mcp_server_skips_invalid_input_and_ends_on_ctrl_c() -> None:
     client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     hello = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": client}
     command, pipe = [sys.executable, "-m", "diag", "mcp"], subprocess.PIPE
@@ -170,7 +170,7 @@ def test_it_answers_behind_what_is_no_protocol_and_ends_by_ctrl_c() -> None:
         assert process.wait(20) == -signal.SIGINT
 
 
-def test_without_the_sdk_it_says_what_to_install() -> None:
+def test_missing_mcp_sdk_is_reported_with_its_install_command() -> None:
     without = "import sys; sys.modules['mcp'] = None; from diag.cli.app import main; main()"
     env = {**os.environ, **ENVIRONMENT}
     command = [sys.executable, "-c", without, "mcp"]

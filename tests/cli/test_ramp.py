@@ -50,7 +50,7 @@ def ramp(url: str, **more: object) -> work.Ramp:
     return work.run(work.RampOptions(observed, **given))  # type: ignore[arg-type]
 
 
-def test_no_load_is_made_without_a_yes(busy: Server, tmp_path: Path) -> None:
+def test_no_load_is_generated_without_confirmation(busy: Server, tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="confirm that with --yes"):
         ramp(busy.url, yes=False)
     assert not (tmp_path / "steps").exists()
@@ -77,7 +77,7 @@ def test_a_generator_that_fails_loses_no_step(
     assert said in text.render(found)
 
 
-def test_a_python_without_vllm_is_said_in_a_sentence(busy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_vllm_is_reported_in_one_sentence(busy: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     assert "this Python has no vLLM" in ramp(busy.url).stopped
     with pytest.raises(BadUsage, match="cannot be run"):

@@ -108,7 +108,7 @@ def _with_its_host(server: VllmServer) -> JoinedPages:
     return JoinedPages(server, host_collectors(server.address, "", None))
 
 
-def test_what_stands_beside_a_server_that_no_longer_answers_is_recorded(tmp_path: Path) -> None:
+def test_samples_of_the_host_are_recorded_after_the_server_is_gone(tmp_path: Path) -> None:
     with serving(on_metrics(Reply(), Reply(b"", 500))) as server:
         live = keep(server, tmp_path / "r", beside=_with_its_host)
     assert same(live, read(tmp_path / "r"))
@@ -171,7 +171,7 @@ def test_any_pages_are_read_as_they_were_written(bodies: list[bytes]) -> None:
     assert same(observation(Origin("scrape", "h:1"), [target], {}), recorded)
 
 
-def test_the_toml_says_what_was_recorded(tmp_path: Path) -> None:
+def test_recording_toml_describes_the_recording(tmp_path: Path) -> None:
     with serving(answers) as server:
         keep(server, tmp_path / "r", launch='vllm serve "m" \\\n --max-num-seqs 64')
     about = tomllib.loads((tmp_path / "r" / "recording.toml").read_text())
@@ -209,7 +209,7 @@ def test_odd_names_survive_the_toml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["recording.toml", "else"])
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, name: str) -> None:
+def test_nonempty_folder_is_not_changed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with serving(answers) as server, pytest.raises(BadUsage, match="already exists"):
         keep(server, tmp_path)
@@ -223,19 +223,19 @@ def test_an_empty_folder_is_used(tmp_path: Path) -> None:
     assert read(tmp_path).scrapes == live.scrapes
 
 
-def test_where_nothing_answers_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_unreachable_server_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(Unreachable):
         keep(f"127.0.0.1:{closed_port()}", tmp_path / "a" / "r")
     assert not (tmp_path / "a" / "r").exists()
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadRecording, match=r"the recording cannot be written to .*/file/r: Not a directory"):
         keep("127.0.0.1:1", tmp_path / "file" / "r")
 
 
-def test_a_full_disk_is_said_and_what_fits_is_kept(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_the_recorded_part_is_kept(tmp_path: Path) -> None:
     page = PAGE + b"".join(b"x%d %d\n" % (i, i * 7919 % 10007) for i in range(20_000))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
@@ -290,7 +290,7 @@ def test_a_recording_that_is_stopped_at_any_moment_can_be_diagnosed(
     assert sorted(file.name for file in folder.iterdir()) == ["metrics.prom.gz", "recording.toml"]
 
 
-def test_of_a_torn_end_every_whole_scrape_is_read_and_nothing_else(tmp_path: Path) -> None:
+def test_truncated_recording_yields_exactly_its_complete_scrapes(tmp_path: Path) -> None:
     page, sizes, file = (
         PAGE + b"".join(b"x%d %d\n" % (i, i * 7919 % 10007) for i in range(300)),
         [],
@@ -307,7 +307,7 @@ def test_of_a_torn_end_every_whole_scrape_is_read_and_nothing_else(tmp_path: Pat
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, Unreachable, BadRecording])
-def test_what_was_recorded_stays_whatever_happens(tmp_path: Path, error: type[BaseException]) -> None:
+def test_recorded_scrapes_survive_any_end(tmp_path: Path, error: type[BaseException]) -> None:
     with pytest.raises(error), Recorder(tmp_path / "r") as recorder:
         recorder.page(1000, "h:1", PAGE)
         raise error
@@ -323,7 +323,7 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     assert read(tmp_path / "r").scrapes == 1
 
 
-def test_what_others_put_into_the_folder_stays(tmp_path: Path) -> None:
+def test_files_of_others_in_the_folder_are_kept(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), Recorder(tmp_path / "r"):
         (tmp_path / "r" / "notes.txt").write_text("mine")
         raise KeyboardInterrupt

@@ -39,14 +39,14 @@ def test_the_doctor_judges_a_replay_as_the_live_server_that_it_was(tmp_path: Pat
     assert primary == "kv_eviction_cascade"
 
 
-def test_it_ends_with_its_recording_where_that_is_asked_for() -> None:
+def test_replay_ends_with_its_recording_on_request() -> None:
     done = diag(
         "replay", "tests/recordings/engine_dead", "--listen", f":{free_port()}", "--speed", "100", "--at-end", "exit"
     )
     assert done.returncode == 0
 
 
-def test_what_cannot_be_replayed_is_one_sentence(tmp_path: Path) -> None:
+def test_unusable_recording_is_one_sentence(tmp_path: Path) -> None:
     for words, reason in (
         (("nowhere",), "there is no recording at nowhere"),
         (("tests/recordings/idle", "--log", str(tmp_path)), "cannot be written: Is a directory"),

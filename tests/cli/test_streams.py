@@ -12,7 +12,7 @@ from support.paths import RECORDINGS, ROOT
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
-def test_without_a_standard_output_the_status_is_the_answer(closed: str) -> None:
+def test_exit_status_has_the_verdict_without_standard_output(closed: str) -> None:
     command = f'"{DIAG}" doctor "{RECORDINGS / "kv_cascade"}" {closed}'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (2, "")

@@ -85,7 +85,7 @@ def test_a_server_that_is_lost_stays_in_the_view() -> None:
         run(look(server.url))
 
 
-def test_where_nothing_answers_the_view_ends_with_the_doctors_sentence() -> None:
+def test_view_without_servers_ends_with_the_doctors_error() -> None:
     async def look(url: str) -> None:
         app = make_app(ObserveOptions([url], every=0.5, timeout=0.5))
         async with app.run_test() as pilot:
@@ -95,7 +95,7 @@ def test_where_nothing_answers_the_view_ends_with_the_doctors_sentence() -> None
     run(look(f"http://127.0.0.1:{free_port()}"))
 
 
-def test_what_it_keeps_is_bounded_in_time_and_bytes() -> None:
+def test_kept_samples_are_bounded_in_time_and_bytes() -> None:
     memory = PageMemory(seconds=10, most_bytes=10_000)
     for at in range(100):
         memory.page(1000 * at, "a:1", b"x 1\n")
@@ -135,19 +135,19 @@ def test_without_arguments_the_servers_on_this_host_are_shown(tmp_path: Path) ->
         (("http://127.0.0.1:1", "--log", "-"), "name the file of the log"),
     ],
 )
-def test_what_cannot_be_shown_is_one_sentence(words: tuple[str, ...], reason: str) -> None:
+def test_unusable_target_is_one_sentence(words: tuple[str, ...], reason: str) -> None:
     done = diag("top", *words)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert reason in done.stderr
 
 
-def test_without_its_extra_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textual", None)
     with pytest.raises(BadUsage, match=r"pip install 'diag\[top\]'"):
         top.run(ObserveOptions(["http://127.0.0.1:1"]), here=False)
 
 
-def test_in_a_terminal_it_draws_without_colour_where_that_is_asked_for_and_quits() -> None:
+def test_terminal_view_respects_no_color_and_quits() -> None:
     with cascade() as url:
         pid, terminal = pty.fork()
         if pid == 0:

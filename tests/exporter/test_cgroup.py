@@ -91,7 +91,7 @@ def test_version_1_has_other_names_and_no_pressure_of_a_group(tmp_path: Path) ->
     }
 
 
-def test_without_any_group_the_host_alone_is_told(tmp_path: Path) -> None:
+def test_without_a_cgroup_only_host_values_are_published(tmp_path: Path) -> None:
     assert found(tmp_path, "") == {"memory_limit_bytes": HOST, "memory_used_bytes": 16384000 * 1024.0}
 
 
@@ -133,7 +133,7 @@ def test_a_group_without_a_quota_has_no_limit_of_cores(tmp_path: Path) -> None:
     assert "cpu_limit_cores" not in found(tmp_path, "0::/vllm\n")
 
 
-def test_what_is_gone_or_broken_has_no_sample(tmp_path: Path) -> None:
+def test_missing_or_broken_cgroup_file_has_no_sample(tmp_path: Path) -> None:
     broken = {"memory.max": "", "memory.events": "oom_kill\n", "cpu.stat": "x\n", "cpu.max": "", "cpu.pressure": "some"}
     v2(tmp_path, "vllm", broken)
     assert set(found(tmp_path, "0::/vllm\n")) == {"memory_limit_bytes", "memory_used_bytes"}

@@ -11,7 +11,7 @@ LONG = 30.0
 """Seconds that nothing here takes, unless it is broken."""
 
 
-def test_a_collection_gives_its_value_and_how_long_it_took() -> None:
+def test_collection_yields_its_value_and_duration() -> None:
     result = CollectorThread("p", lambda: 3).collect().result(LONG)
     assert (result.value, result.problem) == (3, "")
     assert 0 <= result.seconds < LONG
@@ -44,7 +44,7 @@ def test_a_collection_that_hangs_is_reported_and_holds_up_the_first_scrape_only(
     go_on.set()
 
 
-def test_a_collection_that_hung_comes_back() -> None:
+def test_collector_recovers_after_a_hang() -> None:
     go_on = threading.Event()
     thread = CollectorThread("p", lambda: go_on.wait(LONG))
     hung = thread.collect()
@@ -69,7 +69,7 @@ def test_an_error_is_a_problem_and_the_next_collection_is_made_all_the_same() ->
     assert thread.collect().result(LONG).value == "fine"
 
 
-def test_its_thread_ends_with_it() -> None:
+def test_collector_thread_ends_with_the_collector() -> None:
     """A watch makes new ones again and again."""
     collector = CollectorThread("ends-with-it", lambda: 1)
     collector.collect().result(LONG)

@@ -53,7 +53,7 @@ STOPPED = "INFO Shutting down FastAPI HTTP server."
         "killed twice while it started, which no line tells",
     ],
 )
-def test_an_end_that_nobody_asked_for_is_a_crash(log: str, count: int) -> None:
+def test_unrequested_end_is_a_crash(log: str, count: int) -> None:
     assert crashes(log) == count
 
 
@@ -63,13 +63,13 @@ def test_a_server_that_is_ready_after_failed_starts_is_over_them() -> None:
     assert crashes(f"{failed}\n 100 {START}\n 120 {READY}") == 0
 
 
-def test_a_server_that_crashes_under_load_is_over_it_after_ten_minutes() -> None:
+def test_crash_count_resets_after_ten_minutes_of_serving() -> None:
     died = "\n".join(f"{60 * n} {START}\n {60 * n + 20} {READY}\n {60 * n + 50} {DEAD}" for n in range(3))
     again = f"{died}\n 200 {START}\n 220 {READY}"
     assert (crashes(again), crashes(again, after=599), crashes(again, after=600)) == (3, 3, 0)
     assert crashes(f"{again}\n 900 {DEAD}") == 1
 
 
-def test_who_stops_a_server_in_order_begins_anew() -> None:
+def test_orderly_stop_resets_the_crash_count() -> None:
     failed = "\n".join(f"{60 * n} {START}\n {60 * n + 20} {READY}\n {60 * n + 50} {DEAD}" for n in range(2))
     assert crashes(f"{failed}\n 200 {START}\n 220 {READY}\n 230 {STOPPED}") == 0

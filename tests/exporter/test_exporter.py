@@ -52,7 +52,7 @@ class Running:
             return answer.read()
 
     def asked(self, path: str) -> tuple[int, str]:
-        """What a path answers."""
+        """Return the response to a path."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
                 return answer.status, answer.read().decode()
@@ -115,14 +115,14 @@ def settled(page: bytes) -> str:
     return re.sub(r"^(diag_vllm_\S+timestamp_seconds\S*) [1-9]\S+$", r"\1 T", text, flags=re.M)
 
 
-def test_the_whole_page(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+def test_budget_page_is_complete(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [scripted_nvml.H100] * 2, vllm.url) as running:
         page = running.page()
     assert page.startswith(vllms_page())
     golden("exporter.prom", settled(page[len(vllms_page()) :]))
 
 
-def test_its_probes_answer_by_the_pages_that_it_judges(tmp_path: Path) -> None:
+def test_exporter_probes_follow_the_judged_pages(tmp_path: Path) -> None:
     with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [], vllm.url) as running:
         assert running.asked("/readyz") == (503, "cannot tell: nothing has been judged yet\n")
         until(lambda: running.asked("/readyz")[0] == 200)
@@ -130,7 +130,7 @@ def test_its_probes_answer_by_the_pages_that_it_judges(tmp_path: Path) -> None:
         assert running.asked("/") == (200, WHERE.decode())
 
 
-def test_a_signal_ends_it(tmp_path: Path) -> None:
+def test_sigterm_ends_the_exporter(tmp_path: Path) -> None:
     with serving(pages(vllms_page())) as vllm, exporting(tmp_path, [], vllm.url) as running:
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(30) == 0
@@ -220,7 +220,7 @@ def test_thousands_of_scrapes_leak_nothing(soaking: Running) -> None:
 
 
 def calm(held: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether the last two spans added next to nothing; the first one is the start's."""
+    """Return True if the last two spans added almost nothing; the first span is the start."""
     return len(held) > 3 and all(after[0] <= before[0] + MOST_KIB for before, after in pairwise(held[-3:]))
 
 

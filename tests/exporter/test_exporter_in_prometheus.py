@@ -53,7 +53,7 @@ def on_page(page: bytes) -> set[str]:
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("place", PLACES)
-def test_every_name_arrives_as_it_stands_on_the_page(place: str) -> None:
+def test_every_metric_name_arrives_unchanged(place: str) -> None:
     with exporting() as target, prometheus(program(place), (), CONFIG.format(target=target)) as server:
         with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
             wanted = on_page(answer.read())

@@ -84,7 +84,7 @@ def test_failed_starts_count_where_the_page_is_silent(name: str) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_they_count_no_more_once_the_page_answers(live: bool) -> None:
+def test_failed_starts_do_not_count_once_the_page_answers(live: bool) -> None:
     state = serving(live)
     feed(state, *PARSER, live=live)
     silent(state, live=live)
@@ -100,7 +100,7 @@ def test_a_page_that_was_silent_for_a_moment_proves_no_end() -> None:
     assert told(state, after=14) == AT_WORK
 
 
-def test_what_was_read_before_the_page_answered_was_no_start() -> None:
+def test_lines_before_the_page_answered_are_no_failed_start() -> None:
     state = serving()
     feed(state, *PARSER)
     state.page(NOW, answers=True)
@@ -123,7 +123,7 @@ ALIVE = {
 
 
 @pytest.mark.parametrize("name", ALIVE)
-def test_a_server_that_goes_on_at_work_has_not_ended(name: str) -> None:
+def test_server_that_keeps_working_has_not_ended(name: str) -> None:
     state = serving()
     feed(state, *PARSER, *UNKNOWN_MODULE, ALIVE[name])
     silent(state)
@@ -138,14 +138,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_failed_start_is_none_behind_a_silent_page(name: str) -> None:
+def test_other_errors_behind_a_silent_page_are_no_failed_start(name: str) -> None:
     state = serving()
     feed(state, *OTHERS[name])
     silent(state)
     assert told(state) == AT_WORK
 
 
-def test_a_start_that_goes_on_behind_failed_ones_is_seen_and_ends_their_row() -> None:
+def test_successful_start_after_failed_ones_ends_the_crash_loop() -> None:
     state = serving()
     feed(state, *PARSER, *PARSER)
     silent(state)

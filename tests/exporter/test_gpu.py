@@ -22,7 +22,7 @@ Script = Callable[..., None]
 
 @dataclass
 class Shown:
-    """What a look gave."""
+    """The samples of one collection."""
 
     values: dict[tuple[str, ...], float]
     problem: str
@@ -48,7 +48,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
-    """The same with a driver of 2020."""
+    """Return the GPUs with a driver of 2020."""
     yield from _loaded(tmp_path, monkeypatch, "OLD_DRIVER")
 
 
@@ -147,7 +147,7 @@ def test_time_throttled_is_in_seconds_by_reason(script: Script, reason: str) -> 
     assert look(gpus()).of("throttle_seconds_total", 0, reason) == 2.5
 
 
-def test_what_a_gpu_is_stands_in_its_info(script: Script) -> None:
+def test_gpu_info_has_the_product_properties(script: Script) -> None:
     script(H100)
     info = next(key for key in look(gpus()).values if key[0] == "diag_gpu_info")
     assert info[3:] == ("NVIDIA H100 80GB HBM3", "00000000:00:00.0", "580.95.05", "9.0")
@@ -156,7 +156,7 @@ def test_what_a_gpu_is_stands_in_its_info(script: Script) -> None:
 # -- what is not there ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_supported_has_no_sample(script: Script) -> None:
+def test_unsupported_metric_has_no_sample(script: Script) -> None:
     script({"uuid": "GPU-1", "name": "Nothing"})
     assert look(gpus()).names() == {"up", "info"}
 
@@ -169,7 +169,7 @@ def test_one_call_that_fails_costs_only_its_own_sample(script: Script, code: str
     assert (shown.of("up"), shown.of("power_watts"), shown.problem) == (1, 400, "")
 
 
-def test_an_old_driver_is_asked_by_its_own_names(old: Script) -> None:
+def test_old_driver_is_called_by_its_own_function_names(old: Script) -> None:
     old(H100 | {"margin": None, "slowdown": 90, "also": {"nvmlDeviceGetViolationStatus 1": 7_000_000_000}})
     shown = look(gpus())
     assert shown.of("temperature_celsius", 0, "gpu") == 55
@@ -189,7 +189,7 @@ def test_the_sampled_rate_of_pcie_stands_in_for_counters_that_are_not_there(scri
     assert shown.of("pcie_throughput_bytes_per_second", 1, "rx") is None
 
 
-def test_a_refusal_is_not_asked_for_again_at_each_look(script: Script) -> None:
+def test_unsupported_call_is_not_repeated_at_each_scrape(script: Script) -> None:
     script(H100 | {"temperature": None})
     one = gpus()
     for _ in range(10):
@@ -197,7 +197,7 @@ def test_a_refusal_is_not_asked_for_again_at_each_look(script: Script) -> None:
     assert pynvml.nvmlLib.diag_calls(b"nvmlDeviceGetTemperatureV") == 1
 
 
-def test_what_never_changes_is_asked_once(script: Script) -> None:
+def test_constant_properties_are_read_once(script: Script) -> None:
     script(H100)
     one = gpus()
     look(one)
@@ -207,7 +207,7 @@ def test_what_never_changes_is_asked_once(script: Script) -> None:
     assert pynvml.nvmlLib.diag_calls(b"nvmlDeviceGetMaxClockInfo") == before
 
 
-def test_without_a_library_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvml_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(ctypes, "CDLL", _no_library)
@@ -239,7 +239,7 @@ def _no_library(*_: object) -> None:
 @pytest.mark.parametrize(
     ("code", "sentence"), [("!18", "differ in version"), ("!9", "not loaded"), ("!4", "permission")]
 )
-def test_a_driver_that_does_not_start_is_a_sentence(script: Script, code: str, sentence: str) -> None:
+def test_failing_driver_is_one_sentence(script: Script, code: str, sentence: str) -> None:
     script(H100, nvmlInit=code)
     shown = look(gpus())
     assert sentence in shown.problem
@@ -286,8 +286,8 @@ def test_a_gpu_that_is_lost_keeps_its_info_and_the_others_go_on(script: Script) 
     assert (shown.of("up", 0), shown.of("power_watts", 0)) == (1, 400)
 
 
-def test_one_call_that_says_lost_is_enough(script: Script) -> None:
-    """What the driver has cached it may still answer."""
+def test_single_lost_error_marks_the_gpu_as_lost(script: Script) -> None:
+    """The driver may still answer calls from its cache."""
     script(H100 | {"also": {"nvmlDeviceGetUtilizationRates": "!15"}})
     shown = look(gpus())
     assert (shown.of("up"), shown.names(0)) == (0, {"up", "info"})
@@ -377,7 +377,7 @@ def test_errors_of_all_links_are_added_by_kind(script: Script) -> None:
     assert shown.of("nvlink_errors_total", 0, "recovery") == 5
 
 
-def test_paths_between_gpus_are_told_in_both_directions(script: Script) -> None:
+def test_paths_between_gpus_are_published_in_both_directions(script: Script) -> None:
     pix, linked = {"nvmlDeviceGetTopologyCommonAncestor 1": 10}, {"nvmlDeviceGetP2PStatus 2 2": 0}
     back = {"nvmlDeviceGetTopologyCommonAncestor 0": 10, "nvmlDeviceGetTopologyCommonAncestor 2": 50}
     script(H100 | {"also": {**pix, **linked}}, H100 | {"also": back}, H100)
@@ -412,7 +412,7 @@ def test_a_gpu_stays_when_its_process_has_ended(script: Script) -> None:
     assert look(one).of("serving", 1) == 0
 
 
-def test_processes_of_others_and_of_nobody_we_can_see_are_told_apart(script: Script) -> None:
+def test_processes_of_others_and_invisible_processes_are_distinguished(script: Script) -> None:
     script(H100 | {"processes": {os.getppid(): GIB, 4_000_000: 2 * GIB}})
     shown = look(gpus())
     assert shown.of("process_memory_bytes", 0, str(os.getppid()), "other", "") == GIB
@@ -426,7 +426,7 @@ def test_memory_that_is_not_known_has_no_sample(script: Script) -> None:
     assert shown.of("serving") == 1
 
 
-def test_where_processes_cannot_be_seen_nothing_is_said_of_serving(script: Script) -> None:
+def test_serving_gpus_are_unknown_without_visible_processes(script: Script) -> None:
     script(H100 | {"processes": {4_000_000: GIB}}, H100)
     shown = look(gpus(owners=WORKER))
     assert (shown.of("serving", 0), shown.of("serving", 1)) == (None, None)
@@ -453,7 +453,7 @@ def test_gpus_are_chosen_by_name_or_by_the_servers_environment(
     assert shown_gpus(gpus(*select, visible=visible)) == wanted
 
 
-def test_a_gpu_that_does_not_exist_is_said(script: Script) -> None:
+def test_nonexistent_gpu_is_reported(script: Script) -> None:
     script(H100)
     shown = look(gpus("7"))
     assert (shown.problem, shown.names()) == ("--gpus 7 names no GPU of this host", set())
@@ -484,12 +484,12 @@ def test_an_xid_is_counted_from_zero(script: Script) -> None:
     assert set(collector.threading.enumerate()) <= before
 
 
-def test_without_a_watch_nothing_is_said_of_xids(script: Script) -> None:
+def test_xids_are_unknown_without_a_watch(script: Script) -> None:
     script(H100)
     assert "xid_errors_total" not in look(gpus()).names()
 
 
-def test_nothing_is_left_open(script: Script) -> None:
+def test_nvml_handles_are_closed(script: Script) -> None:
     """Every start of NVML but ours is followed by its shutdown."""
     script(H100)
     one = gpus()

@@ -37,7 +37,7 @@ def get(url: str, context: ssl.SSLContext | None = None, **headers: str) -> tupl
         "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited",
     ],
 )
-def test_the_content_type_is_the_same_whatever_is_asked_for(accept: str) -> None:
+def test_content_type_is_independent_of_the_accept_header(accept: str) -> None:
     with listening() as url:
         assert get(f"{url}/metrics", Accept=accept)[:2] == (200, CONTENT_TYPE)
 
@@ -101,7 +101,7 @@ def test_a_body_is_not_read_as_a_request(method: bytes, heads: bytes) -> None:
         (b"nonsense<script> x y z\r\n\r\n", b""),
     ],
 )
-def test_a_request_that_is_none_is_refused_without_an_echo(request_bytes: bytes, status: bytes) -> None:
+def test_invalid_request_is_refused_without_an_echo(request_bytes: bytes, status: bytes) -> None:
     with listening() as url:
         got = talk(url, request_bytes)
         assert get(f"{url}/metrics")[0] == 200
@@ -109,7 +109,7 @@ def test_a_request_that_is_none_is_refused_without_an_echo(request_bytes: bytes,
     assert b"Python" not in got and b"script" not in got
 
 
-def test_head_says_what_get_says() -> None:
+def test_head_has_the_headers_of_get() -> None:
     with listening() as url:
         got = talk(url, b"HEAD /metrics HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 200") and got.endswith(b"Content-Length: 13\r\nConnection: close\r\n\r\n")
@@ -129,7 +129,7 @@ def test_more_connections_than_there_may_be_push_out_the_oldest(monkeypatch: pyt
             each.close()
 
 
-def test_a_client_in_drips_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "PATIENCE", 0.2)
     with listening() as url:
         slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
@@ -167,13 +167,13 @@ def test_one_connection_serves_many_scrapes() -> None:
         connection.close()
 
 
-def test_what_a_site_has_not_is_not_found() -> None:
+def test_unknown_path_is_not_found() -> None:
     with listening() as url:
         assert get(f"{url}/?x=1")[::2] == (200, b"hello\n")
         assert get(f"{url}/config")[0] == 404
 
 
-def test_a_request_that_would_change_something_is_refused() -> None:
+def test_writing_request_is_refused() -> None:
     with listening() as url:
         connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
         connection.request("POST", "/metrics", body="x")
@@ -183,7 +183,7 @@ def test_a_request_that_would_change_something_is_refused() -> None:
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_clients_that_say_nothing_hold_up_nobody(tmp_path: Path, encrypted: bool) -> None:
+def test_idle_clients_do_not_block_others(tmp_path: Path, encrypted: bool) -> None:
     cert, key = certificate(tmp_path, "server")
     listen = Listen("127.0.0.1", 0, str(cert), str(key)) if encrypted else Listen("127.0.0.1", 0)
     with listening(listen) as url:
@@ -214,12 +214,12 @@ def test_only_clients_with_a_certificate_are_answered(tmp_path: Path) -> None:
         (Listen("no.such.host.invalid", 0), "cannot listen on no.such.host.invalid:0"),
     ],
 )
-def test_where_nothing_can_listen_is_one_sentence(listen: Listen, reason: str) -> None:
+def test_unusable_listen_address_is_one_sentence(listen: Listen, reason: str) -> None:
     with pytest.raises(BadUsage, match=reason):
         PageServer(listen, Saying(), 1)
 
 
-def test_a_key_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+def test_invalid_tls_key_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "c.pem").write_text("not PEM")
     with pytest.raises(BadUsage, match="not PEM, encrypted, or not a pair"):
         PageServer(Listen("127.0.0.1", 0, str(tmp_path / "c.pem")), Saying(), 1)
@@ -234,11 +234,11 @@ def test_a_port_in_use_is_one_sentence() -> None:
     ("text", "place"),
     [("127.0.0.1:9400", ("127.0.0.1", 9400)), (":9400", ("0.0.0.0", 9400)), ("[::1]:9400", ("::1", 9400))],
 )
-def test_where_to_listen(text: str, place: tuple[str, int]) -> None:
+def test_listen_addresses_are_parsed(text: str, place: tuple[str, int]) -> None:
     assert parse(text) == place
 
 
 @pytest.mark.parametrize("text", ["9400", "host:", "host:port", "host:70000", ""])
-def test_a_place_that_is_none_is_one_sentence(text: str) -> None:
+def test_invalid_listen_address_is_one_sentence(text: str) -> None:
     with pytest.raises(BadUsage, match="--listen takes host:port"):
         parse(text)

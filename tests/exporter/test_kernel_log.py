@@ -11,7 +11,7 @@ KILLED = "Memory cgroup out of memory: Killed process 4748 (VLLM::Worker) total-
 
 
 def record(text: str, seconds: float = 60.0, priority: int = 3) -> str:
-    """As /dev/kmsg has it: priority, number, microseconds since the boot, flags."""
+    """Return a record of /dev/kmsg: priority, number, microseconds since the boot, flags."""
     return f"{priority},1339,{seconds * 1e6:.0f},-;{text}\n SUBSYSTEM=memory\n"
 
 
@@ -35,5 +35,5 @@ def test_the_last_kill_of_a_vllm_process_is_found(tmp_path: Path, records: str, 
     assert found == (0.0 if seconds is None else pytest.approx(boot + seconds, abs=1))
 
 
-def test_a_log_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
+def test_unreadable_kernel_log_is_ignored(tmp_path: Path) -> None:
     assert last_vllm_kill(tmp_path / "kmsg") == 0.0

@@ -67,7 +67,7 @@ class Told:
 
     @property
     def events(self) -> dict[str, float]:
-        """Those that happened."""
+        """Return the events that happened."""
         counts, times = self.all("diag_vllm_log_events_total"), self.all("diag_vllm_log_event_last_timestamp_seconds")
         assert set(counts) == set(times) == set(EVENTS)
         assert all((counts[event] == 0) == (times[event] == 0) for event in EVENTS)
@@ -145,7 +145,7 @@ def bar(done: int, total: int, what: str = GRAPHS) -> str:
         "W1121 02:32:18.095000 26197 torch/_library/triton.py:53] text",
     ],
 )
-def test_a_line_is_taken_apart_whatever_stands_before_it(line: str) -> None:
+def test_line_is_parsed_with_any_prefix(line: str) -> None:
     (found,) = LineParser(UTC).parse(line, NOW)
     assert found.text == "text"
     assert found.at == pytest.approx(at("02:32:18"), abs=1)
@@ -187,7 +187,7 @@ def test_the_year_is_the_latest_that_is_not_more_than_a_day_ahead(
     assert found.at == datetime(*expected, tzinfo=UTC).timestamp()  # type: ignore[arg-type, misc]
 
 
-def test_a_time_that_is_none_is_not_read() -> None:
+def test_invalid_time_of_a_line_is_not_read() -> None:
     for line in ("INFO 13-41 23:59:59 [a.py:1] x", "2026-99-21T02:32:18Z x", "Foo 21 02:32:18 host vllm[1]: x"):
         assert LineParser(UTC).parse(line, NOW)[0].at is None
 
@@ -212,7 +212,7 @@ def test_a_line_without_a_time_takes_that_of_the_line_before_in_history_and_now_
     assert last_line(live) == NOW
 
 
-def test_a_line_without_a_time_before_any_other_is_of_the_moment_it_was_read() -> None:
+def test_first_line_without_a_time_has_the_time_of_reading() -> None:
     assert last_line(fed(SERVED)) == NOW
 
 
@@ -245,7 +245,7 @@ def test_a_bar_redrawn_within_a_record_is_read_to_its_end() -> None:
     assert told(record).ratio == 0.5
 
 
-def test_what_another_process_wrote_behind_a_bar_is_a_line_of_its_own() -> None:
+def test_text_of_another_process_after_a_progress_bar_is_a_separate_line() -> None:
     seen = told(bar(3, 67) + head("02:05:00") + WAITS)
     assert seen.events == {"shm_broadcast_wait": 1}
     assert seen.ratio == pytest.approx(3 / 67)
@@ -294,7 +294,7 @@ def test_without_a_compile_memory_is_profiled_after_the_weights() -> None:
     assert told(BANNER, first, LOADS, LOADED).phase == "profile_memory"
 
 
-def test_a_rank_that_is_late_does_not_move_the_start_back_but_shows_that_it_moves() -> None:
+def test_late_rank_counts_as_progress_but_does_not_move_the_phase_back() -> None:
     seen = told(BANNER, LOADS, LOADED, head("02:00:50") + "Starting to load model /models/x...")
     assert seen.phase == "compile"
     assert seen.moved == at("02:00:50")
@@ -359,7 +359,7 @@ def test_warnings_and_other_lines_are_no_progress() -> None:
     )
 
 
-def test_a_server_is_ready_when_it_says_so_and_its_progress_ends_there() -> None:
+def test_server_is_ready_from_its_ready_line_on() -> None:
     seen = told(
         BANNER, LOADS, head("02:02:00") + "Supported tasks: ['generate']", READY, head("02:09:00") + LOADS, SERVED
     )
@@ -386,12 +386,12 @@ def test_a_server_that_serves_is_ready(line: str) -> None:
     assert rotated.moved is not None
 
 
-def test_a_log_that_shows_neither_a_start_nor_a_server_at_work_says_nothing_of_the_start() -> None:
+def test_log_without_a_start_or_work_has_no_start_phase() -> None:
     seen = told(head("02:05:00", "WARNING") + "Triton is not installed.", "  warnings.warn(")
     assert (seen.phase, seen.spent, seen.moved) == (None, {}, None)
 
 
-def test_a_log_that_begins_in_the_middle_of_a_start_shows_the_rest_of_it() -> None:
+def test_log_that_begins_during_a_start_shows_the_remaining_phases() -> None:
     seen = told(POOL, bar(1, 4), now=at("02:02:10"))
     assert (seen.phase, seen.spent) == ("cuda_graph_capture", {"allocate_kv_cache": 0, "cuda_graph_capture": 60})
 
@@ -414,7 +414,7 @@ def test_one_line_of_the_web_server_alone_ends_no_server_at_work(line: str) -> N
     assert told(BANNER, line).phase == ""
 
 
-def test_an_engine_that_dies_because_its_server_was_told_to_stop_is_not_dead() -> None:
+def test_engine_that_ends_after_sigterm_is_not_dead() -> None:
     dies = head("02:10:01", "ERROR", "APIServer", "async_llm.py") + "AsyncLLM output_handler failed."
     assert told(BANNER, READY, dies).events == {"engine_dead": 1}
     assert told(BANNER, READY, SHUTDOWN, dies).events == {"shut_down": 1}
@@ -430,7 +430,7 @@ def test_the_end_of_a_server_whose_engine_died_is_no_orderly_shutdown() -> None:
 @pytest.mark.parametrize(
     "end", [head("02:10:01", "ERROR", "APIServer", "async_llm.py") + "AsyncLLM output_handler failed.", SHUTDOWN]
 )
-def test_what_ends_in_a_log_whose_beginning_is_lost_was_at_work(end: str) -> None:
+def test_end_in_a_log_without_its_beginning_is_that_of_a_serving_server(end: str) -> None:
     """A condition compares the time of the death with that of the last start."""
     assert told(end).moved == at(end[end.index("02:1") :][:8])
 
@@ -481,7 +481,7 @@ def test_the_same_banner_again_begins_a_new_start_before_any_phase() -> None:
     assert told(BANNER, BANNER.replace("02:00:00", "02:00:30"), now=at("02:00:31")).spent == {"process_start": 1}
 
 
-def test_a_new_start_knows_nothing_of_the_configuration_of_the_last() -> None:
+def test_new_start_forgets_the_previous_configuration() -> None:
     args = head("02:00:00", process="APIServer") + "non-default args: {'max_num_seqs': 8, 'model': 'm'}"
     state = fed(BANNER, args, LOADS, BANNER.replace("0.24.0", "0.25.0"))
     assert (dict(state.config), state.version, state.model) == ({}, "0.25.0", "")
@@ -535,15 +535,13 @@ VALIDATION = "pydantic_core._pydantic_core.ValidationError: 1 validation error f
 @pytest.mark.parametrize(
     "first", ['  File "<frozen runpy>", line 198, in _run_module_as_main', '  File "/usr/bin/vllm", line 8']
 )
-def test_an_exception_that_nobody_caught_before_the_server_was_ready_is_a_start_that_failed(
-    first: str, before: str
-) -> None:
+def test_uncaught_exception_before_ready_is_a_failed_start(first: str, before: str) -> None:
     assert told(*uncaught(VALIDATION, first, before)).events == {"engine_start_failed": 1}
     assert told(BANNER, *uncaught(VALIDATION, first, before)).phase == ""
     assert told(BANNER, READY, *uncaught(VALIDATION, first, before)).events == {}
 
 
-def test_an_exception_that_was_caught_or_asked_for_is_no_failure() -> None:
+def test_caught_or_requested_exception_is_no_failure() -> None:
     assert told(BANNER, *uncaught(VALIDATION, '  File "/x/triton.py", line 3, in f')).phase == "process_start"
     assert told(BANNER, *uncaught("KeyboardInterrupt"), "ValueError: x").phase == "process_start"
 
@@ -599,11 +597,11 @@ def test_a_line_without_numbers_leaves_those_of_the_line_before() -> None:
         f"    raise RuntimeError('{OOM}')",
     ],
 )
-def test_what_a_client_sent_or_a_model_is_called_is_no_event(line: str) -> None:
+def test_client_input_and_model_names_are_no_events(line: str) -> None:
     assert told(BANNER, READY, line).events == {}
 
 
-def test_what_a_client_sent_into_an_exception_of_the_web_server_is_no_event() -> None:
+def test_client_input_in_a_web_server_exception_is_no_event() -> None:
     failed = [
         "ERROR:    Exception in ASGI application",
         "Traceback (most recent call last):",
@@ -657,7 +655,7 @@ def test_only_the_outermost_settings_are_read() -> None:
         ("{'max_num_seqs': 8}", ""),
     ],
 )
-def test_a_model_is_named_as_it_is_served_and_never_by_a_path(args: str, model: str) -> None:
+def test_model_has_its_served_name_and_never_a_path(args: str, model: str) -> None:
     assert fed(head("02:00:00", process="APIServer") + f"non-default args: {args}").model == model
 
 
@@ -687,7 +685,7 @@ SECRETS = (
 )
 
 
-def test_nothing_but_known_numbers_the_version_the_models_name_and_an_error_leaves_a_log() -> None:
+def test_log_yields_only_known_numbers_version_model_name_and_an_error() -> None:
     error = head("02:01:00", "ERROR") + OOM + " api_key=hush-5 https://user:hush-6@host/ Bearer hush-hush-hush-7"
     state = fed(BANNER, head("02:00:00", process="APIServer") + SECRETS, error)
     everything = f"{state.samples(NOW)} {dict(state.config)} {state.version} {state.model}"
@@ -739,7 +737,7 @@ def test_a_real_log_ends_in_its_phase_with_its_events(name: str) -> None:
     assert ("warm_up" in seen.spent) is not failed
 
 
-def test_what_the_server_says_of_itself_wins_over_its_log() -> None:
+def test_server_metrics_override_its_log() -> None:
     state = ServerLog(UTC)
     state.feed(head("12:00:00") + "Initializing a V1 LLM engine (v0.8.5) with config: model='old', seed=0", NOW)
     assert (state.completes(config.ServerFacts()).version, state.completes(config.ServerFacts()).models) == (
@@ -927,7 +925,7 @@ def write(path: Path, *lines: str) -> None:
         file.writelines(f"{line}\n" for line in lines)
 
 
-def test_what_is_there_is_read_and_then_what_comes(path: Path, follow: Callable[[Path], LogTail]) -> None:
+def test_existing_lines_are_read_first_and_then_new_ones(path: Path, follow: Callable[[Path], LogTail]) -> None:
     write(path, BANNER, FULL)
     tail = follow(path)
     eventually(lambda: count(tail) == 1)
@@ -936,7 +934,9 @@ def test_what_is_there_is_read_and_then_what_comes(path: Path, follow: Callable[
     assert tail.collect().problem == ""
 
 
-def test_what_was_there_is_of_its_time_and_what_comes_is_of_now(path: Path, follow: Callable[[Path], LogTail]) -> None:
+def test_existing_lines_have_their_time_and_new_lines_the_current_time(
+    path: Path, follow: Callable[[Path], LogTail]
+) -> None:
     write(path, "2026-01-01T00:00:00Z x", FULL)
     tail = follow(path)
     eventually(lambda: count(tail) == 1)
@@ -948,7 +948,7 @@ def test_what_was_there_is_of_its_time_and_what_comes_is_of_now(path: Path, foll
     assert times["no_kv_cache_memory"] == pytest.approx(time.time(), abs=5)
 
 
-def test_an_old_log_is_of_the_year_it_was_written_in(path: Path) -> None:
+def test_old_log_has_the_year_of_its_file(path: Path) -> None:
     path.write_text("INFO 11-21 02:00:00 [a.py:1] x\n")
     written = datetime(2023, 12, 1, tzinfo=UTC).timestamp()
     os.utime(path, (written, written))
@@ -1038,7 +1038,7 @@ def test_a_folder_is_a_problem_until_a_file_is_there(path: Path, follow: Callabl
     eventually(lambda: count(tail) == 1 and not tail.collect().problem)
 
 
-def test_a_file_that_may_not_be_read_is_a_problem_until_it_may(path: Path, follow: Callable[[Path], LogTail]) -> None:
+def test_unreadable_log_is_a_problem_until_it_becomes_readable(path: Path, follow: Callable[[Path], LogTail]) -> None:
     """For root, who may read everything, it is a link to itself."""
     is_root = os.geteuid() == 0
     if is_root:
@@ -1075,7 +1075,7 @@ def test_pages_are_served_while_a_long_log_is_read(path: Path, follow: Callable[
     assert Told(tail).phase == "load_weights"
 
 
-def test_of_a_huge_file_the_beginning_and_the_end_are_read(
+def test_huge_log_is_read_at_both_ends(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(following, "FIRST", 2**17)
@@ -1090,7 +1090,7 @@ def test_of_a_huge_file_the_beginning_and_the_end_are_read(
     assert tail.collect().problem == ""
 
 
-def test_of_a_flood_the_newest_lines_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_lines_of_a_flood_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "BACKLOG", 2**18)
     monkeypatch.setattr(following, "AT_ONCE", 2**17)
     write(path, BANNER)
@@ -1192,7 +1192,7 @@ def test_a_log_is_known_by_its_name_in_the_contract() -> None:
     assert LogTail("x").name == "log"
 
 
-def test_an_input_thread_that_dies_over_a_multimodal_item_is_told_in_the_engines_own_name() -> None:
+def test_death_of_the_input_thread_over_a_multimodal_item_is_an_event_of_the_engine() -> None:
     """An engine of vLLM 0.11 names itself before each line of a traceback; without that, a client may have sent it."""
     dies = (
         "Exception in thread Thread-4 (process_input_sockets):",

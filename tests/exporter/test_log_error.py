@@ -1,4 +1,4 @@
-"""Which line of a log is quoted: the one that says why a start failed or a server died, and no other."""
+"""The quoted line of a log is the one with the reason of a failed start or a death, and no other."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,7 +85,7 @@ def text(*lines: str) -> str | None:
     ],
     ids=lambda value: value.parent.name if isinstance(value, Path) else "",
 )
-def test_the_line_where_it_began_is_quoted(path: Path, line: str, process: str, event: str, begins: str) -> None:
+def test_log_line_with_the_root_cause_is_quoted(path: Path, line: str, process: str, event: str, begins: str) -> None:
     state = ServerLog(UTC, str(path))
     for entry in read_timed_lines(path, UTC, NOW):
         state.feed(entry.text, entry.at, live=False, number=entry.number)
@@ -156,7 +156,7 @@ def test_the_last_exception_of_a_chain_is_quoted_with_the_first_as_its_cause() -
     )
 
 
-def test_what_pydantic_refuses_is_quoted_without_what_it_was_given() -> None:
+def test_pydantic_error_is_quoted_without_its_input() -> None:
     refused = [
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig",
         "max_num_seqs",
@@ -175,7 +175,7 @@ def test_an_assertion_without_words_is_quoted_with_its_code() -> None:
     )
 
 
-def test_of_arguments_that_are_not_known_values_are_hidden() -> None:
+def test_values_of_unknown_arguments_are_hidden() -> None:
     refused = "vllm serve: error: unrecognized arguments: --api-kye hush-1 --num-scheduler-steps 8 --tokn=hush-2"
     assert text(refused) == (
         "vllm serve: error: unrecognized arguments: --api-kye REDACTED --num-scheduler-steps 8 --REDACTED"
@@ -187,12 +187,12 @@ def test_of_arguments_that_are_not_known_values_are_hidden() -> None:
 # -- which of several -------------------------------------------------------------------------------------------------
 
 
-def test_what_says_only_that_another_process_failed_does_not_replace_why() -> None:
+def test_follow_up_error_does_not_replace_the_quoted_cause() -> None:
     lines = [*FATAL, CORE + "RuntimeError: CUDA error: device-side assert triggered", DEAD, *uncaught()]
     assert text(*lines) == "RuntimeError: CUDA error: device-side assert triggered"
 
 
-def test_an_engine_that_left_no_word_is_quoted_by_who_noticed() -> None:
+def test_silent_death_of_an_engine_is_quoted_from_the_api_server() -> None:
     said = "[shutdown] MPClient: engine core exited unexpectedly"
     assert text(READY, f"(APIServer pid=1) WARNING 11-21 02:00:00 [core_client.py:817] {said}", DEAD) == said
 
@@ -211,7 +211,7 @@ def test_a_start_that_a_signal_ended_is_quoted_by_the_signal() -> None:
     assert text(BANNER, CORE.replace("ERROR", "INFO") + told, *FAILED, ended, *uncaught()) == told
 
 
-def test_tracebacks_of_two_ranks_are_told_apart() -> None:
+def test_tracebacks_of_two_ranks_are_separated() -> None:
     ranks = [f"(Worker_TP{rank} pid={rank}) ERROR 11-21 02:00:00 [multiproc_executor.py:700] " for rank in (0, 1)]
     columns = ["WorkerProc failed to start.", TRACE, '  File "a.py", line 1']
     lines = [rank + column for column in columns for rank in ranks]
@@ -220,7 +220,7 @@ def test_tracebacks_of_two_ranks_are_told_apart() -> None:
     assert (found["process"], found["text"]) == ("Worker_TP1", "ValueError: of rank 1")
 
 
-def test_an_exception_that_the_server_survived_is_not_what_it_died_of() -> None:
+def test_survived_exception_is_not_the_cause_of_death() -> None:
     worker = "(Worker pid=9) ERROR 11-21 01:00:00 [multiproc_executor.py:700] "
     lora = [worker + "WorkerProc hit an exception.", worker + TRACE, worker + '  File "a.py", line 1']
     assert quoted(READY, *lora, worker + "ValueError: no such LoRA") is None
@@ -233,7 +233,7 @@ def test_a_new_start_forgets_the_last_one() -> None:
     assert quoted(BANNER, *FAILED, CORE + "ValueError: bad", *uncaught(), again) is None
 
 
-def test_a_server_that_was_told_to_stop_is_not_quoted() -> None:
+def test_server_after_sigterm_has_no_quoted_error() -> None:
     stopped = [
         "INFO:     Shutting down",
         "INFO:     Finished server process [1]",

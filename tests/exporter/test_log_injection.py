@@ -1,4 +1,4 @@
-"""What clients write into a server's log, in every way that is known, is no event, no configuration and no start."""
+"""Client input in a server's log, in every known way, is no event, no configuration and no start."""
 
 import json
 import pickle
@@ -35,7 +35,7 @@ OLD = Heads(
 
 
 def line_feed(server: Heads, sent: str) -> list[str]:
-    """As vLLM's formatter writes one: with the record's head again."""
+    """Return a line feed as vLLM's formatter writes it: with the record's head repeated."""
     return [f"{server.api}Received request x\r", f"{server.api}{sent}"]
 
 
@@ -125,11 +125,11 @@ def unchanged(begun: ServerLog, written: Callable[[str], list[str]], server: Hea
 
 @pytest.mark.parametrize("server", [NEW, OLD], ids=["0.32", "0.8.5"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_what_a_client_writes_changes_nothing(way: Callable[[Heads, str], list[str]], server: Heads) -> None:
+def test_client_input_in_the_log_changes_no_result(way: Callable[[Heads, str], list[str]], server: Heads) -> None:
     unchanged(serving(server), lambda sent: way(server, sent), server)
 
 
-def test_what_clients_wrote_into_the_log_of_a_real_server_changed_nothing() -> None:
+def test_client_input_in_a_real_log_changes_no_result() -> None:
     """Request ids, prompts and names of models with every text that the doctor knows, and refused grammars."""
     state, ready = ServerLog(UTC, "server.log"), None
     for entry in read_timed_lines(LOGS / "v1_0.32.0_clients_imitate.log", UTC, NOW + 7 * 86_400):
@@ -203,7 +203,7 @@ def test_the_death_of_an_engine_is_believed_whatever_was_written_before() -> Non
         assert events(state).items() >= {"engine_dead": 1, "cuda_out_of_memory": 1}.items(), way
 
 
-def test_read_as_it_is_written_a_line_counts_two_seconds_behind_an_exception_of_the_web_server() -> None:
+def test_live_line_counts_two_seconds_after_an_exception_of_the_web_server() -> None:
     for later, expected in ((1.9, {}), (2.0, {"engine_dead": 1})):
         state = serving(NEW)
         state.feed("ERROR:    Exception in ASGI application", NOW, live=True)
@@ -212,7 +212,7 @@ def test_read_as_it_is_written_a_line_counts_two_seconds_behind_an_exception_of_
 
 
 @pytest.mark.parametrize("pattern", [each for each in PATTERNS if each.logger and each.kind == "event"])
-def test_an_event_counts_from_the_files_that_log_it_only(pattern: object) -> None:
+def test_event_counts_only_from_the_source_files_that_log_it(pattern: object) -> None:
     texts = [case.split("\t") for case in (LOGS / "texts.tsv").read_text(encoding="utf-8").splitlines()]
     level, text = next((level, text) for _, level, _, text in texts if recognise(text, level) is pattern)
     for file in pattern.logger.split():  # type: ignore[attr-defined]
@@ -222,7 +222,7 @@ def test_an_event_counts_from_the_files_that_log_it_only(pattern: object) -> Non
         assert (events(believed), events(not_believed)) == ({pattern.name: 1}, {})  # type: ignore[attr-defined]
 
 
-def test_an_exception_counts_in_the_record_that_it_belongs_to() -> None:
+def test_exception_counts_in_its_own_record() -> None:
     missed = "AssertionError: Expected a cached item for mm_hash='ad7273d2c432b59015c01c998985ee2f'"
     head = NEW.engine.format(level="ERROR", file="core.py:2057")
     state = serving(NEW)
@@ -231,7 +231,7 @@ def test_an_exception_counts_in_the_record_that_it_belongs_to() -> None:
     assert events(state) == {"request_preprocessing_failed": 1, "multimodal_cache_miss": 1}
 
 
-def test_what_an_engine_prints_without_a_head_is_known_by_its_process() -> None:
+def test_engine_line_without_a_head_is_recognised_by_its_process() -> None:
     died = "Exception in thread Thread-4 (process_input_sockets):"
     for process, expected in (("EngineCore pid=24343", {"input_thread_died": 1}), ("EngineCore pid=4711", {})):
         state = serving(NEW)
@@ -239,7 +239,7 @@ def test_what_an_engine_prints_without_a_head_is_known_by_its_process() -> None:
         assert events(state) == expected
 
 
-def test_an_imitated_time_is_none_of_the_log() -> None:
+def test_imitated_time_is_not_the_time_of_a_line() -> None:
     state = serving(NEW)
     state.feed(f"{NEW.api}Received request x", NOW, live=True)
     state.feed("\rINFO 11-22 19:00:00 [core.py:1] x", NOW, live=True)
@@ -261,7 +261,7 @@ def test_the_records_of_vllms_json_format_are_believed() -> None:
     assert events(state) == {"engine_dead": 1, "cuda_out_of_memory": 1}
 
 
-def test_a_server_that_begins_anew_is_believed_when_another_file_of_it_goes_on() -> None:
+def test_restart_is_believed_once_another_source_file_continues_it() -> None:
     state = serving(NEW)
     again = NEW.start.replace("0.32.0", "0.33.0").replace("19:4", "19:5")
     banner, _, rest = again.partition("[model.py:733]")

@@ -41,7 +41,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.version} {case.text[:60]}")
-def test_a_text_of_a_release_tells_what_it_should(case: Case) -> None:
+def test_log_line_of_a_release_has_its_meaning(case: Case) -> None:
     pattern = told(case)
     assert f"{pattern.kind} {pattern.name}".strip() == case.tells
 
@@ -79,7 +79,7 @@ def test_a_source_line_of_a_traceback_is_not_recognised() -> None:
     assert recognise('    raise ValueError("No available memory for the cache blocks. "', "ERROR") is None
 
 
-def test_the_memory_line_that_begins_like_a_failure_is_none() -> None:
+def test_memory_line_that_begins_like_a_failure_is_no_failure() -> None:
     """An INFO of 0.10.2 and of 0.28 on."""
     text = "Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory utilization is (0.9, 71.33 GiB)."
     assert recognise(text, "INFO") is None
@@ -95,7 +95,7 @@ def test_the_table_names_stages_events_and_flags_that_there_are() -> None:
         assert fields <= (FIELDS[each.name] if each.kind == "event" else {*FLAGS, "version", "model"})
 
 
-def test_what_only_a_logger_of_vllm_writes_names_its_file() -> None:
+def test_pattern_of_a_logger_line_names_its_source_file() -> None:
     for each in PATTERNS:
         by_uvicorn = "" in each.levels or each.levels == {"INFO"} or each.begins == "Exception in ASGI application"
         assert each.logger or each.kind in ("stage", "progress", "setting") or by_uvicorn, each.begins
@@ -105,7 +105,7 @@ def test_the_phases_are_the_stages_by_another_name() -> None:
     assert set(PHASES) == set(STAGES) - {"kernel_warm_up"}
 
 
-def test_blocks_on_the_cpu_are_none_of_the_pool() -> None:
+def test_cpu_blocks_do_not_count_as_kv_cache() -> None:
     case = Case("0.6.6.post1", "INFO", "", "# CPU blocks: 2048")
     assert read_values(told(case), case.text) == {}
 
@@ -185,7 +185,7 @@ def test_an_amount_is_read_with_its_unit(text: str, gibibytes: float) -> None:
 
 
 @given(st.text(), st.sampled_from(["", "INFO", "ERROR"]))
-def test_any_text_is_taken(text: str, level: str) -> None:
+def test_any_text_is_parsed(text: str, level: str) -> None:
     recognise(text, level)
 
 
@@ -193,7 +193,7 @@ def test_any_text_is_taken(text: str, level: str) -> None:
     "text",
     ["a" * 65536, "[Rank 0] " * 8000, "Loading " * 9000, " █▄▀" * 16000, "Capturing a" * 6000, "a.Error: " * 999],
 )
-def test_no_long_text_takes_long(text: str) -> None:
+def test_long_text_is_parsed_in_bounded_time(text: str) -> None:
     begun = time.perf_counter()
     recognise(text, "")
     assert time.perf_counter() - begun < 0.2

@@ -45,7 +45,7 @@ def test_vllms_page_comes_first_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("prefix", [b"kserve_vllm:", b"ray_vllm_"])
-def test_renamed_metrics_are_passed_on_as_they_are_and_said(prefix: bytes) -> None:
+def test_renamed_metrics_are_passed_on_unchanged_and_reported(prefix: bytes) -> None:
     configured = b'vllm:cache_config_info{enable_prefix_caching="True",engine="0"} 1\n'
     other = (PAGE + configured).replace(b"vllm:", prefix)
     with serving(pages(other)) as server:
@@ -65,7 +65,7 @@ def test_a_server_that_does_not_answer_costs_only_its_own_part() -> None:
     assert b"vllm:" not in page
 
 
-def test_the_time_of_the_last_page_stays_when_there_is_none() -> None:
+def test_time_of_the_last_page_stays_without_a_new_page() -> None:
     with serving(on_metrics(Reply(), Reply(), Reply(b"", 500))) as server:
         one = exporter(server.url)
         pages_of_it = [values(one.page(4)) for _ in range(3)]
@@ -90,7 +90,7 @@ def test_the_time_of_the_last_page_stays_when_there_is_none() -> None:
         ),
     ],
 )
-def test_what_is_no_page_of_vllm_is_not_passed_on(
+def test_page_without_vllm_metrics_is_not_passed_on(
     answer: bad_servers.Answer, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(answer) as server:
@@ -161,7 +161,7 @@ def test_a_page_without_vllms_metrics_is_passed_on_and_is_not_up(caplog: pytest.
     assert "without --disable-log-stats" in warnings(caplog)[0]
 
 
-def test_a_line_that_is_no_metric_is_left_out_of_the_page_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_line_is_left_out_of_the_page_and_noted(caplog: pytest.LogCaptureFixture) -> None:
     odd = b'vllm:cache_config_info{block_size="16,engine="0" 1.0\n'
     good = b'vllm:cache_config_info{block_size="16",engine="1"} 1.0\n'
     with serving(pages(PAGE + odd + good)) as server:
@@ -172,7 +172,7 @@ def test_a_line_that_is_no_metric_is_left_out_of_the_page_and_said(caplog: pytes
     assert any("left out a line that is no metric: vllm:cache_config_info" in line for line in warnings(caplog))
 
 
-def test_two_servers_behind_one_port_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_two_servers_behind_one_port_are_noted(caplog: pytest.LogCaptureFixture) -> None:
     with serving(pages(PAGE, OTHER, PAGE, OTHER)) as server:
         one = exporter(server.url)
         success = [values(one.page(4))['diag_scrape_success{collector="vllm"}'] for _ in range(4)]
@@ -195,7 +195,7 @@ def test_a_problem_is_logged_once_and_its_end_too(caplog: pytest.LogCaptureFixtu
     assert [each.rpartition(": ")[2] for each in warnings(caplog)] == ["answered HTTP 503", "works again"]
 
 
-def test_configuration_and_version_come_from_where_they_are_said() -> None:
+def test_configuration_comes_from_command_and_page_and_the_version_from_its_endpoint() -> None:
     info = b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="8",sliding_window="None"} 1.0\n'
 
     def answer(request: bad_servers.Request) -> Reply | None:
@@ -329,7 +329,7 @@ def test_a_probe_is_sent_and_shown() -> None:
     assert 0 <= found["diag_probe_first_token_seconds"] <= found["diag_probe_duration_seconds"]
 
 
-def test_no_probe_is_sent_unless_asked_for() -> None:
+def test_no_probe_is_sent_without_the_option() -> None:
     with serving(pages(PAGE)) as server:
         one = exporter(server.url)
         one.start()
@@ -337,7 +337,7 @@ def test_no_probe_is_sent_unless_asked_for() -> None:
         assert not [each for each in server.requests if each.method == "POST"]
 
 
-def test_a_scrape_says_nothing_at_all_on_the_log_when_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_successful_scrape_writes_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "diag.exporter")
     with serving(pages(PAGE)) as server:
         one = exporter(server.url)

@@ -79,7 +79,7 @@ WHOLE = [SERVER, ENGINE, *RANKS]
 # Which processes
 
 
-def test_server_engine_and_workers_are_told_apart_by_their_titles(tmp_path: Path) -> None:
+def test_roles_are_derived_from_process_titles(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
         processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
@@ -120,7 +120,7 @@ def test_a_rank_is_the_number_of_the_worker_in_its_engine(tmp_path: Path, titles
         assert sorted(named) == sorted(zip((f"VLLM::{each}" for each in titles), ranks, strict=True))
 
 
-def test_under_data_parallelism_a_rank_says_the_engine_too(tmp_path: Path) -> None:
+def test_rank_includes_the_engine_with_data_parallelism(tmp_path: Path) -> None:
     engines = [
         engine("VLLM::Worker_DP0_TP0_EP0", "VLLM::Worker_DP0_TP1_EP1", title="VLLM::EngineCore_DP0"),
         engine("VLLM::Worker_TP0", "VLLM::Worker_TP1", title="VLLM::EngineCore_DP1"),
@@ -144,7 +144,7 @@ def test_an_engine_that_does_its_work_itself_is_no_worker(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_before_titles_existed_the_depth_tells_the_role(tmp_path: Path, method: str) -> None:
+def test_roles_without_titles_are_derived_from_depth(tmp_path: Path, method: str) -> None:
     with serving(tmp_path, {"children": [{}, {}], "reap": True}, method=method) as fake:
         processes = ProcessCollector(fake.port)
         pids = seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
@@ -152,7 +152,7 @@ def test_before_titles_existed_the_depth_tells_the_role(tmp_path: Path, method: 
         seen(processes, SERVER, ENGINE, ("worker", ""))  # and does not become the only one
 
 
-def test_what_else_they_start_has_no_role(tmp_path: Path) -> None:
+def test_other_child_processes_have_no_role(tmp_path: Path) -> None:
     with serving(tmp_path, {"title": "VLLM::EngineCore", "children": [{"title": "/usr/bin/ptxas"}]}) as fake:
         processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE)
@@ -160,7 +160,7 @@ def test_what_else_they_start_has_no_role(tmp_path: Path) -> None:
         seen(processes, SERVER, ENGINE)
 
 
-def test_work_of_a_compiler_is_told_of_the_engine_that_runs_it(tmp_path: Path) -> None:
+def test_cpu_time_of_a_compiler_is_attributed_to_its_engine(tmp_path: Path) -> None:
     compiler = {"title": "/usr/bin/ptxas", "spin": True}
     with serving(tmp_path, {"title": "VLLM::EngineCore", "children": [compiler], "reap": True}) as fake:
         processes = ProcessCollector(fake.port)
@@ -181,7 +181,7 @@ def test_a_title_that_is_set_later_is_read(tmp_path: Path) -> None:
         seen(processes, *WHOLE)
 
 
-def test_an_old_process_is_not_asked_for_its_title_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_title_of_a_known_process_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, TP2, ready=False) as fake:
         processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, ("worker", ""), ("worker", ""))
@@ -194,7 +194,7 @@ def test_an_old_process_is_not_asked_for_its_title_again(tmp_path: Path, monkeyp
 # Which server
 
 
-def test_each_of_two_servers_has_its_own(tmp_path: Path) -> None:
+def test_each_of_two_servers_has_its_own_processes(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as one, serving(tmp_path, engine("VLLM::Worker")) as other:
         first, second = ProcessCollector(one.port), ProcessCollector(other.port)
         assert seen(first, *WHOLE)[SERVER] == one.process.pid
@@ -228,7 +228,7 @@ def test_another_program_in_front_of_the_port_is_not_the_server(tmp_path: Path) 
         assert seen(ProcessCollector(fake.port), *WHOLE)[SERVER] == fake.process.pid
 
 
-def test_a_port_out_of_a_file_is_found_once_it_is_open(tmp_path: Path) -> None:
+def test_server_with_its_port_in_a_config_file_is_found_by_its_open_port(tmp_path: Path) -> None:
     with serving(tmp_path, TP2, flags=["--config", "vllm.yaml"]) as fake:
         until(lambda: bool(table.listeners(fake.port)))
         seen(ProcessCollector(fake.port), *WHOLE)
@@ -290,7 +290,7 @@ def test_a_server_that_starts_again_is_found_and_what_outlived_the_first_is_kept
             assert set(old.values()) - {old[SERVER]} < processes.owners().keys()
 
 
-def test_what_outlived_a_server_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_surviving_child_is_not_taken_for_the_server(tmp_path: Path) -> None:
     with serving(tmp_path, {"children": [{}]}, method="fork") as fake:  # all with the command line of the server
         processes = ProcessCollector(fake.port)
         seen(processes, SERVER, ENGINE, ("worker", "0"))
@@ -347,7 +347,7 @@ def test_without_a_port_the_only_server_is_meant() -> None:
     assert find_server({}, None, {}, ())[1].startswith("no vLLM process is visible that serves: in a container")
 
 
-def test_nothing_is_there() -> None:
+def test_no_server_process_is_found() -> None:
     port = live.free_port()
     processes = ProcessCollector(port)
     told = f"no vLLM process is visible that serves port {port}: in a container share the PID namespace "
@@ -358,7 +358,7 @@ def test_nothing_is_there() -> None:
     assert (processes.owners(), processes.launch(), processes.visible(), processes.started()) == ({}, "", None, None)
 
 
-def test_another_proc_may_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alternative_proc_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")  # which is put back in the end
     proc = tmp_path / "proc"
     proc.mkdir()
@@ -389,7 +389,7 @@ def test_a_stopped_worker_stands_still_while_its_peer_spins(tmp_path: Path) -> N
         until(lambda: values(processes, CPU)[stopped] > before[stopped] and not values(processes, STOPPED)[stopped])
 
 
-def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> None:
+def test_zombie_worker_counts_as_stopped(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
         processes = ProcessCollector(fake.port)
         pids = seen(processes, *WHOLE)
@@ -398,7 +398,7 @@ def test_a_worker_that_nobody_has_buried_counts_as_stopped(tmp_path: Path) -> No
         assert processes.owners()[pids["worker", "1"]] == Owner("worker", "1")
 
 
-def test_what_the_kernel_kills_for_lack_of_memory_is_dated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oom_kill_is_dated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def dated(count: int) -> float:
         (tmp_path / "vmstat").write_text(f"nr_free_pages 7\noom_kill {count}\n")
         samples = {name: value for name, _, value in processes.collect().samples}
@@ -473,7 +473,7 @@ def test_a_pid_that_came_again_is_another_process(tmp_path: Path) -> None:
 
 
 def _came_again(processes: ProcessCollector, ended: int, stranger: int) -> None:
-    """As if a worker had had the stranger's PID and ended."""
+    """Let a worker end that had the stranger's PID."""
     view = processes._view
     worker = psutil.Process(stranger)
     worker._ident = (stranger, 1.0)  # by which psutil tells them apart
@@ -504,7 +504,7 @@ def _short_lives(stop: threading.Event) -> int:
     return count
 
 
-def test_threads_may_ask_while_another_looks(tmp_path: Path) -> None:
+def test_concurrent_reads_during_a_scan_are_safe(tmp_path: Path) -> None:
     with serving(tmp_path, TP2) as fake:
         seen(ProcessCollector(fake.port), *WHOLE)
         for _ in range(5):
@@ -519,7 +519,7 @@ def test_threads_may_ask_while_another_looks(tmp_path: Path) -> None:
 # The command
 
 
-def test_the_command_is_told_with_the_settings_of_its_environment(tmp_path: Path) -> None:
+def test_command_is_published_with_its_environment_settings(tmp_path: Path) -> None:
     environment = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "2,3"}
     with serving(tmp_path, TP2, environment=environment) as fake:
         processes = ProcessCollector(fake.port)
@@ -531,7 +531,7 @@ def test_the_command_is_told_with_the_settings_of_its_environment(tmp_path: Path
         assert processes.visible() == "2,3"
 
 
-def test_of_secrets_only_those_that_a_relaunch_needs_are_named(tmp_path: Path) -> None:
+def test_only_secret_variables_that_a_relaunch_needs_are_named(tmp_path: Path) -> None:
     flags = ["--api-key", "sk-11111111hush", "second-hush", "--hf-token=hf_3333hush", "--port"]
     environment = {
         "VLLM_API_KEY": "hush",
@@ -552,7 +552,7 @@ def test_of_secrets_only_those_that_a_relaunch_needs_are_named(tmp_path: Path) -
         assert "VLLM_HTTP_TOKEN" not in launch
 
 
-def test_what_is_not_ours_to_read_costs_only_the_environment_and_the_disk_reads(tmp_path: Path) -> None:
+def test_unreadable_process_lacks_only_environment_and_disk_reads(tmp_path: Path) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0"}
     with serving(tmp_path, TP2, environment=environment, hidden=True) as fake:
         seen(ProcessCollector(fake.port), *WHOLE)

@@ -58,7 +58,7 @@ def test_only_users_of_the_file_get_an_answer(tmp_path: Path, user: str, code: i
 @pytest.mark.parametrize(
     "header", ["Basic", "Basic !", "Bearer cHJvbTpvcGVuc2VzYW1l", "Basic cHJvbQ==", "Basic /w==", ""]
 )
-def test_what_names_no_user_is_refused_at_once(header: str) -> None:
+def test_request_without_a_user_is_refused_at_once(header: str) -> None:
     assert not Users({"prom": HASH}).accept(header)
 
 
@@ -139,7 +139,7 @@ TLS = "tls_server_config:\n  cert_file: server.pem\n  key_file: server.key\n"
         (f"basic_auth_users:\n  prom: {HASH}x\n", "the password of prom is not a bcrypt hash"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused_without_its_secrets(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_web_config_is_refused_without_its_secrets(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(BadUsage) as error:
         read(Path(written(tmp_path, text)))
     assert reason in str(error.value)
@@ -157,7 +157,7 @@ def test_the_hashes_are_in_no_representation(tmp_path: Path) -> None:
         (["--web.config.file", "f", "--tls-cert", "c"], "--web.config.file sets TLS"),
     ],
 )
-def test_an_option_that_makes_no_sense_is_one_sentence(words: list[str], reason: str) -> None:
+def test_invalid_option_is_one_sentence(words: list[str], reason: str) -> None:
     done = diag("exporter", "--listen", "127.0.0.1:0", *words)
     assert (done.returncode, done.stderr.count("\n")) == (64, 1)
     assert reason in done.stderr

@@ -1,4 +1,4 @@
-"""What a Prometheus answers that scraped a recorded server: by diag's own evaluator, or as a line of a text says."""
+"""Responses of a Prometheus that scraped a recorded server: from diag's own evaluator, or from a line of a text."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def _recorded() -> tuple[promql.Samples, int]:
 
 @cache
 def good(path: str, form: bytes) -> tuple[int, bytes]:
-    """What a Prometheus that scraped the recorded server would answer."""
+    """Return the response of a Prometheus that scraped the recorded server."""
     samples, end = _recorded()
     asked = {name: values[0] for name, values in parse_qs(form.decode()).items()}
     labels = [labels for block in samples.select(()) for labels in block.labels]

@@ -1,4 +1,4 @@
-"""What must hold of every target and input: no exception but an answer, bounded time and memory, no secret shown."""
+"""Rules for every target and input: no exception except diag's errors, bounded time and memory, no secret shown."""
 
 import resource
 import signal

@@ -113,7 +113,7 @@ def _word(random: Random, text: bytes, other: bytes) -> bytes:
 
 
 def _replaced(random: Random, text: bytes, pattern: re.Pattern[bytes], instead: bytes) -> bytes:
-    """With one match replaced; from a random place on, so that a long text is not read as a whole."""
+    """Replace one match, searched from a random place on, so that a long text is not read as a whole."""
     found = pattern.search(text, random.randint(0, len(text)))
     return text[: found.start()] + instead + text[found.end() :] if found else text
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: for each kind of input a function of bytes, which returns what it would show of them.
+"""Fuzz targets: for each kind of input a function of bytes, which returns the texts that it would show.
 
 Every foreign text goes through the code that meets it first. Errors of diag's own (diag/core/errors.py, and the two by
 which a page or a server's answer counts as a failed one) are answers; anything else that is raised is a find.
@@ -270,5 +270,5 @@ def saved(name: str) -> Sequence[bytes]:
 
 @cache
 def seeds(name: str) -> Sequence[bytes]:
-    """What is mutated: the corpus, and what the recordings, logs and expressions of other tests have."""
+    """Return the inputs to mutate: the corpus, and the recordings, logs and expressions of other tests."""
     return (*saved(name), *TARGETS[name].seeds())

@@ -20,13 +20,13 @@ assert RUNS.keys() == TARGETS.keys()
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found_is_taken_as_it_has_to_be(name: str) -> None:
+def test_every_find_of_the_corpus_passes_the_rules(name: str) -> None:
     for text in saved(name):
         examine(TARGETS[name], text)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_mutated_input_is_taken_as_it_has_to_be(name: str) -> None:
+def test_mutated_input_passes_the_rules(name: str) -> None:
     texts = st.sampled_from(seeds(name))
 
     @settings(max_examples=RUNS[name], derandomize=True, database=None, suppress_health_check=list(HealthCheck))

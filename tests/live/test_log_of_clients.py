@@ -33,7 +33,7 @@ def post(url: str, body: object, **headers: str) -> None:
 
 
 def told(log: Path) -> tuple[object, ...]:
-    """What the doctor reads in a log: version, model, configuration, and how often each event was counted."""
+    """Return the doctor's reading of a log: version, model, configuration, and the count of each event."""
     state = ServerLog(UTC)
     for entry in read_timed_lines(log, UTC, time.time()):
         state.feed(entry.text, entry.at, live=False)
@@ -62,8 +62,8 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
         yield running
 
 
-def test_what_clients_write_into_a_log_changes_no_verdict_and_no_configuration(vllm: server.Server) -> None:
-    """As id of a request, in its body and in its header, as prompt, as name of a model, as a body that is no JSON."""
+def test_client_input_in_a_log_changes_no_verdict_and_no_configuration(vllm: server.Server) -> None:
+    """The inputs are a request id in the body and in the header, a prompt, a model name and a body that is no JSON."""
     before, lines = told(vllm.log), texts(vllm.log)
     assert before[:2] == ("0.32.0", "tiny")
     one = {"model": "tiny", "prompt": "a", "max_tokens": 1}

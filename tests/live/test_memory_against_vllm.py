@@ -18,7 +18,7 @@ LIVE = TESTS / "support" / "live"
 
 
 def asked(script: str, cases: object) -> list[object]:
-    """What a script of tests/live answers, run by vLLM's own Python."""
+    """Return the output of a script of tests/live, run by vLLM's own Python."""
     told = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [server.PYTHON, str(LIVE / script)]
     ended = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, env=told, check=True)
@@ -55,7 +55,7 @@ def case(chance: random.Random) -> tuple[dict[str, object], usage.CacheLayout]:
     return question, usage.cache_layout(model, setup)
 
 
-def test_the_cache_is_planned_as_vllm_plans_it() -> None:
+def test_kv_cache_plan_equals_vllms() -> None:
     """Sixty models, contexts and memories at random."""
     chance = random.Random(1)
     pairs = [case(chance) for _ in range(60)]

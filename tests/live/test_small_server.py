@@ -73,7 +73,7 @@ def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> No
 
 
 def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: server.Server) -> None:
-    """That this fix works is measured by bench/cures.py."""
+    """bench/cures.py measures that this fix works."""
     with load.alone(), load.running(small.port, *cure.CONTENTION.clients):
         time.sleep(cure.CONTENTION.settles)
         report = doctor(small.url)

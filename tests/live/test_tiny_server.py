@@ -67,7 +67,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
 
 @pytest.fixture(scope="module")
 def plain(vllm: server.Server) -> Iterator[str]:
-    """The same server as one that is not in development mode, on a port of another process."""
+    """Return the server without development mode, on a port of another process."""
 
     def answer(request: Request) -> Reply:
         if request.path.startswith("/server_info"):
@@ -82,7 +82,7 @@ def plain(vllm: server.Server) -> Iterator[str]:
         yield between.url
 
 
-def test_every_source_says_the_same_of_it(vllm: server.Server) -> None:
+def test_every_source_of_the_configuration_agrees(vllm: server.Server) -> None:
     one = config(vllm.url, "--log", str(vllm.log))
     found = values(one)
     assert {name: found[name] for name in GIVEN} == GIVEN
@@ -96,7 +96,7 @@ def test_every_source_says_the_same_of_it(vllm: server.Server) -> None:
     assert one["environment"]["VLLM_SERVER_DEV_MODE"] == "1"
 
 
-def test_its_numbers_are_those_that_its_log_says(vllm: server.Server) -> None:
+def test_configured_numbers_equal_those_of_the_log(vllm: server.Server) -> None:
     said = re.search(r"non-default args: (\{.*\})", text := vllm.log.read_text())
     assert said, text
     arguments = ast.literal_eval(said[1])
@@ -117,15 +117,15 @@ def test_without_development_mode_the_numbers_are_the_same(vllm: server.Server, 
     assert {name: values(dev)[name] for name in both} == {name: values(other)[name] for name in both}
 
 
-def test_of_a_page_alone_what_was_set_may_be_more(plain: str) -> None:
+def test_configuration_from_the_page_alone_is_incomplete(plain: str) -> None:
     one = config(plain)
     assert one["incomplete"]
     assert sources(one, "--block-size") == ["/metrics"]
     assert {"--max-num-seqs", "--max-num-batched-tokens"} <= {each["name"] for each in one["unknown"]}
 
 
-def test_the_defaults_of_the_release_are_what_it_runs_with(vllm: server.Server) -> None:
-    """Of all that vLLM publishes of itself, what was not given is as the table of defaults has it."""
+def test_server_runs_with_the_defaults_of_its_release(vllm: server.Server) -> None:
+    """Every published setting that was not given has the value in the table of defaults."""
     found = values(config(vllm.url))
     flags = [f"--{name.replace('_', '-')}" for name in FLAGS]
     assumed = {name: default(name, "0.32.0") for name in flags if name not in GIVEN and name != "--enforce-eager"}
@@ -134,7 +134,7 @@ def test_the_defaults_of_the_release_are_what_it_runs_with(vllm: server.Server) 
     assert {name: found[name] for name in known} == known
 
 
-def test_a_recording_of_it_knows_as_much(vllm: server.Server, tmp_path: Path) -> None:
+def test_recording_has_the_configuration_of_the_live_server(vllm: server.Server, tmp_path: Path) -> None:
     folder = tmp_path / "recording"
     subprocess.run([DIAG, "record", vllm.url, str(folder), "--for", "2"], check=True, stdout=subprocess.DEVNULL)
     one = config(str(folder))

@@ -31,7 +31,7 @@ from diag.core.contract import Site
         ("requests", -2, "-2"),
     ],
 )
-def test_a_value_is_written_with_its_unit(tmp_path: Path, unit: str, value: float, text: str) -> None:
+def test_value_is_printed_with_its_unit(tmp_path: Path, unit: str, value: float, text: str) -> None:
     fires(tmp_path, alert_value(unit), text, value=value)
 
 

@@ -1,4 +1,4 @@
-"""From samples to a page: a real Prometheus with the generated rules, a real Alertmanager with the inhibition rules.
+"""Samples become a page: a real Prometheus with the generated rules, a real Alertmanager with the inhibition rules.
 
 The samples end minutes from now, so that both servers see them as the present.
 """
@@ -48,7 +48,7 @@ def ask(url: str) -> Any:
 
 
 @pytest.mark.prometheus
-def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_not(tmp_path: Path) -> None:
+def test_cause_pages_with_all_annotations_and_its_consequences_do_not(tmp_path: Path) -> None:
     (tmp_path / "diag.rules.yaml").write_text(hasty(generated()["alerts/diag.rules.yaml"]))
     with (
         alertmanager.pager() as (webhook, arrived),
@@ -77,7 +77,7 @@ def test_the_cause_pages_with_all_that_is_needed_and_what_follows_from_it_does_n
 
 
 def filled() -> dict[str, str]:
-    """What a watch without a Prometheus posts of the same engine, whatever the time is."""
+    """Return the post of a watch without a Prometheus for the same engine, without its times."""
     first = doctor.run(ObserveOptions([str(RECORDINGS / "kv_cascade")])).present[0].diagnosis
     diagnosis = first._replace(subject=(("engine", ENGINE), ("instance", "h:1")))
     (alert,) = filled_alerts(diagnosis, CONTRACT, time.time())
@@ -86,7 +86,7 @@ def filled() -> dict[str, str]:
 
 
 def hostile(series: list[Block]) -> list[Block]:
-    """The same of an engine with a hostile name, as whoever serves the page may choose it."""
+    """Return the alert of an engine with a hostile name, which the server of the page may choose."""
     named = (
         tuple({**labels, "engine": ENGINE} if labels.get("engine") == "0" else labels for labels in block.labels)
         for block in series
@@ -95,7 +95,7 @@ def hostile(series: list[Block]) -> list[Block]:
 
 
 def pasted(command: str) -> list[dict[str, Any]]:
-    """What the command of an alert finds, run by a shell as it stands there."""
+    """Return the findings of an alert's command, run unchanged by a shell."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     shell = ["bash", "-c", f"{command} --json"]
     done = subprocess.run(shell, check=False, env=environment, capture_output=True, text=True)
@@ -113,7 +113,7 @@ def inhibited(address: str) -> set[str]:
     return {alert["labels"].get("incident") for alert in alerts if alert["status"]["inhibitedBy"]}
 
 
-def test_the_documented_contract_is_one(tmp_path: Path) -> None:
+def test_documented_alertmanager_configuration_is_valid(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(snippet(generated(), "diag.toml"))
     contract = read(tmp_path / "diag.toml")
     assert contract.site == Site(runbook_base_url="https://wiki.example/vllm", grafana_url="https://grafana.example")

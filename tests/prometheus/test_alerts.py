@@ -95,7 +95,7 @@ def test_an_alert_fires_in_a_real_promtool_at_the_same_moment(tmp_path: Path, na
 
 
 def test_a_real_promtool_fires_no_other_alert(tmp_path: Path) -> None:
-    """Of a server in a cascade, one whose rank has stopped, and a healthy one with all that a host shows of it."""
+    """The servers: one in a cascade, one with a stopped rank, and a healthy one with all series of its host."""
     sick = {name: timelines.faulty(name)[0] for name in ("kv_eviction_cascade", "tp_communication_stall")}
     series = {**sick, "healthy": timeline("healthy", *CALM, *timelines.TOLD, before=CALM)}
     found = all_fired(RULES, series, metrics_read(), tmp_path, PLACES[1])
@@ -191,7 +191,7 @@ def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float],
 
 
 @pytest.mark.parametrize("alone", ["vllm:num_requests_running", "diag_vllm_up"])
-def test_a_page_of_either_kind_is_telemetry(tmp_path: Path, alone: str) -> None:
+def test_page_of_vllm_or_of_the_exporter_counts_as_telemetry(tmp_path: Path, alone: str) -> None:
     held = {frozenset({("__name__", alone)}): np.zeros(timelines.TIMES.size)}
     assert not fired(only(None, tmp_path), held, {alone}, tmp_path).guards
 
@@ -307,5 +307,5 @@ def test_the_relabelling_gives_renamed_metrics_their_names_back(place: str) -> N
 
 
 def whole(held: Answer | None, series: int) -> Answer | None:
-    """What a Prometheus holds, once so many series are there."""
+    """Return the series in a Prometheus once it has so many."""
     return held if held and len(held) >= series else None

@@ -56,7 +56,7 @@ class Said:
 
     @property
     def sentence(self) -> str:
-        """What the one line on standard error says, nothing being on standard output."""
+        """Return the one line on standard error; standard output must be empty."""
         assert not self.out
         assert self.error.startswith("diag: ")
         assert self.error.count("\n") == 1
@@ -145,7 +145,7 @@ WITHOUT = f"has no vLLM metrics between 2026-09-21 13:58:20 UTC and 2026-09-21 1
 """What is said of an empty one: whatever came before went well."""
 
 
-def test_no_metrics_of_vllm(doctor: Diag) -> None:
+def test_prometheus_without_vllm_metrics_is_reported(doctor: Diag) -> None:
     with serving(empty) as server:
         said = doctor(server.url)
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {WITHOUT}")
@@ -200,7 +200,7 @@ def drip_headers(connection: socket.socket, over: Any) -> None:
 def test_a_server_that_does_not_answer_properly(
     doctor: Diag, talk: Callable[..., None], timeout: int, reason: str
 ) -> None:
-    """Those that stay silent or drip do so until the command has ended."""
+    """Silent and slow servers stay so until the command has ended."""
     with talking(talk) as server:
         said = doctor(server.url, "--timeout", str(timeout))
     assert said.status == UNREACHABLE
@@ -214,13 +214,13 @@ def test_a_closed_port_is_reported(doctor: Diag) -> None:
     assert (said.status, said.sentence) == (UNREACHABLE, f"cannot connect to {url}: {reason}")
 
 
-def test_a_host_that_is_not_known(doctor: Diag) -> None:
+def test_unknown_host_is_reported(doctor: Diag) -> None:
     said = doctor("http://no-such-host.invalid:9090")
     assert said.status == UNREACHABLE
     assert said.sentence == "cannot connect to http://no-such-host.invalid:9090: unknown host name; is the name right?"
 
 
-def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_name_server_is_given_up(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays silent until the command has ended."""
     ended = threading.Event()
 
@@ -267,7 +267,7 @@ def test_a_name_server_that_keeps_silent_does_not_take_for_ever(doctor: Diag, mo
         (clock(1e300), f"returned an invalid time; {WHICH}"),
     ],
 )
-def test_a_first_answer_that_is_of_no_use(doctor: Diag, reply: Reply, reason: str) -> None:
+def test_unusable_first_response_is_reported(doctor: Diag, reply: Reply, reason: str) -> None:
     with serving(lambda _: reply) as server:
         said = doctor(server.url)
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
@@ -284,7 +284,7 @@ SHAPES: list[Any] = [
 
 @pytest.mark.parametrize("data", SHAPES, ids=json.dumps)
 @pytest.mark.parametrize("path", ["/query", "/series"])
-def test_an_answer_of_another_shape(doctor: Diag, path: str, data: Any) -> None:
+def test_response_of_another_shape_is_reported(doctor: Diag, path: str, data: Any) -> None:
     """An empty list is none of another shape where labels are asked for: there are no servers."""
 
     def answer(request: Request) -> Reply:
@@ -297,7 +297,7 @@ def test_an_answer_of_another_shape(doctor: Diag, path: str, data: Any) -> None:
     assert said.sentence == f"{server.url} {WITHOUT if path == '/series' and data == [] else right}"
 
 
-def test_a_huge_answer_is_not_taken(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_response_is_refused(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_api, "MOST_BYTES", 1 << 20)
     with talking(bad.flood) as server:
         said = doctor(server.url)
@@ -312,13 +312,13 @@ def test_a_gzip_bomb_is_not_unpacked(doctor: Diag, monkeypatch: pytest.MonkeyPat
         assert "sent more than 1 MiB" in doctor(server.url).sentence
 
 
-def test_a_redirect_is_read_no_further(doctor: Diag) -> None:
+def test_body_of_a_redirect_is_not_read(doctor: Diag) -> None:
     """Its body never ends, and is not waited for."""
     with talking(sent(b"Location: /login", b"", b"#", status=b"302 Found", stay=True)) as server:
         assert "redirects to /login" in doctor(server.url).sentence
 
 
-def test_gzip_is_asked_for_and_taken(doctor: Diag) -> None:
+def test_gzip_is_requested_and_unpacked(doctor: Diag) -> None:
     def packed(request: Request) -> Reply:
         assert "gzip" in request.headers["Accept-Encoding"]
         return Reply(gzip.compress(empty(request).body), headers={"Content-Encoding": "gzip"})
@@ -332,18 +332,18 @@ def test_gzip_is_asked_for_and_taken(doctor: Diag) -> None:
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_server_short_of_breath_is_asked_again(doctor: Diag, status: int, times: int) -> None:
+def test_overloaded_server_is_retried(doctor: Diag, status: int, times: int) -> None:
     with serving(then_empty(*[Reply(b"wait", status)] * times)) as server:
         assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
 
 
-def test_too_many_requests_are_asked_again_whatever_the_words(doctor: Diag) -> None:
+def test_status_429_is_retried_with_any_body(doctor: Diag) -> None:
     with serving(then_empty(error(429, "too_many_requests", "too many outstanding requests"))) as server:
         assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_a_server_that_stays_short_of_breath_is_given_up(doctor: Diag, status: int) -> None:
+def test_server_that_stays_overloaded_is_given_up(doctor: Diag, status: int) -> None:
     with serving(lambda _: Reply(b"Service Unavailable", status)) as server:
         said = doctor(server.url)
     reason = f'answered "Service Unavailable" instead of JSON (HTTP {status}); is it starting, or overloaded?'
@@ -351,7 +351,7 @@ def test_a_server_that_stays_short_of_breath_is_given_up(doctor: Diag, status: i
     assert len(server.requests) == 3
 
 
-def test_a_server_that_takes_no_forms_is_asked_by_get_from_then_on(doctor: Diag) -> None:
+def test_server_without_post_is_queried_by_get_from_then_on(doctor: Diag) -> None:
     with serving(lambda request: Reply(b"", 405) if request.method == "POST" else empty(request)) as server:
         said = doctor(server.url)
     assert said.sentence == f"{server.url} {WITHOUT}"
@@ -398,7 +398,7 @@ def test_the_api_is_found_below_an_address(doctor: Diag, given: str, base: str) 
         (f"http://host/prom?token={SECRET}", "http://host:80/prom?...: leave out the question mark and what follows"),
     ],
 )
-def test_what_is_no_address(doctor: Diag, url: str, reason: str) -> None:
+def test_invalid_address_is_refused(doctor: Diag, url: str, reason: str) -> None:
     said = doctor(url)
     assert said.status == USAGE
     assert said.sentence.startswith(reason)
@@ -431,7 +431,7 @@ def test_credentials_are_sent_with_every_request(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_credentials_that_are_refused_are_said(doctor: Diag, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+def test_refused_credentials_are_reported(doctor: Diag, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setenv("DIAG_BEARER_TOKEN", SECRET)
     with serving(lambda _: error(status, "auth", f"{SECRET} is no token")) as server:
         said = doctor(server.url)
@@ -464,7 +464,7 @@ def test_a_netrc_does_not_take_the_place_of_the_credentials(
     assert {each.headers.get("Authorization") for each in server.requests} == {f"Bearer {token}" if token else None}
 
 
-def test_other_hosts_are_asked_through_the_proxy(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_are_contacted_through_the_proxy(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(empty) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         assert doctor("http://server.invalid:9090").sentence == f"http://server.invalid:9090 {WITHOUT}"
@@ -472,7 +472,7 @@ def test_other_hosts_are_asked_through_the_proxy(doctor: Diag, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("proxy", [f"http://me:{SECRET}@127.0.0.1:{{port}}", f"http:///{SECRET}"])
-def test_a_proxy_that_cannot_be_used_is_said(doctor: Diag, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+def test_unusable_proxy_is_reported(doctor: Diag, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.setenv("http_proxy", proxy.format(port=bad.closed_port()))
     said = doctor("http://server.invalid:9090")
     reason = "cannot be reached through the proxy; check http_proxy, https_proxy and no_proxy"
@@ -503,14 +503,14 @@ def trust(monkeypatch: pytest.MonkeyPatch, certificates: dict[str, tuple[Path, P
     return set_variables
 
 
-def test_a_certificate_that_nobody_vouches_for(doctor: Diag, certificates: dict[str, tuple[Path, Path]]) -> None:
+def test_untrusted_certificate_is_refused(doctor: Diag, certificates: dict[str, tuple[Path, Path]]) -> None:
     with serving(empty, bad.server_context(*certificates["server"])) as server:
         said = doctor(server.url)
     reason = "has a certificate that is not trusted (self-signed certificate); set DIAG_CA_FILE"
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
 
 
-def test_an_authority_of_ones_own_is_trusted(
+def test_own_certificate_authority_is_trusted(
     doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]]
 ) -> None:
     trust()
@@ -518,7 +518,7 @@ def test_an_authority_of_ones_own_is_trusted(
         assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
 
 
-def test_an_authority_of_ones_own_goes_before_that_of_the_environment(
+def test_own_certificate_authority_overrides_that_of_the_environment(
     doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trust()
@@ -528,14 +528,14 @@ def test_an_authority_of_ones_own_goes_before_that_of_the_environment(
     assert "IP address mismatch" in said.sentence
 
 
-def test_a_client_certificate_is_shown(doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]]) -> None:
+def test_client_certificate_is_sent(doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]]) -> None:
     trust(shown="client")
     context = bad.server_context(*certificates["server"], clients=certificates["client"][0])
     with serving(empty, context) as server:
         assert doctor(server.url).sentence == f"{server.url} {WITHOUT}"
 
 
-def test_a_client_certificate_that_is_missing_is_said(
+def test_missing_client_certificate_is_reported(
     doctor: Diag, trust: Trust, certificates: dict[str, tuple[Path, Path]]
 ) -> None:
     trust()
@@ -551,7 +551,7 @@ def test_a_client_certificate_that_is_missing_is_said(
     )
 
 
-def test_https_to_a_server_of_http_is_said(doctor: Diag) -> None:
+def test_https_to_an_http_server_is_reported(doctor: Diag) -> None:
     with serving(empty) as server:
         said = doctor(f"https://127.0.0.1:{server.port}")
     reason = "does not speak TLS; is it http instead of https?"
@@ -569,7 +569,7 @@ def test_https_to_a_server_of_http_is_said(doctor: Diag) -> None:
         ("DIAG_HEADERS_FILE", "/no/file", "DIAG_HEADERS_FILE /no/file cannot be read: No such file"),
     ],
 )
-def test_a_setting_that_cannot_be_used(
+def test_unusable_setting_is_refused(
     doctor: Diag, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, reason: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -649,14 +649,14 @@ def test_a_good_server_is_judged_whatever_the_timeout(doctor: Diag, prometheus: 
 
 @REAL
 @pytest.mark.parametrize("form", [[], ["--markdown"], ["--json"]])
-def test_labels_cannot_speak_to_the_terminal(doctor: Diag, prometheus: str, form: list[str]) -> None:
+def test_labels_cannot_send_escape_sequences_to_the_terminal(doctor: Diag, prometheus: str, form: list[str]) -> None:
     said = doctor(prometheus, *THEN, "--match", f'instance="{EVIL}"', *form)
     assert (said.status, said.error) == (0, "")
     assert "[2Jvil:8000" in said.out
 
 
 @REAL
-def test_no_data_within_the_window(doctor: Diag, prometheus: str) -> None:
+def test_missing_data_in_the_window_is_reported(doctor: Diag, prometheus: str) -> None:
     said = doctor(prometheus)
     assert said.status == UNREACHABLE
     who = f"{prometheus}: a:8000, b:8000, {SHOWN} were scraped on the day before, but not between "
@@ -666,7 +666,7 @@ def test_no_data_within_the_window(doctor: Diag, prometheus: str) -> None:
 
 @REAL
 @pytest.mark.parametrize("at", ["-30d", "86400", "-10000d"])
-def test_no_data_at_that_time(doctor: Diag, prometheus: str, at: str) -> None:
+def test_missing_data_at_that_time_is_reported(doctor: Diag, prometheus: str, at: str) -> None:
     said = doctor(prometheus, "--at", at)
     assert said.status == UNREACHABLE
     assert said.sentence.startswith(f"{prometheus} has no vLLM metrics between ")
@@ -677,7 +677,7 @@ def test_no_data_at_that_time(doctor: Diag, prometheus: str, at: str) -> None:
 @pytest.mark.parametrize(
     "words", [("--instance", "c:.*"), ("--job", "other"), ("--model", "huge"), ("--match", 'cluster="x"')]
 )
-def test_servers_that_do_not_fit_are_named(doctor: Diag, prometheus: str, words: tuple[str, str]) -> None:
+def test_unmatched_servers_are_named(doctor: Diag, prometheus: str, words: tuple[str, str]) -> None:
     said = doctor(prometheus, *THEN, *words)
     there = "a:8000 (job vllm, model tiny), b:8000 (job vllm, model large), "
     assert said.status == UNREACHABLE
@@ -687,7 +687,7 @@ def test_servers_that_do_not_fit_are_named(doctor: Diag, prometheus: str, words:
 
 @REAL
 @pytest.mark.parametrize("words", [("--instance", "["), ("--instance", "a", "--job", "(?=x)"), ("--model", "*")])
-def test_what_is_no_regular_expression(doctor: Diag, prometheus: str, words: tuple[str, ...]) -> None:
+def test_invalid_regular_expression_is_refused(doctor: Diag, prometheus: str, words: tuple[str, ...]) -> None:
     said = doctor(prometheus, *THEN, *words)
     assert said.status == USAGE
     assert said.sentence.startswith(f"{prometheus} cannot parse this --instance, --model, --job or --match: ")
@@ -706,14 +706,16 @@ def test_what_is_no_regular_expression(doctor: Diag, prometheus: str, words: tup
         (-600, ["--window", "5m"]),
     ],
 )
-def test_the_clock_of_the_server_counts(doctor: Diag, prometheus: str, ahead: int, words: list[str]) -> None:
+def test_times_are_relative_to_the_clock_of_the_server(
+    doctor: Diag, prometheus: str, ahead: int, words: list[str]
+) -> None:
     """It is an hour behind ours where it shows when the samples end."""
     with serving(front(prometheus, refusing(r"^vector\(time", lambda _: clock(END + ahead)))) as server:
         said = doctor(server.url, *words, "--instance", "a:.*", "--json")
     assert (said.status, said.error) == (0, "")
 
 
-def test_a_server_that_is_behind_is_told_of_no_future(doctor: Diag) -> None:
+def test_no_future_time_is_queried_from_a_server_that_is_behind(doctor: Diag) -> None:
     with serving(empty) as server:
         said = doctor(server.url, "--from", f"{NOW + 60}", "--to", f"{NOW + 120}")
     future = "2026-09-21 14:14:20 UTC is in the future: the Prometheus clock says 2026-09-21 14:13:20 UTC"
@@ -744,7 +746,7 @@ def quoting(why: str) -> Callable[[str], Reply]:
         (lambda _: error(422, "422", TOO_LONG), f"{TOO_LONG} (HTTP 422)"),
     ],
 )
-def test_what_is_refused_is_unknown_and_the_rest_is_judged(
+def test_refused_queries_are_unknown_and_the_rest_is_judged(
     doctor: Diag, prometheus: str, reply: Callable[[str], Reply], reason: str
 ) -> None:
     with serving(front(prometheus, refusing("num_requests_waiting", reply))) as server:
@@ -756,7 +758,7 @@ def test_what_is_refused_is_unknown_and_the_rest_is_judged(
 
 
 @REAL
-def test_many_reasons_are_a_few_notes(doctor: Diag, prometheus: str) -> None:
+def test_many_refusals_become_a_few_notes(doctor: Diag, prometheus: str) -> None:
     refused = refusing("vllm:", lambda query: error(422, "execution", f"no {query}"))
     with serving(front(prometheus, refused)) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
@@ -766,7 +768,7 @@ def test_many_reasons_are_a_few_notes(doctor: Diag, prometheus: str) -> None:
 
 
 @REAL
-def test_reasons_that_differ_in_numbers_are_one(doctor: Diag, prometheus: str) -> None:
+def test_refusals_that_differ_only_in_numbers_are_one_note(doctor: Diag, prometheus: str) -> None:
     refused = refusing("vllm:", lambda query: error(422, "422", TOO_LONG.replace("1234", str(len(query)))))
     with serving(front(prometheus, refused)) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
@@ -786,7 +788,7 @@ def test_reasons_that_differ_in_numbers_are_one(doctor: Diag, prometheus: str) -
         ),
     ],
 )
-def test_a_server_that_does_not_finish_is_given_up_after_three(
+def test_server_is_given_up_after_three_query_timeouts(
     doctor: Diag, prometheus: str, reply: Callable[[str], Reply], reason: str
 ) -> None:
     with serving(front(prometheus, refusing("vllm:", reply))) as server:
@@ -799,8 +801,8 @@ def test_a_server_that_does_not_finish_is_given_up_after_three(
 
 
 @REAL
-def test_a_server_that_falls_silent_is_waited_for_once(doctor: Diag, prometheus: str) -> None:
-    """As many queries as run at a time wait in vain; it stays silent until the command has ended."""
+def test_silent_server_costs_one_timeout(doctor: Diag, prometheus: str) -> None:
+    """All concurrent queries wait in vain; the server stays silent until the command has ended."""
     ended = threading.Event()
 
     def silent(_: str) -> Reply:
@@ -816,7 +818,7 @@ def test_a_server_that_falls_silent_is_waited_for_once(doctor: Diag, prometheus:
 
 
 @REAL
-def test_a_server_short_of_breath_in_the_middle_is_asked_again(doctor: Diag, prometheus: str) -> None:
+def test_server_that_becomes_overloaded_is_retried(doctor: Diag, prometheus: str) -> None:
     seen: set[str] = set()
 
     def first(request: Request, query: str) -> Reply | None:
@@ -831,7 +833,7 @@ def test_a_server_short_of_breath_in_the_middle_is_asked_again(doctor: Diag, pro
 
 
 @REAL
-def test_warnings_of_the_server_are_noted_and_its_advice_is_not(doctor: Diag, prometheus: str) -> None:
+def test_warnings_of_the_server_are_noted_but_not_its_infos(doctor: Diag, prometheus: str) -> None:
     missing = "store \x1b[31m10.0.0.9:10901 is not available"
 
     def warned(request: Request, _: str) -> Reply:
@@ -848,7 +850,7 @@ def test_warnings_of_the_server_are_noted_and_its_advice_is_not(doctor: Diag, pr
 
 @REAL
 @pytest.mark.parametrize("data", [None, [1], {"result": 1}, {"result": [{"metric": {}, "values": [["x", "1"]]}]}])
-def test_an_answer_of_another_shape_in_the_middle(doctor: Diag, prometheus: str, data: Any) -> None:
+def test_later_response_of_another_shape_is_unknown(doctor: Diag, prometheus: str, data: Any) -> None:
     odd = refusing("vllm:", lambda _: document(status="success", data=data))
     with serving(front(prometheus, odd)) as server:
         said = doctor(server.url, *THEN)
@@ -897,7 +899,7 @@ def test_native_histograms_are_left_out() -> None:
         (["http://a:8000"], "with --prometheus, select servers by --instance, --model, --job or --match, not by URL"),
     ],
 )
-def test_a_question_that_makes_no_sense(doctor: Diag, words: list[str], reason: str) -> None:
+def test_invalid_time_range_is_refused(doctor: Diag, words: list[str], reason: str) -> None:
     with serving(empty) as server:
         said = doctor(server.url, *words)
     assert said.status == USAGE
@@ -913,7 +915,7 @@ def test_a_question_that_makes_no_sense(doctor: Diag, words: list[str], reason: 
         ("--to", "0001-02-03", "--at", ""),
     ],
 )
-def test_times_at_the_edge_are_asked_about(doctor: Diag, words: tuple[str, ...]) -> None:
+def test_times_at_the_edge_end_in_one_sentence(doctor: Diag, words: tuple[str, ...]) -> None:
     with serving(empty) as server:
         said = doctor(server.url, *words)
     assert said.status in (UNREACHABLE, USAGE)
@@ -934,9 +936,11 @@ def test_times_at_the_edge_are_asked_about(doctor: Diag, words: tuple[str, ...])
         ("--match", 'a="b"'),
     ],
 )
-def test_what_only_a_prometheus_can_be_asked(diag: Diag, command: str, option: str, value: str) -> None:
+def test_options_that_need_a_prometheus_are_refused_without_one(
+    diag: Diag, command: str, option: str, value: str
+) -> None:
     said = diag(command, "http://127.0.0.1:1", option, value)
-    only = f"{option} needs --prometheus URL: only a Prometheus knows other times and servers"
+    only = f"{option} needs --prometheus URL: only a Prometheus has other times and servers"
     assert (said.status, said.sentence) == (USAGE, only)
 
 

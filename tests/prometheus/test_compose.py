@@ -34,18 +34,18 @@ def mounts(service: str) -> dict[str, Path]:
     return {place: (DEMO / source).resolve() for source, place in pairs if source not in COMPOSE["volumes"]}
 
 
-def test_it_is_a_compose_file_without_a_key_that_nobody_reads() -> None:
+def test_compose_file_has_only_known_keys() -> None:
     read = ComposeSpecification.model_validate(COMPOSE).model_dump(mode="json", by_alias=True, exclude_unset=True)
     assert {name: set(service) for name, service in read["services"].items()} == {
         name: set(service) for name, service in SERVICES.items()
     }
 
 
-def test_whatever_is_mounted_exists() -> None:
+def test_mounted_files_exist() -> None:
     assert [place for service in SERVICES for place in mounts(service).values() if not place.exists()] == []
 
 
-def test_every_address_is_that_of_a_service_that_listens_there() -> None:
+def test_every_address_is_a_listening_service() -> None:
     texts = [TEXT, *(file.read_text() for file in DEMO.iterdir())]
     named = {found for text in texts for found in re.findall(r"\b([a-z]+):(\d{4,5})\b", text)}
     assert {(name, int(port)) for name, port in named} == {(name, PORTS[name]) for name in PORTS if name != "grafana"}
@@ -74,7 +74,7 @@ def here(text: str, addresses: Mapping[str, str], folder: Path) -> str:
 
 
 def answers(address: str, path: str = "/metrics") -> bytes:
-    """What it answers; nothing as long as it does not listen, or where it answers an error."""
+    """Return the response; empty while nothing listens, and on an error."""
     try:
         with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
             return answer.read()

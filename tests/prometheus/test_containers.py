@@ -55,7 +55,7 @@ labels = ["namespace", "pod"]
 
 
 def judged(url: str, contract: Path | None = None, **scope: tuple[str, ...]) -> list[Diagnosis]:
-    """What is present in the scene."""
+    """Return the incidents present in the scene."""
     options = ObserveOptions([], prometheus=url, scope=Scope(TimeSpan(window="22s"), **scope), contract=contract)
     return [each.diagnosis for each in doctor.run(options).present]
 
@@ -67,7 +67,7 @@ def causes(present: list[Diagnosis]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_the_doctor_sees_through_them_what_an_exporter_of_its_own_would_see(tmp_path: Path) -> None:
+def test_doctor_reads_the_same_from_cadvisor_as_from_an_exporter(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(NAMED_BY_POD)
     node = Node(PODS)
     with ExitStack() as scene:
@@ -95,7 +95,7 @@ LASTING = {  # of each alert: pods with which it fires, and those with which it 
 
 
 @pytest.mark.parametrize("incident", LASTING)
-def test_the_recording_rules_make_alerts_fire_and_only_those(incident: str, tmp_path: Path) -> None:
+def test_container_rules_make_exactly_the_expected_alerts_fire(incident: str, tmp_path: Path) -> None:
     groups = [*groups_of(ROOT / "alerts" / "kubernetes.yaml"), *groups_of(only(incident, tmp_path))]
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": groups}))
     pods = {pod.name: timeline_of(pod) for pod in LASTING[incident]}
@@ -117,7 +117,7 @@ def server(pod: str, container: str = "vllm", **labels: str) -> dict[str, str]:
 
 
 def limit(pod: str, container: str = "vllm", aside: str = "", **labels: str) -> dict[str, str]:
-    """What kube-state-metrics tells of a container; its own labels stand before those that were set aside."""
+    """Return a kube-state-metrics series of a container; its own labels come before the exported ones."""
     of_target = dict(zip(KEY, ("monitoring", "kube-state-metrics-0", "kube-state-metrics"), strict=True))
     workload = {f"{aside}{label}": value for label, value in zip(KEY, ("llm", pod, container), strict=True)}
     return {"__name__": LIMIT, "resource": "memory", **(of_target if aside else {}), **workload, **labels}
@@ -141,7 +141,7 @@ SCENES = {  # the series and their values, and the limit that the server has by 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_server_gets_the_metrics_of_its_own_container_and_of_no_other(place: str) -> None:
-    """By one query for all of them, as a rule asks it."""
+    """One query covers all servers, as in a rule."""
     series = [each for given, _ in SCENES.values() for each in given]
     info = [{**labels, "__name__": "kube_pod_container_info"} for labels, _ in series if labels["__name__"] == LIMIT]
     values = np.array([[float(value)] for _, value in series] + [[1.0]] * len(info))

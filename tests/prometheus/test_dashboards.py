@@ -37,7 +37,7 @@ EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
 EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
 
 
-def test_there_is_a_page_for_every_incident_an_overview_and_pages_of_gpus_and_capacity() -> None:
+def test_dashboards_are_one_per_incident_an_overview_gpus_and_capacity() -> None:
     assert set(PAGES) == {incident.id for incident in load()} | {"overview", "gpus", "capacity"}
     uids = [content["uid"] for content in PAGES.values()]
     assert uids == [f"diag-{name}" for name in PAGES]
@@ -58,7 +58,7 @@ def test_a_page_is_valid(page: str) -> None:
 
 
 @EVERY_PAGE
-def test_no_variable_is_dead(page: str) -> None:
+def test_every_dashboard_variable_is_used(page: str) -> None:
     text = json.dumps(PAGES[page]["panels"])
     variables = PAGES[page]["templating"]["list"]
     for variable in variables:
@@ -67,7 +67,7 @@ def test_no_variable_is_dead(page: str) -> None:
 
 
 @EVERY_PAGE
-def test_every_variable_that_is_used_is_there(page: str) -> None:
+def test_every_used_dashboard_variable_is_defined(page: str) -> None:
     known = {variable["name"] for variable in PAGES[page]["templating"]["list"]} | {
         "__rate_interval",
         "__url_time_range",
@@ -193,7 +193,7 @@ RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 
 
 @EVERY_PAGE
-def test_every_series_is_chosen_by_the_variables(page: str) -> None:
+def test_every_query_filters_by_the_variables(page: str) -> None:
     for text in queries(page):
         for name in metric_names(parse(plain(text))):
             chosen = 'instance=~"$instance"' if name == "ALERTS" else 'job=~"$job", instance=~"$instance"'
@@ -259,7 +259,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def answered(server: Server, promql: str) -> bool:
-    """Whether there is a series in the last quarter of an hour, with everything chosen."""
+    """Return True if there is a series in the last 15 minutes, with everything selected."""
     text = plain(promql)
     text = re.sub(r"\$[a-z]\w*", ".*", text)
     now = time.time()
@@ -276,8 +276,8 @@ def test_every_query_returns_series(prometheus: Server, page: str) -> None:
     assert not empty
 
 
-def test_an_expression_is_narrowed_everywhere_but_in_its_strings() -> None:
-    """Where a metric is selected by its own name and by a pattern that contains it."""
+def test_matchers_are_added_to_every_selector_but_not_to_strings() -> None:
+    """The metric is selected by its name and by a pattern that contains the name."""
     scope = DashboardScope(Contract(), ("engine",))
     by_pattern = '{__name__=~"vllm:num_requests_running|diag_vllm_up"}'
     narrowed = scope.add_matchers(f"count({by_pattern}) + vllm:num_requests_running")

@@ -171,7 +171,7 @@ def field(name: str, **labels: str) -> dict[str, str]:
 
 
 def recorded(fields: dict[str, Any], server: dict[str, str] = OURS) -> dict[str, list[Sample]]:
-    """What is expected of each metric, whole: nothing else of that name may be there."""
+    """Return the recorded series of each metric; no other series of that name may exist."""
     expected: dict[str, list[Sample]] = {}
     for _, samples in fields.values():
         for metric, own, value in samples:
@@ -228,7 +228,7 @@ def test_metrics_have_the_labels_of_our_page() -> None:
         assert FAMILIES[record.metric].labels == ("gpu", "uuid", *record.labels, *record.kept), record.metric
 
 
-def test_a_total_is_added_up_where_dcgm_does_not_tell_it(promtool: Promtool) -> None:
+def test_total_is_summed_if_dcgm_lacks_it(promtool: Promtool) -> None:
     parts = {"DEV_FB_USED": 70000, "DEV_FB_FREE": 10900, "DEV_FB_RESERVED": 659}
     series = [(field(name, **MINE), value) for name, value in parts.items()]
     total = {"__name__": "diag_gpu_memory_total_bytes", **OURS}
@@ -279,7 +279,7 @@ def test_a_server_that_does_not_answer_has_no_gpus(promtool: Promtool) -> None:
     promtool.records([(ONE, "3 3 3 stale"), (field("DEV_GPU_TEMP", **MINE), 61)], NOTHING)
 
 
-def test_a_host_of_one_server_is_its_own(promtool: Promtool) -> None:
+def test_gpus_of_a_host_with_one_server_belong_to_it(promtool: Promtool) -> None:
     here = {**ONE, "Hostname": "node-1"}
     elsewhere = {**TWO, "Hostname": "node-2"}
     series = [(field("DEV_POWER_USAGE"), 300), (field("DEV_GPU_TEMP"), 61)]
@@ -292,14 +292,14 @@ def test_a_host_of_two_servers_stays_unknown(promtool: Promtool) -> None:
     promtool.records([*both, (field("DEV_POWER_USAGE"), 300)], NOTHING, key=("Hostname",))
 
 
-def test_what_has_no_key_belongs_to_nobody(promtool: Promtool) -> None:
+def test_gpu_without_a_join_label_has_no_server(promtool: Promtool) -> None:
     """Neither a server nor a GPU outside Kubernetes has a pod: that is nothing that they share."""
     outside = {"__name__": VLLM["__name__"], "instance": "10.0.0.1:8000"}
     promtool.records([(outside, 3), (field("DEV_POWER_USAGE"), 300)], NOTHING)
 
 
 @pytest.mark.parametrize("part", [{"GPU_I_ID": "3", "GPU_I_PROFILE": "1g.10gb"}, {"vgpu": "0"}], ids=str)
-def test_a_part_of_a_gpu_is_not_the_gpu(promtool: Promtool, part: dict[str, str]) -> None:
+def test_mig_slice_is_not_the_whole_gpu(promtool: Promtool, part: dict[str, str]) -> None:
     promtool.records([(ONE, 3), (field("DEV_POWER_USAGE", **MINE, **part), 300)], NOTHING)
 
 
@@ -324,7 +324,7 @@ def test_the_first_xid_increases_the_counter(promtool: Promtool) -> None:
     promtool.records([(ONE, 3), (xid, "1x9 stale _x3 1x20")], {name: whole[name], **_unnamed(calm)}, at="9m30s")
 
 
-def test_an_xid_of_one_pod_is_not_the_next_ones(promtool: Promtool) -> None:
+def test_xid_of_a_pod_is_not_attributed_to_the_next_pod(promtool: Promtool) -> None:
     xid = {"__name__": "DCGM_EXP_XID_ERRORS_TOTAL", **GPU, "xid": "79"}
     before = ({**xid, "namespace": "llm", "pod": "training"}, "1x9 stale")
     after = ({**xid, **MINE}, "_x9 1x20")
@@ -339,7 +339,7 @@ def _unnamed(expected: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
 
 
 def test_each_field_is_a_default_or_is_switched_on() -> None:
-    """Of each rule one field at least; an alias and a stand-in need no line."""
+    """Each rule needs at least one such field; an alias and a stand-in need no line."""
     lines = [line.split(",") for line in dcgm.CSV_LINES.splitlines()]
     assert all(len(line) == 3 and line[1].strip() in ("gauge", "counter") for line in lines), (
         "a CSV line has three fields"
@@ -353,7 +353,7 @@ def test_each_field_is_a_default_or_is_switched_on() -> None:
 
 
 @pytest.mark.fast
-def test_every_gpu_metric_is_recorded_or_said_to_be_left_out() -> None:
+def test_every_gpu_metric_is_recorded_or_listed_as_left_out() -> None:
     metrics = {name for name in FAMILIES if name.startswith(METRIC)}
     rules = {record.metric for record in (*dcgm.RECORDING_RULES, dcgm.SERVING)}
     left_out = set(re.findall(r"diag_gpu_\w+", dcgm.HEADER))

@@ -27,7 +27,7 @@ KEY = ["time", "instance", "engine", "gpu", "signal", "window"]
 
 
 def exported(folder: Path, *words: str) -> pd.DataFrame:
-    """What `diag export` writes to a file, read back."""
+    """Return the file that `diag export` wrote, read back."""
     file = folder / "out.csv"
     done = diag("export", *words, "--csv", str(file))
     assert (done.returncode, done.stderr) == (0, "")
@@ -65,7 +65,7 @@ def stored(prometheus: Server, tmp_path_factory: pytest.TempPathFactory) -> pd.D
 
 @pytest.fixture(params=["recording", pytest.param("prometheus", marks=pytest.mark.prometheus)])
 def both(request: pytest.FixtureRequest) -> tuple[pd.DataFrame, Report]:
-    """What was exported of a source, and what the doctor says of it."""
+    """Return the export of a source and the doctor's report on it."""
     if request.param == "recording":
         return request.getfixturevalue("recorded"), judged_recording()
     url = request.getfixturevalue("prometheus").url
@@ -92,11 +92,11 @@ def test_times_are_utc_and_ascend(both: tuple[pd.DataFrame, Report]) -> None:
     assert pd.Timestamp(times.iloc[-1]).timestamp() == both[1].observed.end
 
 
-def test_no_value_is_there_twice(both: tuple[pd.DataFrame, Report]) -> None:
+def test_no_value_is_exported_twice(both: tuple[pd.DataFrame, Report]) -> None:
     assert not both[0].duplicated(KEY).any()
 
 
-def test_every_value_that_the_doctor_judged_by_is_there_and_no_other(both: tuple[pd.DataFrame, Report]) -> None:
+def test_export_has_exactly_the_values_of_the_doctor(both: tuple[pd.DataFrame, Report]) -> None:
     frame, report = both
     known = set()
     for one in (each.diagnosis for each in report.findings):
@@ -108,7 +108,7 @@ def test_every_value_that_the_doctor_judged_by_is_there_and_no_other(both: tuple
     assert known == set(frame["signal"])
 
 
-def test_the_last_value_is_the_one_that_is_printed(recorded: pd.DataFrame) -> None:
+def test_last_exported_value_is_the_printed_value(recorded: pd.DataFrame) -> None:
     """A report tells the instant at which the incident held last: here the last of all."""
     cascade = judged_recording().present[0].diagnosis
     assert cascade.until == cascade.instants[-1]
@@ -124,7 +124,7 @@ def test_a_hostile_label_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert set(exported(tmp_path, str(tmp_path))["engine"]) == {evil, ""}
 
 
-def test_without_a_file_it_goes_to_standard_output_alone(tmp_path: Path, recorded: pd.DataFrame) -> None:
+def test_export_without_a_file_writes_only_to_standard_output(tmp_path: Path, recorded: pd.DataFrame) -> None:
     done = diag("export", RECORDING)
     (tmp_path / "out.csv").write_text(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path, file: str
     assert done.stderr.startswith(f"diag: {path} cannot be written: {why}")
 
 
-def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+def test_closed_pipe_is_no_error() -> None:
     command = f"{DIAG} export {RECORDING} | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.stdout, done.stderr) == (",".join(COLUMNS) + "\n", "")
@@ -176,17 +176,17 @@ LOADED = (
 
 
 def loaded(*words: str) -> set[str]:
-    """Which of the heavy libraries a command loads."""
+    """Return the heavy libraries that a command loads."""
     done = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, cwd=ROOT, check=False)
     return set(done.stderr.splitlines()[-1].split()) & set(HEAVY)
 
 
 @pytest.mark.parametrize("words", [("--help",), ("doctor", "--help"), ("incidents",), ("doctor", RECORDING)])
-def test_what_asks_no_prometheus_and_exports_nothing_loads_no_library_for_it(words: tuple[str, ...]) -> None:
+def test_command_without_prometheus_or_export_loads_no_library_for_them(words: tuple[str, ...]) -> None:
     assert loaded(*words) == set()
 
 
 @pytest.mark.prometheus
-def test_asking_a_prometheus_loads_no_data_frames(prometheus: Server) -> None:
+def test_prometheus_query_loads_no_data_frame_library(prometheus: Server) -> None:
     words = ("doctor", "--prometheus", prometheus.url, "--at", str(END), "--json")
     assert loaded(*words) == {"prometheus_api_client", "requests"}

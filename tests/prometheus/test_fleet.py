@@ -26,7 +26,7 @@ INCIDENTS = {each.id: each for each in load()}
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize("place", PLACES)
-def test_instances_are_whole_and_those_with_a_fault_have_it(tmp_path: Path, place: str) -> None:
+def test_generated_fleet_has_complete_pages_and_its_faults(tmp_path: Path, place: str) -> None:
     fleet.write(tmp_path, MEMBERS, END)
     names = {kind: set(fleet.instances(kind, count)) for kind, count in MEMBERS.items()}
     now, before = round(END * 1000), round((END - SICK - STEP) * 1000)

@@ -1,4 +1,4 @@
-"""What is normal, by a Prometheus: the bands of normal.rules.yaml, and a baseline that is learnt from its servers.
+"""Normal values from a Prometheus: the bands of normal.rules.yaml, and a baseline that is learnt from its servers.
 
 A band is of the same hour on seven days, of which one bad day moves neither median nor MAD.
 """
@@ -49,7 +49,7 @@ def test_a_band_is_the_median_of_the_days_and_their_deviation(tmp_path: Path, pl
 
 
 @pytest.mark.prometheus
-def test_a_prometheus_teaches_what_the_recording_does(tmp_path: Path) -> None:
+def test_baseline_from_a_prometheus_equals_that_of_the_recording(tmp_path: Path) -> None:
     seen = read(RECORDINGS / "healthy")
     span = TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
     with serving(program(PLACES[0]), seen.samples.select([])) as server:

@@ -118,7 +118,7 @@ def test_every_server_of_a_fleet_is_judged_under_its_own_names(fleet: Server) ->
 
 
 @pytest.mark.prometheus
-def test_each_prefix_is_said_in_one_line_with_the_relabelling_that_mends_it(fleet: Server) -> None:
+def test_each_prefix_is_reported_in_one_line_with_its_relabelling(fleet: Server) -> None:
     notes = [note for note in judged(fleet).observed.notes if note.startswith("metrics stored as")]
     assert len(notes) == len(PREFIXES)
     for prefix in PREFIXES:
@@ -126,7 +126,7 @@ def test_each_prefix_is_said_in_one_line_with_the_relabelling_that_mends_it(flee
 
 
 @pytest.mark.prometheus
-def test_a_prefix_that_the_site_states_is_no_incident(fleet: Server, tmp_path: Path) -> None:
+def test_stated_site_prefix_is_no_incident(fleet: Server, tmp_path: Path) -> None:
     stated = tmp_path / "diag.toml"
     stated.write_text('[site]\nprefix = "kserve_vllm:"\n')
     found = {f.diagnosis.subject[-1][1] for f in judged(fleet, stated).present if f.diagnosis.incident == RENAMED}

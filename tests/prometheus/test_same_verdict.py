@@ -63,7 +63,7 @@ def asked_of(server: Server, seen: Observation, *instances: str) -> Report:
 
 
 def kind(name: str) -> tuple[object, ...]:
-    """What is the same of recordings that show the same: the truth, and the release where it is an older one."""
+    """Return the key that equivalent recordings share: the truth, and the release if it is an older one."""
     truth = tomllib.loads((RECORDINGS / name / "recording.toml").read_text(encoding="utf-8"))["truth"]
     return truth["verdict"], *truth["present"], *re.findall(r"vllm_[\d_]+", name)
 
@@ -88,7 +88,7 @@ def engines() -> Iterator[Callable[[str], Server]]:
 
 
 def states(report: Report) -> dict[tuple[str, str], str]:
-    """By incident, and by subject without its instance."""
+    """Return the states by incident and by subject without its instance."""
     return {
         (one.incident.id, str([pair for pair in one.subject if pair[0] != "instance"])): one.state
         for one in (each.diagnosis for each in report.findings)
@@ -96,7 +96,7 @@ def states(report: Report) -> dict[tuple[str, str], str]:
 
 
 def quoted(report: Report) -> list[tuple[str, str, int | None]]:
-    """What is quoted of the log for each incident, and its line there."""
+    """Return the quoted log line of each incident, with its line number."""
     return sorted(
         (each.diagnosis.incident.id, quote.text, quote.line) for each in report.present for quote in each.quotes
     )
@@ -118,7 +118,7 @@ def test_the_verdict_is_that_of_the_recording(engines: Callable[[str], Server], 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_vllms_own_page_is_enough_for_the_size_of_the_pool(place: str) -> None:
+def test_kv_cache_size_is_read_from_vllms_own_page(place: str) -> None:
     """Without an exporter it stands in labels only, which PromQL cannot read."""
     recorded = {name: read(RECORDINGS / name) for name in ("kv_undersized", "kv_cascade")}
     blocks = [block for name, seen in recorded.items() for block in named(seen, name)]
@@ -210,7 +210,7 @@ def test_a_day_later_the_onset_is_found_within_one_step(sick_day: Server) -> Non
     assert (found.ongoing, report.progress[0].state) == (False, "busy")
 
 
-def test_what_was_over_before_the_span_is_not_told(sick_day: Server) -> None:
+def test_incident_that_ended_before_the_time_range_is_not_reported(sick_day: Server) -> None:
     hours_later = TimeSpan(since=f"{ONSET / 1000 + 7200}", until=f"{END / 1000}")
     assert past(sick_day, hours_later).verdict == "healthy"
 

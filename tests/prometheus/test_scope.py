@@ -1,4 +1,4 @@
-"""Which of a Prometheus' servers are judged: by instance, job, model and any label, and by a site's own labels."""
+"""Selection of a Prometheus' servers: by instance, job, model and any label, and by a site's own labels."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,13 +91,13 @@ def test_every_vllm_server_is_judged_and_nothing_else(server: Server) -> None:
         ({"jobs": ("chat|code",), "models": ("small",)}, "well:8000"),
     ],
 )
-def test_those_that_were_named_are_judged(server: Server, scope: dict[str, tuple[str, ...]], expected: str) -> None:
+def test_selected_servers_are_judged(server: Server, scope: dict[str, tuple[str, ...]], expected: str) -> None:
     report = judged(server, **scope)
     assert instances(report) == {expected}
     assert report.verdict == ("critical" if expected == "sick:8000" else "healthy")
 
 
-def test_a_site_tells_its_servers_apart_by_labels_of_its_own(tmp_path: Path) -> None:
+def test_site_labels_identify_servers(tmp_path: Path) -> None:
     """Two pods behind one address; by `instance` they would be one server."""
     (tmp_path / "diag.toml").write_text('[site]\nlabels = ["cluster", "pod"]\n')
     sick = labelled(SICK, instance="proxy:80", cluster="eu", pod="vllm-0")
@@ -111,7 +111,7 @@ def test_a_site_tells_its_servers_apart_by_labels_of_its_own(tmp_path: Path) -> 
     assert there - {"replicas_unbalanced"} == here  # of the two, one waits while the other has room
 
 
-def test_a_server_that_is_looked_at_alone_is_still_held_against_its_peers(tmp_path: Path) -> None:
+def test_single_selected_server_is_compared_with_its_peers(tmp_path: Path) -> None:
     seen = read(side_by_side(tmp_path))
     with prometheus_server.serving(program(PLACES[0]), list(seen.samples.select([]))) as held:
         span = TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
@@ -140,7 +140,7 @@ def expressions(seen: Observation) -> set[str]:
 
 
 def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
-    """What a add_matchers expression says of one server is what it says where there is no other."""
+    """An expression with added matchers yields for one server the same as without other servers."""
     seen = read(side_by_side(tmp_path))
     alone = [
         block._replace(labels=(labels,), values=block.values[[row]])
@@ -166,6 +166,6 @@ def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
         ("sum by (upper) (up) / vector(1)", 'sum by (upper) (up{job="v"}) / vector(1)'),
     ],
 )
-def test_nothing_but_selectors_is_touched(promql: str, expected: str) -> None:
+def test_add_matchers_changes_only_selectors(promql: str, expected: str) -> None:
     assert add_matchers(promql, 'job="v"') == expected
     assert add_matchers(promql, "") == promql

@@ -116,7 +116,7 @@ def counting(remote: PrometheusSource) -> list[str]:
     ("refused", "told"),
     [("up{", False), ("diag_gpu_info", True), ("count_values", True)],
 )
-def test_a_refused_query_leaves_out_its_labels_and_nothing_else(tmp_path: Path, refused: str, told: bool) -> None:
+def test_refused_query_leaves_out_only_its_labels(tmp_path: Path, refused: str, told: bool) -> None:
     fleet.write(tmp_path, {"healthy": 14, HOT: 6}, END, scrapes=45, labels=pools)
     with fleet.serving(program("PATH"), tmp_path) as server, source(server.url) as remote:
         answered = remote.at_end

@@ -38,7 +38,7 @@ STRETCH = 7.5
 
 @cache
 def seen() -> dict[str, Observation]:
-    """What every recording shows."""
+    """Return the values of every recording."""
     with TemporaryDirectory() as folder:
         return {path.name: read(path) for path in (*ALL_RECORDINGS, everything(Path(folder)))}
 
@@ -80,7 +80,7 @@ def test_a_real_prometheus_agrees_on_every_signal(place: str, window: str, stret
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
-def test_every_limit_says_where_it_comes_from(incident: Incident) -> None:
+def test_every_threshold_has_a_rationale(incident: Incident) -> None:
     for condition in incident.every_condition:
         if condition.why.kind == "measured":
             assert (RECORDINGS / condition.why.reference).is_dir()
@@ -89,7 +89,7 @@ def test_every_limit_says_where_it_comes_from(incident: Incident) -> None:
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
-def test_every_fix_says_where_it_comes_from(incident: Incident) -> None:
+def test_every_fix_has_a_rationale(incident: Incident) -> None:
     for fix in incident.fixes:
         assert fix.why.kind != "measured" or (Path(RECORDINGS) / fix.why.reference).is_dir()
 
@@ -119,8 +119,8 @@ def test_a_signal_yields_one_number_per_subject(incident: Incident, window: str,
     ],
     ids=["late", "too few to say", "an edge is missing", "none late"],
 )
-def test_a_budget_burns_by_what_is_late(late: int, edges: tuple[str, ...], burn: float | None) -> None:
-    """Of first tokens, of which all are late or none; gaps and whole answers are in time."""
+def test_error_budget_burns_by_late_requests(late: int, edges: tuple[str, ...], burn: float | None) -> None:
+    """First tokens are all late or all in time; inter-token latency and whole answers are in time."""
     names = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")
     times = START + np.arange(31) * 10_000
     series, rows = [], []

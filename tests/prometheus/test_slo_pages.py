@@ -42,7 +42,7 @@ QUIET = {name: (before, sick, 0) for name, (before, sick, _) in CASCADE.items()}
 
 
 def answers(folder: Path, counters: Mapping[str, tuple[float, ...]], **promql: str) -> dict[str, float]:
-    """What a real Prometheus answers to each query at the end of that time, 0 where it has no sample."""
+    """Return a real Prometheus' result of each query at the end of that time, 0 without a sample."""
     series = [_counter(name, grows) for name, grows in counters.items()]
     series += [_gauge(name, values) for name, values in GAUGES.items()]
     queries = {f"max({text}) or vector(0)": name for name, text in promql.items()}

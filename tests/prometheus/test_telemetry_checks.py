@@ -1,4 +1,4 @@
-"""What a Prometheus lacks is said, with what to change, and nothing of servers that lack nothing.
+"""Missing telemetry of a Prometheus is reported with the change to make; complete telemetry is not reported.
 
 One Prometheus holds them all. The servers of a scene are called by its name, and a scene is looked at alone.
 """
@@ -64,19 +64,19 @@ def server(name: str, drop: str = "", scraped: Kept = ALWAYS, job: str = "vllm",
 
 
 def ended(block: Block) -> Block:
-    """With the markers that Prometheus leaves where a target is no longer there."""
+    """Return the series with the stale markers that Prometheus writes for a target that is gone."""
     times = np.append(block.times, block.times[-1] + 1000 * STEP)
     return Block(block.labels, times, np.column_stack([block.values, np.full(len(block.labels), STALE)]))
 
 
 def renamed(block: Block) -> Block:
-    """With vLLM's metrics as a Prometheus that negotiates OpenMetrics stores them."""
+    """Return the series with vLLM's metrics as a Prometheus that negotiates OpenMetrics stores them."""
     labels = tuple({**each, "__name__": each["__name__"].replace("vllm:", "vllm_")} for each in block.labels)
     return Block(labels, block.times, block.values)
 
 
 def without_driver(block: Block) -> Block:
-    """With an exporter that finds no NVML."""
+    """Return the series of an exporter that finds no NVML."""
     broken = np.array([[each.get("collector") == "nvml"] for each in block.labels])
     return Block(block.labels, block.times, np.where(broken, 0.0, block.values))
 
@@ -156,7 +156,7 @@ def judged(prometheus: Server, scene: str) -> Report:
         pytest.param("lost", id="one of whom lost its GPU, which is an incident"),
     ],
 )
-def test_nothing_is_said_of_servers(prometheus: Server, scene: str) -> None:
+def test_healthy_telemetry_has_no_notes(prometheus: Server, scene: str) -> None:
     assert not judged(prometheus, scene).observed.notes
 
 
@@ -179,12 +179,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("scene", FAULTS)
-def test_what_is_lacking_is_said_in_one_sentence_with_what_to_change(prometheus: Server, scene: str) -> None:
+def test_missing_telemetry_is_reported_in_one_sentence_with_the_change(prometheus: Server, scene: str) -> None:
     (note,) = judged(prometheus, scene).observed.notes
     assert [each for each in FAULTS[scene] if each not in note] == []
 
 
-def test_who_went_before_the_span_is_no_server_of_it(prometheus: Server) -> None:
+def test_server_that_ended_before_the_time_range_is_not_part_of_it(prometheus: Server) -> None:
     assert judged(prometheus, "past").observed.servers == ("past-0:1: vLLM 0.32.0, tiny",)
 
 
@@ -195,7 +195,7 @@ def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Serve
     assert {dict(each.subject)["instance"] for each in report.progress} == {f"rolled-new{n}:1" for n in range(3)}
 
 
-def test_what_was_well_when_it_was_last_scraped_is_not_called_healthy_now(prometheus: Server) -> None:
+def test_server_with_old_healthy_scrapes_is_not_called_healthy(prometheus: Server) -> None:
     report = judged(prometheus, "over")
     assert report.verdict == "unknown"
     assert "nothing was scraped in the last 6.75 min" in report.not_judged[0].sentence

@@ -36,7 +36,7 @@ def report(request: pytest.FixtureRequest) -> Iterator[Report]:
         yield doctor.run(ObserveOptions([], prometheus=server.url, scope=Scope(span)))
 
 
-def test_a_diagnosis_has_each_of_them(report: Report) -> None:
+def test_diagnosis_lists_both_outages_as_episodes(report: Report) -> None:
     (dead,) = (each for each in as_json.document(report)["diagnoses"] if each["state"] == "present")
     assert dead["incident"] == "engine_dead"
     assert (dead["since"], dead["until"], dead["ongoing"]) == (
@@ -49,7 +49,7 @@ def test_a_diagnosis_has_each_of_them(report: Report) -> None:
         assert abs(episode["until"] - START - end) <= 15
 
 
-def test_each_is_a_row_of_the_timeline(report: Report) -> None:
+def test_each_outage_is_a_row_of_the_timeline(report: Report) -> None:
     page = html.render(report)
     assert page.count("ended") >= 1
     assert page.split("<h2>Timeline</h2>")[1].split("</table>")[0].count("<tr>") == 1 + len(OUTAGES)

@@ -34,7 +34,7 @@ def test_a_slower_release_alerts_within_the_hour(tmp_path: Path, name: str, fire
 
 
 def _series(name: str) -> Iterator[dict[str, str]]:
-    """What the rules read of a recording."""
+    """Yield the series of a recording that the rules read."""
     for block in read(RECORDINGS / name).samples.select([]):
         for labels, values in zip(block.labels, block.values, strict=True):
             if labels["__name__"] in metrics_read():

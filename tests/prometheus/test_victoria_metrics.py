@@ -29,14 +29,14 @@ RARE = re.compile(
 """What there is only where rules are evaluated, after an event, or on other GPUs."""
 
 
-def test_nothing_fires_in_a_healthy_day() -> None:
+def test_no_alert_fires_on_a_healthy_day() -> None:
     with victoria.serving(healthy_day.day(END)) as server:
         alerts = victoria.replay(RULES, END - 86_400_000, END, server)
     assert [each for each in alerts if each.endswith("firing")] == []
 
 
-def test_the_replay_of_a_sick_day_fires() -> None:
-    """What the silence of a healthy day is worth: the same replay over the last hour of a cascade."""
+def test_alerts_fire_on_the_replay_of_a_cascade() -> None:
+    """Counter-check for the silent healthy day: the same replay over the last hour of a cascade."""
     with victoria.serving(named("kv_eviction_cascade")) as server:
         alerts = victoria.replay(RULES, END - 1_500_000, END, server)
     assert "VllmKvEvictionCascade firing" in alerts
@@ -72,7 +72,7 @@ def placed(name: str, series: timelines.Series) -> list[Block]:
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
-def test_it_finds_the_incident_where_it_is(server: victoria.Server, incident: Incident) -> None:
+def test_doctor_finds_the_incident_in_victoria_metrics(server: victoria.Server, incident: Incident) -> None:
     found = {dict(key)["instance"] for at in INSTANTS for key in server.query(asked(incident), at)}
     assert found >= ({incident.id} & {*timelines.RECORDED, *timelines.HOSTS})
     causes = {each.id for each in INCIDENTS if incident.id in each.explains}
@@ -84,7 +84,7 @@ def asked(incident: Incident) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_it_answers_every_query_of_a_dashboard(server: victoria.Server, page: str) -> None:
+def test_victoria_metrics_answers_every_dashboard_query(server: victoria.Server, page: str) -> None:
     texts = [re.sub(r"\$[a-z]\w*", ".*", plain(each)) for each in queries(page)]
     answers = {promql: any(server.query(promql, at) for at in INSTANTS) for promql in texts if not RARE.search(promql)}
     assert [promql for promql, answer in answers.items() if not answer] == []

@@ -92,54 +92,54 @@ def test_its_end_is_reported_once_it_is_absent_in_two_observations_in_a_row() ->
     assert kinds(*in_turn("present", "present", "absent", "absent", "absent"))[2:] == [[], ["ended"], []]
 
 
-def test_what_held_in_the_window_and_is_over_has_ended() -> None:
+def test_incident_that_held_in_the_window_and_is_over_has_ended() -> None:
     assert kinds(*in_turn("present", "present", "over", "over"))[2:] == [[], ["ended"]]
 
 
 @pytest.mark.parametrize("held", [("absent", "present", "absent"), ("present", "present", "absent", "present")])
-def test_a_flicker_is_no_news(held: tuple[Held, ...]) -> None:
+def test_incident_in_a_single_observation_is_not_reported(held: tuple[Held, ...]) -> None:
     assert kinds(*in_turn(*held))[2:] == [[] for _ in held[2:]]
 
 
-def test_an_unknown_incident_stays_what_it_was() -> None:
+def test_unknown_incident_keeps_its_state() -> None:
     assert kinds(*in_turn("present", "unknown", "present")) == [[], [], ["began"]]
     assert kinds(*in_turn("present", "present", "unknown", "unknown", "unknown"))[2:] == [[], [], []]
 
 
-def test_what_holds_in_the_first_observation_is_reported_with_it_and_only_its_end_is_news() -> None:
+def test_incident_in_the_first_observation_is_reported_once_and_then_only_its_end() -> None:
     transitions = Transitions()
     assert [transitions.observe(seen("present")) for _ in range(3)] == [[], [], []]
     transitions.observe(seen("absent"))
     assert [each.what for each in transitions.observe(seen("absent"))] == ["ended"]
 
 
-def test_a_warning_that_becomes_critical_is_told_and_so_is_its_relief() -> None:
+def test_change_of_severity_is_reported_in_both_directions() -> None:
     warned, worse = seen("present", "warning"), seen("present", "critical")
     assert kinds(warned, warned, worse, worse, warned, warned) == [[], ["began"], [], ["worse"], [], ["milder"]]
 
 
-def test_an_end_is_told_of_the_incident_as_it_was() -> None:
+def test_reported_end_has_the_severity_of_the_incident() -> None:
     escalated, calm = seen("present", "critical"), seen("absent", "warning")
     assert told(escalated, escalated, calm, calm)[-1][0].diagnosis.severity == "critical"
 
 
-def test_mere_information_is_no_news() -> None:
+def test_info_incident_is_not_reported_by_the_watch() -> None:
     assert kinds(seen("present", "info"), seen("present", "info")) == [[], []]
 
 
-def test_a_server_that_vanishes_ends_its_incidents_and_is_said_to_be_gone() -> None:
+def test_vanished_server_ends_its_incidents_and_is_reported_as_gone() -> None:
     other = look(finding("absent", instance="b:1"))
     both = look(finding("present"), finding("absent", instance="b:1"))
     assert [[each.gone for each in changed] for changed in told(both, both, other, other)] == [[], [False], [], [True]]
 
 
-def test_a_server_that_is_no_longer_scraped_is_said_to_be_gone() -> None:
+def test_server_that_is_no_longer_scraped_is_reported_as_gone() -> None:
     gone = look(finding("over"), gone=("a:1",))
     change = told(seen("present"), seen("present"), gone, gone)[-1][0]
     assert terminal.watch_changed(change).endswith(f"CRITICAL {HARM} on a:1 engine 0{terminal.GONE}\n")
 
 
-def test_the_order_is_that_of_the_diagnoses() -> None:
+def test_watch_reports_in_the_order_of_the_diagnoses() -> None:
     many = look(*(finding("present", instance=f"{name}:1") for name in "cab"))
     assert [dict(each.diagnosis.subject)["instance"] for each in told(many, many)[-1]] == ["c:1", "a:1", "b:1"]
     assert [dict(each.diagnosis.subject)["instance"] for each in told(many, many, look(), look())[-1]] == [
@@ -159,14 +159,14 @@ def test_the_order_is_that_of_the_diagnoses() -> None:
         (["present", "absent", "absent"], True),
     ],
 )
-def test_it_is_calm_where_nothing_holds_and_nothing_is_about_to(held: list[Held], calm: bool) -> None:
+def test_watch_is_calm_without_present_or_pending_incidents(held: list[Held], calm: bool) -> None:
     transitions = Transitions()
     for each in held:
         transitions.observe(seen(each))
     assert transitions.is_calm is calm
 
 
-def test_it_is_calm_after_a_flicker_of_a_server_that_vanished() -> None:
+def test_watch_is_calm_after_a_single_observation_of_a_vanished_server() -> None:
     transitions = Transitions()
     for each in (seen("absent"), seen("present"), look()):
         transitions.observe(each)
@@ -224,7 +224,7 @@ def holding(*blocks: Block) -> Iterator[Server]:
 
 
 @pytest.mark.prometheus
-def test_a_watch_until_resolved_tells_the_end_to_its_reader_and_to_a_pager(tmp_path: Path) -> None:
+def test_watch_until_resolved_reports_the_end_on_standard_output_and_to_alertmanager(tmp_path: Path) -> None:
     """Although what is over is still in the window."""
     with (
         alertmanager.pager() as (webhook, arrived),
@@ -249,7 +249,7 @@ def test_a_watch_until_resolved_tells_the_end_to_its_reader_and_to_a_pager(tmp_p
 
 
 @pytest.mark.prometheus
-def test_what_follows_from_an_incident_is_inhibited_as_if_a_prometheus_had_sent_it(tmp_path: Path) -> None:
+def test_consequences_are_inhibited_as_with_alerts_of_a_prometheus(tmp_path: Path) -> None:
     breached = next(each for each in load() if each.id == "contract_breached")
     effect = sick().present[0].diagnosis._replace(incident=breached)
     alerts = [each for one in (sick().present[0].diagnosis, effect) for each in filled_alerts(one, Contract(), 0.0)]
@@ -285,7 +285,7 @@ def inhibited(address: str) -> set[str] | None:
 
 
 @pytest.mark.prometheus
-def test_a_watch_until_resolved_has_nothing_to_wait_for_where_all_is_well() -> None:
+def test_watch_until_resolved_ends_at_once_if_all_servers_are_healthy() -> None:
     with holding(played("healthy", "healthy", since=8.0)) as server:
         process = hasty("--prometheus", server.url, *SPAN, "--until", "resolved")
         out, error = process.communicate(timeout=20)
@@ -294,7 +294,7 @@ def test_a_watch_until_resolved_has_nothing_to_wait_for_where_all_is_well() -> N
 
 
 @pytest.mark.prometheus
-def test_a_watch_tells_what_begins_with_what_shows_it_and_ends_by_ctrl_c() -> None:
+def test_watch_reports_new_incidents_with_evidence_and_ends_on_ctrl_c() -> None:
     with holding(played("kv_cascade", "healthy", since=8.0)) as server:
         process = hasty("--prometheus", server.url, *SPAN)
         assert "HEALTHY" in line(process)
@@ -321,7 +321,7 @@ def replayed(recording: str) -> Answer:
     return on_metrics(*(Reply(page.encode()) for _, _, page in rewriting.scrapes(recording)))
 
 
-def test_a_server_that_comes_back_is_told_of_anew() -> None:
+def test_incidents_of_a_returned_server_are_reported_again() -> None:
     down, pages = threading.Event(), replayed("healthy")
     with vllm_serving(lambda request: None if down.is_set() else pages(request)) as server:
         process = hasty(server.url, "--every", "0.1", "--for", "0.5")
@@ -346,8 +346,8 @@ def test_ctrl_c_in_the_middle_of_an_observation_ends_the_watch() -> None:
         assert interrupted(process) == (130, "", "")
 
 
-def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
-    """Those for GPUs, Xid errors, processes and the log are made anew for each."""
+def test_observation_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """Each observation starts new threads for GPUs, Xid errors, processes and the log."""
     (tmp_path / "server.log").write_text("INFO 11-21 02:00:00 [api_server.py:1] Starting vLLM server\n")
 
     before = set(threading.enumerate())  # an exporter's live as long as its process, which may be that of these tests
@@ -369,14 +369,14 @@ def test_a_look_leaves_no_thread_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--alertmanager", "http://a"], "--alertmanager needs --watch: it is told what begins and what ends"),
-        (["--until", "resolved"], "--until needs --watch: it says when the watch ends"),
+        (["--alertmanager", "http://a"], "--alertmanager needs --watch: it receives alerts as they fire and resolve"),
+        (["--until", "resolved"], "--until needs --watch: it sets the end of the watch"),
         (["--watch", "--json"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),
         (["--watch", "--markdown"], "--watch prints lines as incidents begin and end: leave out --json and --markdown"),
         (["--watch"], "--watch needs live servers or a Prometheus: a recording does not change"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_sentence(words: list[str], sentence: str) -> None:
+def test_invalid_watch_option_is_refused_in_one_sentence(words: list[str], sentence: str) -> None:
     process = doctored("tests/recordings/healthy", *words)
     assert process.communicate(timeout=20) == ("", f"diag: {sentence}\n")
     assert process.returncode == 64

@@ -33,7 +33,7 @@ def pages(
     deferred: int = 0,
     steps: int = 1000,
 ) -> Report:
-    """The same with what stands beside vLLM's page at each time."""
+    """Return the pages with the exporter's samples beside vLLM's page at each time."""
 
     def page(text: str) -> str:
         for name, value in {"running": running, "waiting": waiting}.items():
@@ -58,11 +58,11 @@ def test_requests_that_wait_while_none_runs_are_not_admitted(tmp_path: Path, wai
     assert [progress.state for progress in report.progress] == ["stalled"]
 
 
-def test_requests_that_run_hang(tmp_path: Path) -> None:
+def test_running_requests_without_progress_are_a_stall(tmp_path: Path) -> None:
     assert present(still(tmp_path, running=2, waiting=3)) == {"engine_stalled"}
 
 
-def test_a_halted_engine_admits_nobody_either(tmp_path: Path) -> None:
+def test_stopped_engine_without_admissions_is_named_as_stopped(tmp_path: Path) -> None:
     halted = 'diag_vllm_process_state{pid="7",host="h",role="engine",rank="0",state="stopped"} 1\n'
     assert present(still(tmp_path, waiting=3, beside=f"{halted}diag_vllm_up 1\n")) == {"engine_stalled"}
 
@@ -71,7 +71,7 @@ def test_requests_that_are_all_deferred_wait_for_something_else(tmp_path: Path) 
     assert "admission_deadlock" not in present(still(tmp_path, waiting=3, deferred=3))
 
 
-def test_nothing_that_is_advised_for_now_is_a_restart(tmp_path: Path) -> None:
+def test_immediate_mitigation_is_no_restart(tmp_path: Path) -> None:
     proposals = found(still(tmp_path, waiting=3), "admission_deadlock").proposals
     now = [proposal for proposal in proposals if not proposal.fix.restart]
     assert "Drop the request" in now[0].text
@@ -91,7 +91,7 @@ BY_LOG = f"{PAUSED}diag_vllm_startup_last_progress_timestamp_seconds 1000\ndiag_
 
 @pytest.mark.parametrize("shown", [asked(pause=1), asked(pause=3, resume=2), f"{BY_LOG}{RESUMED}0\n"])
 @pytest.mark.parametrize("requests", [{"running": 2}, {"waiting": 3}, {}])
-def test_a_paused_scheduler_is_said_to_be_paused(tmp_path: Path, shown: str, requests: dict[str, int]) -> None:
+def test_paused_scheduler_is_reported_as_paused(tmp_path: Path, shown: str, requests: dict[str, int]) -> None:
     report = still(tmp_path, beside=shown, **requests)
     assert present(report) == set()
     assert [progress.state for progress in report.progress] == ["asleep"]
@@ -123,7 +123,7 @@ BY_A_COMPILER, IN_ITS_MAIN_THREAD = "children_cpu_seconds_total", "page_faults_t
 
 
 def worked(family: str, rate: float, role: str = "worker") -> Callable[[float], str]:
-    """What a process of this role does, at that rate."""
+    """Return the CPU counters of a process of this role, at that rate."""
     return lambda t: f'diag_vllm_process_{family}{{pid="9",role="{role}",rank="0"}} {rate * (t - 1.7e9)}\n'
 
 
@@ -151,7 +151,7 @@ def test_a_step_that_compiles_without_a_line_in_the_log_is_no_stall_yet(
     [worked(BY_A_COMPILER, 0.5, "api_server"), worked(BY_A_COMPILER, 0), worked(IN_ITS_MAIN_THREAD, 1), adapters("a")],
     ids=["api_server", "no_compiler", "hangs", "adapter_ran"],
 )
-def test_what_compiles_nothing_for_the_engine_excuses_no_stall(tmp_path: Path, beside: Callable[[float], str]) -> None:
+def test_unrelated_compiler_does_not_excuse_a_stall(tmp_path: Path, beside: Callable[[float], str]) -> None:
     assert present(pages(tmp_path, beside, running=2)) == {"engine_stalled"}
 
 

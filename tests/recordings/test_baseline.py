@@ -1,4 +1,4 @@
-"""What is normal for a server is learnt while it is healthy, and said beside a diagnosis at the same load only."""
+"""Normal values of a server are learnt while it is healthy, and reported beside a diagnosis only at the same load."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def notable(report: Report) -> dict[str, NormalReading]:
     return {reading.measure: reading for reading in report.normality.readings if reading.notable}
 
 
-def test_a_slower_server_is_so_many_times_its_normal_and_as_healthy_as_before(tmp_path: Path) -> None:
+def test_slower_server_is_reported_as_a_multiple_of_normal_with_the_same_verdict(tmp_path: Path) -> None:
     file, slow = saved(tmp_path, "healthy"), rewritten(tmp_path / "slow", slower)
     report = doctor.run(ObserveOptions([slow]), file)
     found = notable(report)
@@ -61,7 +61,7 @@ def test_a_slower_server_is_so_many_times_its_normal_and_as_healthy_as_before(tm
     assert json.loads(as_json.render(report))["normal"]["baseline"] == str(file)
 
 
-def test_the_server_itself_is_as_usual(tmp_path: Path) -> None:
+def test_unchanged_server_has_no_deviation_from_its_baseline(tmp_path: Path) -> None:
     report = doctor.run(ObserveOptions([str(RECORDINGS / "healthy")]), saved(tmp_path, "healthy"))
     assert (notable(report), len(report.normality.readings) > 3) == ({}, True)
     assert "as usual at this load" in " ".join(terminal.render(report).split())
@@ -75,21 +75,23 @@ def test_the_server_itself_is_as_usual(tmp_path: Path) -> None:
     ],
     ids=["another load", "another model"],
 )
-def test_what_cannot_be_compared_is_not(tmp_path: Path, change: Callable[[str], str], reason: str) -> None:
+def test_incomparable_server_is_not_compared_with_a_baseline(
+    tmp_path: Path, change: Callable[[str], str], reason: str
+) -> None:
     other = rewritten(tmp_path / "other", lambda page: slower(change(page)))
     report = doctor.run(ObserveOptions([other]), saved(tmp_path, "healthy"))
     assert "ITL (mean)" not in notable(report)
     assert reason in report.normality.reasons[0]
 
 
-def test_an_ill_server_is_not_normal_unless_somebody_says_so(tmp_path: Path) -> None:
+def test_server_with_an_incident_is_saved_only_with_even_ill(tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match=r"kv_eviction_cascade.*--even-ill"):
         saved(tmp_path, "kv_cascade")
     assert not (tmp_path / "normal.json").exists()
     assert read(saved(tmp_path, "kv_cascade", even_ill=True))
 
 
-def test_what_was_saved_twice_counts_once_and_others_are_added(tmp_path: Path) -> None:
+def test_window_saved_twice_counts_once_and_new_windows_are_added(tmp_path: Path) -> None:
     once = read(saved(tmp_path, "healthy"))
     assert read(saved(tmp_path, "healthy", "healthy")) == once
     both = read(saved(tmp_path, "healthy_vllm_0_20_2"))
@@ -123,7 +125,7 @@ def test_a_file_that_is_no_baseline_is_refused_in_one_sentence(tmp_path: Path, t
     assert "\n" not in str(refused.value)
 
 
-def test_a_start_that_takes_longer_than_others_did_is_said_by_its_phase(tmp_path: Path) -> None:
+def test_slower_start_is_reported_by_phase(tmp_path: Path) -> None:
     file = saved(tmp_path, "healthy")
     known = json.loads(file.read_text(encoding="utf-8"))
     known["servers"][0]["startup_seconds"] = [{"compile": 9.0 + at, "load_weights": 2.0 + at} for at in range(3)]

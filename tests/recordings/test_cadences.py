@@ -33,7 +33,7 @@ def present(report: Report) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in ALL_RECORDINGS))
-def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
+def test_no_scrape_interval_reports_an_incident_that_did_not_happen(name: str) -> None:
     actual = truth(RECORDINGS / name)
     slower = [every for every in CADENCES if every > recording(name).interval * 1.5]
     most = FEW if actual["verdict"] == "healthy" else ONE
@@ -45,7 +45,7 @@ def test_no_cadence_claims_what_did_not_happen(name: str) -> None:
         assert "healthy" not in {report.verdict for every, report in reports if every <= 5}
 
 
-def test_three_scrapes_prove_no_health() -> None:
+def test_three_scrapes_are_not_enough_for_healthy() -> None:
     """Gauges need three scrapes, so with one missed scrape nothing would be known of them."""
     report = judge_observation(thinned(recording("healthy"), 30, 1), *site(None, None)).report
     assert report.verdict == "unknown"
@@ -70,6 +70,6 @@ def test_a_cascade_is_found_whenever_the_scrapes_begin(name: str, every: float) 
     ],
 )
 def test_long_pauses_are_found_at_every_cadence(name: str, incident: str, every: float) -> None:
-    """From 15 s on, no two scrapes show a stall of 42 s; the pauses that it leaves do."""
+    """At 15 s and longer, no two scrapes show a stall of 42 s; the pauses that it leaves do."""
     reports = [report for report in judged(name, every, FEW) if report.observed.scrapes > 3]
     assert all(incident in present(report) for report in reports)

@@ -56,12 +56,12 @@ def record(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1
 
 
 def report(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1) -> Report:
-    """What the doctor says of it."""
+    """Return the doctor's report."""
     return doctor.run(record(folder, *beside, estimated=estimated, engines=engines))
 
 
 def shares(folder: Path, *beside: Beside, estimated: float = 0) -> CeilingShares:
-    """Of its only engine."""
+    """Return the shares of the only engine."""
     (found,) = report(folder, *beside, estimated=estimated).ceilings
     return found
 
@@ -111,7 +111,7 @@ def test_vllms_own_estimate_comes_first_and_needs_no_model(tmp_path: Path) -> No
     [(gpu(0),), (LLAMA,), (LLAMA, gpu(0, serving=0)), ()],
     ids=["no model", "no GPU", "a GPU of somebody else", "neither"],
 )
-def test_where_gpu_or_model_is_not_known_nothing_is_said(tmp_path: Path, beside: tuple[Beside, ...]) -> None:
+def test_unknown_gpu_or_model_has_no_ceiling(tmp_path: Path, beside: tuple[Beside, ...]) -> None:
     found = report(tmp_path, *beside)
     assert not found.ceilings
     assert "Ceiling" not in short_report(found)
@@ -126,7 +126,7 @@ def test_the_report_has_one_line_that_names_what_binds(tmp_path: Path) -> None:
     assert sentences.ceilings(bound) == ["74.6 % of the bandwidth ceiling at batch 12: bandwidth-bound"]
 
 
-def test_of_several_engines_the_short_report_has_the_nearest(tmp_path: Path) -> None:
+def test_short_report_has_the_engine_nearest_to_its_ceiling(tmp_path: Path) -> None:
     found = report(tmp_path, LLAMA, gpu(0), engines=2)
     calm, busy = found.ceilings
     found = found._replace(ceilings=(calm, busy._replace(bandwidth=0.9)))

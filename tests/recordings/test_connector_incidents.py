@@ -60,7 +60,7 @@ def unnamed(page: str) -> str:
         "no connector",
     ],
 )
-def test_lost_kv_transfers(tmp_path: Path, change: Change, expected: str) -> None:
+def test_failing_kv_transfers_are_reported(tmp_path: Path, change: Change, expected: str) -> None:
     assert state(judged(tmp_path, change), FAILING) == expected
 
 
@@ -76,7 +76,7 @@ def test_requests_that_fail_are_critical_and_leases_that_expire_are_not(tmp_path
     assert (failing.verdict, expiring.verdict) == ("critical", "warning")
 
 
-def test_blocks_that_were_read_too_late_make_answers_doubtful(tmp_path: Path) -> None:
+def test_expired_kv_blocks_are_reported_with_doubtful_answers(tmp_path: Path) -> None:
     late = judged(tmp_path / "late", lambda page: kv.prefill(page, 0.2, late=0.1))
     assert any("Take answers" in each.text for each in found(late, FAILING).proposals)
     timely = judged(tmp_path / "timely", lambda page: kv.prefill(page, 0.2))
@@ -126,5 +126,5 @@ def sizeless(page: str) -> str:
         "no connector",
     ],
 )
-def test_offloaded_blocks(tmp_path: Path, change: Change, expected: str) -> None:
+def test_offloading_is_judged_by_stored_and_hit_blocks(tmp_path: Path, change: Change, expected: str) -> None:
     assert state(judged(tmp_path, change), OFFLOAD) == expected

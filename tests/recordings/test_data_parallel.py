@@ -31,14 +31,14 @@ WORK = {"running": 3, "waiting": 0}
 NONE = {"running": 0, "waiting": 0}
 
 
-def test_one_engine_with_work_and_peers_without_any_that_none_moves(tmp_path: Path) -> None:
+def test_busy_engine_without_progress_beside_idle_peers_is_lockstep(tmp_path: Path) -> None:
     report = judged(tmp_path, still("healthy", **NONE), still("healthy", **WORK), still("healthy", **NONE))
     lockstep = found(report, LOCKSTEP).diagnosis
     assert (report.verdict, lockstep.primary, lockstep.culprits) == ("critical", True, ("engine 1",))
     assert found(report, "engine_stalled").diagnosis.explained_by == LOCKSTEP
 
 
-def test_engines_that_all_hold_requests_and_none_moves(tmp_path: Path) -> None:
+def test_engines_that_all_stall_with_requests_are_lockstep(tmp_path: Path) -> None:
     report = judged(tmp_path, still("healthy", **WORK), still("healthy", **WORK))
     assert found(report, LOCKSTEP).diagnosis.culprits == ("engine 0", "engine 1")
 
@@ -55,7 +55,7 @@ def test_engines_that_all_hold_requests_and_none_moves(tmp_path: Path) -> None:
     ],
     ids=["a single engine", "its peer works", "not admitted", "nobody", "a peer without requests", "long steps"],
 )
-def test_what_looks_like_engines_out_of_step_and_is_none(
+def test_unequal_engines_with_other_causes_are_no_lockstep(
     tmp_path: Path, engines: list[list[Scrape]], instead: set[str] | None
 ) -> None:
     told = present(judged(tmp_path, *engines))
@@ -64,7 +64,7 @@ def test_what_looks_like_engines_out_of_step_and_is_none(
 
 
 def with_processes(folder: Path, engines: list[list[Scrape]], seen: Callable[[int], int]) -> Report:
-    """The same, with so many engine processes at each scrape."""
+    """Return the pages with so many engine processes at each scrape."""
     line = 'diag_vllm_processes{{role="engine"}} {}\ndiag_vllm_up 1\n'
     pages = re.as_ranks(*engines)
     scrapes = [(time, host, page + line.format(seen(number))) for number, (time, host, page) in enumerate(pages)]
@@ -90,6 +90,6 @@ def test_an_engine_process_that_was_never_there_is_not_missing(
     assert with_processes(tmp_path, [still("healthy", **NONE)] * engines, seen).verdict == "healthy"
 
 
-def test_engines_that_go_on_outlive_a_peer_that_was_removed(tmp_path: Path) -> None:
+def test_removed_peer_does_not_make_running_engines_dead(tmp_path: Path) -> None:
     both = [list(re.scrapes("healthy"))] * 2
     assert "engine_dead" not in present(with_processes(tmp_path, both, lambda scrape: 2 if scrape < 40 else 1))

@@ -48,7 +48,7 @@ SHOWS: dict[str, tuple[str, tuple[Beside, ...]]] = {
 
 
 @pytest.mark.parametrize("name", SHOWS)
-def test_one_thing_that_shows_a_death_is_enough(tmp_path: Path, name: str) -> None:
+def test_single_source_is_enough_to_report_a_dead_engine(tmp_path: Path, name: str) -> None:
     page, beside = SHOWS[name]
     report = judge(tmp_path, page, *beside)
     assert dead(report) == {"engine_dead"}
@@ -71,13 +71,13 @@ LIVES: dict[str, tuple[str, tuple[Beside, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LIVES)
-def test_what_only_looks_like_a_death_is_none(tmp_path: Path, name: str) -> None:
+def test_signs_of_life_exclude_engine_dead(tmp_path: Path, name: str) -> None:
     page, beside = LIVES[name]
     assert "engine_dead" not in present(judge(tmp_path, page, *beside))
 
 
 @pytest.mark.parametrize(("state", "expected"), [("zombie", set()), ("stopped", {"starting"})])
-def test_a_zombie_is_no_process_that_starts(tmp_path: Path, state: str, expected: set[str]) -> None:
+def test_zombie_process_is_not_a_starting_process(tmp_path: Path, state: str, expected: set[str]) -> None:
     server = ("7", "api_server", "0")
     left = [
         ("diag_vllm_process_cpu_seconds_total", server, 19.0),
@@ -88,13 +88,13 @@ def test_a_zombie_is_no_process_that_starts(tmp_path: Path, state: str, expected
     assert report.verdict == "unknown"
 
 
-def test_a_server_that_was_shut_down_in_order_is_said_to_be(tmp_path: Path) -> None:
+def test_orderly_shutdown_is_reported(tmp_path: Path) -> None:
     report = judge(tmp_path, "", log("", {}, 600, shut_down=60))
     assert report.verdict == "unknown"
     assert "shut down in order" in report.not_judged[0].sentence
 
 
-def test_a_server_that_does_not_end_when_it_is_told_to_is_said_to_be(tmp_path: Path) -> None:
+def test_server_that_ignores_sigterm_is_reported(tmp_path: Path) -> None:
     left = [("diag_vllm_process_cpu_seconds_total", ("7", "api_server", "0"), 19.0)]
     told = log("", {}, 600, shut_down=60)
     report = judge(tmp_path / "a", "", told, lambda _: left, started(NEVER - 700))
@@ -118,15 +118,15 @@ CAUSES: dict[str, tuple[Beside, ...]] = {
 
 
 @pytest.mark.parametrize("cause", CAUSES)
-def test_what_killed_it_is_named_where_the_log_tells(tmp_path: Path, cause: str) -> None:
+def test_cause_of_death_is_named_from_the_log(tmp_path: Path, cause: str) -> None:
     assert cause in found(judge(tmp_path, "", *CAUSES[cause]), "engine_dead").diagnosis.culprits
 
 
-def test_memory_that_was_lacking_at_another_time_has_not_killed_it(tmp_path: Path) -> None:
+def test_earlier_out_of_memory_is_not_the_cause_of_death(tmp_path: Path) -> None:
     report = judge(tmp_path, "", answered(ago=3600), oom_kill(ago=60))
     assert found(report, "engine_dead").diagnosis.culprits == ()
 
 
-def test_what_went_wrong_before_the_last_start_has_not_killed_it(tmp_path: Path) -> None:
+def test_error_before_the_last_start_is_not_the_cause_of_death(tmp_path: Path) -> None:
     report = judge(tmp_path, "", log("", {}, 600, engine_dead=60, cuda_error=700))
     assert found(report, "engine_dead").diagnosis.culprits == ()

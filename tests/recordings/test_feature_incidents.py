@@ -36,7 +36,7 @@ def state(report: Report, incident: str) -> str:
 
 
 def proposed(report: Report, incident: str) -> dict[str, object]:
-    """What is proposed, by flag or the first words of advice."""
+    """Return the proposals, by flag or the first words of advice."""
     proposals = about(report, incident).proposals
     return {each.name or " ".join(each.text.split()[:3]): each.after for each in proposals}
 
@@ -66,7 +66,7 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 RATE = "draft acceptance rate"
 
 
-def test_drafts_whose_very_first_token_fails_are_given_up(tmp_path: Path) -> None:
+def test_drafts_with_a_rejected_first_token_are_switched_off(tmp_path: Path) -> None:
     report = judged(tmp_path, SPECULATION)
     assert (report.verdict, state(report, SPECULATION)) == ("healthy", "present")
     assert "--speculative-config" in proposed(report, SPECULATION)
@@ -74,7 +74,7 @@ def test_drafts_whose_very_first_token_fails_are_given_up(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("factor", "tokens"), [(5, 1), (30, 2)])
-def test_drafts_of_which_the_beginning_is_accepted_become_shorter(tmp_path: Path, factor: float, tokens: int) -> None:
+def test_drafts_with_an_accepted_beginning_are_shortened(tmp_path: Path, factor: float, tokens: int) -> None:
     better = [scaled(f"{ACCEPTED}_per_pos_total", factor), scaled(f"{ACCEPTED}_total", 5)]
     report = judged(tmp_path, SPECULATION, *better)
     assert state(report, SPECULATION) == "present"
@@ -82,25 +82,25 @@ def test_drafts_of_which_the_beginning_is_accepted_become_shorter(tmp_path: Path
     assert "--speculative-config" not in proposed(report, SPECULATION)
 
 
-def test_drafts_that_are_accepted_are_fine(tmp_path: Path) -> None:
+def test_accepted_drafts_are_no_incident(tmp_path: Path) -> None:
     assert state(judged(tmp_path, "speculation_effective"), SPECULATION) == "absent"
 
 
-def test_short_drafts_that_are_accepted_are_fine_although_they_give_little(tmp_path: Path) -> None:
+def test_short_accepted_drafts_are_no_incident(tmp_path: Path) -> None:
     assert state(judged(tmp_path, SPECULATION, scaled(DRAFT_TOKENS, 0.05)), SPECULATION) == "absent"
 
 
-def test_a_server_that_drafts_nothing_has_no_bad_drafts(tmp_path: Path) -> None:
+def test_server_without_drafts_has_no_speculation_incident(tmp_path: Path) -> None:
     assert state(judged(tmp_path, "healthy"), SPECULATION) == "absent"
 
 
-def test_a_handful_of_drafts_says_nothing(tmp_path: Path) -> None:
+def test_few_drafts_are_unknown(tmp_path: Path) -> None:
     few = [scaled(each, 0.001) for each in (DRAFTS, DRAFT_TOKENS, ACCEPTED)]
     found = about(judged(tmp_path, SPECULATION, *few), SPECULATION).diagnosis
     assert (found.state, found.lacking) == ("unknown", (f"{RATE} not measured, it needs at least 200 draft tokens",))
 
 
-def test_a_long_draft_pays_although_most_of_it_is_thrown_away(tmp_path: Path) -> None:
+def test_long_draft_with_low_acceptance_can_still_pay(tmp_path: Path) -> None:
     assert state(judged(tmp_path, SPECULATION, scaled(DRAFTS, 0.05)), SPECULATION) == "absent"
 
 
@@ -122,14 +122,14 @@ def aged(seconds: float) -> Change:
     return lambda page: line.sub(lambda found: f"{found[1]} {float(found[2]) - seconds}", page)
 
 
-def test_adapters_that_take_turns_get_a_slot_each(tmp_path: Path) -> None:
+def test_alternating_adapters_get_one_slot_each(tmp_path: Path) -> None:
     report = judged(tmp_path, THRASH)
     assert (report.verdict, scenarios.present(report)) == ("warning", {THRASH})
     assert proposed(report, THRASH)["--max-loras"] == 6
 
 
 def proposals_of(folder: Path, recording: str, launch: str) -> dict[str, dict[str, object]]:
-    """What the first finding proposes for the pages of a recording: the changes by flag, with this launch command."""
+    """Return the proposals of the first finding for these pages and this launch command: changes by flag."""
     pages = re.write(folder / "recording", re.changed(re.scrapes(recording), without("diag_vllm_config")))
     found = doctor.run(ObserveOptions([str(pages)], launch=launch)).present[0]
     return {each.name: {one.name: one.after for one in each.changes} for each in found.proposals if each.changes}
@@ -142,8 +142,8 @@ def test_no_more_adapters_run_than_are_kept(tmp_path: Path, kept: int, changes: 
     assert proposals_of(tmp_path, THRASH, launch) == {"--max-loras": changes}
 
 
-def test_as_many_adapters_as_slots_are_fine_whatever_ran_before(tmp_path: Path) -> None:
-    """Of six adapters of the last minutes two are left, in two slots: nobody is deferred."""
+def test_as_many_adapters_as_slots_are_no_thrash_after_others(tmp_path: Path) -> None:
+    """Two of six adapters of the last minutes are left, in two slots: no request is deferred."""
     report = judged(tmp_path, "lora_fits")
     assert (report.verdict, state(report, THRASH)) == ("healthy", "absent")
 
@@ -161,11 +161,11 @@ def test_as_many_adapters_as_slots_are_fine_whatever_ran_before(tmp_path: Path) 
     ],
     ids=["a slot for each", "more slots", "long ago", "a KV transfer", "short waits", "a small share", "for capacity"],
 )
-def test_what_looks_like_thrash_and_is_none(tmp_path: Path, change: Change) -> None:
+def test_deferred_requests_with_other_causes_are_no_thrash(tmp_path: Path, change: Change) -> None:
     assert state(judged(tmp_path, THRASH, change), THRASH) == "absent"
 
 
-def test_waits_that_nobody_notices_are_no_thrash(tmp_path: Path) -> None:
+def test_short_queue_times_are_no_thrash(tmp_path: Path) -> None:
     """A quarter of a second, which is most of the time that short answers take."""
     fast = [scaled(f"vllm:{each}_seconds_sum", 0.1) for each in ("request_queue_time", "e2e_request_latency")]
     assert state(judged(tmp_path, THRASH, *fast), THRASH) == "absent"
@@ -211,7 +211,7 @@ def beside(*servers: float) -> Change:
 
 
 def queued(share: float) -> Change:
-    """That share of the whole latency spent waiting for the engine."""
+    """Return pages with this share of the latency spent in the queue."""
 
     def change(page: str) -> str:
         whole = regex.search(rf"^{LATENCY}\S* (\S+)", page, regex.MULTILINE)
@@ -220,7 +220,7 @@ def queued(share: float) -> Change:
     return change
 
 
-def test_an_api_server_at_a_full_core_gets_company(tmp_path: Path) -> None:
+def test_api_server_at_a_full_core_gets_more_processes(tmp_path: Path) -> None:
     report = judged(tmp_path, FRONT)
     assert (report.verdict, scenarios.present(report)) == ("warning", {FRONT})
     assert proposed(report, FRONT)["--api-server-count"] == 6  # one core, four times the load, 0.7 of a core each
@@ -233,7 +233,7 @@ def test_tokens_are_never_sent_in_smaller_groups(tmp_path: Path, interval: int, 
     ) is proposed
 
 
-def test_an_api_server_with_time_to_spare_is_fine(tmp_path: Path) -> None:
+def test_api_server_below_a_full_core_is_no_incident(tmp_path: Path) -> None:
     report = judged(tmp_path, "api_server_busy")
     assert (report.verdict, state(report, FRONT)) == ("healthy", "absent")
 
@@ -247,32 +247,32 @@ def test_an_api_server_with_time_to_spare_is_fine(tmp_path: Path) -> None:
     ],
     ids=["no core to run on", "the engine computes", "a queue for the engine"],
 )
-def test_what_looks_like_a_bound_api_server_and_is_none(tmp_path: Path, changes: tuple[Change, ...]) -> None:
+def test_slow_answers_with_other_causes_are_no_bound_api_server(tmp_path: Path, changes: tuple[Change, ...]) -> None:
     assert state(judged(tmp_path, FRONT, *changes), FRONT) == "absent"
 
 
-def test_a_few_slow_requests_do_not_say_where_they_were_slow(tmp_path: Path) -> None:
+def test_few_slow_requests_leave_the_api_server_unknown(tmp_path: Path) -> None:
     few = scaled("vllm:request_success_total", 0.03)
     assert state(judged(tmp_path, FRONT, few), FRONT) == "unknown"
 
 
-def test_several_api_servers_are_told_by_the_process_table_alone(tmp_path: Path) -> None:
+def test_several_api_servers_are_counted_by_the_process_table_only(tmp_path: Path) -> None:
     report = judged(tmp_path, FRONT, without(TABLE), beside(1.0, 0.9, 0.0), without(OWN_CPU))
     assert state(report, FRONT) == "present"
     assert proposed(report, FRONT)["--api-server-count"] == 11
 
 
-def test_without_either_nobody_can_tell_what_the_api_server_uses(tmp_path: Path) -> None:
+def test_cpu_usage_of_the_api_server_is_unknown_without_page_and_process_table(tmp_path: Path) -> None:
     assert state(judged(tmp_path, FRONT, without(TABLE), without(OWN_CPU)), FRONT) == "unknown"
 
 
-def test_an_idle_one_among_many_still_gets_company(tmp_path: Path) -> None:
+def test_busy_api_server_beside_an_idle_one_gets_more_processes(tmp_path: Path) -> None:
     """One of four is full, and the load of all of them would need fewer: one more is proposed."""
     report = judged(tmp_path, FRONT, without(TABLE), beside(1.0, 0.1, 0.1, 0.1), scaled(ENGINE, 40))
     assert proposed(report, FRONT)["--api-server-count"] == 5
 
 
-def test_the_process_table_is_believed_before_the_page(tmp_path: Path) -> None:
+def test_process_table_overrides_the_page(tmp_path: Path) -> None:
     assert state(judged(tmp_path, FRONT, without(TABLE), beside(0.3)), FRONT) == "absent"
 
 
@@ -298,7 +298,7 @@ FREE = {"memory_free_bytes": 38 * GIB}
 def hosted(
     folder: Path, *beside: scenarios.Beside, recording: str = "healthy", changes: tuple[Change, ...] = HALF
 ) -> str:
-    """What is said of the budget with these parts of the exporter's page beside vLLM's."""
+    """Return the finding on the budget with these parts of the exporter's page beside vLLM's."""
     return state(on_host(folder, *beside, recording=recording, changes=changes), BUDGET)
 
 
@@ -313,7 +313,7 @@ def on_host(
     return doctor.run(ObserveOptions([str(re.write(folder / "recording", pages))]))
 
 
-def test_memory_that_nobody_uses_is_told_with_the_share_that_uses_it(tmp_path: Path) -> None:
+def test_unused_memory_is_reported_with_a_larger_share(tmp_path: Path) -> None:
     report = on_host(tmp_path, gpu(memory_free_bytes=28 * GIB))
     assert (report.verdict, state(report, BUDGET)) == ("healthy", "present")
     assert proposed(report, BUDGET)["--gpu-memory-utilization"] == 0.8  # 0.5, and 28 of 80 GiB less 0.05
@@ -333,7 +333,7 @@ def test_no_share_beyond_what_starts_is_proposed(tmp_path: Path) -> None:
     ],
     ids=["little is free", "a co-tenant", "somebody's, perhaps a co-tenant's"],
 )
-def test_memory_that_somebody_uses_is_not_idle(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_memory_in_use_is_not_reported_as_unused(tmp_path: Path, changes: dict[str, object]) -> None:
     assert hosted(tmp_path, gpu(**changes)) == "absent"
 
 
@@ -356,18 +356,16 @@ def test_memory_that_somebody_uses_is_not_idle(tmp_path: Path, changes: dict[str
         "so many blocks",
     ],
 )
-def test_a_budget_that_has_its_reason_is_not_too_small(
-    tmp_path: Path, recording: str, changes: tuple[Change, ...]
-) -> None:
+def test_justified_memory_budget_is_not_too_small(tmp_path: Path, recording: str, changes: tuple[Change, ...]) -> None:
     assert hosted(tmp_path, gpu(**FREE), recording=recording, changes=changes) == "absent"
 
 
-def test_hardly_any_requests_say_nothing_about_a_budget(tmp_path: Path) -> None:
+def test_memory_budget_is_unknown_with_few_requests(tmp_path: Path) -> None:
     few = (*HALF, scaled("vllm:request_success_total", 0.01))
     assert hosted(tmp_path, gpu(**FREE), recording="healthy", changes=few) == "unknown"
 
 
-def test_a_server_whose_gpu_nobody_sees_is_unknown(tmp_path: Path) -> None:
+def test_memory_budget_is_unknown_without_gpu_metrics(tmp_path: Path) -> None:
     assert hosted(tmp_path) == "unknown"
 
 

@@ -69,17 +69,17 @@ ILL = [
 ]
 
 
-def test_what_many_have_in_common_is_one_line_that_says_of_how_many() -> None:
+def test_common_property_of_servers_is_one_line_with_their_count() -> None:
     assert lines()[0].startswith("CRITICAL  kv_eviction_cascade   4 of 12 servers   since before ")
     assert not [line for line in lines()[1:] if line.startswith("CRITICAL")]
 
 
-def test_the_table_counts_the_verdicts_and_lists_who_is_ill_the_worst_first() -> None:
+def test_fleet_table_counts_verdicts_and_lists_unhealthy_servers_worst_first() -> None:
     assert "12 servers: 4 critical, 1 warning, 1 unknown, 6 healthy" in lines()
     assert table(lines()) == ILL
 
 
-def test_one_of_each_kind_is_told_in_detail() -> None:
+def test_one_server_of_each_incident_is_reported_in_detail() -> None:
     details = [line.partition(": ")[0] for line in lines() if re.search(r"\(r\d+:8000 engine 0", line)]
     assert details == [
         f"{TITLES['kv_eviction_cascade']} (r1:8000 engine 0, as on 3 more)",
@@ -132,7 +132,7 @@ def test_the_short_form_has_a_line_for_each_further_incident_of_a_few_servers() 
     ]
 
 
-def test_of_very_many_servers_that_are_ill_the_worst_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_large_fleet_lists_only_the_worst_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_text, "SERVERS", 2)
     assert table(lines()) == [*ILL[:2], ("and", "4", "more")]
 
@@ -159,14 +159,14 @@ def test_the_page_has_the_same_table() -> None:
 
 
 @pytest.mark.parametrize("servers", [FLEET, (CASCADE, CROWDED, WELL)])
-def test_every_way_within_the_page_leads_somewhere(servers: tuple[str, ...]) -> None:
+def test_internal_links_of_the_page_have_targets(servers: tuple[str, ...]) -> None:
     root = page(judged(servers))
     targets = {each.get("id") for each in root.iter()}
     links = [link for each in root.iter("a") if (link := each.get("href", "")).startswith("#")]
     assert links and {link.removeprefix("#") for link in links} <= targets
 
 
-def test_the_timeline_names_those_too_that_are_not_told_in_detail() -> None:
+def test_timeline_includes_servers_without_details() -> None:
     told = [row[:2] for row in rows(page(judged(FLEET)), "timeline")]
     cascades = [where for incident, where in told if incident == "kv_eviction_cascade"]
     assert sorted(cascades) == [f"r{number}:8000 engine 0" for number in (1, 3, 5, 7)]
@@ -180,13 +180,13 @@ def test_json_has_every_incident_on_every_server() -> None:
     assert sorted(present) == sorted(name for _, name, *_ in ILL[:-1])
 
 
-def test_a_fleet_that_is_well_is_told_in_a_line_and_a_count() -> None:
+def test_healthy_fleet_is_one_line_and_a_count() -> None:
     printed = lines((WELL,) * 8)
     assert printed[0].startswith("HEALTHY  8 servers   8 engines busy   ")
     assert "8 servers: 8 healthy" in printed
 
 
-def test_five_servers_are_told_one_by_one() -> None:
+def test_five_servers_are_reported_individually() -> None:
     five = (CASCADE, CASCADE, WELL, WELL, WELL)
     report, printed = judged(five), lines(five)
     assert not words.is_fleet(report)

@@ -21,7 +21,7 @@ CAPTURE = {"process_start": 20, "load_weights": 100, "compile": 50, "cuda_graph_
 
 
 def judged_as(report: Report, incident: str) -> Diagnosis:
-    """What was decided of an incident that has one subject."""
+    """Return the state of an incident that has one subject."""
     (diagnosis,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
     return diagnosis
 
@@ -59,16 +59,16 @@ def test_an_old_driver_without_counters_shows_heat_by_its_flags(tmp_path: Path) 
     assert present(judge(tmp_path, HEALTHY, hot)) == {"gpu_thermal_throttling"}
 
 
-def test_a_moment_of_heat_is_no_incident(tmp_path: Path) -> None:
+def test_short_thermal_throttling_is_no_incident(tmp_path: Path) -> None:
     assert not present(judge(tmp_path, HEALTHY, gpu(throttle_seconds_total__sw_thermal=lambda t: 0.9 * (t > 20))))
 
 
-def test_a_clock_that_idles_is_no_incident(tmp_path: Path) -> None:
+def test_idle_clock_is_no_incident(tmp_path: Path) -> None:
     idle = gpu(utilization_ratio=0, clock_hertz__sm=300e6, throttle_active__gpu_idle=1)
     assert not present(judge(tmp_path, "idle", idle))
 
 
-def test_a_power_brake_is_not_called_heat(tmp_path: Path) -> None:
+def test_power_brake_is_not_thermal_throttling(tmp_path: Path) -> None:
     braked = gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t, throttle_active__hw_slowdown=1)
     assert present(judge(tmp_path, HEALTHY, braked)) == {"gpu_power_brake"}
 
@@ -82,7 +82,7 @@ def test_a_power_brake_is_not_called_heat(tmp_path: Path) -> None:
         ({"remap_failure": lambda t: t > 20}, "row that could not be replaced"),
     ],
 )
-def test_a_fault_is_named(tmp_path: Path, fault: dict[str, object], named: str) -> None:
+def test_gpu_fault_is_reported(tmp_path: Path, fault: dict[str, object], named: str) -> None:
     report = judge(tmp_path, HEALTHY, gpu(0), gpu(1, **fault))
     one = found(report, "gpu_fault").diagnosis
     assert (present(report), dict(one.subject)["gpu"], one.culprits) == ({"gpu_fault"}, "1", (named,))
@@ -102,11 +102,11 @@ def test_an_applications_own_xid_is_no_fault_of_the_gpu(tmp_path: Path) -> None:
     ],
     ids=["a board without ECC", "nobody counts Xids", "lost, and nobody counts Xids", "by dcgm-exporter"],
 )
-def test_faults_that_nobody_counts_are_unknown(tmp_path: Path, seen: dict[str, object], state: str) -> None:
+def test_uncounted_gpu_faults_are_unknown(tmp_path: Path, seen: dict[str, object], state: str) -> None:
     assert judged_as(judge(tmp_path, HEALTHY, gpu(**seen)), "gpu_fault").state == state
 
 
-def test_memory_that_others_hold_is_named_with_their_processes(tmp_path: Path) -> None:
+def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> None:
     shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
     report = judge(tmp_path, HEALTHY, shared)
     assert present(report) == {"gpu_memory_contended"}
@@ -187,7 +187,7 @@ def in_the_stall(folder: Path, since: float, *beside: scenarios.Beside) -> Repor
     return doctor.run(ObserveOptions([str(rewriting.write(folder / "cut", told))]))
 
 
-def test_ranks_that_compute_at_their_usual_power_miss_nobody(tmp_path: Path) -> None:
+def test_ranks_at_usual_power_have_no_missing_peer(tmp_path: Path) -> None:
     computes = gpu(0, **spins(60, 58, 70)), gpu(1, **spins(60, 58, 70))
     assert present(judge(tmp_path, FROZEN, TWO, *computes, waits)) == STALLED
 
@@ -209,14 +209,14 @@ def test_the_log_decides_where_not_every_rank_is_seen(tmp_path: Path, seen: tupl
     assert (stall.state, stall.lacking) == ("unknown", ("ranks missing from a collective not measured",))
 
 
-def test_a_small_card_that_was_never_seen_at_work_excludes_nothing(tmp_path: Path) -> None:
+def test_small_gpu_without_power_reference_rules_nothing_out(tmp_path: Path) -> None:
     """The watch begins in the middle of the stall: half of its limit may be spinning or computing."""
     half = {"utilization_ratio": 0.96, "power_watts": 36, "power_limit_watts": 72}
     report = in_the_stall(tmp_path, 20, TWO, gpu(0, **half), gpu(1, **half))
     assert judged_as(report, "tp_communication_stall").state == "unknown"
 
 
-def test_ranks_that_all_spin_at_little_power_are_a_stall_without_a_name(tmp_path: Path) -> None:
+def test_stall_with_all_ranks_busy_waiting_names_no_rank(tmp_path: Path) -> None:
     report = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **SPINS))
     assert found(report, "tp_communication_stall").diagnosis.culprits == ()
 
@@ -230,7 +230,7 @@ def test_a_compile_while_serving_is_not_called_communication(tmp_path: Path) -> 
     assert present(judge(tmp_path, FROZEN, TWO, workers(1.0, 1.0))) == STALLED
 
 
-def test_two_engines_are_no_two_ranks(tmp_path: Path) -> None:
+def test_two_engines_are_not_ranks_of_one(tmp_path: Path) -> None:
     report = judge(tmp_path, FROZEN, config(tensor_parallel_size=1), gpu(0, **SPINS), gpu(1, **STANDS))
     assert present(report) == STALLED
 
@@ -245,7 +245,7 @@ def test_a_stall_that_began_in_an_idle_moment_shows_by_its_ranks(tmp_path: Path)
     assert report.progress[0].state == "stalled"
 
 
-def test_idle_ranks_are_idle(tmp_path: Path) -> None:
+def test_idle_ranks_are_no_stall(tmp_path: Path) -> None:
     report = judge(tmp_path, "idle", TWO, workers(0.0, 0.0), gpu(0, utilization_ratio=0), gpu(1, utilization_ratio=0))
     assert (report.verdict, report.progress[0].state) == ("healthy", "idle")
 
@@ -264,7 +264,7 @@ def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
     [(2, 4, FULL), (2, 0, 5e9), (1, 0, FULL)],
     ids=["nvlink", "little traffic", "one rank"],
 )
-def test_links_that_are_not_the_bottleneck(tmp_path: Path, ranks: int, nvlinks: int, rate: float) -> None:
+def test_links_below_their_bandwidth_are_no_incident(tmp_path: Path, ranks: int, nvlinks: int, rate: float) -> None:
     links = [gpu(i, nvlink_active_links=nvlinks, pcie_bytes_total__rx=lambda t: rate * t) for i in (0, 1)]
     assert not present(judge(tmp_path, HEALTHY, config(tensor_parallel_size=ranks), *links))
 
@@ -272,7 +272,7 @@ def test_links_that_are_not_the_bottleneck(tmp_path: Path, ranks: int, nvlinks: 
 # -- start-up ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_capture_that_stands_still_is_named(tmp_path: Path) -> None:
+def test_graph_capture_without_progress_is_a_hang(tmp_path: Path) -> None:
     hang = log("cuda_graph_capture", CAPTURE, silent=390)
     report = judge(tmp_path, "", hang, TWO, workers(1.0, 1.0), gpu(0, **SPINS), gpu(1, **SPINS))
     assert present(report) == {"cuda_graph_capture_hang", "startup_slow"}
@@ -281,7 +281,7 @@ def test_a_capture_that_stands_still_is_named(tmp_path: Path) -> None:
     assert report.progress[0].state == "starting"
 
 
-def test_a_capture_that_moves_is_no_hang(tmp_path: Path) -> None:
+def test_progressing_graph_capture_is_no_hang(tmp_path: Path) -> None:
     moving = log("cuda_graph_capture", {**CAPTURE, "cuda_graph_capture": 100}, silent=20)
     report = judge(tmp_path, "", moving, workers(1.0))
     assert (present(report), report.progress[0].state) == (set(), "starting")
@@ -292,7 +292,7 @@ def test_a_compile_that_takes_long_is_slow_and_no_hang(tmp_path: Path) -> None:
     assert present(report) == {"startup_slow"}
 
 
-def test_a_capture_whose_processes_are_gone_hangs_no_more(tmp_path: Path) -> None:
+def test_graph_capture_of_ended_processes_is_no_hang(tmp_path: Path) -> None:
     def gone(_: float) -> Iterable[Sample]:
         yield "diag_vllm_processes", ("engine",), 0.0
 
@@ -305,7 +305,7 @@ def test_a_capture_whose_processes_were_never_seen_hangs(tmp_path: Path) -> None
     assert "cuda_graph_capture_hang" in present(judge(tmp_path, "", log("cuda_graph_capture", CAPTURE, silent=390)))
 
 
-def test_a_slow_start_comes_with_a_probe_that_outlasts_it(tmp_path: Path) -> None:
+def test_slow_start_gets_a_proposed_startup_probe_that_is_long_enough(tmp_path: Path) -> None:
     slow = log("load_weights", {"process_start": 20, "load_weights": 1220})
     report = judge(tmp_path, "", slow, workers(1.0))
     assert present(report) == {"startup_slow"}
@@ -347,7 +347,7 @@ def test_a_start_after_one_that_failed_is_a_start(tmp_path: Path) -> None:
     assert (present(report), report.progress[0].state) == (set(), "starting")
 
 
-def test_memory_that_did_not_suffice_is_computed(tmp_path: Path) -> None:
+def test_memory_share_that_fits_is_computed_from_the_failed_start(tmp_path: Path) -> None:
     failed = log("profile_memory", {}, 50, engine_start_failed=49, free_memory_below_requested=50)
     numbers = said(
         "free_memory_below_requested",
@@ -362,7 +362,7 @@ def test_memory_that_did_not_suffice_is_computed(tmp_path: Path) -> None:
     assert found(report, "startup_failed").diagnosis.explained_by == "gpu_out_of_memory"
 
 
-def test_a_context_that_does_not_fit_is_computed(tmp_path: Path) -> None:
+def test_context_length_that_fits_is_computed(tmp_path: Path) -> None:
     failed = log("allocate_kv_cache", {}, 50, engine_start_failed=49, max_model_len_exceeds_kv_cache=50)
     numbers = said(
         "max_model_len_exceeds_kv_cache", max_model_len=1_048_576, needed_gibibytes=24.0, available_gibibytes=9.97
@@ -386,14 +386,14 @@ def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Report:
 
 
 @pytest.mark.parametrize(("size", "lowered"), [("", True), ("--kv-cache-memory-bytes 8G", False)])
-def test_a_share_that_decides_nothing_is_not_lowered(tmp_path: Path, size: str, lowered: bool) -> None:
+def test_gpu_share_is_lowered_only_if_it_has_an_effect(tmp_path: Path, size: str, lowered: bool) -> None:
     """A size of the KV pool is taken as it is, whatever the share and whoever else holds memory."""
     shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
     report = on_a_gpu(tmp_path, f"vllm serve m --gpu-memory-utilization 0.9 {size}", shared)
     assert ("--gpu-memory-utilization" in fixes(report, "gpu_memory_contended")) is lowered
 
 
-def test_memory_that_ran_out_under_load_leaves_room_for_what_was_wanted(tmp_path: Path) -> None:
+def test_fix_for_memory_exhausted_under_load_frees_the_requested_size(tmp_path: Path) -> None:
     report = ran_out(tmp_path, "", config(gpu_memory_utilization=0.98))
     assert present(report) == {"gpu_out_of_memory"}
     assert fixes(report, "gpu_out_of_memory")["--gpu-memory-utilization"] == 0.97
@@ -413,17 +413,17 @@ SHARE, SIZE = {"--gpu-memory-utilization": 0.91}, {"--max-cudagraph-capture-size
         ("--kv-cache-memory-bytes 8G", SIZE),
     ],
 )
-def test_what_does_nothing_against_a_lack_of_memory_is_not_proposed(
+def test_ineffective_fix_for_missing_memory_is_not_proposed(
     tmp_path: Path, launch: str, proposed: dict[str, object]
 ) -> None:
     assert fixes(ran_out(tmp_path, f"vllm serve m --max-num-seqs 512 {launch}"), "gpu_out_of_memory") == proposed
 
 
-def test_memory_that_ran_out_yesterday_is_no_incident(tmp_path: Path) -> None:
+def test_old_out_of_memory_is_no_incident(tmp_path: Path) -> None:
     past = log("ready", {}, 90_000, start=scenarios_start(), cuda_out_of_memory=90_000)
     assert not present(judge(tmp_path, HEALTHY, past))
 
 
 def scenarios_start() -> float:
-    """When the healthy recording begins."""
+    """Return the start of the healthy recording."""
     return next(iter(scenarios.rewriting.scrapes(HEALTHY)))[0]

@@ -46,7 +46,7 @@ LAUNCH = "vllm serve m --max-num-seqs 64"
 
 
 def sent(text: str) -> str:
-    """As it stands between the quotes of a page."""
+    """Return the label as it is written between the quotes of a page."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
@@ -100,7 +100,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def told(folder: Path) -> dict[str, str]:
-    """What the other commands print of the same recording, and of a command with the harm in each of its words."""
+    """Return the output of the other commands for the recording, and for a command with the harm in each word."""
     compared = verify.verify(str(folder), ObserveOptions([str(folder)]))
     evil = shlex.quote(EVIL)
     command = f"X={evil} vllm serve {evil} --served-model-name {evil} --max-num-seqs {evil} {shlex.quote('--' + EVIL)}"
@@ -123,13 +123,13 @@ def printed(report: Report) -> dict[str, str]:
     }
 
 
-def test_no_output_speaks_to_a_terminal_or_hides_a_character(report: Report, fleet: Report, folder: Path) -> None:
+def test_outputs_have_no_escape_sequence_and_no_hidden_character(report: Report, fleet: Report, folder: Path) -> None:
     for name, text in [*printed(report).items(), *printed(fleet).items(), *told(folder).items()]:
         assert not UNSEEN & set(text), name
         assert text.isprintable() or set(filter(lambda char: not char.isprintable(), text)) == {"\n"}, name
 
 
-def test_the_live_view_shows_a_label_and_does_not_obey_it(folder: Path, tmp_path: Path) -> None:
+def test_live_view_shows_label_markup_as_text(folder: Path, tmp_path: Path) -> None:
     markup = "[reverse]x[/reverse][@click=app.quit]y[/][/bold]"
 
     async def look() -> None:
@@ -144,13 +144,13 @@ def test_the_live_view_shows_a_label_and_does_not_obey_it(folder: Path, tmp_path
     top_views.run(look())
 
 
-def test_json_gives_the_labels_as_they_are(report: Report) -> None:
+def test_json_has_labels_unchanged(report: Report) -> None:
     subjects = [each["subject"] for each in json.loads(as_json.render(report))["diagnoses"]]
     assert {each["engine"] for each in subjects if "engine" in each} >= {EVIL}
 
 
 @pytest.mark.parametrize("of", ["report", "fleet", "verify"])
-def test_markdown_has_no_link_no_mention_and_no_markup_of_a_label(
+def test_markdown_has_no_link_mention_or_markup_from_a_label(
     of: str, report: Report, fleet: Report, folder: Path
 ) -> None:
     written = (
@@ -176,7 +176,7 @@ def test_markdown_has_no_link_no_mention_and_no_markup_of_a_label(
 
 
 @pytest.mark.parametrize("detail", [False, True])
-def test_an_agent_reads_a_label_only_between_marks_that_it_cannot_close(
+def test_label_in_an_mcp_answer_is_enclosed_in_marks_that_it_cannot_close(
     detail: bool, report: Report, fleet: Report, folder: Path
 ) -> None:
     one, own = ObserveOptions([str(folder)]), own_texts(ObserveOptions([]))
@@ -199,14 +199,14 @@ def test_an_agent_reads_a_label_only_between_marks_that_it_cannot_close(
     assert all(each["quotes"][0]["text"] == EVIL for each in documents[0]["diagnoses"] if each["primary"])
 
 
-def test_html_has_no_element_of_a_label(report: Report, fleet: Report) -> None:
+def test_html_has_no_element_from_a_label(report: Report, fleet: Report) -> None:
     for page in (report, fleet):
         root = ElementTree.fromstring(html.render(page))
         assert not list(root.iter("script"))
         assert "<script>alert(1)</script>" in "".join(root.itertext())
 
 
-def test_the_exporters_page_has_a_label_as_it_was_sent() -> None:
+def test_exporter_page_has_labels_unchanged() -> None:
     samples = [("diag_gpu_up", (EVIL, EVIL), 1.0)]
     (family,) = text_string_to_metric_families(render(samples).decode())
     assert [sample.labels for sample in family.samples] == [{"gpu": EVIL, "uuid": EVIL}]
@@ -218,7 +218,7 @@ def commands(report: Report) -> Iterator[str]:
         yield from [finding.relaunch] if finding.relaunch else []
 
 
-def test_in_a_command_a_label_is_one_word_that_a_shell_refuses_where_it_cannot_be_right(report: Report) -> None:
+def test_implausible_label_in_a_command_is_one_word_that_the_shell_refuses(report: Report) -> None:
     found = list(commands(report))
     assert any(command.startswith('nvidia-smi -i "${GPU:?}" -pl ') for command in found)
     assert 'kill -CONT 4711   # on "${HOST:?}"' in found
@@ -248,5 +248,5 @@ def test_a_long_label_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("open_quote", ['"', "'", '"\\'])
-def test_a_quote_that_is_never_closed_divides_no_command(open_quote: str) -> None:
+def test_label_with_an_unclosed_quote_does_not_split_a_command(open_quote: str) -> None:
     assert continued(f"vllm serve m {open_quote * 20_000}x", "", "") == []

@@ -1,4 +1,4 @@
-"""What /livez and /readyz answer through a recording: only a hang and a death are answered 503, and only those."""
+"""The /livez and /readyz responses through a recording: only a hang and a death are answered 503."""
 
 from collections.abc import Iterable
 
@@ -41,7 +41,7 @@ def going_on(seen: list[Scrape], seconds: float) -> list[Scrape]:
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in DEAD])
-def test_nothing_that_was_recorded_but_a_death_is_worth_a_restart(name: str) -> None:
+def test_only_recorded_deaths_fail_livez(name: str) -> None:
     """Busy, idle, paused, starting, failing to start, long prefills and short hangs."""
     assert [health.liveness for _, health in healths(thinned_to(name, 5.0)) if not health.alive] == []
 
@@ -61,7 +61,7 @@ def hung_at(name: str, after: float) -> list[Scrape]:
     return going_on(kept, 150)
 
 
-def test_a_standstill_of_two_minutes_is_a_hang_and_none_before() -> None:
+def test_standstill_fails_livez_only_after_two_minutes() -> None:
     seen = hung_at("healthy", 60)
     begun = seen[-1][0] - 150
     told = healths(seen)
@@ -72,7 +72,7 @@ def test_a_standstill_of_two_minutes_is_a_hang_and_none_before() -> None:
     assert "requests in flight, and no token or request moves (the answer is 503 if that lasts" in waiting.liveness
 
 
-def test_a_stopped_process_is_proof_so_that_90_seconds_are_enough() -> None:
+def test_stopped_process_fails_livez_within_90_seconds() -> None:
     seen = hung_at("healthy", 60)
     begun = seen[-1][0] - 150
     stopped = 'diag_vllm_process_stopped{role="engine",rank="",pid="7",state="stopped"} '

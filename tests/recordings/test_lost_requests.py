@@ -74,7 +74,7 @@ def test_requests_that_never_reach_the_scheduler_are_critical(tmp_path: Path, be
     assert (report.verdict, found(report, DESYNC).diagnosis.primary) == ("critical", True)
 
 
-def test_a_probe_that_fails_while_the_gauges_show_nobody(tmp_path: Path) -> None:
+def test_failing_probe_without_running_requests_is_desync_only_with_a_busy_thread(tmp_path: Path) -> None:
     """Without a spinning thread or a line of the log it may as well be an engine that hangs in a step."""
     report = judged(tmp_path / "spins", "idle", engine(1.0), probe(0), multimodal=9)
     assert found(report, "engine_stalled").diagnosis.explained_by == DESYNC
@@ -105,7 +105,9 @@ def test_a_probe_that_fails_while_the_gauges_show_nobody(tmp_path: Path) -> None
         "the engine waits",
     ],
 )
-def test_what_is_no_desync(tmp_path: Path, recording: str, beside: tuple[Extra, ...], used: int, expected: str) -> None:
+def test_failures_with_other_causes_are_no_desync(
+    tmp_path: Path, recording: str, beside: tuple[Extra, ...], used: int, expected: str
+) -> None:
     assert state(judged(tmp_path, recording, *beside, multimodal=used), DESYNC) == expected
 
 
@@ -119,7 +121,7 @@ def nans(share: float) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.5, "present"), (0.02, "present"), (0.0, "absent"), (None, "unknown")]
 )
-def test_nan_in_logits_is_named_where_it_is_counted(tmp_path: Path, share: float | None, expected: str) -> None:
+def test_nan_in_logits_is_reported_if_counted(tmp_path: Path, share: float | None, expected: str) -> None:
     pages = re.scrapes("healthy") if share is None else re.changed(re.scrapes("healthy"), nans(share))
     report = doctor.run(ObserveOptions([str(re.write(tmp_path / "recording", pages))]))
     assert state(report, CORRUPTED) == expected

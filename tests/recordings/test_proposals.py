@@ -35,7 +35,7 @@ def proposed(finding: Finding, flag: str) -> Proposal:
 
 
 @pytest.mark.parametrize("recording", ["kv_cascade", "kv_cascade_base"])
-def test_the_cap_is_what_the_pool_holds_at_the_mean_length(recording: str) -> None:
+def test_sequence_cap_is_the_kv_cache_size_at_the_mean_length(recording: str) -> None:
     fix = proposed(primary(recording), "--max-num-active-seqs")
     assert (fix.before, fix.after) == (None, 6)  # 4,096 tokens x 0.9 / 620 a request; 6 is what was measured to cure it
 
@@ -51,12 +51,12 @@ def test_a_cap_is_raised_to_what_the_kv_cache_holds_however_many_clients_there_a
     assert (fix.before, fix.after) == (3, 6)  # 28 clients
 
 
-def test_capacity_comes_before_the_cap_and_the_cap_before_the_watermark() -> None:
+def test_proposals_are_ordered_capacity_sequence_cap_watermark() -> None:
     flags = [each.fix.flag for each in primary("kv_cascade").proposals]
     assert flags.index("--num-gpu-blocks-override") < flags.index("--max-num-active-seqs") < flags.index("--watermark")
 
 
-def test_what_needs_no_restart_comes_first_in_a_cascade_and_in_a_contention() -> None:
+def test_fixes_without_a_restart_come_first() -> None:
     first = primary("kv_cascade").proposals[0]
     assert (first.fix.restart, first.after) == (False, 6)
     assert "Limit gateway concurrency to 6 per engine" in first.text
@@ -70,11 +70,11 @@ def of_a_server_without_log(tmp_path: Path, launch: str = "vllm serve m") -> Fin
     return doctor.run(ObserveOptions([alone], launch=launch)).present[0]
 
 
-def test_a_fix_that_needs_what_was_not_measured_says_so(tmp_path: Path) -> None:
+def test_fix_with_unmeasured_inputs_names_them(tmp_path: Path) -> None:
     assert proposed(of_a_server_without_log(tmp_path), "--kv-cache-dtype").needs
 
 
-def test_a_fix_whose_number_is_not_known_is_not_offered_and_its_telemetry_is_named_to_who_asks(tmp_path: Path) -> None:
+def test_fix_without_a_computable_value_is_left_out_and_verbose_names_its_telemetry(tmp_path: Path) -> None:
     finding = of_a_server_without_log(tmp_path)
     assert not [each.name for each in finding.proposals if not each.is_computed]
     assert "GPU memory free" in next(each.needs for each in finding.uncomputed if "bytes" in each.name)
@@ -87,7 +87,7 @@ def test_a_fix_whose_number_is_not_known_is_not_offered_and_its_telemetry_is_nam
 
 
 @pytest.mark.parametrize("launch", ["vllm serve m", "VLLM_CPU_KVCACHE_SPACE=1 vllm serve m"])
-def test_a_server_on_the_cpu_is_offered_nothing_that_gpus_decide_on(tmp_path: Path, launch: str) -> None:
+def test_cpu_server_gets_no_fix_that_depends_on_gpus(tmp_path: Path, launch: str) -> None:
     found = of_a_server_without_log(tmp_path, launch) if "CPU" in launch else primary("kv_cascade", launch)
     named = {each.fix.flag for each in (*found.proposals, *found.uncomputed)}
     assert "--num-gpu-blocks-override" in named
@@ -129,7 +129,7 @@ def fix(**told: Any) -> Fix:
 
 
 def proposals(*fixes: Fix, version: str = "0.32.0", whole: bool = True, launch: str = LAUNCH) -> tuple[Proposal, ...]:
-    """What is proposed for the recorded cascade where these are its fixes."""
+    """Return the proposals for the recorded cascade with these fixes."""
     incident = next(each for each in load() if each.id == "kv_eviction_cascade")._replace(fixes=fixes)
     diagnosis = next(each for each in diagnose([incident], asked()) if each.state == "present")
     return propose(diagnosis, asked(), Running(version, launch, whole))
@@ -171,11 +171,11 @@ def test_a_value_that_cannot_be_computed_is_a_need() -> None:
     ("direction", "value", "proposed"),
     [("lower", 63, True), ("lower", 64, False), ("lower", 65, False), ("raise", 65, True), ("raise", 64, False)],
 )
-def test_a_proposal_is_never_worse_than_what_runs(direction: str, value: float, proposed: bool) -> None:
+def test_proposal_is_never_worse_than_the_running_value(direction: str, value: float, proposed: bool) -> None:
     assert bool(proposals(fix(flag="--max-num-seqs", value=number(value), direction=direction))) is proposed
 
 
-def test_what_no_source_tells_runs_at_the_default_of_its_release() -> None:
+def test_unpublished_flag_has_the_default_of_its_release() -> None:
     """A watermark is on no page, and not in the launch command."""
     (only,) = proposals(fix(flag="--watermark", value=0.05, direction="raise"))
     assert (only.before, only.assumed, only.needs) == (0.0, True, ())
@@ -183,7 +183,7 @@ def test_what_no_source_tells_runs_at_the_default_of_its_release() -> None:
     assert not proposals(fix(flag="--watermark", value=0.0, direction="raise"))
 
 
-def test_a_direction_from_a_value_that_nobody_knows_is_a_need() -> None:
+def test_change_relative_to_an_unknown_value_is_a_need() -> None:
     """A threshold is 0 in every release; nothing tells how many log probabilities are allowed."""
     (only,) = proposals(fix(flag="--long-prefill-token-threshold", value=256, direction="lower"), version="")
     assert only.needs == ()
@@ -194,7 +194,7 @@ def test_a_direction_from_a_value_that_nobody_knows_is_a_need() -> None:
 @pytest.mark.parametrize(
     ("flag", "value"), [("--enforce-eager", 0), ("--stream-interval", 1), ("--kv-offloading-size", 0)]
 )
-def test_what_nobody_set_is_at_its_default_where_all_that_was_set_is_known(flag: str, value: float) -> None:
+def test_unset_flag_has_its_default_if_all_set_flags_are_known(flag: str, value: float) -> None:
     """None of the three is on the recorded page."""
     signal = running_value("not_on_the_page")._replace(name=flag)
     holds, does_not = (fix(only_if=(signal.at_most(limit, judged("a test")),)) for limit in (value, value - 1))
@@ -237,7 +237,7 @@ def test_a_setting_that_is_not_in_this_release_is_not_set() -> None:
         ({"environment": "NCCL_P2P_DISABLE", "versions": ("0.10.1", "")}, ()),
     ],
 )
-def test_what_not_every_release_accepts_needs_the_version(told: dict[str, Any], needs: tuple[str, ...]) -> None:
+def test_flag_of_some_releases_needs_the_version(told: dict[str, Any], needs: tuple[str, ...]) -> None:
     for version in ("", "nightly"):
         (only,) = proposals(fix(value=5.0, **told), version=version)
         assert only.needs == needs
@@ -263,19 +263,19 @@ def test_a_variable_is_raised_from_what_the_command_sets() -> None:
         ("vllm serve m -cc.mode 3", None),
     ],
 )
-def test_what_is_so_already_is_not_proposed(launch: str, before: str | None) -> None:
+def test_current_value_is_not_proposed(launch: str, before: str | None) -> None:
     found = proposals(fix(flag="--compilation-config.cudagraph_mode", value="PIECEWISE"), launch=launch)
     assert [each.before for each in found] == ([] if before == "same" else [before])
 
 
-def test_a_size_that_nobody_gave_is_at_its_default_where_all_that_was_set_is_known() -> None:
+def test_unset_size_has_its_default_if_all_set_flags_are_known() -> None:
     smaller = fix(flag="--max-cudagraph-capture-size", value=number(256), direction="lower")
     assert [each.needs for each in proposals(smaller)] == [()]
     assert [each.needs for each in proposals(smaller, whole=False)] == [("the current --max-cudagraph-capture-size",)]
     assert not proposals(smaller, launch="vllm serve m --max-cudagraph-capture-size 64")
 
 
-def test_a_flag_that_is_right_already_does_not_travel_along() -> None:
+def test_flag_with_the_right_value_is_not_part_of_a_proposal() -> None:
     (only,) = proposals(fix(flag="--block-size", value=16.0, also=(("--max-num-seqs", number(64)),)))
     assert [each.name for each in only.changes] == ["--block-size"]
 
@@ -452,7 +452,7 @@ SAID = re.compile(r"^diag_vllm_config.*\n", re.MULTILINE)
 @pytest.mark.parametrize(
     ("running", "cap", "proposed"), [(64, 64, True), (64, 5, False), (5, 64, False), (6, 64, False)]
 )
-def test_no_cap_is_proposed_that_no_request_would_meet(
+def test_cap_of_active_requests_is_proposed_only_if_requests_reach_it(
     tmp_path: Path, running: float, cap: int, proposed: bool
 ) -> None:
     """The pool holds 6; vLLM refuses fewer sequences than active ones."""

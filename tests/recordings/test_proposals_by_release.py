@@ -46,7 +46,7 @@ def commands(fix: Fix) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("incident", "fix"), FIXES, ids=NAMES)
-def test_no_release_refuses_what_is_proposed_to_it(incident: str, fix: Fix) -> None:
+def test_no_release_refuses_its_proposals(incident: str, fix: Fix) -> None:
     able = [each for each in SUPPORTED if available(fix, each)]
     assert able, "no release that diag judges can use it"
     for version in able:
@@ -59,7 +59,7 @@ SET = [(name, fix) for name, fix in FIXES if fix.flag and fix.value is not None 
 
 
 @pytest.mark.parametrize("fix", [fix for _, fix in SET if not fix.instead_of], ids=lambda fix: fix.name)
-def test_a_release_to_which_a_flag_is_not_proposed_would_have_refused_it(fix: Fix) -> None:
+def test_release_without_a_proposed_flag_would_refuse_the_flag(fix: Fix) -> None:
     for version in (each for each in SUPPORTED if not available(fix, each)):
         for line in commands(fix):
             assert any(each.severity == "error" for each in lint(LintTarget(parse(line, version), version))), (

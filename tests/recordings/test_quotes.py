@@ -50,7 +50,7 @@ def failed(folder: Path, lines: Sequence[str], launch: str = "") -> Report:
 
 
 def of_engine(error: str) -> list[str]:
-    """What an engine logs that did not start because of it."""
+    """Return the log of an engine that did not start because of this error."""
     return [
         CORE + line for line in ("EngineCore failed to start.", "Traceback (most recent call last):", "  File", error)
     ]
@@ -66,13 +66,13 @@ def test_a_terminal_shows_the_line_and_its_place(verbose: bool) -> None:
     assert "server.log:71, Worker)" in words
 
 
-def test_markdown_and_html_show_it() -> None:
+def test_markdown_and_html_show_the_quoted_line() -> None:
     report = judged(f"tests/recordings/{CRASH}")
     assert "No common block size for 16" in markdown.render(report)
     assert "No common block size for 16" in html.render(report)
 
 
-def test_json_has_it_as_data() -> None:
+def test_json_has_the_quote_as_data() -> None:
     document = json.loads(as_json.render(judged(f"tests/recordings/{CRASH}")))
     validator(Path("diag/report/diag.doctor.schema.json")).validate(document)
     (quote,) = document["diagnoses"][0]["quotes"]
@@ -82,7 +82,7 @@ def test_json_has_it_as_data() -> None:
     )
 
 
-def test_what_led_to_it_is_read_by_a_command_that_names_the_file_and_its_lines(tmp_path: Path) -> None:
+def test_report_has_a_command_that_prints_the_preceding_log_lines(tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     report = failed(folder, ["", *of_engine("ValueError: bad")])
     commands = [proposal.name for proposal in finding(report, "startup_failed").proposals if proposal.fix.command]
@@ -145,6 +145,6 @@ def test_lint_judges_the_arguments_in_the_line_where_the_command_is_not_known(tm
     assert "hush" not in markdown.render(judged(str(tmp_path)))
 
 
-def test_lint_has_nothing_to_say_of_a_command_that_is_right(tmp_path: Path) -> None:
+def test_lint_reports_nothing_for_a_valid_command(tmp_path: Path) -> None:
     found = finding(failed(tmp_path, of_engine("ValueError: bad"), "vllm serve m --max-num-seqs 8"), "startup_failed")
     assert not [proposal for proposal in found.proposals if "diag lint" in proposal.text]

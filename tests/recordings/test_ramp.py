@@ -1,4 +1,4 @@
-"""What `diag ramp --attach` says of servers that were recorded while others made the load."""
+"""`diag ramp --attach` on servers that were recorded under load from other clients."""
 
 import re
 import shutil
@@ -41,7 +41,7 @@ def ramped(name: str | Path) -> tuple[work.Ramp, dict[str, Any]]:
         ("api_server_bound", "api_server", "--api-server-count", 6),
     ],
 )
-def test_what_binds_and_the_flag_that_moves_it(name: str, binds: str, flag: str, after: float | None) -> None:
+def test_ramp_names_the_binding_resource_and_the_flag(name: str, binds: str, flag: str, after: float | None) -> None:
     _, document = ramped(name)
     assert document["binds"]["id"] == binds
     assert (document["binds"]["changes"][0]["flag"], document["binds"]["changes"][0]["after"]) == (flag, after)
@@ -49,13 +49,13 @@ def test_what_binds_and_the_flag_that_moves_it(name: str, binds: str, flag: str,
 
 
 def one_ends_in_each_step(page: str) -> str:
-    """As if the answers were short: of four requests in a step, three run on when vLLM counts them."""
+    """Return pages with short answers: three of four requests in a step still run when vLLM counts them."""
     ended = sum(map(float, re.findall(r"^vllm:request_success_total{.*} (.*)$", page, re.MULTILINE)))
     page = re.sub(r"^(vllm:iteration_tokens_total_count{.*}) .*$", rf"\1 {ended}", page, flags=re.MULTILINE)
     return re.sub(r"^(vllm:num_requests_running{.*}) 4.0$", r"\1 3.0", page, flags=re.MULTILINE)
 
 
-def test_requests_that_end_in_a_step_were_in_it(tmp_path: Path) -> None:
+def test_requests_that_finish_in_a_step_count_as_running(tmp_path: Path) -> None:
     folder = rewriting.write(tmp_path, rewriting.changed(rewriting.scrapes("queue_saturation"), one_ends_in_each_step))
     shutil.copy(RECORDINGS / "queue_saturation" / "recording.toml", folder)
     _, document = ramped(folder)
@@ -65,7 +65,7 @@ def test_requests_that_end_in_a_step_were_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy_after_cascade", "healthy_vllm_0_20_2", "admission_deadlock"])
-def test_nothing_binds_a_server_that_is_not_at_its_ceiling(name: str) -> None:
+def test_server_below_its_ceiling_has_no_binding_resource(name: str) -> None:
     found, document = ramped(name)
     assert document["binds"] is None
     assert "nothing yet" in text.render(found)
@@ -88,14 +88,14 @@ def test_an_idle_recording_has_no_ceiling() -> None:
     assert (work.exit_code(found), document["ceiling"], document["steps"]) == (3, None, [])
 
 
-def test_the_command_prints_it() -> None:
+def test_ramp_command_prints_the_report() -> None:
     command = [str(Path(sys.executable).parent / "diag"), "ramp", str(RECORDINGS / "queue_saturation"), "--attach"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "sequence cap" in done.stdout
 
 
-def test_requests_are_like_the_servers_own_unless_given() -> None:
+def test_requests_have_the_lengths_of_the_server_unless_set() -> None:
     own = request_lengths(read(RECORDINGS / "healthy"), None, None)
     assert (own.prompt, own.output, own.prefix) == (172, 51, 0)
     assert own.spread == pytest.approx(0.84, abs=0.01), "30 to 300 and 20 to 80 tokens, drawn evenly"

@@ -45,12 +45,12 @@ def present(report: Report) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_truly_happened_is_found(name: str) -> None:
+def test_incidents_that_happened_are_found(name: str) -> None:
     assert set(truth(name)["present"]) <= present(judged(name))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_did_not_happen_is_not_claimed(name: str) -> None:
+def test_incidents_that_did_not_happen_are_not_reported(name: str) -> None:
     assert not present(judged(name)) & set(truth(name)["absent"])
 
 
@@ -73,7 +73,7 @@ def test_a_healthy_server_is_called_healthy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if truth(name)["verdict"] == "ill"])
-def test_an_ill_server_is_not_called_healthy(name: str) -> None:
+def test_server_with_an_incident_is_not_called_healthy(name: str) -> None:
     assert judged(name).verdict in ("warning", "critical", "unknown")
 
 
@@ -82,7 +82,7 @@ def without_log(folder: Path, name: str) -> Report:
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if "startup" in name or name.startswith("fail")])
-def test_a_start_that_only_the_log_shows_is_not_guessed(tmp_path: Path, name: str) -> None:
+def test_start_is_unknown_without_the_log(tmp_path: Path, name: str) -> None:
     report = without_log(tmp_path, name)
     assert report.verdict == "unknown"
     assert "its log would show" in report.not_judged[0].sentence
@@ -105,12 +105,12 @@ def test_a_start_in_its_log_is_starting() -> None:
     assert (report.verdict, present(report)) == ("unknown", set())
 
 
-def test_a_context_that_does_not_fit_comes_with_one_that_does() -> None:
+def test_context_that_does_not_fit_gets_a_proposed_one_that_fits() -> None:
     fix = judged("fail_max_model_len").present[0].proposals[0]
     assert (fix.name, fix.before, fix.after) == ("--max-model-len", 131072, 65408)
 
 
-def test_the_zone_of_the_log_is_that_of_the_recording(tmp_path: Path) -> None:
+def test_time_zone_of_the_log_comes_from_the_recording(tmp_path: Path) -> None:
     """Three hours off, no line of the start falls into the scrapes."""
     without_log(tmp_path, "startup_crash_blocksize16")
     shutil.copy(RECORDINGS / "startup_crash_blocksize16" / "server.log", tmp_path)
@@ -171,7 +171,7 @@ def test_another_incident_changes_a_report_on_others_by_its_count_only(name: str
     assert present_only(after) == present_only(before)
 
 
-def test_verbose_names_what_is_absent_and_what_is_unknown(more_incidents: Path) -> None:
+def test_verbose_report_lists_absent_and_unknown_incidents(more_incidents: Path) -> None:
     report = judged("kv_cascade", more_incidents)
     for text in (terminal.render(report, verbose=True), markdown.render(report, verbose=True).replace("\\", "")):
         assert re.search(r"absent: admission_deadlock, another_absent,", " ".join(text.split()))

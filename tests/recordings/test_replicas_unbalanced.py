@@ -48,7 +48,7 @@ def judged(folder: Path, scrapes: Iterable[re.Scrape]) -> Report:
 
 
 def found(report: Report, incident: str = ID) -> list[Diagnosis]:
-    """What was found of an incident, replica by replica, engine by engine."""
+    """Return the findings of an incident by replica and engine."""
     every = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
     return sorted(every, key=lambda each: each.subject[::-1])
 
@@ -58,14 +58,14 @@ def named(report: Report, label: str = "instance") -> list[str]:
 
 
 @pytest.mark.parametrize("names", FLEETS, ids=" ".join)
-def test_the_one_that_differs_is_named_and_nobody_else(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_only_the_deviating_replica_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
     report = judged(tmp_path, re.side_by_side(*map(server, names)))
     assert named(report) == FLEETS[names]
     assert [each.state for each in found(report)].count("absent") == len(names) - len(FLEETS[names])
 
 
 @pytest.mark.parametrize(("running", "waiting", "names"), [(64, 40, ["r0:8000"]), (10, 0, []), (9, 2, [])])
-def test_of_two_replicas_the_other_one_shows_what_is_usual(
+def test_replica_of_a_pair_is_compared_with_the_other(
     tmp_path: Path, running: int, waiting: int, names: list[str]
 ) -> None:
     def holds(running: int, waiting: int) -> Iterable[re.Scrape]:
@@ -89,13 +89,13 @@ def test_an_older_release_is_judged_the_same(tmp_path: Path, change: Callable[[s
     assert named(report) == ["r0:8000"]
 
 
-def test_a_replica_that_shows_nothing_is_unknown_and_no_peer(tmp_path: Path) -> None:
+def test_replica_without_telemetry_is_unknown_and_no_peer(tmp_path: Path) -> None:
     blind = re.changed(server(EVEN), lambda _: "process_cpu_seconds_total 1\n")
     report = judged(tmp_path, re.side_by_side(server(HOT), server(EVEN), blind))
     assert [each.state for each in found(report)] == ["present", "absent", "unknown"]
 
 
-def test_what_waits_there_follows_from_it(tmp_path: Path) -> None:
+def test_queue_on_the_deviating_replica_is_a_consequence(tmp_path: Path) -> None:
     report = judged(tmp_path, re.side_by_side(*map(server, (HOT, EVEN, EVEN))))
     assert [each.explained_by for each in found(report, "queue_saturation")] == [ID, None, None]
     assert found(report)[0].primary
@@ -107,7 +107,7 @@ def stuck() -> Iterable[re.Scrape]:
     return re.changed(stalled, lambda page: re.with_value(page, "vllm:num_requests_waiting{", "20"))
 
 
-def test_it_follows_from_what_makes_one_replica_slow(tmp_path: Path) -> None:
+def test_imbalance_is_a_consequence_of_the_cause_of_a_slow_replica(tmp_path: Path) -> None:
     evicting, *well = map(server, ("kv_cascade", EVEN, EVEN, EVEN))
     report = judged(tmp_path, re.side_by_side(stuck(), evicting, *well))
     causes = [each.explained_by for each in found(report) if each.state == "present"]
@@ -115,7 +115,7 @@ def test_it_follows_from_what_makes_one_replica_slow(tmp_path: Path) -> None:
     assert found(report, "engine_stalled")[0].primary and found(report, "kv_eviction_cascade")[1].primary
 
 
-def test_who_writes_less_than_its_peers_may_be_slow_and_who_writes_more_is_not(tmp_path: Path) -> None:
+def test_replica_with_fewer_tokens_may_be_slow_and_one_with_more_is_not(tmp_path: Path) -> None:
     report = judged(tmp_path, re.side_by_side(stuck(), server(HOT), server(EVEN), server(EVEN), server(EVEN)))
     slow, hot, *_ = found(report)
     assert "a slow replica" in {each.name for each in slow.open}

@@ -46,7 +46,7 @@ def section(root: ElementTree.Element, one: Diagnosis) -> ElementTree.Element:
 
 
 def rewritten(report: Report, one: Diagnosis) -> Report:
-    """The same report with another first diagnosis."""
+    """Return the report with another first diagnosis."""
     first, *rest = report.findings
     return report._replace(findings=(first._replace(diagnosis=one), *rest))
 
@@ -91,7 +91,7 @@ def test_only_the_first_complete_fix_of_a_primary_incident_is_to_be_done_now() -
     assert [each.findtext("code") for each in now] == [judged("tp2_long_stall").present[0].proposals[0].name]
 
 
-def test_the_timeline_begins_with_the_first_mover() -> None:
+def test_timeline_is_ordered_by_onset() -> None:
     (table,) = with_class(page(judged("tp2_long_stall")), "table", "timeline")
     assert [text(row[0]) for row in table][1:] == [
         "prefix_cache_ineffective",
@@ -101,7 +101,7 @@ def test_the_timeline_begins_with_the_first_mover() -> None:
     ]
 
 
-def test_what_ended_and_came_back_is_told_twice_in_the_timeline() -> None:
+def test_recurring_incident_has_two_rows_in_the_timeline() -> None:
     report = judged("tp2_long_stall")
     stall, begin = report.present[0].diagnosis, report.observed.start
     came_back = rewritten(report, stall._replace(episodes=((begin - 60, begin - 30), *stall.episodes)))
@@ -109,7 +109,7 @@ def test_what_ended_and_came_back_is_told_twice_in_the_timeline() -> None:
     assert [text(row[0]) for row in table].count(stall.incident.id) == 2
 
 
-def test_a_healthy_page_says_by_which_numbers() -> None:
+def test_healthy_page_shows_the_deciding_numbers() -> None:
     root = page(judged("healthy"))
     (table,) = with_class(root, "table", "absent")
     rows = {text(row[0]): text(row[2]) for row in table}
@@ -118,7 +118,7 @@ def test_a_healthy_page_says_by_which_numbers() -> None:
     assert not list(root.iter("section"))
 
 
-def test_an_unknown_verdict_says_what_is_missing() -> None:
+def test_unknown_verdict_lists_missing_telemetry() -> None:
     root = page(judged("startup_hang"))
     assert text(next(root.iter("h1"))).startswith("CANNOT TELL")
     assert {"Unknown", "Telemetry not collected"} <= {text(e) for e in root.iter("h2")}
@@ -143,7 +143,7 @@ def hostile(report: Report) -> Report:
     )
 
 
-def test_a_hostile_label_is_only_text() -> None:
+def test_hostile_label_is_text_in_html() -> None:
     rendered = html.render(hostile(judged("kv_cascade")))
     root = ElementTree.fromstring(rendered)
     assert not list(root.iter("script"))
@@ -154,7 +154,7 @@ def test_a_hostile_label_is_only_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["kv_cascade", "tp2_long_stall", "healthy"])
-def test_nothing_is_fetched(name: str) -> None:
+def test_html_report_loads_no_external_resource(name: str) -> None:
     root = page(judged(name))
     assert {each.tag for each in root.iter()}.isdisjoint({"script", "link", "img", "iframe", "object", "use", "image"})
     for each in root.iter():
@@ -178,7 +178,7 @@ def test_a_browser_closes_every_element_where_xml_does(name: str) -> None:
     assert not wrong
 
 
-def test_the_same_judgement_gives_the_same_bytes() -> None:
+def test_same_report_gives_the_same_html_bytes() -> None:
     judged.cache_clear()
     first = html.render(judged("kv_cascade"))
     judged.cache_clear()
@@ -198,12 +198,12 @@ def test_a_thinned_line_keeps_its_extremes() -> None:
     assert stroke == sorted(stroke)
 
 
-def test_a_line_breaks_where_nothing_was_measured() -> None:
+def test_plot_line_has_a_gap_without_measurements() -> None:
     points = list(enumerate([1.0, 2.0, None, None, 3.0, None]))
     assert svg.thin(points, svg.Scale(svg.PLOT, 0, 5)) == [[(0, 1.0), (1, 2.0)], [(4, 3.0)]]
 
 
-def test_only_a_hole_within_one_column_of_pixels_is_drawn_over() -> None:
+def test_gap_within_one_pixel_column_is_drawn_over() -> None:
     scale = svg.Scale(svg.PLOT, 0, svg.PLOT.width - svg.PLOT.left - svg.PLOT.right)
     within = [(0.0, 1.0), (0.1, None), (0.2, 2.0), (1.0, 3.0)]
     at_its_end = [(0.0, 1.0), (0.1, 2.0), (0.2, None), (1.0, 3.0)]
@@ -233,7 +233,7 @@ def test_a_plot_shows_what_is_around_the_incident() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.9, 1e300])
-def test_a_single_look_is_a_point_within_the_plot(value: float) -> None:
+def test_single_scrape_is_a_point_in_the_plot(value: float) -> None:
     report = judged("kv_cascade")
     one = report.present[0].diagnosis
     root = page(rewritten(report, with_history(one, one.instants[-1:], (value,))))

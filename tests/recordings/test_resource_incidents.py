@@ -28,7 +28,7 @@ def leak(t: float) -> float:
     return 0.93 + 0.0005 * t
 
 
-def test_memory_that_runs_out_is_named_with_who_takes_it(tmp_path: Path) -> None:
+def test_memory_exhaustion_names_the_growing_process(tmp_path: Path) -> None:
     report = judge(tmp_path, "healthy", memory(leak, engine=lambda t: 8 * GIB + 0.0005 * t * 64 * GIB))
     one = found(report, "host_memory_exhausted").diagnosis
     assert present(report) == {"host_memory_exhausted"}
@@ -56,11 +56,11 @@ ROOM: dict[str, Beside] = {
 
 
 @pytest.mark.parametrize("name", ROOM)
-def test_memory_that_lasts_is_no_incident(tmp_path: Path, name: str) -> None:
+def test_memory_that_does_not_run_out_is_no_incident(tmp_path: Path, name: str) -> None:
     assert judge(tmp_path, "healthy", ROOM[name]).verdict == "healthy"
 
 
-def test_whether_a_nearly_full_memory_lasts_is_unknown_from_a_few_samples(tmp_path: Path) -> None:
+def test_nearly_full_memory_with_few_samples_is_unknown(tmp_path: Path) -> None:
     scrapes = list(rewriting.scrapes("healthy"))[::15]
     pages = ((t, host, page + text(t - HEALTHY, page, [memory(leak)])) for t, host, page in scrapes)
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "rare", pages))]))
@@ -68,7 +68,7 @@ def test_whether_a_nearly_full_memory_lasts_is_unknown_from_a_few_samples(tmp_pa
     assert one.state == "unknown"
 
 
-def test_a_start_that_fills_memory_is_a_start(tmp_path: Path) -> None:
+def test_memory_growth_during_a_start_is_no_incident(tmp_path: Path) -> None:
     loading = log("load_weights", {"process_start": 20, "load_weights": 100})
     assert not present(judge(tmp_path, "", loading, workers(1.0), memory(leak)))
 
@@ -88,7 +88,7 @@ def test_a_kill_on_the_host_when_the_server_ended_is_the_cause_of_its_death(tmp_
     assert found(report, "engine_dead").diagnosis.explained_by == "host_memory_exhausted"
 
 
-def test_a_kill_before_anybody_watched_is_dated_by_the_server_s_log(tmp_path: Path) -> None:
+def test_kill_before_the_first_scrape_is_dated_by_the_log(tmp_path: Path) -> None:
     """The kernel's log says when; the server had ended before it was first looked at."""
 
     def killed(_: float) -> Iterable[Sample]:
@@ -118,12 +118,12 @@ BUSY: dict[str, Beside] = {
 
 
 @pytest.mark.parametrize("name", BUSY)
-def test_a_busy_host_starves_nobody(tmp_path: Path, name: str) -> None:
+def test_busy_host_without_late_tokens_is_no_cpu_starvation(tmp_path: Path, name: str) -> None:
     assert judge(tmp_path, "healthy", BUSY[name]).verdict == "healthy"
 
 
 @pytest.mark.parametrize(("pressure", "starved"), [(0.9, True), (0.1, False)])
-def test_where_no_process_says_how_long_it_waits_pressure_counts_if_steps_take_long(
+def test_cpu_pressure_with_long_steps_counts_without_process_wait_times(
     tmp_path: Path, pressure: float, starved: bool
 ) -> None:
     """A real server whose clock is set to run 120 times as fast: its steps take two seconds each."""
@@ -153,7 +153,7 @@ def test_an_error_of_the_program_that_the_driver_reports_is_the_cause_of_the_dea
     assert found(report, "engine_dead").diagnosis.explained_by == "engine_device_fault"
 
 
-def test_a_gpu_that_is_lost_is_the_cause_of_both(tmp_path: Path) -> None:
+def test_lost_gpu_is_the_cause_of_engine_death_and_device_fault(tmp_path: Path) -> None:
     lost = gpu(up=lambda t: float(t < 22), xid_errors_total__79=lambda t: float(t > 22))
     report = judge(tmp_path, "engine_dead", lost, log("ready", {}, 600, DEAD, engine_dead=-25, cuda_error=-24))
     assert primary(report) == {"gpu_fault"}
@@ -168,7 +168,7 @@ NO_FAULT: dict[str, tuple[str, tuple[Beside, ...]]] = {
 
 
 @pytest.mark.parametrize("name", NO_FAULT)
-def test_an_error_that_ended_no_engine_is_no_fault_of_it(tmp_path: Path, name: str) -> None:
+def test_error_without_an_engine_death_is_no_device_fault(tmp_path: Path, name: str) -> None:
     page, beside = NO_FAULT[name]
     assert "engine_device_fault" not in present(judge(tmp_path, page, *beside))
 

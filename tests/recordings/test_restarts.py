@@ -20,7 +20,7 @@ def started(ago: float, seen: float = 40.0) -> Beside:
 
 
 def ended(beside: Beside) -> Beside:
-    """What was there until the server died."""
+    """Return the pages until the server died."""
     return lambda t: beside(t) if t < 24 else []
 
 
@@ -94,5 +94,5 @@ def test_starts_that_fail_without_a_head_are_seen_behind_a_server_that_died(
     assert [quote.text[:20] for quote in found(report, expected).quotes] == ["api_server.py: error"] * bool(starts)
 
 
-def test_a_client_that_writes_of_failed_starts_makes_no_incident(tmp_path: Path) -> None:
+def test_failed_starts_in_client_input_make_no_incident(tmp_path: Path) -> None:
     assert not present(judge(kept(tmp_path, "healthy", "Shutting down", FAILED_START * 9), "healthy"))

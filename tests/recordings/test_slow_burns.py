@@ -31,7 +31,5 @@ def watched(folder: Path, minutes: int, late: float) -> Report:
 
 
 @pytest.mark.parametrize(("minutes", "late", "pages"), [(90, 0.08, True), (90, 0.04, False), (25, 0.08, False)])
-def test_a_budget_that_burns_slowly_is_told_as_its_alert_does(
-    tmp_path: Path, minutes: int, late: float, pages: bool
-) -> None:
+def test_slow_burn_is_reported_like_its_alert(tmp_path: Path, minutes: int, late: float, pages: bool) -> None:
     assert ("contract_breached" in present(watched(tmp_path, minutes, late))) == pages

@@ -18,7 +18,7 @@ STOP, CONT = 20, 62
 
 
 def host(role: str, rank: str, state: str, host: str, *, halted: bool, pid: str) -> str:
-    """What an exporter says of one process; without a host, one that does not say more than that it is halted."""
+    """Return an exporter's samples of one process; without a host, only that the process is halted."""
     process = f'pid="{pid}",role="{role}",rank="{rank}"'
     lines = [
         f"diag_vllm_process_stopped{{{process}}} {halted:d}",
@@ -68,7 +68,9 @@ def commands(finding: Finding) -> list[str]:
         ("uninterruptible", "gpu-7", "cat /proc/4711/wchan; sudo cat /proc/4711/stack   # on gpu-7"),
     ],
 )
-def test_a_halted_engine_is_named_with_what_lets_it_go_on(tmp_path: Path, state: str, on: str, command: str) -> None:
+def test_stopped_engine_is_named_with_the_command_that_resumes_it(
+    tmp_path: Path, state: str, on: str, command: str
+) -> None:
     report = look(tmp_path, 25, 55, state=state, on=on)
     assert stall(report).diagnosis.culprits == (f"{state} engine 0 PID 4711 on {on or 'its host'}",)
     assert commands(stall(report))[0] == command
@@ -76,7 +78,7 @@ def test_a_halted_engine_is_named_with_what_lets_it_go_on(tmp_path: Path, state:
     assert command in terminal.render(report)
 
 
-def test_two_halted_processes_are_two_words_and_two_paths(tmp_path: Path) -> None:
+def test_two_stopped_processes_are_two_arguments_and_two_paths(tmp_path: Path) -> None:
     stopped = stall(look(tmp_path / "s", 25, 55, role="worker", pids=("4711", "12")))
     assert commands(stopped)[0] == "kill -CONT 4711 12   # on gpu-7"
     traced = stall(look(tmp_path / "t", 25, 55, role="worker", state="traced", pids=("4711", "12")))
@@ -100,7 +102,7 @@ def test_an_engine_that_is_stopped_while_idle_is_stalled(tmp_path: Path) -> None
     assert (report.verdict, [each.state for each in report.progress]) == ("critical", ["stalled"])
 
 
-def test_a_moment_in_uninterruptible_sleep_or_under_a_debugger_is_nothing(tmp_path: Path) -> None:
+def test_single_scrape_in_uninterruptible_sleep_or_under_a_debugger_is_no_stall(tmp_path: Path) -> None:
     for state in ("uninterruptible", "traced"):
         assert look(tmp_path / state, 0, STOP + 4, state=state, recording="healthy").verdict == "healthy"
 
@@ -111,8 +113,8 @@ def times(diagnosis: Diagnosis, first: float) -> tuple[float | None, float | Non
 
 
 @pytest.mark.parametrize("on", ["gpu-7", ""])
-def test_a_stall_that_is_over_has_its_begin_and_its_end(tmp_path: Path, on: str) -> None:
-    """By the states of its processes, and by the counters alone; one scrape early or late."""
+def test_past_stall_has_its_start_and_end(tmp_path: Path, on: str) -> None:
+    """The stall is dated by process states, and by the counters alone; one scrape early or late."""
     report = look(tmp_path, 0, 100, on=on)
     since, until, ongoing = times(stall(report).diagnosis, report.observed.start)
     assert since is not None and abs(since - STOP) <= 2
@@ -121,7 +123,7 @@ def test_a_stall_that_is_over_has_its_begin_and_its_end(tmp_path: Path, on: str)
     assert not any("CONT" in name for name in commands(stall(report)))
 
 
-def test_a_look_that_began_in_a_stall_tells_its_end(tmp_path: Path) -> None:
+def test_observation_that_begins_in_a_stall_reports_its_end(tmp_path: Path) -> None:
     report = look(tmp_path, 48, 78)
     since, until, ongoing = times(stall(report).diagnosis, report.observed.start - 48)
     assert (since, ongoing, report.verdict) == (None, False, "critical")

@@ -1,4 +1,4 @@
-"""What a person sees at a terminal: a short form of at most 20 lines, 12 where nothing is wrong, and a verbose one."""
+"""The terminal report: a short form of at most 20 lines, 12 for a healthy server, and a verbose one."""
 
 import re
 import shlex
@@ -57,7 +57,7 @@ def fits(report: Report) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_both_forms(name: str, golden: Callable[[str, str], None]) -> None:
+def test_short_and_verbose_terminal_reports(name: str, golden: Callable[[str, str], None]) -> None:
     forms = [f"$ diag doctor tests/recordings/{name}{option}\n" for option in ("", " --verbose")]
     texts = (forms[0], printed(name), "\n", forms[1], printed(name, verbose=True))
     golden(f"doctor/{name}.txt", uncounted("".join(texts)))
@@ -69,7 +69,7 @@ def test_the_short_form_fits(name: str) -> None:
 
 
 def stretched(folder: Path, name: str) -> Path:
-    """The same recording of a server with a long name, a long model name and a long launch command."""
+    """Return the recording of a server with a long name, a long model name and a long launch command."""
     scrapes = ((time, LONG_NAME, rewriting.of_model(page, LONG_MODEL)) for time, _, page in rewriting.scrapes(name))
     about = (RECORDINGS / name / "recording.toml").read_text(encoding="utf-8")
     rewriting.write(folder, scrapes)
@@ -114,7 +114,7 @@ def labels(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_parts_come_in_one_order(name: str) -> None:
+def test_parts_of_the_terminal_report_have_a_fixed_order(name: str) -> None:
     if printed(name).startswith(("CRITICAL", "WARNING")):
         found = labels(printed(name))
         ongoing = words.alike(judged(Path("tests") / "recordings" / name))[0][0].diagnosis.ongoing
@@ -130,7 +130,7 @@ def test_quiet_is_the_first_line_of_both_forms(name: str) -> None:
 
 
 def pasted(text: str) -> list[str]:
-    """What a shell makes of the relaunch lines of a short report, as they stand."""
+    """Return the words that a shell reads in the relaunch lines of a short report."""
     lines = text[text.index("  Relaunch ") + len("  Relaunch ") :].splitlines()
     end = next(at for at, line in enumerate(lines) if not line.endswith("\\"))
     script = f"printf '%s\\n' {chr(10).join(lines[: end + 1])}\n"

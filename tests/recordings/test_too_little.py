@@ -41,13 +41,13 @@ def slow(name: str, seconds: float) -> Iterator[Scrape]:
         yield start + 2 * at, instance, with_tokens(page, at % 15)
 
 
-def test_a_reasoning_model_is_judged_by_all_that_was_watched(tmp_path: Path) -> None:
+def test_reasoning_model_is_judged_over_the_whole_observation(tmp_path: Path) -> None:
     """It finishes some three requests a minute."""
     report = judged(tmp_path, list(slow("prefix_unique", 320)))
     assert (report.verdict, of(report, PREFIXES).state) == ("healthy", "present")
 
 
-def test_a_look_of_half_a_minute_at_a_reasoning_model_cannot_tell_and_says_why(tmp_path: Path) -> None:
+def test_reasoning_model_observed_for_30_seconds_is_unknown_with_a_reason(tmp_path: Path) -> None:
     report = judged(tmp_path, list(slow("prefix_unique", 60)))
     assert (report.verdict, of(report, PREFIXES).state) == ("healthy", "unknown")
     assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in of(report, PREFIXES).lacking
@@ -56,12 +56,12 @@ def test_a_look_of_half_a_minute_at_a_reasoning_model_cannot_tell_and_says_why(t
 
 
 @pytest.mark.parametrize("incident", [PREFIXES, "engine_underfed"])
-def test_a_server_without_traffic_is_healthy_and_says_nothing_about_its_clients(incident: str) -> None:
+def test_idle_server_is_healthy_without_statements_about_clients(incident: str) -> None:
     report = doctor.run(ObserveOptions(["tests/recordings/idle"]))
     assert (report.verdict, of(report, incident).state) == ("healthy", "unknown")
 
 
-def test_what_a_dead_server_had_last_is_unknown_at_the_end() -> None:
+def test_incidents_of_a_dead_server_are_unknown_at_the_end() -> None:
     """It answers for 24 s, and then no more: nobody knows whether it still preempts."""
     states = {each.diagnosis.incident.id: each.diagnosis.state for each in dead().findings}
     assert states["engine_dead"] == "present"
@@ -72,7 +72,7 @@ def dead() -> Report:
     return doctor.run(ObserveOptions(["tests/recordings/engine_dead"]))
 
 
-def test_a_page_without_cache_usage_does_not_show_whether_a_prefill_goes_on(tmp_path: Path) -> None:
+def test_prefill_progress_is_unknown_without_cache_usage(tmp_path: Path) -> None:
     """The first 40 s of a stall: without the gauge a prefill in chunks has the same page."""
 
     def without(page: str) -> str:
@@ -96,7 +96,7 @@ def test_an_old_release_does_not_say_why_requests_wait_beside_adapters(tmp_path:
 
 
 def test_requests_that_begin_while_load_grows_are_not_given_up(tmp_path: Path) -> None:
-    """What increase() adds outside of the scrapes is no request: here it would be every fourth one."""
+    """The extrapolation of increase() is no request: here it would be every fourth one."""
     labels = 'engine="0",model_name="m"'
 
     def page(t: float) -> str:

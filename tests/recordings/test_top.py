@@ -68,7 +68,7 @@ def test_a_wide_window_has_every_column(feed: RecordedFeed) -> None:
     run(look())
 
 
-def test_enter_opens_a_server_with_all_that_the_doctor_says_of_it(feed: RecordedFeed) -> None:
+def test_enter_opens_the_full_report_of_a_server(feed: RecordedFeed) -> None:
     async def look() -> None:
         feed.goes_on()
         async with shown(feed, (120, 200)) as (_, pilot):
@@ -85,7 +85,7 @@ def test_enter_opens_a_server_with_all_that_the_doctor_says_of_it(feed: Recorded
     run(look())
 
 
-def test_idleness_is_no_reason_of_throttling(tmp_path: Path) -> None:
+def test_idle_is_not_shown_as_a_throttle_reason(tmp_path: Path) -> None:
     swapped = {"sw_power_cap": "gpu_idle", "gpu_idle": "sw_power_cap"}
     idle = partial(re.sub, "sw_power_cap|gpu_idle", lambda found: swapped[found[0]])
     pages = rewriting.changed(last_minute("gpu_thermal_throttling"), idle)
@@ -113,7 +113,7 @@ def test_keys_sort_filter_choose_columns_and_open_the_runbook(feed: RecordedFeed
     run(look())
 
 
-def test_no_verdict_comes_too_early_the_cursor_stays_on_its_server_a_pause_holds(feed: RecordedFeed) -> None:
+def test_verdict_needs_30_seconds_cursor_stays_on_its_server_and_pause_holds(feed: RecordedFeed) -> None:
     async def look() -> None:
         async with shown(feed) as (app, pilot):
             before = await press(pilot, "end", "p")
@@ -131,7 +131,7 @@ def test_no_verdict_comes_too_early_the_cursor_stays_on_its_server_a_pause_holds
     run(look())
 
 
-def test_an_incident_that_goes_on_is_told_since_when_it_was_first_seen(seen: Observation) -> None:
+def test_ongoing_incident_is_dated_from_its_first_observation(seen: Observation) -> None:
     feed = RecordedFeed(seen, len(seen.instants) - 4, len(seen.instants))
     first = feed.latest
     feed._seen = replace(seen, instants=seen.instants[5:])
@@ -142,7 +142,7 @@ def test_an_incident_that_goes_on_is_told_since_when_it_was_first_seen(seen: Obs
     assert [row.since for row in feed.latest.rows[:2]] == [row.since for row in first.rows[:2]]
 
 
-def test_what_has_ended_is_not_shown() -> None:
+def test_ended_incident_is_not_shown() -> None:
     feed = RecordedFeed(read(RECORDINGS / "engine_stalled"), 4, 28, 1000, 1000)
     for verdict, incidents in (("unknown", ()), ("critical", ("engine_stalled",)), ("healthy", ())):
         assert feed.latest
@@ -151,7 +151,7 @@ def test_what_has_ended_is_not_shown() -> None:
         feed.goes_on()
 
 
-def test_an_internal_error_ends_the_view_and_is_left_to_the_command(feed: RecordedFeed) -> None:
+def test_internal_error_ends_the_view_and_is_reported_by_the_command(feed: RecordedFeed) -> None:
     def broken(_: str) -> str:
         raise BadUsage("no such incident")
 

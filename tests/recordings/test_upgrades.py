@@ -31,14 +31,14 @@ def test_the_slower_release_is_named_with_its_factor_and_the_settings_that_chang
 
 
 def test_a_queue_that_is_served_more_slowly_is_named_by_its_throughput(tmp_path: Path) -> None:
-    """As many requests as fit run, each as fast as before, and fewer of them fit."""
+    """The batch is full, each request is as fast as before, and fewer requests fit."""
     pages = list(upgrades.scrapes(1.5, inter_token_latency_seconds_sum=1.0))
     waits = [(at, host, rewriting.with_value(page, "vllm:num_requests_waiting{", "5")) for at, host, page in pages]
     assert judged(tmp_path, waits).culprits[0].startswith("time per output token of the whole server 1.5")
 
 
 @pytest.mark.parametrize("name", SLOWER)
-def test_no_release_is_blamed_for_the_load(tmp_path: Path, name: str) -> None:
+def test_slower_release_under_more_load_is_no_regression(tmp_path: Path, name: str) -> None:
     changes = SLOWER[name]
     pages = upgrades.scrapes(**changes)  # type: ignore[arg-type]
     assert judged(tmp_path, list(pages)).state == ("unknown" if name in CANNOT_TELL else "absent")

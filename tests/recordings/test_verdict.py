@@ -41,7 +41,7 @@ def judged(recording: str, refused: str) -> Report:
     return judge_observation(refusing, Contract(), load()).report
 
 
-def test_what_got_no_answer_is_not_healthy() -> None:
+def test_refused_query_of_an_incident_is_not_healthy() -> None:
     report = judged("kv_cascade", "num_preemptions")
     states = {each.diagnosis.incident.id: each.diagnosis.state for each in report.findings}
     assert (states["kv_eviction_cascade"], report.verdict) == ("unknown", "unknown")
@@ -50,18 +50,18 @@ def test_what_got_no_answer_is_not_healthy() -> None:
     assert line in " ".join(terminal.render(report).split())
 
 
-def test_a_refused_query_that_decides_nothing_changes_nothing() -> None:
+def test_refused_query_without_influence_keeps_the_verdict() -> None:
     """A supporting sign, of an incident that other conditions rule out."""
     assert judged("healthy", "vllm:iteration_tokens_total_bucket").verdict == "healthy"
 
 
 @pytest.mark.parametrize("refused", [INSTANCES.split("[")[0], ENGINES.split("[")[0]])
-def test_without_knowing_what_there_is_nothing_is_healthy(refused: str) -> None:
+def test_server_is_not_healthy_if_the_subject_query_is_refused(refused: str) -> None:
     assert judged("healthy", refused).verdict == "unknown"
 
 
 def part(folder: Path, name: str, begin: float, seconds: float) -> Report:
-    """What so many seconds of a recording show, from that second on."""
+    """Return so many seconds of a recording, from that second on."""
     pages = list(rewriting.scrapes(name))
     start = pages[0][0] + begin
     piece = [page for page in pages if start <= page[0] <= start + seconds]
@@ -71,21 +71,21 @@ def part(folder: Path, name: str, begin: float, seconds: float) -> Report:
 @pytest.mark.parametrize(
     ("name", "begin"), [("contention_bigbatch", 4), ("kv_cascade", 0), ("idle", 0), ("healthy", 0)]
 )
-def test_six_seconds_prove_no_health(tmp_path: Path, name: str, begin: float) -> None:
+def test_six_seconds_are_not_enough_for_healthy(tmp_path: Path, name: str, begin: float) -> None:
     report = part(tmp_path, name, begin, 6)
     assert report.verdict == "unknown"
     assert re.search(r"too little seen: [56] s do not rule out \d+ incidents", terminal.render(report))
 
 
-def test_a_few_requests_in_a_dozen_seconds_prove_no_health(tmp_path: Path) -> None:
+def test_few_requests_in_twelve_seconds_are_not_enough_for_healthy(tmp_path: Path) -> None:
     """Long prompts among streams: between two of them 10 requests finish, and none of them shows it."""
     reports = [part(tmp_path, "contention_bigbatch", begin, 12) for begin in range(0, 48, 4)]
     assert "healthy" not in {report.verdict for report in reports}
 
 
-def test_many_requests_in_a_dozen_seconds_do(tmp_path: Path) -> None:
+def test_many_requests_in_twelve_seconds_are_enough_for_healthy(tmp_path: Path) -> None:
     assert part(tmp_path, "healthy", 0, 12).verdict == "healthy"
 
 
-def test_what_is_present_after_six_seconds_is_said(tmp_path: Path) -> None:
+def test_present_incident_is_reported_after_six_seconds(tmp_path: Path) -> None:
     assert part(tmp_path, "kv_cascade", 30, 6).verdict == "critical"

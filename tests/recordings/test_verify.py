@@ -1,4 +1,4 @@
-"""Whether a change fixed an incident: pairs of recordings of real servers, judged as their README tells them."""
+"""Check whether a change fixed an incident: pairs of recordings of real servers, described in their README."""
 
 import functools
 import json
@@ -153,7 +153,7 @@ def test_inter_token_latency_is_judged_by_its_maximum() -> None:
         ("cure_watermark", "--watermark", (None, "0.05")),
     ],
 )
-def test_the_change_is_the_fix(after: str, flag: str, values: tuple[str | None, str]) -> None:
+def test_changed_flag_is_recognized_as_the_fix(after: str, flag: str, values: tuple[str | None, str]) -> None:
     (server,) = verified("kv_cascade_base", after).servers
     assert [(each.name, each.before, each.after) for each in server.changes] == [(flag, *values)]
     assert server.first is not None
@@ -228,7 +228,7 @@ def test_the_load_matches_the_counters_of_the_pages() -> None:
 
 
 @pytest.mark.parametrize("counter", ["vllm:request_success_total", "vllm:request_prompt_tokens_sum"])
-def test_what_was_offered_counts_before_it_finishes(tmp_path: Path, counter: str) -> None:
+def test_offered_load_counts_unfinished_requests(tmp_path: Path, counter: str) -> None:
     """Half of the requests never finish, or only those with the shorter prompts: as many arrived, and as long ones."""
 
     def fewer(page: str) -> str:
@@ -304,11 +304,11 @@ def test_fewer_requests_in_flight_than_the_proposed_limit_are_a_lighter_load(tmp
     )
 
 
-def test_a_before_that_was_idle_is_said_to_be() -> None:
+def test_idle_before_is_reported() -> None:
     assert "BEFORE was idle, without a request in flight in any scrape" in line_1(verified("idle", "healthy"))
 
 
-def test_no_request_after_the_change_asks_for_the_load_of_before() -> None:
+def test_idle_after_asks_for_the_load_of_before() -> None:
     head = line_1(verified("kv_cascade_base", "idle"))
     assert "no request is in flight; observe it under the load of BEFORE" in head
     assert "--probe" not in head
@@ -344,7 +344,7 @@ def test_a_restart_during_the_observation_is_not_comparable(tmp_path: Path, side
 
 @pytest.mark.parametrize("after", ["cure_max_num_seqs_mean", "cure_max_num_seqs_p90"])
 def test_a_symptom_that_is_no_longer_measured_is_not_comparable(tmp_path: Path, after: str) -> None:
-    """Of the second one it is known to be absent: by the KV pool, which is not full."""
+    """The second incident is known to be absent, because the KV cache is not full."""
 
     def without(page: str) -> str:
         return "\n".join(each for each in page.split("\n") if "num_preemptions" not in each)
@@ -356,7 +356,7 @@ def test_a_symptom_that_is_no_longer_measured_is_not_comparable(tmp_path: Path, 
     assert "not measured after the change: preemptions / finished request" in line_1(found)
 
 
-def test_a_server_that_responds_after_it_never_did_is_fixed_without_a_log(tmp_path: Path) -> None:
+def test_server_that_responds_for_the_first_time_is_fixed_without_a_log(tmp_path: Path) -> None:
     found = verified("startup_crash_blocksize16", rewriting.pages_alone(tmp_path, "healthy"))
     assert (found.verdict, found.servers[0].outcomes[0].because) == ("fixed", "the server responds now")
 
@@ -456,7 +456,7 @@ def test_malformed_series_break_nothing(tmp_path: Path, line: str) -> None:
         SCHEMA.validate(json.loads(report.render_json(found)))
 
 
-def test_of_two_critical_incidents_the_persisting_one_decides(tmp_path: Path) -> None:
+def test_persisting_critical_incident_decides_over_an_ended_one(tmp_path: Path) -> None:
     def beside(gpu: Beside, name: str) -> Path:
         start = BASE[0][0]
         return rewriting.write(
@@ -581,7 +581,7 @@ def test_minimum_traffic_is_no_expected_condition(incident: Incident) -> None:
 
 
 def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
-    """Of scrapes ten times as far apart, which are judged over the window of the alert, a tenth in the same time."""
+    """Scrapes ten times as far apart are judged over the alert's window and count a tenth of the events."""
     pages = list(rewriting.scrapes("contention_bigbatch"))
     slow = [(pages[0][0] + 10 * (time - pages[0][0]), at, page) for time, at, page in pages]
     sides = snapshot(RECORDINGS / "contention_bigbatch"), snapshot(rewriting.write(tmp_path / "slow", slow))
@@ -598,7 +598,7 @@ def test_events_are_counted_over_windows_of_one_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "way"), [(1.2, 0.6, 0.5), (0.6, 1.2, -0.5), (0.0, 0.0, 0.0)])
-def test_how_far_a_signal_improved(before: float, after: float, way: float) -> None:
+def test_improvement_of_a_signal_is_relative_to_its_threshold(before: float, after: float, way: float) -> None:
     condition = requests_running.at_most(0.2, judged("for the test"))
     assert SignalDelta(condition, 0.2, before, after).improvement == pytest.approx(way)
     opposite = requests_running.at_least(0.2, judged("for the test"))

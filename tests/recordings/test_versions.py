@@ -1,4 +1,4 @@
-"""The same server under the names of older releases, at other cadences and beside other engines is judged the same."""
+"""A server has the same verdict with the names of older releases, at other intervals and beside other engines."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_sick_engine_is_not_averaged_away_by_a_healthy_one(tmp_path: Path) -> 
     assert [each.state for each in report.progress] == ["busy", "busy"]
 
 
-def test_two_servers_are_two_scopes(tmp_path: Path) -> None:
+def test_two_servers_are_judged_separately(tmp_path: Path) -> None:
     first, well = list(re.scrapes("kv_cascade")), list(re.scrapes("healthy"))
     later = first[0][0] - well[0][0]
     moved = [(time + later, "other:8000", page) for time, _, page in well]
@@ -75,7 +75,7 @@ def test_a_replica_that_shows_no_vllm_metrics_does_not_vanish(tmp_path: Path) ->
     assert "kv_eviction_cascade" in unknown
 
 
-def test_one_scrape_cannot_tell(tmp_path: Path) -> None:
+def test_one_scrape_is_unknown(tmp_path: Path) -> None:
     report = judged(re.write(tmp_path, list(re.scrapes("kv_cascade"))[30:31]))
     assert report.verdict == "unknown"
     assert "too few scrapes" in report.not_judged[0].sentence
@@ -103,7 +103,7 @@ def test_a_standstill_shorter_than_half_a_minute_is_no_stall(tmp_path: Path) -> 
     assert "engine_stalled" not in primary(report)
 
 
-def test_a_server_that_died_and_came_back_was_dead_and_is_not(tmp_path: Path) -> None:
+def test_restarted_server_has_a_past_death(tmp_path: Path) -> None:
     first, well = list(re.scrapes("engine_dead")), list(re.scrapes("healthy"))
     later = first[-1][0] + 2 - well[0][0]
     anew = ("process_start_time_seconds 1.7952", "process_start_time_seconds 1.7953")
@@ -135,7 +135,7 @@ def test_long_prompts_that_are_prefilled_in_chunks_are_no_stall(tmp_path: Path) 
     assert [each.state for each in report.progress] == ["slow"]
 
 
-def test_where_steps_have_been_long_the_next_one_is_no_stall_while_it_lasts(tmp_path: Path) -> None:
+def test_long_step_after_long_steps_is_no_stall(tmp_path: Path) -> None:
     """A step of 110 s with a long prompt, and 45 s of the next one."""
     report = judged(re.write(tmp_path, list(re.scrapes("contention_long_steps"))[:40]))
     assert "engine_stalled" not in {each.diagnosis.incident.id for each in report.present}
@@ -153,7 +153,9 @@ def test_where_steps_have_been_long_the_next_one_is_no_stall_while_it_lasts(tmp_
         ("engine_stalled", 'vllm:request_prompt_tokens_bucket{engine="0",le="500.0"', "0", LONG_PREFILLS),
     ],
 )
-def test_each_guard_is_enough_by_itself(tmp_path: Path, recording: str, series: str, value: str, absent: str) -> None:
+def test_incident_is_absent_if_any_single_guard_is_false(
+    tmp_path: Path, recording: str, series: str, value: str, absent: str
+) -> None:
     pages = re.changed(re.scrapes(recording), lambda page: re.with_value(page, series, value))
     report = judged(re.write(tmp_path, pages))
     assert absent not in {each.diagnosis.incident.id for each in report.present}
@@ -181,7 +183,7 @@ def nobody_finishes(page: str) -> str:
 
 
 @pytest.mark.parametrize(("recording", "queues"), [("queue_saturation", True), ("healthy", False)])
-def test_a_queue_is_seen_while_nobody_finishes(tmp_path: Path, recording: str, queues: bool) -> None:
+def test_queue_time_is_known_while_no_request_finishes(tmp_path: Path, recording: str, queues: bool) -> None:
     report = judged(re.write(tmp_path, re.changed(re.scrapes(recording), nobody_finishes)))
     assert ("queue_saturation" in {each.diagnosis.incident.id for each in report.present}) is queues
 

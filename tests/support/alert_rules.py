@@ -64,7 +64,7 @@ def metrics_read() -> set[str]:
 
 
 def in_no_recording(metrics: Iterable[str]) -> set[str]:
-    """Those that neither a recording, the exporter, an older release nor a connector has; no selector of any prefix."""
+    """Return the metrics that no recording, exporter, older release or connector has, without prefix selectors."""
     recorded = {
         dict(key)["__name__"] for recording in ALL_RECORDINGS for key in timelines.recording(recording.name).series
     }

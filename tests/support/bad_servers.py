@@ -232,7 +232,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def server_context(cert: Path, key: Path, clients: Path | None = None) -> ssl.SSLContext:
-    """With `clients`, only those who hold a certificate of that authority are let in."""
+    """Return a TLS context; with `clients`, only clients with a certificate of that authority may connect."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     if clients is not None:

@@ -25,7 +25,7 @@ def installed(*words: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def diag(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What the command prints and how it ends, in this process."""
+    """Run the command in this process; return its output and exit status."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     told = patch.dict(os.environ, {**DUMB, **environment})
     argv = patch.object(sys, "argv", ["diag", *words])

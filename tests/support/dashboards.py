@@ -20,5 +20,5 @@ def queries(page: str) -> Iterator[str]:
 
 
 def plain(promql: str) -> str:
-    """With the variables that are numbers and durations filled in."""
+    """Fill in the variables that are numbers and durations."""
     return promql.replace("$__rate_interval", "1m").replace("$gpu_cost", "2.5")

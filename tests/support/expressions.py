@@ -14,7 +14,7 @@ ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 
 
 def every_signal(incident: Incident) -> Iterator[Signal]:
-    """Those of its conditions and those of its fixes."""
+    """Yield the signals of its conditions and of its fixes."""
     yield from (each.signal for each in incident.every_condition)
     for fix in incident.fixes:
         yield from (each.signal for each in fix.only_if)

@@ -1,4 +1,4 @@
-"""Which alerts fire over a timeline, and when: as a real promtool evaluates the rules, and as diag.promql does.
+"""Alerts that fire over a timeline, with their times: evaluated by a real promtool, and by diag.promql.
 
 promtool takes two seconds for all rules over one timeline, diag.promql a tenth; tests/prometheus/test_alerts.py holds
 them equal.
@@ -26,7 +26,7 @@ from diag.promql.samples import without_holes
 
 @dataclass(frozen=True)
 class Fired:
-    """When alerts fired first, in seconds after the onset (negative: in the lead-in), by incident and severity.
+    """First firing of alerts, in seconds after the onset (negative: in the lead-in), by incident and severity.
 
     guards: the alerts about the telemetry itself that fired.
     """
@@ -36,7 +36,7 @@ class Fired:
 
     @property
     def incidents(self) -> set[str]:
-        """Those that fired and are no mere information."""
+        """Incidents that fired with a severity above info."""
         return {incident for incident, severity in self.first if severity != "info"}
 
 
@@ -78,7 +78,7 @@ def all_fired(
 
 
 def _read(said: str) -> list[tuple[str, ...]]:
-    """What promtool got although nothing was expected: alert, incident, host, severity, time."""
+    """Parse promtool's unexpected alerts: alert, incident, host, severity, time."""
     got = said.partition("got:")[2]
     found = ALERT.findall(got)
     assert "SUCCESS" in said or len(found) == got.count("alertname=") > 0, said
@@ -96,7 +96,7 @@ def _fired(found: Iterable[tuple[str, ...]], host: str) -> Fired:
 
 
 def evaluated(rules: Path, series: Series) -> Fired:
-    """The same by diag.promql, of one timeline."""
+    """Evaluate the alerts of one timeline with diag.promql."""
     labels = tuple({"instance": "h:1", **dict(key)} for key in series)
     values, instants = np.array([*series.values()]), TIMES.astype(np.int64) * 1000
     blocks = without_holes(labels, instants[: values.shape[1]], values, ~np.isnan(values))
@@ -140,7 +140,7 @@ def _over_raw_series(rules: Path) -> Iterator[tuple[dict[str, Any], dict[str, An
 
 
 def _first_firing(alert: Mapping[str, Any], present: npt.NDArray[np.bool_]) -> Iterator[float]:
-    """When each series of the alert has been there for as long as it takes, in seconds since the start."""
+    """Return the time at which each series of the alert has lasted for its `for`, in seconds since the start."""
     hold = round(seconds(alert.get("for", "0s"))) // STEP
     at = np.arange(TIMES.size)
     for row in present:

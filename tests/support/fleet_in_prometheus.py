@@ -148,7 +148,7 @@ def _asked() -> set[str]:
 
 
 def _exporter(_: float) -> Iterable[Sample]:
-    """What an exporter's page has besides what the scenarios tell."""
+    """Return the samples of an exporter's page that the scenarios do not set."""
     for index in (0, 1):
         card = ("NVIDIA H100 80GB HBM3", f"00000000:{index + 1}A:00.0", "570.86", "9.0")
         yield "diag_gpu_info", (f"{index}", f"GPU-{index}", *card), 1.0
@@ -183,7 +183,7 @@ def _thinned(page: Block) -> Block:
 
 
 def _recorded(page: Block) -> Iterator[Block]:
-    """What the generated rules record of a page, on the grid of its scrapes, but for what is of no single server."""
+    """Return the series that the rules record for a page at its scrapes, except series of several servers."""
     for block in recorded(Samples([page]), page.times):
         if "instance" not in block.labels[0]:
             continue

@@ -52,7 +52,7 @@ CAPPED = 0.8
 
 @dataclass(frozen=True)
 class Course:
-    """What happens from scrape to scrape: shapes (N,). `load` is since the scrape before, `step` in seconds."""
+    """Events from scrape to scrape: shapes (N,). `load` is since the scrape before, `step` in seconds."""
 
     times: Millis
     load: Floats
@@ -196,7 +196,7 @@ def _gauge(labels: Labels, recorded: Floats, course: Course) -> Floats:
 
 
 def _restarted(course: Course) -> int:
-    """When the second vLLM was started (ms): just before the scrape that misses it."""
+    """Return the start of the second vLLM (ms): just before the scrape that misses it."""
     return int(course.times[course.at(RESTART)]) - 5000
 
 
@@ -274,7 +274,7 @@ def _log(course: Course) -> Beside:
 
 
 def _own(course: Course) -> Beside:
-    """What the exporter says of itself and of vLLM's page."""
+    """Return the exporter's samples about itself and vLLM's page."""
 
     def beside(t: float) -> Iterator[Sample]:
         answered = float(round(t / course.step) not in (course.at(MISSED_VLLM), course.at(RESTART)))

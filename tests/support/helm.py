@@ -33,7 +33,7 @@ def merged(values: Values, over: Values) -> Document:
 
 
 def texts(values: Values, name: str = "diag", namespace: str = "inference") -> dict[str, str]:
-    """What each template gives, by its name; HelmValuesError and HelmRenderError where a value is refused."""
+    """Return the output of each template by its name; HelmValuesError or HelmRenderError for a refused value."""
     made = chart().render(dict(values), name=name, namespace=namespace)
     return {path.removeprefix("diag/templates/"): text for path, text in made.items()}
 
@@ -53,7 +53,7 @@ def of_kind(found: Sequence[Document], kind: str) -> list[Document]:
 
 
 def validate(document: Document) -> None:
-    """By the schema of its kind; a field that the schema does not name is refused."""
+    """Validate an object by the schema of its kind; refuse a field that the schema does not name."""
     operators = _operators().get(document["kind"])
     if operators:
         operators.validate(document)

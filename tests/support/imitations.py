@@ -1,4 +1,4 @@
-"""What a client may write into a server's log: every line that the doctor knows, with every head it may have."""
+"""Lines that a client may write into a server's log: every line that the doctor recognises, with every head."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

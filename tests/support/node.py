@@ -42,7 +42,7 @@ class Pod:
     restarts_every: float = NEVER
 
     def at(self, seconds: float) -> Self:
-        """As it is then."""
+        """Return the page at that time."""
         memory, cache = self.used + self.growth * seconds, self.cached + self.cache_growth * seconds
         return replace(self, used=memory, cached=cache, killed=self.killed and seconds >= self.dies)
 
@@ -149,7 +149,7 @@ JOB = """
 
 
 def scrape_config(target: str, pods: list[Pod], honor: str = "true") -> str:
-    """As the Prometheus Operator scrapes them; kube-state-metrics, whose own pod has labels too, with honor_labels."""
+    """Return the Prometheus Operator's scrape configuration; kube-state-metrics has labels too, hence honor_labels."""
     own = "namespace: monitoring, pod: ksm-0, container: ksm"
     exporters = {"cadvisor": "instance: node-1", "kube-state-metrics": f"instance: 'ksm-0:8080', {own}"}
     jobs = [JOB.format(name=name, honor=honor, target=target, labels=labels) for name, labels in exporters.items()]

@@ -1,4 +1,4 @@
-"""Where the checkout and the tests' data are."""
+"""Paths of the checkout and of the tests' data."""
 
 from pathlib import Path
 

@@ -230,7 +230,7 @@ def hasty(rules: str) -> str:
 
 
 def answer(server: Server, promql: str) -> Answer | None:
-    """What it answers now; None while it does not listen yet, or says that it is not ready."""
+    """Return the current response; None while the server does not listen or is not ready."""
     try:
         return server.query(promql, round(time.time() * 1000))
     except (urllib.error.URLError, ConnectionError, json.JSONDecodeError):

@@ -27,7 +27,7 @@ def _formulas() -> dict[str, Formula]:
 
 
 def recorded(samples: Samples, instants: Instants) -> list[Block]:
-    """What the rules record at these instants (unix ms), a block for each rule that records something."""
+    """Return the series that the rules record at these instants (unix ms), a block for each rule with a result."""
     evaluator = Evaluator(samples)
     subjects = {generation_series(per, ("instance",)): promql for per, promql in SUBJECTS.items()}
     blocks = []

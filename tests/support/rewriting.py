@@ -28,7 +28,7 @@ def scrapes(name: str) -> Iterator[Scrape]:
 
 
 def pages_alone(folder: Path, name: str) -> Path:
-    """The same recording, of somebody who kept no log."""
+    """Return the recording without its log."""
     for file in ("metrics.prom.gz", "recording.toml"):
         shutil.copy(RECORDINGS / name / file, folder)
     return folder
@@ -56,7 +56,7 @@ def before_0_9_2(page: str) -> str:
 
 
 def before_0_8_3(page: str) -> str:
-    """The same without the label `engine`, and with a cache_config_info that does not know the number of blocks."""
+    """Return the pages without the label `engine`, and with a cache_config_info without the number of blocks."""
     page = re.sub(r'engine="0",?', "", before_0_9_2(page))
     return re.sub(r'(num_gpu_blocks|kv_cache_size_tokens|kv_cache_max_concurrency)="[^"]*"', r'\1="None"', page)
 

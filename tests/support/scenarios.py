@@ -62,7 +62,7 @@ def _numbers(event: str) -> Beside:
 
 
 def text(t: float, page: str, beside: Iterable[Beside]) -> str:
-    """What the exporter adds to a page."""
+    """Return the samples that the exporter adds to a page."""
     own: list[Sample] = [("diag_vllm_up", (), float(bool(page))), ("diag_scrape_success", ("process",), 1.0)]
     return render([*own, *(sample for each in beside for sample in each(t))]).decode()
 
@@ -78,7 +78,7 @@ def found(report: Report, incident: str) -> Finding:
 
 
 def fixes(report: Report, incident: str) -> dict[str, object]:
-    """What is proposed, by the name of what is changed."""
+    """Return the proposals by the name of the changed setting."""
     return {each.name: each.after for each in found(report, incident).proposals if each.name}
 
 
@@ -183,7 +183,7 @@ def cpu(waited: float | None = None, pressure: float = 0.0, throttled: float = 0
 
 
 def config(**flags: float) -> Beside:
-    """What vLLM runs with."""
+    """Return the running configuration of vLLM."""
     return lambda _: [("diag_vllm_config", (flag,), value) for flag, value in flags.items()]
 
 

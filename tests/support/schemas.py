@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 
 
 def validator(schema: Path | Mapping[str, Any]) -> Draft202012Validator:
-    """What validates documents; SchemaError where the schema itself is wrong."""
+    """Return a validator for documents; raise SchemaError if the schema itself is wrong."""
     content = json.loads(schema.read_text(encoding="utf-8")) if isinstance(schema, Path) else schema
     Draft202012Validator.check_schema(content)
     return Draft202012Validator(content)

@@ -210,6 +210,6 @@ def _gpu(index: int, gpu: Mapping[str, object]) -> list[str]:
 
 
 def environment(folder: Path, script: Path) -> dict[str, str]:
-    """What makes a program find the library in that folder, and its script."""
+    """Return the variables that point a program to the library in that folder and to its script."""
     paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {"LD_LIBRARY_PATH": ":".join(paths), "DIAG_NVML_SCRIPT": str(script)}

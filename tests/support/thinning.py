@@ -23,7 +23,7 @@ def truth(folder: Path) -> dict[str, Any]:
 
 
 def thinned(observation: Observation, seconds: float, offset: float) -> Observation:
-    """What scrapes every so many seconds would have seen of it, the first of them `offset` seconds after the start.
+    """Return the recording scraped every so many seconds, for the first time `offset` seconds after the start.
 
     Of each target the scrape nearest to each of those moments is kept. Whatever the observation says beside its samples
     (notes, settings) stays as it is. ValueError where no scrape is left.

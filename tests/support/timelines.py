@@ -55,13 +55,13 @@ START_TIME = "process_start_time_seconds"
 
 
 def is_counter(key: Key) -> bool:
-    """By its name, as OpenMetrics has it."""
+    """Return True for the name of a counter in OpenMetrics."""
     return bool(re.search(r"_(total|count|sum|bucket)$", dict(key)["__name__"]))
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What was scraped: seconds since the first scrape, and the series; the truth is what recording.toml says."""
+    """Scraped samples: seconds since the first scrape, the series, and the truth in recording.toml."""
 
     seconds: Floats
     series: Series
@@ -165,7 +165,7 @@ def _grown(key: Key, calm: Series) -> float:
 
 
 def _sampled(beside: tuple[Beside, ...], times: Floats) -> Series:
-    """What stands beside vLLM at each time."""
+    """Return the samples beside vLLM's page at each time."""
     series: Series = {}
     for at, second in enumerate(times):
         for name, values, value in (sample for each in beside for sample in each(float(second))):

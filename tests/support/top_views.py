@@ -64,7 +64,7 @@ async def until(pilot: Pilot[None], holds: Callable[[], object], seconds: float 
 
 
 def first_judged(options: ObserveOptions) -> tuple[ServerRow, str]:
-    """What `diag top` knows, and shows, of a live server with its first verdict."""
+    """Return the state and the view of `diag top` for a live server at its first verdict."""
 
     async def look() -> tuple[ServerRow, str]:
         async with shown(make_app(options).feed, WIDE) as (app, pilot):

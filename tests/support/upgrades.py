@@ -58,7 +58,7 @@ def page(seconds: float, started: float, changes: dict[str, float]) -> str:
 
 
 def exporter(version: str, enforce_eager: float) -> str:
-    """What the exporter adds."""
+    """Return the samples that the exporter adds."""
     own = [f"diag_vllm_up {float(bool(version))}", 'diag_scrape_success{collector="vllm"} 1']
     if version:
         own.append(f'diag_vllm_info{{version="{version}",model="tiny",device="cuda"}} 1')

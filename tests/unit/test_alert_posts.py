@@ -1,4 +1,4 @@
-"""What an Alertmanager is told of a watch: what holds, again and again, and once what ended."""
+"""Posts of a watch to an Alertmanager: firing alerts again and again, ended ones once."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ class Pager:
         self.posts.append([*alerts])
 
     def last(self) -> dict[str, bool]:
-        """Which alerts the last post has, and whether each of them holds."""
+        """Return the alerts of the last post, each with True while it fires."""
         return {each["labels"]["alertname"]: _lasts(each) for each in self.posts[-1]}
 
 
@@ -65,7 +65,9 @@ def kept(pager: Pager) -> AlertPosts:
     return AlertPosts(pager.post, pager.lines.append)
 
 
-def test_a_change_is_posted_at_once_and_what_holds_is_repeated(pager: Pager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_posted_at_once_and_firing_alerts_are_repeated(
+    pager: Pager, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watch, "REPEAT", 0.05)
     posts = kept(pager)
     posts.holds([ONE])
@@ -74,7 +76,7 @@ def test_a_change_is_posted_at_once_and_what_holds_is_repeated(pager: Pager, mon
     assert pager.last() == {"VllmOne": True}
 
 
-def test_what_ended_is_posted_once_as_resolved_and_what_holds_keeps_its_begin(pager: Pager) -> None:
+def test_ended_alert_is_posted_once_as_resolved_and_firing_alert_keeps_its_start(pager: Pager) -> None:
     posts = kept(pager)
     posts.holds([ONE, TWO])
     posts.send()
@@ -90,7 +92,7 @@ def test_what_ended_is_posted_once_as_resolved_and_what_holds_keeps_its_begin(pa
     assert pager.posts[-1][0]["startsAt"].startswith("2023-11-14")
 
 
-def test_an_alertmanager_that_is_down_is_said_once_and_told_all_when_it_is_back(pager: Pager) -> None:
+def test_alertmanager_outage_is_reported_once_and_all_alerts_follow_after_it(pager: Pager) -> None:
     posts = kept(pager)
     posts.holds([ONE])
     posts.send()
@@ -112,8 +114,8 @@ def test_many_alerts_are_several_requests(pager: Pager) -> None:
     assert [len(post) for post in pager.posts[-3:]] == [64, 64, 22]
 
 
-def test_a_cause_that_is_over_mutes_what_still_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the rule of the cause does, by its keep_firing_for: else its consequences page when it ends."""
+def test_ended_cause_keeps_muting_its_consequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of the cause does the same by its keep_firing_for; without it, consequences page when the cause ends."""
     known = {each.id: each for each in load()}
     cause, effect = present(known["kv_eviction_cascade"], "critical"), present(known["contract_breached"], "critical")
     report = REPORT._replace(findings=tuple(map(Finding, (cause, effect))))
@@ -190,7 +192,7 @@ def test_a_warning_that_is_not_critical_has_no_critical_alert() -> None:
     ]
 
 
-def test_the_reason_why_nothing_is_seen_has_no_markup() -> None:
+def test_reason_of_a_failed_observation_has_no_markup() -> None:
     alert = no_telemetry("h:1`<b>", "http://h:1 answered <https://evil|click> `x` @here", Site(), 1.8e9)
     assert not {"<", ">", "`", "@", "|"} & set("".join(alert.annotations.values()))
     assert (alert.labels["alertname"], alert.labels["severity"]) == ("VllmTelemetryAbsent", "warning")
@@ -199,7 +201,7 @@ def test_the_reason_why_nothing_is_seen_has_no_markup() -> None:
 # -- the API ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_sent_its_own_credentials_and_none_of_the_servers() -> None:
+def test_alertmanager_receives_only_its_own_credentials() -> None:
     with serving(lambda request: Reply(b"{}")) as server:
         environment = {"DIAG_BEARER_TOKEN": "of the servers", "DIAG_ALERTMANAGER_BASIC_AUTH": "me:word"}
         Alertmanager(f"{server.url}/am/", environment).post([{"labels": {}}])
@@ -220,7 +222,7 @@ def test_it_is_sent_its_own_credentials_and_none_of_the_servers() -> None:
         ),
     ],
 )
-def test_what_it_does_not_take_is_said_in_one_sentence(reply: Reply, sentence: str) -> None:
+def test_refused_post_is_reported_in_one_sentence(reply: Reply, sentence: str) -> None:
     def answer(request: Request) -> Reply:
         return reply
 
@@ -239,6 +241,6 @@ def test_what_it_does_not_take_is_said_in_one_sentence(reply: Reply, sentence: s
         ),
     ],
 )
-def test_an_address_or_a_credential_that_is_none_is_refused(make: Callable[[], object], sentence: str) -> None:
+def test_invalid_alertmanager_address_or_credential_is_refused(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(BadUsage, match=sentence):
         make()

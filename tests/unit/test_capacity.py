@@ -76,7 +76,7 @@ def test_chunks_of_llama_4_are_read_no_further() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(1, 1 / 16), (16, 0.64), (1000, 1.0)])
-def test_a_batch_reads_the_experts_that_it_reaches(tokens: int, share: float) -> None:
+def test_batch_reads_only_the_activated_experts(tokens: int, share: float) -> None:
     """Qwen3 30B A3B: 8 of 128 experts for a token; 16 tokens miss an expert with 0.9375 ** 16."""
     one = replica("qwen3-30b-a3b")
     weights, all_of_them = (work.decode(one.model, one.setup, count, 1).weight_bytes for count in (tokens, 10**6))
@@ -92,7 +92,7 @@ def test_mla_is_replicated_and_experts_are_divided_among_gpus() -> None:
 
 
 def test_prefill_computes_two_operations_for_each_parameter() -> None:
-    """Of a short prompt, where attention is little: 989.5e12 / (2 x 6.98e9 without embedding and head)."""
+    """A short prompt has little attention: 989.5e12 / (2 x 6.98e9 without embedding and head)."""
     found = roofline.prefill(replica("llama-3.1-8b"), 16)
     assert found.tokens_per_second == pytest.approx(989.5e12 / (2 * 6.98e9), rel=0.002)
     assert found.binds == "compute"
@@ -142,7 +142,7 @@ def test_sizes_that_do_not_divide_the_model_are_left_out() -> None:
     assert [one.setup.tensor for one in sized("qwen2.5-7b", ("h100",), 1)] == [1, 2, 4]
 
 
-def test_a_batch_is_what_fits() -> None:
+def test_batch_is_the_number_of_requests_that_fit() -> None:
     one, two = sized("llama-3.1-8b", ("h100",), 50, length=32_768)[:2]
     assert one.batch == one.requests < 50 and two.batch == two.requests < 50
     assert one.decode and two.decode and two.output_rate > 2 * one.output_rate
@@ -160,7 +160,7 @@ def test_costs_follow_from_price_and_rate() -> None:
     assert cost_per_million(2.5, 4, 3400, 0.5) == pytest.approx(1.634, abs=0.001)
 
 
-def test_choices_are_sentences_with_the_numbers_that_decide() -> None:
+def test_choices_are_sentences_with_the_deciding_numbers() -> None:
     found = sized("llama-3.1-8b", ("l40s", "h100"), 50, length=32_768)
     said = choices(found[0].ledger.model, found, 50, {"h100": 2.5})
     assert said[0].startswith("Cheapest that holds 50 requests of 32,768 tokens: 4 x h100, at most ")
@@ -169,7 +169,7 @@ def test_choices_are_sentences_with_the_numbers_that_decide() -> None:
     assert not any("--quantization" in sentence for sentence in said)  # the KV cache binds here
 
 
-def test_nothing_that_holds_enough_is_said() -> None:
+def test_sizing_reports_if_no_choice_holds_enough() -> None:
     found = sized("llama-3-70b", ("h100",), 5000)
     most = max(found, key=lambda one: one.requests)
     assert choices(found[0].ledger.model, found, 5000, {}) == [

@@ -17,7 +17,7 @@ def work(flags: str = "", name: str = "llama-3.1-8b", **facts: object) -> dict[s
     return {" ".join([family.removeprefix("diag_vllm_"), *labels]): value for family, labels, value in samples}
 
 
-def test_a_dense_model_by_hand() -> None:
+def test_capacity_series_of_a_dense_model_match_a_manual_calculation() -> None:
     found = work("--tensor-parallel-size 2")
     assert found["weight_bytes every_step"] == pytest.approx(8.03e9 - 128_256 * 4096, rel=0.001)
     assert (found["weight_bytes experts"], found["experts_per_token_ratio"]) == (0, 1)
@@ -35,7 +35,7 @@ def test_only_layers_that_attend_to_everything_count_for_the_context() -> None:
     assert work(name="gemma-3-27b")["kv_cache_bytes_per_token"] == 10 * 2 * 16 * 128 * 2
 
 
-def test_what_runs_counts_more_than_what_the_command_says() -> None:
+def test_running_configuration_overrides_the_command() -> None:
     logged = {"tensor_parallel_size": 2.0, "kv_cache_dtype": "fp8", "dtype": "torch.float32"}
     assert work(log=logged)["kv_cache_bytes_per_token"] == 131_072 // 4
     assert work(log=logged)["weight_bytes every_step"] == pytest.approx(work()["weight_bytes every_step"], rel=0.001)
@@ -61,7 +61,7 @@ def test_the_root_of_v1_models_stands_in_for_a_command_where_all_settings_are_kn
         "vllm serve 'unclosed",
     ],
 )
-def test_what_is_not_known_of_a_server_has_no_samples(launch: str) -> None:
+def test_unknown_properties_of_a_server_have_no_samples(launch: str) -> None:
     assert work(launch=launch) == {}
 
 

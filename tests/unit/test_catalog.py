@@ -131,7 +131,7 @@ def test_every_signal_is_used() -> None:
     assert sorted(declared - used) == []
 
 
-def test_a_users_folder_adds_to_ours(tmp_path: Path) -> None:
+def test_incidents_of_a_user_folder_are_added(tmp_path: Path) -> None:
     assert "mine" in [incident.id for incident in load(write(tmp_path))]
 
 
@@ -197,5 +197,5 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_no_fix_is_to_ask_diag_the_same_again() -> None:
+def test_no_fix_is_to_run_diag_again() -> None:
     assert [incident.id for incident in load() for fix in incident.fixes if "diag doctor http" in fix.command] == []

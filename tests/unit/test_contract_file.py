@@ -25,7 +25,7 @@ def contract(folder: Path, text: str) -> Contract:
     return read(folder / "diag.toml")
 
 
-def test_what_it_does_not_say_keeps_its_default(tmp_path: Path) -> None:
+def test_missing_key_of_diag_toml_keeps_its_default(tmp_path: Path) -> None:
     read = contract(tmp_path, "[contract]\nttft_seconds = 2.5\n")
     assert read.values() == {**Contract().values(), "ttft_seconds": 2.5}
     assert f"TTFT SLO: 2.5 s ({tmp_path}/diag.toml)" in read.lines()
@@ -47,11 +47,11 @@ def test_a_site_names_its_labels_and_its_pages(tmp_path: Path) -> None:
     )
 
 
-def test_an_slo_may_be_a_bucket_of_ones_own(tmp_path: Path) -> None:
+def test_slo_can_be_an_additional_bucket(tmp_path: Path) -> None:
     assert contract(tmp_path, "[contract]\nttft_seconds = 3\nbuckets = [0.7, 3]\n").ttft_seconds == 3
 
 
-def test_a_threshold_of_the_site_replaces_the_default_and_says_so(tmp_path: Path) -> None:
+def test_site_threshold_replaces_the_default_and_is_named(tmp_path: Path) -> None:
     read = contract(tmp_path, f'[limits.{CASCADE}]\n"preemptions / finished request" = 0.35\n')
     cascade = overridden(CASCADE, read)
     first = cascade.symptoms[0]
@@ -101,7 +101,7 @@ def test_the_threshold_that_escalates_has_a_key_of_its_own(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_mistake_is_refused_with_its_line(tmp_path: Path, text: str, place: str, sentence: str) -> None:
+def test_invalid_diag_toml_is_refused_with_its_line(tmp_path: Path, text: str, place: str, sentence: str) -> None:
     with pytest.raises(BadContract) as refused:
         contract(tmp_path, text)
     assert str(refused.value).startswith(f"{tmp_path}/diag.toml{place}: ")
@@ -118,7 +118,7 @@ def test_a_mistake_is_refused_with_its_line(tmp_path: Path, text: str, place: st
         ),
     ],
 )
-def test_a_threshold_of_nothing_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+def test_unknown_threshold_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(BadContract) as refused:
         apply_overrides(load(), contract(tmp_path, text))
     assert sentence in str(refused.value)
@@ -132,9 +132,7 @@ def test_the_documented_file_is_accepted(tmp_path: Path) -> None:
     assert overridden(CASCADE, site).symptoms[0].limit == 0.3
 
 
-def test_a_threshold_under_its_former_name_counts_and_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_threshold_under_its_old_name_counts_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     contract(tmp_path, f"[limits.{CASCADE}]\n'KV cache usage (peak)' = 0.5\n")
     _, incidents = site(None, tmp_path / "diag.toml")
     limits = {

@@ -49,7 +49,7 @@ def test_without_settings_nothing_is_sent() -> None:
         ({"DIAG_HEADERS_FILE": "{folder}/headers"}, 'DIAG_HEADERS_FILE line 2 is not "Name: value"'),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused_without_its_secret(
+def test_invalid_setting_is_refused_without_its_secret(
     environment: dict[str, str], reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / "headers").write_text("A: b\nsecret\n")
@@ -117,7 +117,7 @@ def test_a_user_in_the_address_is_a_header() -> None:
         ("h/" + "x/" * 50, ("/x" * 50, *("/x" * n + "/metrics" for n in (50, 49, 48, 47, 46)), "/metrics")),
     ],
 )
-def test_the_page_is_looked_for_where_it_may_be(text: str, paths: tuple[str, ...]) -> None:
+def test_metrics_page_is_searched_at_likely_paths(text: str, paths: tuple[str, ...]) -> None:
     assert parse(text).candidates == paths
 
 
@@ -137,7 +137,7 @@ def test_the_page_is_looked_for_where_it_may_be(text: str, paths: tuple[str, ...
         "file:///x",
     ],
 )
-def test_what_is_no_address_is_refused_in_a_printable_sentence(text: str) -> None:
+def test_invalid_address_is_refused_in_a_printable_sentence(text: str) -> None:
     with pytest.raises(BadUsage) as error:
         parse(text)
     assert str(error.value).isprintable()
@@ -194,7 +194,7 @@ def test_a_refused_address_does_not_show_its_password(text: str) -> None:
         ),
     ],
 )
-def test_a_refused_address_is_told_what_is_wrong(text: str, reason: str) -> None:
+def test_refused_address_error_names_the_fault(text: str, reason: str) -> None:
     with pytest.raises(BadUsage) as error:
         parse(text)
     assert str(error.value) == reason
@@ -211,13 +211,13 @@ def test_a_refused_address_is_told_what_is_wrong(text: str, reason: str) -> None
         ("h", False),
     ],
 )
-def test_this_machine_is_known_as_such(text: str, loopback: bool) -> None:
+def test_addresses_of_this_host_are_local(text: str, loopback: bool) -> None:
     assert parse(text).is_loopback == loopback
 
 
-def test_an_address_named_twice_is_asked_once() -> None:
+def test_repeated_address_is_scraped_once() -> None:
     assert list(parse_all(["h:8000", "http://h:8000"])) == ["h:8000"]
 
 
-def test_two_pages_of_one_server_are_told_apart() -> None:
+def test_two_pages_of_one_server_are_distinguished() -> None:
     assert list(parse_all(["h:8000/a/metrics", "h:8000/b c/metrics"])) == ["h:8000/a/metrics", "h:8000/b%20c/metrics"]

@@ -1,4 +1,4 @@
-"""What is declared once is used: metrics, start-up phases and log events in every expression that diag asks."""
+"""Declared metrics, start-up phases and log events are the ones in every expression that diag queries."""
 
 import json
 import re
@@ -35,7 +35,7 @@ OF_OTHERS = {"exported_instance", "instance", "job"}
 
 
 def every_signal() -> Iterator[Signal]:
-    """Those that incident files may import, those of ours in their conditions, and those of their fixes."""
+    """Yield the signals that incident files may import, and the signals of our conditions and fixes."""
     yield from (value for value in vars(signals).values() if isinstance(value, Signal))
     for incident in load():
         yield from (condition.signal for condition in incident.every_condition)
@@ -57,7 +57,7 @@ def of_dashboards() -> Iterator[str]:
 
 
 def of_diagnosis() -> Iterator[str]:
-    """What is asked besides: the constants of these modules that are PromQL."""
+    """Yield the other queries: the constants of these modules that are PromQL."""
     yield from (ENGINES, GPUS, INSTANCES)
     for module in (telemetry_checks, compare, changes):
         constants = (value for name, value in vars(module).items() if name.isupper())
@@ -79,7 +79,7 @@ def filled(promql: str) -> Expression:
 
 
 def matches(selector: Selector, label: str, value: str) -> bool:
-    """Whether a selector asks for this value among others that it leaves out."""
+    """Return True if a selector matches this value and leaves out others."""
     named = [matcher for matcher in selector.matchers if matcher.label == label]
     return bool(named) and all(matcher.accepts(value) for matcher in named)
 
@@ -124,13 +124,13 @@ def test_a_flag_that_a_condition_reads_is_published() -> None:
     assert {matcher.value for matcher in read if matcher.label == "flag" and matcher.op == "="} <= FLAGS.keys()
 
 
-def test_a_family_is_read_or_says_what_it_is_for() -> None:
+def test_metric_family_is_read_or_states_its_purpose() -> None:
     read = {family for selector in selected() for family in metrics(selector)}
     unread = "what no signal reads says in `unread` what it is for"
     assert {name for name, family in FAMILIES.items() if not family.unread} == read, unread
 
 
-def test_an_event_is_read_or_says_why_it_is_counted() -> None:
+def test_log_event_is_read_or_has_a_reason_to_be_counted() -> None:
     signalled = [selector for promql in of_signals() for selector in selectors(filled(promql))]
     read = {event.name for selector in signalled for event in LOG_EVENTS if matches(selector, "event", event.name)}
     unread = "what no signal reads says in `unread` why it is counted"

@@ -60,7 +60,7 @@ def judge(incidents: Sequence[Incident], **series: Sequence[float]) -> tuple[Dia
         (2, float("inf"), "unknown"),
     ],
 )
-def test_false_beats_missing_and_missing_beats_present(heat: float, noise: float, state: str) -> None:
+def test_false_overrides_missing_and_missing_overrides_present(heat: float, noise: float, state: str) -> None:
     assert judge([INCIDENT], heat=[heat] * 10, noise=[noise] * 10)[0].state == state
 
 
@@ -73,15 +73,15 @@ def test_false_beats_missing_and_missing_beats_present(heat: float, noise: float
     ],
     ids=["denied at first only", "denied at the end", "seen meanwhile"],
 )
-def test_what_cannot_be_denied_at_the_end_is_not_absent(noise: list[float], state: str) -> None:
+def test_incident_that_cannot_be_ruled_out_at_the_end_is_not_absent(noise: list[float], state: str) -> None:
     assert judge([INCIDENT], heat=[2] * 10, noise=noise)[0].state == state
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_signal_is_named() -> None:
     assert judge([INCIDENT], heat=[2] * 10)[0].missing == ("noise",)
 
 
-def test_what_one_condition_decides_evaluates_the_others_when_they_are_looked_at(
+def test_decided_incident_evaluates_other_conditions_only_for_a_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[str] = []
@@ -94,13 +94,13 @@ def test_what_one_condition_decides_evaluates_the_others_when_they_are_looked_at
     assert [reading.value for reading in found.symptoms] == [0, 2] and any("noise" in query for query in asked)
 
 
-def test_an_incident_that_held_for_a_while_has_a_beginning_and_an_end() -> None:
+def test_past_incident_has_a_start_and_an_end() -> None:
     found = judge([INCIDENT], heat=[0] * 8 + [2] * 4 + [0] * 8, noise=[2] * 20)[0]
     assert (found.state, found.ongoing) == ("present", False)
     assert (found.since, found.until) == (START / 1000 + 8, START / 1000 + 11)
 
 
-def test_an_incident_that_held_from_the_first_look_on_has_no_beginning() -> None:
+def test_incident_present_since_the_first_scrape_has_no_start() -> None:
     found = judge([INCIDENT], heat=[2] * 20, noise=[2] * 20)[0]
     assert (found.since, found.until, found.ongoing) == (None, START / 1000 + 19, True)
 
@@ -115,7 +115,7 @@ def test_an_incident_that_held_from_the_first_look_on_has_no_beginning() -> None
     ],
     ids=["health between", "health for less than a window and a scrape", "a hole between", "from the first look on"],
 )
-def test_what_came_back_after_a_time_of_health_is_another_episode(
+def test_incident_that_returns_after_a_healthy_time_is_another_episode(
     noise: list[float], episodes: list[tuple[float | None, float]]
 ) -> None:
     found = judge([INCIDENT], heat=[2] * 15, noise=noise)[0]
@@ -126,7 +126,7 @@ def test_what_came_back_after_a_time_of_health_is_another_episode(
     assert (found.since, found.until) == (found.episodes[0][0], found.episodes[-1][1])
 
 
-def test_a_violated_slo_comes_after_any_cause_and_before_what_harms_nobody() -> None:
+def test_violated_slo_is_ordered_after_causes_and_before_harmless_incidents() -> None:
     slo = INCIDENT._replace(id="a_slo", severity="critical", burns=(BurnRateWindow(6, "6h", "30m"),))
     info = INCIDENT._replace(id="an_info", severity="info")
     found = judge([slo, INCIDENT, info], heat=[2] * 10, noise=[2] * 10)
@@ -134,14 +134,14 @@ def test_a_violated_slo_comes_after_any_cause_and_before_what_harms_nobody() -> 
     assert [each.primary for each in found] == [True, False, False]
 
 
-def test_a_cause_nests_what_it_explains() -> None:
+def test_consequences_are_nested_below_their_cause() -> None:
     cause, effect = INCIDENT._replace(explains=("effect",)), INCIDENT._replace(id="effect")
     found = {each.incident.id: each for each in judge([effect, cause], heat=[2] * 10, noise=[2] * 10)}
     assert (found["cause"].primary, found["effect"].primary) == (True, False)
     assert found["effect"].explained_by == "cause"
 
 
-def test_what_follows_from_several_is_nested_under_the_one_that_follows_from_nothing() -> None:
+def test_consequence_of_several_incidents_is_nested_under_the_root_cause() -> None:
     """Not under the first of the alphabet."""
     root = INCIDENT._replace(id="root", explains=("between", "effect"))
     between, effect = INCIDENT._replace(id="between", explains=("effect",)), INCIDENT._replace(id="effect")
@@ -153,7 +153,7 @@ def test_what_follows_from_several_is_nested_under_the_one_that_follows_from_not
     }
 
 
-def test_of_two_that_nothing_explains_the_better_supported_comes_first() -> None:
+def test_unexplained_incident_with_more_evidence_comes_first() -> None:
     first = INCIDENT._replace(id="a", supports=(signal("heat").above(100, WHY),))
     second = INCIDENT._replace(id="b", supports=(signal("heat").above(1, WHY),))
     found = judge([first, second], heat=[2] * 10, noise=[2] * 10)
@@ -166,7 +166,7 @@ def test_a_measured_loss_makes_a_warning_critical() -> None:
     assert judge([grave], heat=[20] * 10, noise=[2] * 10)[0].severity == "critical"
 
 
-def test_a_look_alike_is_ruled_out_by_what_it_lacks() -> None:
+def test_look_alike_is_ruled_out_by_its_missing_requirement() -> None:
     other = INCIDENT._replace(id="other", symptoms=(signal("smell").above(1, WHY),))
     one = INCIDENT._replace(
         looks_like=(LookAlike("other", distinguish=""), LookAlike("unheard_of", distinguish="ask somebody"))
@@ -180,6 +180,6 @@ def test_an_info_is_never_the_primary() -> None:
     assert not judge([INCIDENT._replace(severity="info")], heat=[2] * 10, noise=[2] * 10)[0].primary
 
 
-def test_a_limit_of_the_contract_is_read_from_it() -> None:
+def test_slo_threshold_is_read_from_diag_toml() -> None:
     named = INCIDENT._replace(symptoms=(signal("heat").above("queue_seconds", WHY),))
     assert judge([named], heat=[1.5] * 10)[0].symptoms[0].limit == Contract().queue_seconds

@@ -29,7 +29,7 @@ def texts() -> Iterator[str]:
 
 
 def typed() -> Iterator[str]:
-    """What stands in a block to be typed, and what help texts give as examples."""
+    """Yield the commands in console blocks and in the examples of help texts."""
     for text in texts():
         for language, block in FENCE.findall(text):
             if language in ("console", "bash"):
@@ -46,11 +46,11 @@ def accept(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("line", sorted(set(typed())))
-def test_a_command_that_is_shown_is_accepted(line: str) -> None:
+def test_documented_command_is_accepted(line: str) -> None:
     accept(shlex.split(line.removesuffix("&"), comments=True))
 
 
-def test_options_in_sentences_exist() -> None:
+def test_options_in_documentation_text_exist() -> None:
     """A sentence may leave out the server, or the value of an option."""
     for line in {found for text in texts() for found in INLINE.findall(text)}:
         words = shlex.split(line)
@@ -63,7 +63,7 @@ def test_the_configuration_of_an_mcp_client_starts_the_tools() -> None:
     accept(json.loads(block)["mcpServers"]["diag"]["args"])
 
 
-def test_a_diag_toml_that_is_shown_is_read(tmp_path: Path) -> None:
+def test_documented_diag_toml_is_valid(tmp_path: Path) -> None:
     for text in texts():
         for language, block in FENCE.findall(text):
             if language == "toml":

@@ -35,7 +35,7 @@ def real_pages() -> list[bytes]:
     return [each.partition(b"\n")[2] for each in sections]
 
 
-def test_a_real_page_reads_as_prometheus_client_reads_it() -> None:
+def test_real_page_is_parsed_as_by_prometheus_client() -> None:
     page = real_pages()[20]
     theirs = {
         series(sample.name, **sample.labels): sample.value
@@ -65,7 +65,7 @@ lines = st.sampled_from(
 
 
 @given(st.lists(st.lists(lines, min_size=1, max_size=6), min_size=2, max_size=5))
-def test_a_page_reads_the_same_whatever_page_came_before_it(pages: list[list[bytes]]) -> None:
+def test_page_is_parsed_the_same_after_any_other_page(pages: list[list[bytes]]) -> None:
     parser = Parser("h:1")
     for page in (b"\n".join(each) + b"\n" for each in pages):
         assert read(parser, page) == read(Parser("h:1"), page)
@@ -171,7 +171,7 @@ def test_a_note_about_a_line_is_fit_to_print() -> None:
     assert len(said) < 120
 
 
-def test_of_a_repeated_series_the_first_is_kept() -> None:
+def test_first_sample_of_a_repeated_series_is_kept() -> None:
     page = b'x{a="1",b="2"} 1\nx{b="2",a="1"} 2\nx{a="1",b="2",c=""} 3\n'
     assert parsed(page) == {series("x", a="1", b="2"): 1.0}
     assert faults(page) == {"duplicate": "x"}

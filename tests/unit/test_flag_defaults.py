@@ -78,12 +78,12 @@ def test_the_batch_grows_with_the_gpu(
 
 
 @pytest.mark.parametrize("version", ["", "0.32.0"])
-def test_on_a_cpu_there_is_no_custom_all_reduce_to_speak_of(version: str) -> None:
+def test_cpu_has_no_custom_all_reduce_default(version: str) -> None:
     assert default("--disable-custom-all-reduce", version, 80 * GIB, H100) == 0
     assert default("--disable-custom-all-reduce", version) is None
 
 
-def test_where_nothing_is_set_there_is_no_number_either() -> None:
+def test_unset_flag_without_default_has_no_number() -> None:
     assert known().keys() >= UNSET
     at_times = {"--api-server-count"}  # 1 up to 0.14, then one for each data-parallel rank
     assert {default(flag, version) for flag in UNSET - at_times for version in versions()} == {None}

@@ -1,4 +1,4 @@
-"""Which release knows which flag, and how the data is kept true."""
+"""Flags of each release, and updates of this data."""
 
 import json
 import subprocess
@@ -82,7 +82,7 @@ def test_a_word_is_understood_as_argparse_does(word: str, version: str, name: st
 
 
 @pytest.mark.parametrize("word", ["--max-num", "--", "--never-heard-of", "-x", "--no-never-heard-of"])
-def test_a_word_that_means_no_flag_or_several_is_not_understood(word: str) -> None:
+def test_unknown_or_ambiguous_word_is_no_flag(word: str) -> None:
     assert understood(word, "0.32.0") is None
 
 
@@ -114,7 +114,7 @@ SAID = {
 }
 
 
-def test_a_newer_release_extends_what_it_has_ends_what_it_lacks_and_adds_what_is_new() -> None:
+def test_newer_release_extends_existing_flags_ends_missing_ones_and_adds_new_ones() -> None:
     merged = update.merged(KNOWN, {"version": "0.8.0", "environment": ["VLLM_B"], "flags": SAID})
     assert merged["versions"] == ["0.6.3.post1", "0.7.0", "0.8.0"]
     assert merged["flags"] == {
@@ -128,7 +128,7 @@ def test_a_newer_release_extends_what_it_has_ends_what_it_lacks_and_adds_what_is
     assert (merged["parsers"], merged["environment"]) == (["0.7.0", "0.8.0"], ["VLLM_B"])
 
 
-def test_an_older_release_extends_ranges_and_says_how_flags_were_used_then() -> None:
+def test_older_release_extends_ranges_with_its_forms_of_flags() -> None:
     merged = update.merged(KNOWN, {"version": "0.6.0", "environment": ["VLLM_B"], "flags": SAID})
     assert merged["flags"]["--kept"] == {
         **{"versions": ["0.6.0", "0.7.0"], "takes": "one", "value": "integer"},
@@ -142,14 +142,14 @@ def test_a_post_release_is_no_release_of_its_own() -> None:
     assert merged["versions"] == KNOWN["versions"]
 
 
-def test_the_file_is_written_as_it_is_read() -> None:
+def test_flag_file_survives_reading_and_writing() -> None:
     text = FILE.read_text(encoding="utf-8")
     assert update.written(json.loads(text)) == text
 
 
 @pytest.mark.live
 @server.needed
-def test_an_installed_vllm_says_of_itself_what_the_file_says_of_it(tmp_path: Path) -> None:
+def test_flag_file_matches_the_installed_vllm(tmp_path: Path) -> None:
     text = FILE.read_text(encoding="utf-8")
     said = describe(server.PYTHON)
     assert said["version"] == described()

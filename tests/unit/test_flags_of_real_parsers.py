@@ -47,7 +47,7 @@ def ours(flag: Flag) -> Form:
 
 
 def refused(words: list[str], version: str) -> Iterator[str]:
-    """What lint says of these words, as errors."""
+    """Return lint's errors for these words."""
     command = " ".join(map(shlex.quote, ["vllm", "serve", "m", *words]))
     for finding in lint(LintTarget(read(command, version=version), version)):
         if finding.rule in SPELLING and finding.severity == "error":
@@ -95,7 +95,7 @@ def test_lint_refuses_nothing_that_the_parser_accepts(version: str) -> None:
 
 
 def refused_words(version: str) -> Iterator[tuple[str, list[str]]]:
-    """What the parser refuses, and how it is spelled: other releases' flags, forms and values, words too many."""
+    """Yield words that the parser refuses: other releases' flags, forms and values, surplus words."""
     here = forms(version)
     for name in DATA["flags"]:
         form = here.get(name)

@@ -35,7 +35,7 @@ SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstan
         (1234567, "tokens", "1,234,567"),
     ],
 )
-def test_a_value_is_written_with_its_unit(value: float, unit: str, written: str) -> None:
+def test_value_is_printed_with_its_unit(value: float, unit: str, written: str) -> None:
     assert quantity(value, unit) == written
 
 

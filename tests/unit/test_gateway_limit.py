@@ -1,4 +1,4 @@
-"""What a limit at the gateway moves to where no page of the server shows it."""
+"""Requests that a gateway limit queues at the gateway, where no page of the server shows them."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def load(in_flight: float, variance: float, arrivals: float) -> Load:
         pytest.param(load(28.0, 30.0, 4.0), 3.9, "", id="open loop, and the limit lets all of them through"),
     ],
 )
-def test_what_waits_at_the_gateway_is_told_as_far_as_it_is_known(before: Load, arrivals: float, sentence: str) -> None:
+def test_requests_queued_at_the_gateway_are_estimated(before: Load, arrivals: float, sentence: str) -> None:
     told = list(gateway_queue(6.0, before, load(6.0, 0.1, arrivals)))
     assert len(told) == bool(sentence)
     assert sentence in "".join(told)

@@ -26,7 +26,7 @@ def test_a_product_name_finds_its_gpu(product: str, name: str) -> None:
     assert found and found.name == name
 
 
-def test_a_part_of_a_gpu_is_not_the_gpu() -> None:
+def test_mig_slice_is_not_the_whole_gpu() -> None:
     part = "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
     assert gpus.find(part) is None
     assert gpus.capability(part) == 8.0

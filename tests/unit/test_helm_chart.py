@@ -158,12 +158,12 @@ def test_each_value_changes_objects_which_stay_valid(path: str) -> None:
     ],
     ids=lambda case: case[:30] if isinstance(case, str) else "",
 )
-def test_a_wrong_value_is_refused(values: Values, sentence: str) -> None:
+def test_invalid_chart_value_is_refused(values: Values, sentence: str) -> None:
     with pytest.raises(helm_python.HelmError, match=re.escape(sentence)):
         documents(merged(BARE, values))
 
 
-def test_whom_to_scrape_has_no_default() -> None:
+def test_scrape_target_has_no_default() -> None:
     with pytest.raises(helm_python.HelmError, match="podLabels is empty"):
         documents({**BARE, "sidecar": {}})
 
@@ -221,7 +221,7 @@ def test_a_packaged_chart_has_all_and_its_release_fits_into_a_secret(tmp_path: P
 
 
 @pytest.mark.parametrize("part", ["prometheusRule", "dashboards"])
-def test_a_copy_of_the_chart_that_lost_its_links_says_so(part: str, tmp_path: Path) -> None:
+def test_chart_copy_without_its_links_fails_with_a_message(part: str, tmp_path: Path) -> None:
     copy = shutil.copytree(CHART, tmp_path / "diag", ignore=shutil.ignore_patterns("files"))
     with (
         helm_python.Chart.load(copy) as chart,
@@ -230,19 +230,19 @@ def test_a_copy_of_the_chart_that_lost_its_links_says_so(part: str, tmp_path: Pa
         chart.render(merged(BARE, {part: {"enabled": True}}), name="diag", namespace="inference")
 
 
-def test_helm_finds_nothing_wrong() -> None:
+def test_helm_lint_finds_no_error() -> None:
     report = helm_python.lint(CHART, dict(SIDECAR), strict=True)
     assert [found for found in report["messages"] if "icon" not in found["error"]] == []
 
 
-def test_the_example_without_helm_is_what_the_patch_makes(tmp_path: Path) -> None:
+def test_sidecar_example_equals_the_patched_deployment(tmp_path: Path) -> None:
     deployment = patched(EXAMPLE.read_text(), {"monitor": {"kind": "Annotations"}}, tmp_path / "vllm.yaml")
     assert deployment["spec"] == yaml.safe_load(EXAMPLE.read_text())["spec"]
     validate(deployment)
 
 
 @pytest.mark.parametrize("probes", [(), PROBES], ids=["none", "of /health"])
-def test_the_patch_takes_the_place_of_other_probes(probes: tuple[str, ...], tmp_path: Path) -> None:
+def test_patch_replaces_existing_probes(probes: tuple[str, ...], tmp_path: Path) -> None:
     deployment = yaml.safe_load(EXAMPLE.read_text())
     pod = deployment["spec"]["template"]["spec"]
     vllm = {key: value for key, value in pod["containers"][0].items() if key not in (*PROBES, "volumeMounts")}
@@ -254,7 +254,7 @@ def test_the_patch_takes_the_place_of_other_probes(probes: tuple[str, ...], tmp_
 
 
 @pytest.mark.parametrize(("status", "passes"), [(200, True), (401, True), (503, False), (None, True)])
-def test_vllms_probe_fails_at_an_answer_of_503_alone(status: int | None, passes: bool, tmp_path: Path) -> None:
+def test_vllm_probe_fails_only_at_status_503(status: int | None, passes: bool, tmp_path: Path) -> None:
     curl = tmp_path / "curl"  # prints what -w '%{http_code}' does; an image may have none
     if status is not None:
         curl.write_text(f"#!/bin/sh\necho {status}\n")
@@ -267,7 +267,7 @@ def test_vllms_probe_fails_at_an_answer_of_503_alone(status: int | None, passes:
         ) is passes
 
 
-def test_a_second_patch_leaves_nothing_of_the_first(tmp_path: Path) -> None:
+def test_second_patch_removes_all_of_the_first(tmp_path: Path) -> None:
     changed = {"port": 9401, "extraEnv": [{"name": "B", "value": "2"}], "resources": {"limits": {"cpu": "1"}}}
     once = patched(EXAMPLE.read_text(), {"extraEnv": [{"name": "A", "value": "1"}]}, tmp_path / "once.yaml")
     twice = patched(yaml.safe_dump(once), changed, tmp_path / "twice.yaml")
@@ -293,7 +293,7 @@ def test_the_container_meets_the_restricted_standard_and_ptrace_asks_for_one_cap
 
 
 def container(found: list[Document]) -> Document:
-    """That of the exporter."""
+    """Return the container of the exporter."""
     pods = [document["spec"] for document in found if document["kind"] in ("DaemonSet", "Deployment")]
     pods += [
         without_directives(yaml.safe_load(document["data"]["patch.yaml"]))["spec"]
@@ -303,7 +303,7 @@ def container(found: list[Document]) -> Document:
 
 
 def blocks(language: str) -> list[str]:
-    """Those of docs/kubernetes.md."""
+    """Yield the code blocks of docs/kubernetes.md."""
     return re.findall(rf"^```{language}\n(.*?)^```$", DOCS, re.MULTILINE | re.DOTALL)
 
 
@@ -314,7 +314,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", commands(), ids=lambda words: words[2])
-def test_a_command_of_the_documentation_installs_what_it_says(words: list[str]) -> None:
+def test_documented_helm_command_installs_the_documented_objects(words: list[str]) -> None:
     assert (words[3], words[6:8]) == ("deploy/helm/diag", ["-f", "values.yaml"])
     values = yaml.safe_load(next(block for block in blocks("yaml") if block.startswith("image:")))
     for option, text in zip(words[8::2], words[9::2], strict=True):

@@ -46,7 +46,7 @@ class Diag:
         return stopped.value.code, printed.out, printed.err
 
 
-def test_without_hostility_it_is_judged(diag: Diag) -> None:
+def test_unmodified_responses_are_judged(diag: Diag) -> None:
     diag.scripted.mutate = lambda _, answer: answer
     status, out, _ = diag.doctor()
     assert status == 2
@@ -64,7 +64,7 @@ def test_random_refusals_and_distortions_are_no_crash(seed: int, diag: Diag) -> 
 
 
 @pytest.mark.parametrize("part", ["sum_over_time(up", "generation_tokens_total", "vllm:"])
-def test_what_is_refused_is_unknown_and_said(part: str, diag: Diag) -> None:
+def test_refused_queries_are_unknown_and_noted(part: str, diag: Diag) -> None:
     """Not what the servers are found by, without which there is nothing to judge."""
     diag.scripted.mutate = lambda query, answer: refused() if part in query else answer
     status, out, _ = diag.doctor()
@@ -87,7 +87,7 @@ def test_an_odd_number_everywhere_is_no_crash(number: str, diag: Diag) -> None:
     assert error.count("\n") <= 1
 
 
-def test_an_answer_that_is_none_is_said(diag: Diag) -> None:
+def test_invalid_response_is_reported(diag: Diag) -> None:
     diag.scripted.mutate = lambda query, answer: Reply(b"<html>") if "sum_over_time(up" in query else answer
     status, out, _ = diag.doctor()
     assert status == 2
@@ -95,7 +95,7 @@ def test_an_answer_that_is_none_is_said(diag: Diag) -> None:
 
 
 @pytest.mark.parametrize("document", ODD_DOCUMENTS, ids=lambda document: json.dumps(document)[:40])
-def test_an_answer_of_another_shape_is_one_sentence(document: object, diag: Diag) -> None:
+def test_response_of_another_shape_is_one_sentence(document: object, diag: Diag) -> None:
     """Once it is unknown, always it is unreachable; series without a value are no series."""
     reply = Reply(json.dumps(document).encode())
     diag.scripted.mutate = lambda query, answer: answer if query in STARTS else reply

@@ -39,7 +39,7 @@ def counting(connections: list[int], per_connection: int) -> Talk:
 # Connections
 
 
-def test_a_connection_is_kept_where_that_is_wanted() -> None:
+def test_connection_is_kept_alive_on_request() -> None:
     connections: list[int] = []
     with talking(counting(connections, per_connection=3)) as server:
         kept = client(server.url, keep=True)
@@ -76,7 +76,7 @@ def test_a_connection_with_half_a_response_is_not_kept() -> None:
 # What is sent
 
 
-def test_a_path_is_sent_as_a_url_may_be() -> None:
+def test_path_is_percent_encoded() -> None:
     with serving(lambda _: Reply()) as server:
         client(server.url).get("/a b/ä%20?x=[1]")
     assert server.requests[0].path == "/a%20b/%C3%A4%20?x=[1]"
@@ -94,7 +94,7 @@ def test_a_header_is_sent_once_whatever_its_case() -> None:
     ]
 
 
-def test_a_page_comes_uncompressed_where_that_is_wanted() -> None:
+def test_page_is_uncompressed_on_request() -> None:
     with serving(lambda _: Reply()) as server:
         client(server.url, encoding="identity").get("/")
     assert server.requests[0].headers["Accept-Encoding"] == "identity"
@@ -125,12 +125,12 @@ def stop_in_the_middle(connection: socket.socket, over: threading.Event) -> None
         (drip_headers, 1.0, "did not finish its response within 2 s"),
     ],
 )
-def test_a_slow_server_is_given_up(talk: Talk, wait: float, reason: str) -> None:
+def test_slow_server_times_out(talk: Talk, wait: float, reason: str) -> None:
     with talking(talk) as server, pytest.raises(Failure, match=reason):
         client(server.url, wait).get("/")
 
 
-def test_a_server_that_is_silent_where_tls_should_begin_is_given_up() -> None:
+def test_server_that_is_silent_in_the_tls_handshake_is_given_up() -> None:
     with (
         talking(bad.hang) as server,
         pytest.raises(Failure, match=r"accepted the connection but sent nothing for 1 s"),
@@ -173,7 +173,7 @@ def test_the_environment_names_the_proxy(monkeypatch: pytest.MonkeyPatch, name: 
         ("", "127.0.0.1"),
     ],
 )
-def test_exempt_hosts_are_asked_directly(monkeypatch: pytest.MonkeyPatch, exempt: str, host: str) -> None:
+def test_exempt_hosts_are_contacted_without_the_proxy(monkeypatch: pytest.MonkeyPatch, exempt: str, host: str) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", exempt)
     assert proxy_for(parse(f"http://{host}:8000")) is None
@@ -214,7 +214,7 @@ def test_a_proxy_that_cannot_be_used_is_a_failure(monkeypatch: pytest.MonkeyPatc
 # Certificates
 
 
-def test_a_certificate_for_another_name_counts_where_a_kubeconfig_names_that(tmp_path: Path) -> None:
+def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(tmp_path: Path) -> None:
     cert, key = bad.certificate(tmp_path, "server")  # for 127.0.0.1
     by_host = Credentials(ca_file=str(cert))
     with serving(bad.pages(bad.PAGE), bad.server_context(cert, key)) as server:

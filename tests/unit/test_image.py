@@ -45,6 +45,6 @@ def test_the_base_is_pinned_and_every_file_that_is_copied_exists() -> None:
     assert [name for names in copied for name in names if not (ROOT / name).exists()] == []
 
 
-def test_its_user_is_the_one_that_the_chart_runs_it_as() -> None:
+def test_image_user_is_the_user_of_the_chart() -> None:
     context = yaml.safe_load((CHART / "values.yaml").read_text())["containerSecurityContext"]
     assert re.findall(r"^USER (.*)$", RECIPE, re.MULTILINE) == [f"{context['runAsUser']}:{context['runAsGroup']}"]

@@ -209,7 +209,7 @@ def after(words: str) -> str:
 
 
 def errors(words: str, model: str = "m") -> set[str]:
-    """By the rules; with a model's folder also by what its config.json says."""
+    """Return the errors of the rules; with a model's folder, also those from its config.json."""
     text = f"vllm serve {model} {words}"
     found = (
         judge(text, described()).findings
@@ -238,7 +238,7 @@ def answers(tiny: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("words", accepted)
-def test_what_vllm_accepts_is_no_error(words: str) -> None:
+def test_command_accepted_by_vllm_is_no_error(words: str) -> None:
     assert not errors(words)
 
 
@@ -246,7 +246,7 @@ NEED_A_MODEL = {"context_above_the_model", "heads_do_not_divide", "experts_of_a_
 
 
 @pytest.mark.parametrize(("rule", "words"), [each for each in refused if each[0] not in NEED_A_MODEL])
-def test_what_vllm_refuses_is_an_error(rule: str, words: str) -> None:
+def test_command_refused_by_vllm_is_an_error(rule: str, words: str) -> None:
     assert rule in errors(words)
 
 
@@ -254,17 +254,19 @@ def test_what_vllm_refuses_is_an_error(rule: str, words: str) -> None:
 @server.needed
 class TestARealVllm:
     @pytest.mark.parametrize("words", accepted)
-    def test_accepts_what_lint_accepts(self, words: str, answers: dict[str, str], tiny: str) -> None:
+    def test_parser_accepts_commands_that_lint_accepts(self, words: str, answers: dict[str, str], tiny: str) -> None:
         assert answers[words] == ""
         assert not errors(words, tiny)
 
     @pytest.mark.parametrize(("rule", "words"), refused)
-    def test_refuses_what_lint_refuses(self, rule: str, words: str, answers: dict[str, str], tiny: str) -> None:
+    def test_parser_refuses_commands_that_lint_refuses(
+        self, rule: str, words: str, answers: dict[str, str], tiny: str
+    ) -> None:
         assert answers[words]
         assert rule in errors(words, tiny)
 
     @pytest.mark.parametrize("words", mended)
-    def test_accepts_what_lint_corrects(self, words: str, answers: dict[str, str]) -> None:
+    def test_parser_accepts_corrections_of_lint(self, words: str, answers: dict[str, str]) -> None:
         assert errors(words)
         assert answers[after(words)] == ""
 
@@ -274,7 +276,7 @@ class TestARealVllm:
 
 @pytest.mark.live
 @server.needed
-def test_a_correction_that_it_refuses_is_not_printed() -> None:
+def test_correction_refused_by_the_parser_is_not_printed() -> None:
     good, bad = (
         judge(f"vllm serve m --override-pooler-config '{text}'", described(), python=server.PYTHON).corrected
         for text in ('{"pooling_type": "MEAN"}', '{"never_heard_of": 1}')
@@ -284,7 +286,7 @@ def test_a_correction_that_it_refuses_is_not_printed() -> None:
 
 @pytest.mark.live
 @server.needed
-def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
+def test_installed_parser_is_used_only_for_its_own_release() -> None:
     good, bad, unasked, other = (
         judge("vllm serve m --port 1", python=server.PYTHON),
         judge('vllm serve m --kv-transfer-config \'{"kv_role": "bad"}\'', python=server.PYTHON),
@@ -301,7 +303,7 @@ def test_its_parser_is_asked_where_the_release_is_its_own() -> None:
 
 @pytest.mark.live
 @server.needed
-def test_its_words_hold_no_secret() -> None:
+def test_parser_error_has_no_secret() -> None:
     told = judge("vllm serve m --api-kye verysecretvalue", python=server.PYTHON)
     assert told.parser_error
     assert "verysecretvalue" not in repr(told)
@@ -311,12 +313,12 @@ def test_its_words_hold_no_secret() -> None:
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", sys.executable, "/bin/echo"])
-def test_an_interpreter_without_a_vllm_is_said_in_one_sentence(python: str) -> None:
+def test_interpreter_without_vllm_is_reported_in_one_sentence(python: str) -> None:
     with pytest.raises(BadUsage, match=r"\A[^\n]*: vLLM's parser cannot be run with it[^\n]*\Z"):
         ask.check(python, [["m"]])
 
 
-def test_a_parser_that_cannot_be_asked_is_not_checked_and_the_rules_still_speak() -> None:
+def test_rules_apply_if_the_installed_parser_fails() -> None:
     told = judge("vllm serve m --swap-space 4", "0.32.0", python="/nowhere/python")
     assert told.status == 2
     assert any("/nowhere/python: vLLM's parser" in each for each in told.not_checked)

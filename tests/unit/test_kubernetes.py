@@ -1,4 +1,4 @@
-"""What is read of the pods of a cluster, without one: which are vLLM servers, and what their status means."""
+"""Reading the pods of a cluster, without a cluster: the vLLM servers among them, and the meaning of their status."""
 
 import json
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ NOW = 1_800_000_000.0
         ("inference/api:6443/admin/serving/app=x", Place(CONTEXTS[2], "serving", "app=x")),
     ],
 )
-def test_a_place_is_a_context_a_namespace_and_a_selector(text: str, meant: Place) -> None:
+def test_k8s_option_is_context_namespace_selector(text: str, meant: Place) -> None:
     assert place(text, CONTEXTS) == meant
 
 
@@ -47,7 +47,7 @@ def test_a_place_is_a_context_a_namespace_and_a_selector(text: str, meant: Place
         ("prod/\x1b[31m/x", "\\x1b[31m/x is not of that form"),
     ],
 )
-def test_what_names_no_place_is_refused(text: str, reason: str) -> None:
+def test_invalid_k8s_option_is_refused(text: str, reason: str) -> None:
     with pytest.raises(BadUsage) as refused:
         place(text, CONTEXTS)
     assert reason in str(refused.value)
@@ -114,7 +114,7 @@ def test_servers_are_found_by_image_command_and_labels(found: Any, ports: tuple[
         ),
     ],
 )
-def test_what_stands_beside_vllm_is_no_server(other: Any) -> None:
+def test_routers_and_helpers_beside_vllm_are_no_servers(other: Any) -> None:
     assert not list(candidates(other))
 
 
@@ -127,7 +127,7 @@ def test_what_stands_beside_vllm_is_no_server(other: Any) -> None:
     ],
     ids=["command", "arguments", "default"],
 )
-def test_an_exporter_in_the_same_pod_is_asked_first(exporter: dict[str, Any]) -> None:
+def test_exporter_in_the_same_pod_is_read_first(exporter: dict[str, Any]) -> None:
     both = pod(image="vllm/vllm-openai")
     both["spec"]["containers"].append({"name": "diag", **exporter})
     (candidate,) = candidates(both)
@@ -182,7 +182,7 @@ def waiting(message: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_crashes_in_a_row_are_told_by_how_long_the_kubelet_waits(status: Any, crashes: int) -> None:
+def test_consecutive_crashes_are_derived_from_the_kubelet_back_off(status: Any, crashes: int) -> None:
     assert container_status(pod(status=status), "main").crashes_in_a_row(NOW) == crashes
 
 
@@ -201,7 +201,7 @@ def test_the_status_of_a_container_is_what_a_host_would_show() -> None:
     ]
 
 
-def test_a_probe_that_failed_is_told_with_the_time_that_it_allows() -> None:
+def test_failed_probe_is_noted_with_its_time_limit() -> None:
     probe = {"startupProbe": {"periodSeconds": 10, "failureThreshold": 30}}
     message = "Startup probe failed: Get http://10.0.0.1:8000/health: connect: connection refused"
     events = [
@@ -213,7 +213,7 @@ def test_a_probe_that_failed_is_told_with_the_time_that_it_allows() -> None:
     ]
 
 
-def test_a_pod_that_has_not_started_says_why() -> None:
+def test_pod_that_has_not_started_is_reported_with_its_reason() -> None:
     lacking = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no nvidia.com/gpu"}
     pending = {**pod(), "status": {"phase": "Pending", "conditions": [lacking]}}
     assert not_started(pending) == "pod p is pending: Unschedulable, no nvidia.com/gpu"
@@ -291,7 +291,7 @@ POD = "error trying to reach service: dial tcp 10.0.0.1:8000: connect: connectio
     ],
     ids=["pod refuses", "pod refuses, as text", "pod closes", "API server closes", "API server fails"],
 )
-def test_an_api_server_that_fails_is_told_from_a_pod_that_does(
+def test_failing_api_server_is_distinguished_from_a_failing_pod(
     of_pod: Reply | None, of_api_server: Reply | None, kind: type[Exception], reason: str
 ) -> None:
     with serving(lambda request: of_api_server if request.path == "/version" else of_pod) as server:

@@ -84,11 +84,11 @@ def test_words_and_abbreviations_are_read(command: str, expected: dict[str, floa
         ("HOME=$HOME vllm serve m", ""),
     ],
 )
-def test_a_command_that_is_not_the_whole_story_says_why(command: str, incomplete: str) -> None:
+def test_incomplete_command_has_a_reason(command: str, incomplete: str) -> None:
     assert read(command).incomplete == incomplete
 
 
-def test_no_file_is_opened_for_a_command_that_may_be_anothers(tmp_path: Path) -> None:
+def test_no_file_is_opened_for_a_command_of_another_host(tmp_path: Path) -> None:
     script, flags = tmp_path / "start.sh", tmp_path / "flags.yaml"
     script.write_text("vllm serve m --max-num-seqs 7", encoding="utf-8")
     flags.write_text("max-num-seqs: 7", encoding="utf-8")

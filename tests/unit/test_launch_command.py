@@ -73,14 +73,14 @@ def flags(command: Command) -> dict[str, tuple[str, ...]]:
         "apptainer run --nv docker://vllm/vllm-openai:v0.9.1 --model org/m --max-num-seqs 8",
     ],
 )
-def test_every_way_to_write_a_command_says_the_same(text: str) -> None:
+def test_every_spelling_of_a_command_is_parsed_the_same(text: str) -> None:
     command = read(text)
     assert command.model == "org/m"
     assert command.get("--max-num-seqs") == "8"
     assert not command.strays
 
 
-def test_the_environment_is_that_of_the_command_and_of_the_script_around_it() -> None:
+def test_environment_comes_from_the_command_and_its_script() -> None:
     text = "export A=1\nB='2 3' C=4 docker run -e D=5 --env=E=6 -eF=7 vllm/vllm-openai bash -c 'G=8 vllm serve m'"
     assert read(text).environment == {"A": "1", "B": "2 3", "C": "4", "D": "5", "E": "6", "F": "7", "G": "8"}
 
@@ -88,13 +88,13 @@ def test_the_environment_is_that_of_the_command_and_of_the_script_around_it() ->
 @pytest.mark.parametrize(
     "options", ["", "-v /data/vllm:/data", "--name vllm-1", "--rm -it", "-e A=vllm", "--ipc=host", "-itd --privileged"]
 )
-def test_an_image_is_told_from_the_options_before_it(options: str) -> None:
+def test_image_is_distinguished_from_the_options_before_it(options: str) -> None:
     command = read(f"docker run {options} vllm/vllm-openai:v0.9.2 --model m")
     assert command.image == "vllm/vllm-openai:v0.9.2"
     assert [each.name for each in command.given] == ["--model"]
 
 
-def test_what_another_shell_fills_in_stays_as_it_is() -> None:
+def test_variables_of_another_shell_stay_unchanged() -> None:
     command = read('A=$B\nvllm serve "$MODEL" --port ${PORT:-8000} --max-num-seqs $A')
     assert command.model == "$MODEL"
     assert flags(command) == {"--port": ("${PORT:-8000}",), "--max-num-seqs": ("$A",)}
@@ -112,7 +112,7 @@ def test_what_another_shell_fills_in_stays_as_it_is() -> None:
         ('x"y"$Z', "xy$Z"),
     ],
 )
-def test_a_word_is_what_a_shell_takes_for_one(word: str, text: str) -> None:
+def test_words_are_split_as_in_a_shell(word: str, text: str) -> None:
     command = read(f"vllm serve m --port {word} --seed 1")
     assert flags(command) == {"--port": (text,), "--seed": ("1",)}
     bare = command.words[4]
@@ -120,7 +120,7 @@ def test_a_word_is_what_a_shell_takes_for_one(word: str, text: str) -> None:
     assert getattr(bare, "raw", word) == word
 
 
-def test_the_variables_of_a_unit_are_those_it_names() -> None:
+def test_unit_file_has_only_its_named_variables() -> None:
     text = '[Service]\nEnvironment="A=1,2"\nEnvironment=B=3 C=4\nExecStart=/opt/vllm/bin/vllm serve m'
     assert read(text).environment == {"A": "1,2", "B": "3", "C": "4"}
 
@@ -138,7 +138,7 @@ def test_the_variables_of_a_unit_are_those_it_names() -> None:
         ("ssh gpu1 'vllm serve m'", None, "on another host"),
     ],
 )
-def test_it_is_known_where_the_words_go_and_where_the_folders_are(text: str, entry: int | None, elsewhere: str) -> None:
+def test_parsed_command_has_positions_of_words_and_folders(text: str, entry: int | None, elsewhere: str) -> None:
     command = read(text)
     assert (command.entry, command.elsewhere) == (entry, elsewhere)
 
@@ -182,7 +182,7 @@ def test_the_words_of_a_flag_are_where_it_stands() -> None:
         ("--enable-chunked-prefill False --enable-prefix-caching=False", False),
     ],
 )
-def test_a_switch_is_on_or_off_or_not_said(words: str, on: bool | None) -> None:
+def test_switch_is_on_off_or_unset(words: str, on: bool | None) -> None:
     assert read(f"vllm serve m {words}").switched("--enable-prefix-caching") is on
 
 
@@ -191,7 +191,7 @@ def test_a_word_after_a_switch_is_no_model() -> None:
     assert (command.model, command.strays) == ("m", ())
 
 
-def test_words_that_belong_to_nothing_are_strays() -> None:
+def test_surplus_words_are_strays() -> None:
     command = read("vllm serve m --port 1 extra '--dtype auto'")
     assert [command.words[at] for at in command.strays] == ["extra", "--dtype auto"]
 
@@ -245,7 +245,7 @@ def test_a_yaml_config_gives_flags_that_the_command_line_overrides(tmp_path: Pat
         ("0.32.0", "enable_prefix_caching", True),
     ],
 )
-def test_a_false_that_vllm_passes_over_is_not_given(version: str, key: str, dropped: bool, tmp_path: Path) -> None:
+def test_false_that_vllm_ignores_counts_as_unset(version: str, key: str, dropped: bool, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(f"{key}: false\n")
     command = read("vllm serve m --config c.yaml", tmp_path, version)
     assert command.dropped == ((key,) if dropped else ())
@@ -372,7 +372,7 @@ def test_the_list_items_of_a_manifest_are_words_as_they_stand(tmp_path: Path) ->
         ("\0", "no command that starts a vLLM server"),
     ],
 )
-def test_what_is_no_command_is_refused_in_one_sentence(text: str, said: str) -> None:
+def test_text_without_a_command_is_refused_in_one_sentence(text: str, said: str) -> None:
     with pytest.raises(BadUsage, match=r"\A[^\n]*\Z") as error:
         read(text)
     assert said in str(error.value)
@@ -402,7 +402,7 @@ def test_a_file_that_holds_no_command_is_refused_in_one_sentence(
 
 @settings(max_examples=300)
 @given(st.text(max_size=80))
-def test_no_text_is_answered_by_anything_but_a_command_or_a_sentence(text: str) -> None:
+def test_any_text_yields_a_command_or_one_sentence(text: str) -> None:
     for each in (text, f"vllm serve {text}"):
         try:
             assert isinstance(read(each), Command)
@@ -415,7 +415,7 @@ SHELL = st.text(string.ascii_letters + "-=_.{}[]\"' /:#*$`\\;&|", min_size=1, ma
 
 @settings(max_examples=300)
 @given(st.lists(SHELL, max_size=6))
-def test_no_script_is_answered_by_anything_but_a_command_or_a_sentence(words: list[str]) -> None:
+def test_any_script_yields_a_command_or_one_sentence(words: list[str]) -> None:
     try:
         assert isinstance(read(" ".join(["vllm serve", *words])), Command)
     except BadUsage as error:
@@ -465,7 +465,7 @@ def test_nothing_is_opened_for_a_command_that_runs_elsewhere(text: str, tmp_path
 
 
 @pytest.mark.parametrize("content", ["root: hunter2\nother: hunter2\n", "root:hunter2:1\n", "- hunter2\n"])
-def test_of_a_file_that_is_no_configuration_nothing_is_shown(content: str, tmp_path: Path) -> None:
+def test_contents_of_a_file_that_is_no_configuration_are_not_shown(content: str, tmp_path: Path) -> None:
     (tmp_path / "shadow").write_text(content)
     with pytest.raises(BadUsage, match="holds no flags") as error:
         read("vllm serve m --config shadow", tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from diag.core.lazy_regex import lazy
 
 
-def test_it_answers_as_a_compiled_one_does() -> None:
+def test_lazy_regex_matches_like_a_compiled_one() -> None:
     ours, theirs = lazy(r"(?P<word>a+)b", re.IGNORECASE), re.compile(r"(?P<word>a+)b", re.IGNORECASE)
     for text in ("AAB", "xaab", ""):
         for ask in ("match", "search", "fullmatch", "findall"):
@@ -15,7 +15,7 @@ def test_it_answers_as_a_compiled_one_does() -> None:
     assert (ours.pattern, ours.groups, ours.sub("-", "xab")) == (theirs.pattern, theirs.groups, "x-")
 
 
-def test_a_bad_one_fails_at_its_first_use_only() -> None:
+def test_invalid_lazy_regex_fails_at_its_first_use() -> None:
     bad = lazy("(")
     with pytest.raises(re.error):
         bad.match("")

@@ -81,7 +81,7 @@ def test_a_page_of_too_many_lines_is_a_failed_scrape_at_once() -> None:
         Parser("h:1").parse(b"\n" * (MOST_LINES + 1))
 
 
-def test_a_line_that_is_too_long_costs_itself_alone() -> None:
+def test_too_long_line_is_skipped_alone() -> None:
     parsed = Parser("h:1").parse(b'vllm:x{a="%s"} 1\nvllm:y 2\n' % (b"z" * LONGEST_LINE))
     assert parsed.values.tolist() == [2]
     assert "line 1 is not a metric" in parsed.faults["malformed"]
@@ -113,7 +113,7 @@ def test_the_memory_of_an_answer_is_that_of_the_documentation() -> None:
 BEGIN = "INFO 11-22 10:00:00 [gpu_model_runner.py:1] Model loading took {} GiB and 1.0 seconds\n"
 
 
-def test_of_a_large_log_its_beginning_and_its_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_log_is_read_at_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parse_line, "FIRST", 2**10)
     monkeypatch.setattr(parse_line, "LAST", 2**10)
     file = tmp_path / "vllm.log"

@@ -76,7 +76,7 @@ def first(items: Iterable[tuple[object, object]]) -> frozenset[str]:
 
 
 def characters(op: object, av: object) -> frozenset[str]:
-    """Those of a class, or of any other item that is not taken apart."""
+    """Return the characters of a class, or of any other item that is not taken apart."""
     if op is sre.NOT_LITERAL:
         return EVERY - {chr(av)}  # type: ignore[arg-type]
     if op is not sre.IN:
@@ -136,7 +136,7 @@ def alphabet(items: Iterable[tuple[object, object]]) -> frozenset[str]:
 def begins_inside(
     items: list[tuple[object, object]], rest: list[tuple[object, object]], begins: frozenset[str]
 ) -> bool:
-    """Whether a repetition of any length, after which all may fail, holds what the whole expression begins with."""
+    """Return True if an unbounded repetition before a possible failure contains the expression's beginning."""
     for at, (op, av) in enumerate(items):
         behind = [*items[at + 1 :], *rest]
         ways = av[1] if op is sre.BRANCH else [av[3]] if op is sre.SUBPATTERN else []
@@ -166,7 +166,7 @@ def is_linear(name: str, text: str, flags: int) -> bool:
         (r".{0,99}x.*y", True),
     ],
 )
-def test_the_check_of_one_place_finds_what_it_is_for(regex: str, expected: bool) -> None:
+def test_single_position_check_finds_its_known_defect(regex: str, expected: bool) -> None:
     assert is_linear("", regex, 0) == expected
 
 
@@ -174,7 +174,7 @@ def test_the_check_of_one_place_finds_what_it_is_for(regex: str, expected: bool)
     ("regex", "expected"),
     [(r"'(?:[^'\\]|\\.)*'", False), (r"'(?:[^'\\]|\\.)*+'", False), (r"'(?:[^'\\]|\\.)*+'?", True), (r"x\d+y", True)],
 )
-def test_the_check_of_every_place_finds_what_it_is_for(regex: str, expected: bool) -> None:
+def test_all_positions_check_finds_its_known_defect(regex: str, expected: bool) -> None:
     assert is_linear("_TOKEN", regex, 0) == expected
 
 

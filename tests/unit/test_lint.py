@@ -1,4 +1,4 @@
-"""What `diag lint` says of a launch command: rules, corrections, what this host adds, and how it is printed."""
+"""`diag lint` on a launch command: rules, corrections, checks of this host, and the printed report."""
 
 import ctypes
 import json
@@ -127,7 +127,7 @@ def test_a_command_is_corrected_for_its_release(words: str, version: str, expect
         ("""-O '{"level": 3}'""", "-cc"),
     ],
 )
-def test_what_may_mean_something_else_is_said_in_words_and_not_written(words: str, said: str) -> None:
+def test_ambiguous_correction_is_described_and_not_written(words: str, said: str) -> None:
     text = shlex.join(shlex.split(f"vllm serve m {words}"))
     assert any(said in finding.fix for finding in found(text).values())
     assert after(text) == text
@@ -157,15 +157,15 @@ def test_what_may_mean_something_else_is_said_in_words_and_not_written(words: st
         ("--help", "0.32.0", set()),
     ],
 )
-def test_what_a_release_accepts_is_no_error(words: str, version: str, expected: set[str]) -> None:
+def test_flag_accepted_by_the_release_is_no_error(words: str, version: str, expected: set[str]) -> None:
     assert rules(f"vllm serve m {words}", version, "error") == expected
 
 
-def test_help_is_no_server_to_judge() -> None:
+def test_help_command_is_not_linted() -> None:
     assert not rules("vllm serve --help") | rules("vllm serve -h")
 
 
-def test_what_took_the_place_of_a_flag_is_known_where_the_flag_is_gone() -> None:
+def test_removed_flag_is_reported_with_its_replacement() -> None:
     """No replacement is a flag that a release lacks from which the old one is missing, or is unknown itself."""
     assert {*INTO, *REPLACED, *INEFFECTIVE} <= {*known()}
     for name, (target, _, _) in INTO.items():
@@ -189,7 +189,7 @@ def test_a_flag_of_a_later_release_is_named_with_the_release() -> None:
     assert after("vllm serve m --watermark 0.1", "0.20.0") == "vllm serve m --watermark 0.1"
 
 
-def test_what_a_config_gives_is_named_and_not_edited(tmp_path: Path) -> None:
+def test_flag_from_a_config_file_is_named_and_not_edited(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: m\nswap-space: 4\nnever-heard-of: 1\ndisable-log-stats: true\n")
     command = read("vllm serve --config c.yaml", tmp_path)
     said = lint(LintTarget(command, "0.32.0"))
@@ -222,20 +222,20 @@ def test_the_old_engine_still_swaps() -> None:
     assert "no_effect" not in rules("VLLM_USE_V1=0 vllm serve m --swap-space 4", "0.9.2")
 
 
-def test_an_abbreviation_is_worth_a_thought_and_no_more() -> None:
+def test_abbreviated_flag_is_an_info() -> None:
     said = found("vllm serve m --kv-cache-memory 1G")
     assert said["abbreviated_flag"].severity == "info"
     assert "abbreviated_flag" not in found("vllm serve m --kv-cache-memory-bytes 1G -tp 2 --no-enable-prefix-caching")
 
 
-def test_a_switch_of_an_old_release_may_be_told_true_or_false() -> None:
+def test_switch_of_an_old_release_accepts_true_or_false() -> None:
     text = "python -m vllm.entrypoints.openai.api_server --model m --enable-chunked-prefill False"
     assert not rules(text, "0.7.3", "error")
     assert "switch_with_a_value" in rules(text, "0.9.0")
 
 
 @pytest.mark.parametrize("words", ["--enable-x", "$ARGS", "${EXTRA[@]}", "$@", '"{{ .Values.args }}"', "--port $PORT"])
-def test_what_a_shell_or_a_template_fills_in_is_no_error(words: str) -> None:
+def test_shell_and_template_variables_are_no_error(words: str) -> None:
     expected = {"unknown_flag"} if words == "--enable-x" else set()
     assert rules(f"vllm serve m {words}") == expected
 
@@ -270,7 +270,7 @@ def test_a_variable_is_judged_by_the_releases_that_read_it(variable: str, versio
     assert rules(f"{variable} vllm serve m", version) == expected
 
 
-def test_the_old_engine_is_an_error_where_it_is_gone_and_a_warning_before() -> None:
+def test_old_engine_is_an_error_after_its_removal_and_a_warning_before() -> None:
     assert found("VLLM_USE_V1=0 vllm serve m", "0.11.0")["old_engine"].severity == "error"
     assert found("VLLM_USE_V1=0 vllm serve m", "0.10.2")["old_engine"].severity == "warning"
 
@@ -297,7 +297,7 @@ def test_the_old_engine_is_an_error_where_it_is_gone_and_a_warning_before() -> N
         ),
     ],
 )
-def test_a_variable_that_is_not_read_is_corrected_where_it_stands(text: str, expected: str) -> None:
+def test_unread_variable_is_corrected_in_place(text: str, expected: str) -> None:
     assert after(text) == expected
 
 
@@ -330,7 +330,7 @@ def test_a_variable_that_is_not_read_is_corrected_where_it_stands(text: str, exp
         ("--port 1", set()),  # flags alone say nothing of the model
     ],
 )
-def test_the_model_stands_where_it_is_looked_for(text: str, expected: set[str]) -> None:
+def test_model_position_is_that_of_the_entry_point(text: str, expected: set[str]) -> None:
     assert rules(text) == expected
 
 
@@ -355,7 +355,7 @@ def test_the_entry_point_of_an_image_is_the_one_of_its_release() -> None:
     assert after(again, "0.9.1") == "docker run vllm/vllm-openai --model m"
 
 
-def test_the_model_is_put_where_it_is_looked_for() -> None:
+def test_correction_puts_the_model_where_the_entry_point_reads_it() -> None:
     assert after("vllm serve --port 1 --model m") == "vllm serve m --port 1"
     assert after("python -m vllm.entrypoints.openai.api_server m --port 1").endswith("api_server --model m --port 1")
 
@@ -398,7 +398,7 @@ def test_the_model_is_put_where_it_is_looked_for() -> None:
         ("--max-num-seqs 64 --max-num-batched-tokens $T", "0.32.0", set()),
     ],
 )
-def test_a_contradiction_or_a_harm_is_named(words: str, version: str, expected: set[str]) -> None:
+def test_conflicting_or_harmful_flag_is_named(words: str, version: str, expected: set[str]) -> None:
     assert rules(f"vllm serve m {words}", version) == expected
 
 
@@ -410,7 +410,7 @@ def test_a_contradiction_or_a_harm_is_named(words: str, version: str, expected: 
         ("--max-num-seqs 0", "'0', expected a value at least 1"),
     ],
 )
-def test_a_value_out_of_range_is_told_with_the_range(words: str, expected: str) -> None:
+def test_value_out_of_range_is_reported_with_the_range(words: str, expected: str) -> None:
     assert found(f"vllm serve m {words}")["value_out_of_range"].message.endswith(expected)
 
 
@@ -431,7 +431,7 @@ def test_a_value_out_of_range_is_told_with_the_range(words: str, expected: str) 
         ("--max-model-len 8k --kv-cache-dtype fp8_new", "0.20.0", {"not_a_choice"}),
     ],
 )
-def test_what_is_worth_a_thought_is_an_info(words: str, version: str, expected: set[str]) -> None:
+def test_minor_finding_is_an_info(words: str, version: str, expected: set[str]) -> None:
     assert rules(f"vllm serve m {words}", version, "info") == expected
 
 
@@ -442,7 +442,7 @@ def test_little_memory_left_is_worse_where_graphs_come_on_top() -> None:
     assert found(words, "0.20.0")["little_memory_left"].fix.endswith("(the default is 0.92)")
 
 
-def test_a_flag_given_twice_is_told_apart_from_a_switch_given_both_ways() -> None:
+def test_repeated_flag_and_contradictory_switch_are_distinguished() -> None:
     assert "is given 2 times" in found("vllm serve m --max-num-seqs 8 --max-num-seqs 9")["given_twice"].message
     assert (
         "is given both as --x and as --no-x"
@@ -462,7 +462,7 @@ def test_a_plain_command_is_clean_for_every_release(version: str) -> None:
     assert not rules(f"vllm serve m {words} --enable-prefix-caching --trust-remote-code", version)
 
 
-def test_of_two_edits_of_a_word_the_one_that_removes_it_counts_otherwise_the_first() -> None:
+def test_removal_wins_over_other_edits_of_a_word() -> None:
     assert after("vllm serve m --swap-space 4 --disable-log-stats true") == "vllm serve m"
     command = read("vllm serve m --port 1")
     twice = [
@@ -527,7 +527,7 @@ def test_the_gpus_of_this_host_make_warnings(
     assert {finding.severity for finding in said.values()} <= {"warning"} or "value_of_wrong_type" in said
 
 
-def test_a_shared_gpu_is_told_with_the_share_that_fits(gpus: Callable[..., None]) -> None:
+def test_shared_gpu_is_reported_with_the_share_that_fits(gpus: Callable[..., None]) -> None:
     gpus({**H100, "free": 30 * GIB, "processes": {1: 40 * GIB}})
     said = here("")["gpu_is_shared"]
     assert "30.0 GiB of 80.0 GiB free" in said.message
@@ -542,12 +542,12 @@ def test_only_the_gpus_that_the_command_may_see_count(gpus: Callable[..., None])
     assert [finding.rule for finding in report.findings] == ["gpu_is_shared"]
 
 
-def test_gpus_that_are_not_there_are_not_checked() -> None:
+def test_missing_gpus_are_not_checked() -> None:
     report = linting.judge("vllm serve m -tp 8")
     assert any(each.startswith("the GPUs of this host: ") for each in report.not_checked)
 
 
-def test_links_that_the_driver_does_not_tell_are_not_checked(gpus: Callable[..., None]) -> None:
+def test_unknown_gpu_links_are_not_checked(gpus: Callable[..., None]) -> None:
     gpus(FREE, FREE)
     said = "how the GPUs are connected: the driver does not tell"
     assert said in linting.judge("vllm serve m -tp 2").not_checked
@@ -578,7 +578,7 @@ def folder(tmp_path: Path) -> Path:
         ("--max-model-len 8192 --enable-expert-parallel", {"experts_of_a_dense_model"}),
     ],
 )
-def test_the_models_own_numbers_are_minded(words: str, expected: set[str], folder: Path) -> None:
+def test_model_config_limits_are_checked(words: str, expected: set[str], folder: Path) -> None:
     report = linting.judge(f"vllm serve {folder} {words}", "0.32.0")
     assert {finding.rule for finding in report.findings if finding.severity == "error"} == expected
 
@@ -588,7 +588,7 @@ def test_a_longer_context_may_be_allowed(folder: Path) -> None:
     assert not [finding for finding in linting.judge(text, "0.32.0").findings if finding.severity == "error"]
 
 
-def test_the_models_maximum_is_told_where_the_context_is_left_at_it(folder: Path) -> None:
+def test_default_context_is_reported_with_the_model_maximum(folder: Path) -> None:
     report = linting.judge(f"vllm serve {folder}", "0.32.0")
     assert [finding.message for finding in report.findings] == [
         "The context length is left at the model's maximum, 131,072 tokens"
@@ -596,7 +596,7 @@ def test_the_models_maximum_is_told_where_the_context_is_left_at_it(folder: Path
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.29.0", False), ("0.32.0", True)])
-def test_what_stretches_a_context_depends_on_the_release(version: str, refused: bool, folder: Path) -> None:
+def test_context_extension_depends_on_the_release(version: str, refused: bool, folder: Path) -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     stretched = {**CONFIG, "max_position_embeddings": 32768, "rope_scaling": yarn}
     (folder / "config.json").write_text(json.dumps(stretched))
@@ -611,7 +611,7 @@ def test_a_context_that_vllm_leaves_short_is_not_at_the_maximum(folder: Path) ->
     assert linting.judge(f"vllm serve {folder}", "0.32.0").findings == ()
 
 
-def test_a_model_that_says_nothing_of_itself_has_no_limits(folder: Path) -> None:
+def test_model_without_config_values_has_no_limits(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"architectures": ["Other"], "n_head": 12, "n_ctx": 1024}))
     report = linting.judge(f"vllm serve {folder} --max-model-len 2048 -tp 2", "0.32.0")
     assert (report.status, report.findings) == (0, ())
@@ -672,14 +672,14 @@ def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
     assert (report.version, report.version_source) == (version, why)
 
 
-def test_a_tag_that_is_not_vllms_version_is_said_to_tell_nothing() -> None:
+def test_image_tag_without_a_version_is_noted() -> None:
     said = "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
     assert said in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m").not_checked
     assert said not in linting.judge("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", "0.10.2").not_checked
     assert said not in linting.judge("docker run vllm/vllm-openai:latest --model m").not_checked
 
 
-def test_a_release_newer_than_the_newest_is_said_to_be_half_known() -> None:
+def test_release_newer_than_the_data_is_noted() -> None:
     newer = f"0.{release(NEWEST)[1] + 1}.0"
     report = linting.judge("vllm serve m --swap-space 1", newer)
     assert report.not_checked[0].startswith(f"flags added or removed after {NEWEST}")
@@ -744,7 +744,7 @@ INFO           --enforce-eager disables CUDA graphs and compilation [eager]
 """
 
 
-def test_the_report_is_printed_whole() -> None:
+def test_lint_report_is_complete() -> None:
     words = "--max-model-len 8k --enforce-eager --swap-space 4 --disable-log-stats --max-num-seqs 64"
     printed = render_lint(linting.judge(f'vllm serve m {words} --served-model-name "$NAME" --api-key sk-12', "0.32.0"))
     assert printed[: len(REPORT)] == REPORT
@@ -791,7 +791,7 @@ def test_the_corrected_command_is_read_back_as_it_is_printed() -> None:
     "words",
     ["--port ${PORT:-8000}", '--download-dir "/models/$NAME"', "$MORE", '"$@"', '"${ARGS[@]}"'],
 )
-def test_what_a_shell_is_to_fill_in_stays_as_it_was_written(words: str) -> None:
+def test_shell_variables_stay_unquoted_in_the_correction(words: str) -> None:
     report = linting.judge(f"vllm serve m --max-model-len 8k {words} --swap-space 4", "0.32.0")
     assert report.corrected == f"vllm serve m --max-model-len 8k {words}"
 
@@ -801,7 +801,7 @@ def test_the_correction_of_a_container_with_an_image_from_before_is_printed() ->
     assert (report.version, report.corrected) == ("0.20.0", "docker run vllm/vllm-openai:v0.20.0 --model m")
 
 
-def test_a_false_in_the_config_that_does_nothing_is_a_warning(tmp_path: Path) -> None:
+def test_ineffective_false_in_the_config_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("enable_prefix_caching: false\nenforce-eager: false\nheadless: false\n")
     report = lint(LintTarget(read("vllm serve m --config c.yaml", tmp_path, "0.27.1"), "0.27.1"))
     said = [finding for finding in report if finding.rule == "config_false_ignored"]
@@ -822,7 +822,7 @@ def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:
             assert secret not in printed, secret
 
 
-def test_the_json_says_what_the_text_says() -> None:
+def test_lint_json_has_the_findings_of_the_text() -> None:
     report = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
     content = json.loads(render_lint_json(report))
     SCHEMA.validate(content)
@@ -851,7 +851,7 @@ VALUES = st.sampled_from(
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(sorted({*known()} - {"--config", "--model"})), VALUES), max_size=6), VERSIONS)
-def test_every_command_is_judged_and_its_correction_is_no_worse(options: list[tuple[str, str]], version: str) -> None:
+def test_every_correction_has_no_worse_findings_than_its_command(options: list[tuple[str, str]], version: str) -> None:
     command = shlex.join(["vllm", "serve", MODEL, *(word for pair in options for word in pair)])
     report = linting.judge(command, version)
     assert render_lint(report)
@@ -862,6 +862,6 @@ def test_every_command_is_judged_and_its_correction_is_no_worse(options: list[tu
     }
 
 
-def test_further_servers_in_the_same_text_are_said_not_to_be_checked() -> None:
+def test_further_servers_in_the_text_are_noted_as_unchecked() -> None:
     report = linting.judge("vllm serve a\nvllm serve b\nvllm serve c")
     assert report.not_checked[0] == "2 more servers that the same text starts: give them one by one"

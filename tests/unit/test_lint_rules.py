@@ -59,7 +59,7 @@ def test_a_rule_finds_something_in_its_own_example(rule: LintRule, tmp_path: Pat
 
 
 @EACH_RULE
-def test_an_example_that_says_nothing_of_the_host_needs_nothing_of_it(rule: LintRule) -> None:
+def test_lint_example_without_host_needs_no_host(rule: LintRule) -> None:
     command, version = rule.example.command, rule.example.version
     if not rule.example.requires:
         assert rule.id in {finding.rule for finding in lint(LintTarget(read(command, version=version), version))}
@@ -106,7 +106,7 @@ def test_ignored_findings_are_counted_and_neither_corrected_nor_part_of_the_exit
     assert found.corrected == "vllm serve m --max-model-len 8k --swap-space 4"
 
 
-def test_the_report_says_how_many_findings_were_ignored() -> None:
+def test_report_counts_ignored_findings() -> None:
     options = LintOptions("0.32.0", ignore=["removed_flag", "no_metrics"])
     text, status = run(COMMAND, options, as_json=False)
     assert "  ignored      2 findings (removed_flag, no_metrics)\n" in text
@@ -121,7 +121,7 @@ def test_diag_toml_ignores_rules_too(tmp_path: Path) -> None:
     assert "2 findings (removed_flag, no_metrics)" in text
 
 
-def test_an_unknown_rule_is_refused_with_the_place_that_names_it(tmp_path: Path) -> None:
+def test_unknown_rule_is_refused_with_the_place_of_its_name(tmp_path: Path) -> None:
     file = tmp_path / "diag.toml"
     file.write_text('[site]\nlabels = ["pod"]\n\n[lint]\nignore = ["removed_flags"]\n')
     with pytest.raises(BadContract, match=rf"\A{file}:5: \[lint\] no rule is called 'removed_flags'[^\n]*\Z"):

@@ -64,7 +64,7 @@ def scrape_times(observed: Observation, server: Server) -> Any:
 # What is good
 
 
-def test_a_server_is_watched() -> None:
+def test_live_server_is_scraped_until_the_end() -> None:
     with serving(pages(PAGE)) as server:
         observed = look(server)
         asked = len(server.asked("/metrics"))
@@ -73,7 +73,7 @@ def test_a_server_is_watched() -> None:
     assert (observed.failed_scrapes, observed.notes) == (0, ())
 
 
-def test_a_duration_of_nothing_is_one_scrape() -> None:
+def test_duration_of_zero_is_one_scrape() -> None:
     with serving(pages(PAGE)) as server:
         observed = look(server, **ONCE)
     assert (observed.scrapes, len(observed.instants), observed.interval) == (1, 1, 0.1)
@@ -117,7 +117,7 @@ def test_the_page_of_a_base_address_is_found(given: str) -> None:
 
 
 @pytest.mark.parametrize("at_v1", [Reply(b"", 404), HTML, Reply(b'{"a": 1}')])
-def test_a_page_that_is_elsewhere_is_found_and_said(at_v1: Reply) -> None:
+def test_page_at_another_path_is_found_and_noted(at_v1: Reply) -> None:
     def answer(request: Request) -> Reply:
         return {"/v1": at_v1, "/metrics": Reply()}.get(request.path, Reply(b"", 404))
 
@@ -128,7 +128,7 @@ def test_a_page_that_is_elsewhere_is_found_and_said(at_v1: Reply) -> None:
 
 
 def with_api_key(root: str) -> Answer:
-    """As vLLM with an API key answers: its API needs it, its page does not."""
+    """Answer like vLLM with an API key: the API needs the key, the page does not."""
 
     def answer(request: Request) -> Reply:
         if request.path.startswith(f"{root}/v1"):
@@ -140,12 +140,12 @@ def with_api_key(root: str) -> Answer:
 
 @pytest.mark.parametrize("root", ["", "/model-a", "/v1/model-a"])
 @pytest.mark.parametrize("given", ["/v1", "/v1/", "/v1/chat/completions", "/metrics", "/metrics/", "/health", ""])
-def test_whatever_address_of_a_server_is_given_its_page_is_found(root: str, given: str) -> None:
+def test_page_is_found_from_any_address_of_the_server(root: str, given: str) -> None:
     with serving(with_api_key(root)) as server:
         assert look(f"{server.url}{root}{given}", **ONCE).failed_scrapes == 0
 
 
-def test_what_a_server_says_of_itself_is_asked_once() -> None:
+def test_server_description_is_requested_once() -> None:
     said = {
         "/version": {"version": "0.32.0"},
         "/v1/models": {"data": [{"id": "tiny", "max_model_len": 2048}]},
@@ -163,7 +163,7 @@ def test_what_a_server_says_of_itself_is_asked_once() -> None:
     assert [len(server.asked(path)) for path in said] == [1, 1, 1]
 
 
-def test_a_slow_answer_beside_the_page_is_waited_for() -> None:
+def test_slow_response_beside_the_page_is_awaited() -> None:
     def answer(request: Request) -> Reply:
         if request.path == "/version":
             time.sleep(0.3)
@@ -175,7 +175,7 @@ def test_a_slow_answer_beside_the_page_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"data": [1, {"x": 2}], "version": null}', b"[" * 100_000])
-def test_nonsense_beside_the_page_does_no_harm(body: bytes) -> None:
+def test_invalid_response_beside_the_page_is_ignored(body: bytes) -> None:
     with serving(lambda request: Reply() if request.path == "/metrics" else Reply(body)) as server:
         observed = look(server)
     assert (observed.notes, observed.versions) == ((), {})
@@ -188,7 +188,7 @@ def test_the_launch_command_is_kept() -> None:
     assert observed.launch == {server.instance: "vllm serve m --max-num-seqs 9"}
 
 
-def test_gzip_is_asked_for_and_taken() -> None:
+def test_gzip_is_requested_and_unpacked() -> None:
     reply = Reply(gzip.compress(PAGE), headers={"Content-Encoding": "gzip"})
     with serving(on_metrics(reply)) as server:
         observed = look(server)
@@ -213,7 +213,7 @@ def test_a_redirect_on_the_same_server_is_followed() -> None:
 # What is bad from the first contact on
 
 
-def test_a_closed_port() -> None:
+def test_closed_port_is_one_sentence() -> None:
     port = bad.closed_port()
     assert refusal(f"127.0.0.1:{port}") == (
         f"cannot connect to http://127.0.0.1:{port}: connection refused; is the server up, is the port right?"
@@ -221,7 +221,7 @@ def test_a_closed_port() -> None:
     )
 
 
-def test_a_host_that_is_not_known() -> None:
+def test_unknown_host_is_reported() -> None:
     assert "unknown host name; is the name right?" in refusal("http://no-such-host.invalid:8000")
 
 
@@ -240,7 +240,7 @@ def test_a_server_that_does_not_answer_properly(talk: Callable[..., None], timeo
         assert refusal(server, timeout=timeout) == f"{server.url} {reason}"
 
 
-def test_200_megabytes_are_not_taken() -> None:
+def test_page_of_200_megabytes_is_refused() -> None:
     with talking(bad.flood) as server:
         assert refusal(server, timeout=30.0) == f"{server.url} sent more than 16 MiB"
 
@@ -279,14 +279,14 @@ def test_a_server_without_a_page_of_metrics(reply: Reply, reason: str) -> None:
         assert refusal(server) == f"{server.url} {reason}"
 
 
-def test_a_page_that_is_nowhere_says_where_it_was_looked_for() -> None:
+def test_missing_page_error_lists_the_tried_addresses() -> None:
     with serving(lambda request: HTML if request.path == "/ui" else Reply(b"", 404)) as server:
         places = "/ui (answered an HTML page, not metrics), /ui/metrics (HTTP 404), /metrics (HTTP 404)"
         assert refusal(f"{server.url}/ui") == f"{server.url}/ui has no metrics at {places}{ADDRESS}"
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_that_credentials_are_missing_goes_before_all_that_was_not_found(status: int) -> None:
+def test_missing_credentials_are_reported_before_missing_pages(status: int) -> None:
     with serving(lambda request: Reply(b"", status if request.path == "/metrics" else 404)) as server:
         wanted = f"{server.url}/v1/models requires credentials (HTTP {status}); set {WAYS}"
         assert refusal(f"{server.url}/v1/models") == wanted
@@ -324,7 +324,7 @@ def test_a_server_that_fails_later_is_data() -> None:
 
 
 def beside(log: str = "") -> Callable[[VllmServer], JoinedPages]:
-    """What this host knows of a server on it."""
+    """Return the samples of this host about a server on it."""
     return lambda server: JoinedPages(server, host_collectors(server.address, log, None))
 
 
@@ -344,7 +344,7 @@ def test_a_closed_port_of_a_server_whose_log_is_named_is_data(tmp_path: Path) ->
     assert observed.failed_scrapes == observed.scrapes
 
 
-def test_another_answer_than_a_page_is_no_silence_whatever_a_log_shows(tmp_path: Path) -> None:
+def test_wrong_response_is_not_a_silent_server(tmp_path: Path) -> None:
     (tmp_path / "vllm.log").touch()
     with serving(lambda _: Reply(b"", 404)) as server:
         assert "no page" in refusal(server, beside=beside(str(tmp_path / "vllm.log")))
@@ -359,7 +359,7 @@ def test_a_server_that_closes_its_port_is_data() -> None:
     assert "connection refused" in observed.notes[0]
 
 
-def test_a_page_that_is_cut_off_is_used_as_far_as_it_goes() -> None:
+def test_truncated_page_is_used_up_to_the_cut() -> None:
     with talking(bad.cut_off) as server:
         observed = look(server)
     assert values(observed, "vllm:num_requests_running")[0][-1] == 3
@@ -368,7 +368,7 @@ def test_a_page_that_is_cut_off_is_used_as_far_as_it_goes() -> None:
     assert observed.notes == (f"{pages} ended in the middle of a line: the rest counts as missing",)
 
 
-def test_a_restart_and_another_model_are_said() -> None:
+def test_restart_and_model_change_are_noted() -> None:
     other = PAGE.replace(b"1.79522728772e+09", b"1.79522729999e+09").replace(b"tiny", b"other").replace(b"444", b"4")
     with serving(pages(PAGE, other)) as server:
         observed = look(server, should_go_on=three(server))
@@ -411,7 +411,7 @@ def test_credentials_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         assert look(server, credentials=None, **ONCE).failed_scrapes == 0
 
 
-def test_credentials_that_are_refused_are_said() -> None:
+def test_refused_credentials_are_reported() -> None:
     with serving(lambda _: Reply(b"", 401)) as server:
         assert refusal(server, credentials=SECRET) == (f"{server.url} rejects the credentials (HTTP 401); check {WAYS}")
 
@@ -441,7 +441,7 @@ def test_no_proxy_comes_between_this_machine_and_itself(monkeypatch: pytest.Monk
         assert look(server, **ONCE).failed_scrapes == 0
 
 
-def test_other_hosts_are_asked_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_are_contacted_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda _: Reply()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         observed = look("http://server.invalid:8000", **ONCE)
@@ -458,26 +458,26 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Pa
     return {name: bad.certificate(folder, name) for name in ("server", "client")}
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(certificates: dict[str, tuple[Path, Path]]) -> None:
+def test_untrusted_certificate_is_refused(certificates: dict[str, tuple[Path, Path]]) -> None:
     with serving(pages(PAGE), bad.server_context(*certificates["server"])) as server:
         assert refusal(server) == (
             f"{server.url} has a certificate that is not trusted (self-signed certificate); set DIAG_CA_FILE"
         )
 
 
-def test_an_authority_of_ones_own_is_trusted(certificates: dict[str, tuple[Path, Path]]) -> None:
+def test_own_certificate_authority_is_trusted(certificates: dict[str, tuple[Path, Path]]) -> None:
     with serving(pages(PAGE), bad.server_context(*certificates["server"])) as server:
         assert look(server, credentials=Credentials(ca_file=str(certificates["server"][0]))).failed_scrapes == 0
 
 
-def test_a_client_certificate_is_shown(certificates: dict[str, tuple[Path, Path]]) -> None:
+def test_client_certificate_is_sent(certificates: dict[str, tuple[Path, Path]]) -> None:
     cert, key = certificates["client"]
     access = Credentials(ca_file=str(certificates["server"][0]), client_cert=str(cert), client_key=str(key))
     with serving(pages(PAGE), bad.server_context(*certificates["server"], clients=cert)) as server:
         assert look(server, credentials=access, **ONCE).failed_scrapes == 0
 
 
-def test_a_client_certificate_that_is_missing_is_said(certificates: dict[str, tuple[Path, Path]]) -> None:
+def test_missing_client_certificate_is_reported(certificates: dict[str, tuple[Path, Path]]) -> None:
     access = Credentials(ca_file=str(certificates["server"][0]))
     context = bad.server_context(*certificates["server"], clients=certificates["client"][0])
     with serving(pages(PAGE), context) as server:
@@ -490,14 +490,14 @@ def test_a_client_certificate_that_is_missing_is_said(certificates: dict[str, tu
     )
 
 
-def test_https_to_a_server_of_http_is_said() -> None:
+def test_https_to_an_http_server_is_reported() -> None:
     with serving(pages(PAGE)) as server:
         assert refusal(f"https://127.0.0.1:{server.port}") == (
             f"https://127.0.0.1:{server.port} does not speak TLS; is it http instead of https?"
         )
 
 
-def test_a_tls_file_that_cannot_be_used_is_a_matter_of_usage() -> None:
+def test_unusable_tls_file_is_a_usage_error() -> None:
     with pytest.raises(BadUsage):
         look("https://127.0.0.1:1", credentials=Credentials(ca_file="/no/file"))
 
@@ -505,7 +505,7 @@ def test_a_tls_file_that_cannot_be_used_is_a_matter_of_usage() -> None:
 # The reader's say
 
 
-def test_progress_is_told_after_every_scrape() -> None:
+def test_progress_is_reported_after_every_scrape() -> None:
     told: list[ScrapeProgress] = []
     with serving(on_metrics(Reply(), Reply(b"", 500))) as server:
         look(server, on_progress=told.append, should_go_on=three(server))
@@ -516,7 +516,7 @@ def test_progress_is_told_after_every_scrape() -> None:
     ]
 
 
-def test_the_watch_goes_on_as_long_as_it_is_asked_to() -> None:
+def test_observation_is_extended_on_request() -> None:
     seen: list[int] = []
 
     def more(observed: Observation) -> bool:
@@ -537,7 +537,7 @@ def interrupt(after: int) -> Callable[[ScrapeProgress], None]:
     return stop
 
 
-def test_an_interrupted_watch_is_judged_so_far() -> None:
+def test_interrupted_observation_is_judged() -> None:
     with serving(pages(PAGE)) as server:
         observed = look(server, duration=60.0, on_progress=interrupt(after=2))
     assert observed.scrapes == 2
@@ -549,7 +549,7 @@ def test_a_watch_that_is_interrupted_before_anything_was_seen_is_interrupted() -
         look(server, other, on_progress=interrupt(after=1))
 
 
-def test_control_c_ends_a_watch_without_a_word_on_standard_error() -> None:
+def test_ctrl_c_ends_an_observation_without_output_on_standard_error() -> None:
     code = """
 import sys
 from diag.sources.live.scrape import ScrapePlan, scrape
@@ -581,7 +581,7 @@ def with_completions(status: int, wait: Callable[[], object] = lambda: None) -> 
     return answer
 
 
-def test_no_probe_is_sent_unless_asked_for() -> None:
+def test_no_probe_is_sent_without_the_option() -> None:
     with serving(with_completions(200)) as server:
         observed = look(server)
     assert {each.method for each in server.requests} == {"GET"}
@@ -611,7 +611,7 @@ def test_a_probe_without_an_answer_fails_after_its_time() -> None:
     assert values(observed, "diag_probe_duration_seconds")[0][-1] >= 0.4
 
 
-def test_a_probe_that_is_refused_says_nothing() -> None:
+def test_refused_probe_is_no_evidence() -> None:
     with serving(with_completions(404)) as server:
         observed = look(server, probe=5.0)
     assert values(observed, "diag_probe_success") == []
@@ -662,11 +662,11 @@ def test_a_clock_that_is_set_back_does_not_set_back_the_scrapes() -> None:
     ]
 
 
-def test_a_clock_that_is_set_forward_is_said() -> None:
+def test_clock_set_forward_is_noted() -> None:
     times, jumps = stamps((1000, 50), (4602, 52))
     assert times == [1_000_000, 1_002_000]
     assert jumps[0].startswith("the clock jumped forward by 3600.0 s at ")
 
 
-def test_a_clock_that_is_slewed_is_not_worth_a_word() -> None:
+def test_slewed_clock_is_not_noted() -> None:
     assert stamps((1000, 50), (1002.1, 52), (1004.2, 54))[1] == []

@@ -103,7 +103,7 @@ def test_a_report_of_llama_31_8b_is_reproduced() -> None:
     assert logged.concurrency and [f"{each:.2f}" for each in logged.concurrency] == ["3.51", "3.51"]
 
 
-def test_vllm_10511_says_the_weights_of_llama_3_8b() -> None:
+def test_weights_of_llama_3_8b_match_vllm_10511() -> None:
     """https://github.com/vllm-project/vllm/pull/10511: 14.96 GiB, and 7.48 with tensor parallelism of 2."""
     assert row(estimated("llama-3-8b"), WEIGHTS) == (14.96, 14.96)
     assert row(estimated("llama-3-8b", "-tp 2"), WEIGHTS) == (7.48, 7.48)
@@ -174,7 +174,7 @@ def test_activations_of_public_logs_lie_within_the_estimate(name: str, flags: st
         ("deepseek-v3", "-tp 8", 70_272),  # and on every GPU
     ],
 )
-def test_a_token_takes_so_many_bytes(name: str, flags: str, token_bytes: int) -> None:
+def test_kv_cache_bytes_per_token_of_a_model(name: str, flags: str, token_bytes: int) -> None:
     assert estimated(name, flags).token_bytes == token_bytes
 
 
@@ -215,7 +215,7 @@ def test_two_steps_are_in_flight_since_scheduling_is_asynchronous(version: str, 
 
 
 def test_vllm_reserves_one_block() -> None:
-    """As vLLM 0.32 refuses a request that takes every block: the null block is never given away."""
+    """A request that takes every block is refused by vLLM 0.32: the null block is never given away."""
     exactly = estimated("llama-3-8b", "--num-gpu-blocks-override 512")
     one_more = estimated("llama-3-8b", "--num-gpu-blocks-override 513")
     assert (exactly.verdict, one_more.verdict) == ("does not fit", "fits")
@@ -261,14 +261,14 @@ def altered(folder: Path, name: str, **fields: object) -> Model:
         ),
     ],
 )
-def test_what_is_not_covered_is_cannot_tell(tmp_path: Path, fields: dict[str, object], flags: str, why: str) -> None:
+def test_unsupported_model_is_cannot_tell(tmp_path: Path, fields: dict[str, object], flags: str, why: str) -> None:
     model = altered(tmp_path, "llama-3-8b", **fields)
     found = ledger(model, planned("llama-3-8b", flags))
     assert found.verdict == "cannot tell"
     assert any(why in each for each in found.reasons)
 
 
-def test_a_window_that_is_longer_than_the_context_is_none(tmp_path: Path) -> None:
+def test_window_longer_than_the_context_has_no_effect(tmp_path: Path) -> None:
     model = altered(tmp_path, "llama-3-8b", sliding_window=8192)
     assert ledger(model, planned("llama-3-8b")).verdict == "fits"
 
@@ -344,13 +344,13 @@ def test_a_budget_that_weights_fill_does_not_fit() -> None:
     assert proposed(found) == {"--tensor-parallel-size": "4"}
 
 
-def test_an_estimate_that_decides_is_named() -> None:
+def test_deciding_estimate_is_named() -> None:
     found = estimated("llama-3-70b", "-tp 2")
     assert found.verdict == "cannot tell"
     assert "activations, CUDA graphs, non-torch" in found.reasons[0]
 
 
-def test_every_suggestion_makes_it_fit() -> None:
+def test_every_suggestion_makes_the_model_fit() -> None:
     found = estimated("qwen3-30b-a3b")
     proposals = suggestions(found, {})
     assert {each.flag for each in proposals} == {"--max-model-len", "--tensor-parallel-size"}
@@ -358,7 +358,7 @@ def test_every_suggestion_makes_it_fit() -> None:
         assert ledger(found.model, each.setup).verdict == "fits"
 
 
-def test_where_no_single_change_helps_two_are_combined() -> None:
+def test_two_changes_are_combined_if_no_single_one_helps() -> None:
     found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", gpu=18.4, label="l4")
     assert found.verdict == "does not fit"
     proposals = suggestions(found, {})
@@ -366,7 +366,7 @@ def test_where_no_single_change_helps_two_are_combined() -> None:
     assert all(ledger(found.model, each.setup).verdict == "fits" for each in proposals)
 
 
-def test_what_the_log_measured_moves_with_the_share() -> None:
+def test_measured_kv_cache_size_scales_with_the_memory_share() -> None:
     """10 GiB at 0.90 of 79.1 GiB are 14 GiB at 0.95: what else is taken does not change."""
     measured = {KV_CACHE: gib(10)}
     found = estimated("llama-3.1-8b", "--gpu-memory-utilization 0.9", measured)
@@ -391,7 +391,7 @@ def test_graphs_are_inside_of_the_budget_since_0_20() -> None:
 
 
 @pytest.mark.parametrize(("version", "share"), [("0.19.1", 0.9), ("0.20.0", 0.92)])
-def test_the_share_is_that_of_the_release(version: str, share: float) -> None:
+def test_default_memory_share_is_that_of_the_release(version: str, share: float) -> None:
     assert planned("llama-3-8b", version=version).utilization == share
 
 
@@ -408,7 +408,7 @@ def test_memory_on_the_cpu_is_taken_off_the_weights() -> None:
 @pytest.mark.parametrize(
     ("told", "version", "inside"), [("0", "0.32.0", False), ("1", "0.18.0", True), (None, "0.18.0", False)]
 )
-def test_a_variable_says_whether_graphs_count(told: str | None, version: str, inside: bool) -> None:
+def test_environment_variable_decides_if_graph_memory_counts(told: str | None, version: str, inside: bool) -> None:
     words = f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={told} " if told else ""
     found = command.read(f"{words}vllm serve {MODELS / 'llama-3-8b'}", version=version)
     assert setup(found, read(MODELS / "llama-3-8b"), GpuSpec(), version).graphs_in_budget is inside
@@ -428,7 +428,7 @@ def test_on_a_cpu_blocks_are_larger_and_windows_save_nothing() -> None:
     assert (told.block, told.hybrid, told.eager, told.kv_cache_bytes) == (128, False, True, 40 * GIB)
 
 
-def test_what_was_measured_on_one_gpu_does_not_hold_on_two() -> None:
+def test_sizes_measured_on_one_gpu_are_not_used_for_two() -> None:
     measured = {KV_CACHE: gib(-60), WEIGHTS: gib(131.4)}
     found = estimated("llama-3-70b", "", measured)
     change = next(each for each in suggestions(found, measured) if each.flag == "--tensor-parallel-size")
@@ -463,12 +463,12 @@ def test_a_context_beyond_the_models_own_needs_its_variable() -> None:
     assert ledger(model, replace(long, allows_overlong=True)).verdict == "fits"
 
 
-def test_nothing_is_called_safe_where_something_is_not_counted() -> None:
+def test_uncounted_memory_prevents_the_verdict_safe() -> None:
     found = estimated("llama-3-8b", "--speculative-config {}")
     assert (safe_length(found), safe_sequences(found)) == (None, None)
 
 
-def test_without_a_gpu_nothing_is_claimed() -> None:
+def test_without_a_gpu_the_fit_is_unknown() -> None:
     found = estimated("llama-3-8b", gpu=None)
     assert (found.verdict, found.kv_cache) == ("cannot tell", None)
     assert "give --gpu h100, --gpu-memory 79.1GiB or --log" in found.reasons[0]
@@ -550,7 +550,7 @@ def test_the_files_count_more_than_the_shape(tmp_path: Path) -> None:
         ("llama-3-8b", "--max-model-len 8193", "the model supports at most 8192 tokens"),
     ],
 )
-def test_what_vllm_refuses_is_refused(tmp_path: Path, name: str, flags: str, says: str) -> None:
+def test_settings_refused_by_vllm_are_refused(tmp_path: Path, name: str, flags: str, says: str) -> None:
     odd = altered(tmp_path, "llama-3-8b", intermediate_size=14_334)
     plan = planned("llama-3-8b" if name == "odd" else name, flags)
     with pytest.raises(BadUsage) as refused:
@@ -597,7 +597,7 @@ BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 
 
 def refusal(model: Model, flags: str, version: str = "0.32.0") -> str:
-    """What is said against a command; "" where nothing is."""
+    """Return the reason to refuse a command; "" without one."""
     try:
         check(model, setup(command.read(f"vllm serve x {flags}", version=version), model, GpuSpec(), version))
     except BadUsage as error:
@@ -688,7 +688,7 @@ def test_an_fp8_cache_is_proposed_only_where_vllm_starts_with_it(
     assert ("--kv-cache-dtype" in proposed(found, measured)) is starts
 
 
-def test_gpus_have_names() -> None:
+def test_gpu_names_are_resolved() -> None:
     assert gpus.memory("H100") == gpus.memory("NVIDIA H100") == round(79.1 * GIB)
     assert gpus.memory("NVIDIA GeForce RTX 4090") == gpus.memory("rtx4090")
     with pytest.raises(BadUsage, match="did you mean l40"):

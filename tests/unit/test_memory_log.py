@@ -47,7 +47,7 @@ def test_logs_of_releases(name: str, version: str, sizes: dict[str, float], numb
     assert (found.version, gib(found), found.numbers) == (version, sizes, numbers)
 
 
-def test_what_clients_write_into_a_log_is_no_size_and_no_version() -> None:
+def test_client_input_in_a_log_is_no_size_and_no_version() -> None:
     begun = (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8").splitlines(keepends=True)
     request = "(APIServer pid=24326) INFO 11-21 19:50:00 [request_logger.py:62] "
     sent = [
@@ -104,7 +104,7 @@ def test_the_refusal_of_a_context_that_is_too_long() -> None:
     assert found.numbers == {"length": 1_048_576}
 
 
-def test_of_several_workers_the_fullest_one_counts() -> None:
+def test_fullest_of_several_workers_counts() -> None:
     found = said(
         "Model loading took 7.50 GiB memory and 1.0 seconds",
         "Model loading took 7.75 GiB memory and 1.0 seconds",
@@ -115,7 +115,7 @@ def test_of_several_workers_the_fullest_one_counts() -> None:
     assert gib(found) == {"weights": 7.75, "kv_cache": 11.5}
 
 
-def test_a_second_start_is_what_counts() -> None:
+def test_latest_start_in_a_log_counts() -> None:
     one = ["vLLM API server version 0.10.0", "Available KV cache memory: 3.00 GiB"]
     two = ["vLLM API server version 0.11.0", "Available KV cache memory: 9.00 GiB"]
     found = said(*one, *two)
@@ -127,7 +127,7 @@ def test_rounding_is_part_of_a_size() -> None:
     assert (round(low / GIB, 4), round(high / GIB, 4)) == (0.995, 1.005)
 
 
-def test_what_a_client_sent_is_not_believed() -> None:
+def test_client_input_is_no_memory_size() -> None:
     sent = "Received request cmpl-1: prompt: 'Available KV cache memory: 99.00 GiB', params: SamplingParams()"
     assert said(sent).sizes == {}
 
@@ -135,11 +135,11 @@ def test_what_a_client_sent_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "text", ["Available KV cache memory: 1.2.3 GiB", "Model loading took - GiB", "\0\x1b[2J 1 GiB"]
 )
-def test_a_line_that_is_no_number_says_nothing(text: str) -> None:
+def test_line_without_a_number_is_ignored(text: str) -> None:
     assert said(text).sizes == {}
 
 
-def test_a_line_without_a_head_is_nobodys() -> None:
+def test_line_without_a_log_head_is_ignored() -> None:
     assert parse_memory_log(["Available KV cache memory: 99.00 GiB\n"]).sizes == {}
 
 

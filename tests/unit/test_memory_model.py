@@ -60,7 +60,7 @@ def test_every_model_of_the_data_is_counted() -> None:
         ({"hidden_size": "\x1b[31mred"}, r"'\x1b[31mred'"),
     ],
 )
-def test_a_field_that_is_no_such_thing_is_named(tmp_path: Path, fields: dict[str, object], says: str) -> None:
+def test_invalid_config_field_is_named(tmp_path: Path, fields: dict[str, object], says: str) -> None:
     with pytest.raises(BadUsage) as refused:
         changed(tmp_path, **fields)
     assert says in str(refused.value)
@@ -111,12 +111,12 @@ def test_a_kind_of_layer_that_keeps_no_tokens_is_not_covered(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kinds", [[["x"]] * 32, [{"x": 1}] * 32, [[1], 2]])
-def test_kinds_of_layers_that_are_no_names_are_not_covered(tmp_path: Path, kinds: list[object]) -> None:
+def test_invalid_layer_types_are_not_covered(tmp_path: Path, kinds: list[object]) -> None:
     assert changed(tmp_path, layer_types=kinds).unknown.endswith("are not covered")
 
 
-def test_what_gemmas_files_leave_out_is_transformers_default(tmp_path: Path) -> None:
-    """As google/gemma-3-4b-it is published."""
+def test_fields_missing_in_gemma_configs_have_transformers_defaults(tmp_path: Path) -> None:
+    """The files are those of google/gemma-3-4b-it."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     text |= {"model_type": "gemma3_text", "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
     (tmp_path / "config.json").write_text(
@@ -135,9 +135,7 @@ def test_what_gemmas_files_leave_out_is_transformers_default(tmp_path: Path) -> 
         ({"model_type": "llava", "text_config": {"vocab_size": 32064, "num_key_value_heads": 8}}, 2**30),
     ],
 )
-def test_a_model_that_is_not_known_may_call_its_fields_otherwise(
-    tmp_path: Path, fields: dict[str, object], longest: int
-) -> None:
+def test_unknown_model_may_use_other_field_names(tmp_path: Path, fields: dict[str, object], longest: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(fields))
     model = read(tmp_path, version="0.32.0")
     assert (model.hidden, model.layers, model.longest) == (0, 0, longest)
@@ -172,7 +170,7 @@ def test_the_longest_context_is_what_vllm_derives(tmp_path: Path, scaling: objec
 def test_longrope_starts_with_the_context_before_it_and_takes_the_longer_one(
     tmp_path: Path, version: str, usual: int
 ) -> None:
-    """As vLLM starts Phi-3 with 128k: long factors cost short prompts."""
+    """Phi-3 with 128k starts like this in vLLM: long factors cost short prompts."""
     scaling = {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}
     changed(tmp_path, rope_scaling=scaling, original_max_position_embeddings=4096)
     model = read(tmp_path, version=version)
@@ -208,7 +206,7 @@ def test_a_window_can_be_switched_off(tmp_path: Path, use: object, window: int) 
 def test_layers_are_divided_into_stages_as_vllm_divides_them(
     tmp_path: Path, layers: int, count: int, sizes: list[int]
 ) -> None:
-    """What get_pp_indices of vLLM 0.32 answers."""
+    """The expected stages come from get_pp_indices of vLLM 0.32."""
     spans = weights.stages(changed(tmp_path, num_hidden_layers=layers), count)
     assert [len(each) for each in spans] == sizes
     assert (spans[0].start, spans[-1].stop) == (0, layers)
@@ -221,11 +219,11 @@ def test_a_tied_head_is_one_matrix_on_one_stage_and_two_on_several(tmp_path: Pat
     assert [weights.of_stage(model, each).count(matrix) for each in weights.stages(model, 2)] == [1, 1]
 
 
-def test_words_are_padded_to_64(tmp_path: Path) -> None:
+def test_vocabulary_is_padded_to_64(tmp_path: Path) -> None:
     assert weights.embedding(changed(tmp_path, vocab_size=32_001)).elements == 32_064 * 4096
 
 
-def test_what_mla_copies_to_every_gpu_and_keeps_twice() -> None:
+def test_mla_down_projections_are_replicated_and_up_projections_kept_twice() -> None:
     """The way down of queries and of keys and values is on every GPU; the way up is kept in bfloat16 as well."""
     model = read(MODELS / "deepseek-v3")
     attention = weights.layer(model, 0)
@@ -273,7 +271,7 @@ def test_files_are_weighed_by_their_heads(tmp_path: Path) -> None:
     assert on_disk(model, float32=True) == 2000 + 1000 + 10
 
 
-def test_what_vllm_does_not_load_is_not_weighed(tmp_path: Path) -> None:
+def test_files_that_vllm_does_not_load_are_not_counted(tmp_path: Path) -> None:
     model = changed(tmp_path, tie_word_embeddings=True)
     tensors(
         tmp_path / "model.safetensors",
@@ -303,7 +301,7 @@ def head(text: str) -> bytes:
         head('{"a": 1}'),
     ],
 )
-def test_files_that_cannot_be_read_weigh_nothing_known(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_files_have_an_unknown_size(tmp_path: Path, content: bytes) -> None:
     model = changed(tmp_path)
     tensors(tmp_path / "a.safetensors", a=("BF16", 1000))
     (tmp_path / "b.safetensors").write_bytes(content)
@@ -324,7 +322,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
     assert on_disk(model) == (None if name == "b.safetensors" else 1000)
 
 
-def test_a_download_that_is_not_complete_weighs_nothing_known(tmp_path: Path) -> None:
+def test_incomplete_download_has_an_unknown_size(tmp_path: Path) -> None:
     model = changed(tmp_path)
     tensors(tmp_path / "a.safetensors", a=("BF16", 1000))
     index = {"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
@@ -382,7 +380,9 @@ def test_quantised_numbers_take_fewer_bits(
     ],
 )
 @pytest.mark.parametrize("field", ["modules_to_not_convert", "ignore", "llm_int8_skip_modules"])
-def test_what_a_file_lists_is_left(tmp_path: Path, field: str, listed: object, module: str, left: bool) -> None:
+def test_tensors_excluded_from_quantisation_are_recognised_by_module(
+    tmp_path: Path, field: str, listed: object, module: str, left: bool
+) -> None:
     model = changed(tmp_path, quantization_config={"quant_method": "fp8", field: [listed]})
     assert model.unquantized.has(f"model.layers.0.{module}") is left
     assert bool(model.unquantized.unread) is (listed == "re:(a+)+$")
@@ -395,7 +395,7 @@ def test_half_of_a_pair_that_is_left_is_half_of_its_numbers(tmp_path: Path) -> N
     assert kinds == {"linear": 4096 * 4096, "plain": 4096 * 4096}
 
 
-def test_more_patterns_than_anybody_writes_are_not_tried(tmp_path: Path) -> None:
+def test_number_of_tried_patterns_is_bounded(tmp_path: Path) -> None:
     listed = [f"*{each}*" for each in range(1000)]
     model = changed(tmp_path, quantization_config={"quant_method": "fp8", "ignore": listed})
     assert (len(model.unquantized.patterns), len(model.unquantized.unread)) == (256, 744)

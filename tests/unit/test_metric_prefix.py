@@ -60,7 +60,7 @@ def test_an_expression_asks_for_the_sites_names_and_for_no_others() -> None:
     )
 
 
-def test_what_ray_never_counted_is_zero_in_an_expression_too() -> None:
+def test_counter_missing_in_ray_is_zero_in_expressions() -> None:
     asked = with_prefix(formula("$preemptions", ("instance",), "5m", Contract()).written_out(), "ray_vllm_")
     assert asked == (
         "(sum by (instance) ((increase(ray_vllm_num_preemptions_total[5m])"

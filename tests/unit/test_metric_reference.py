@@ -31,7 +31,7 @@ def test_every_label_phase_and_event_is_explained() -> None:
 
 
 @EVERY_METRIC
-def test_a_row_says_who_reads_the_metric_or_what_it_is_for(name: str) -> None:
+def test_metric_row_names_its_readers_or_its_purpose(name: str) -> None:
     use = ROWS[name][6]
     assert use == FAMILIES[name].unread if FAMILIES[name].unread else use
 

@@ -221,7 +221,7 @@ def reports(text: str) -> Iterator[str]:
 
 
 def configured(text: str) -> Iterator[str]:
-    """What `diag config` and the exporter's page say of the server."""
+    """Return the output of `diag config` and the exporter's page for the server."""
     seen = observed(text)
     servers, notes = configuration.configurations(seen), configuration.notes(seen)
     yield from (settings_report.render_config(servers, notes), settings_report.render_config_json(servers, notes))
@@ -236,7 +236,7 @@ def recorded(text: str, folder: Path) -> str:
 
 
 def checked(target: str) -> Iterator[str]:
-    """What `diag lint` and `diag budget` say of it, also where they refuse it."""
+    """Return the output of `diag lint` and `diag budget`, including refusals."""
     try:
         found = linting.judge(target, "0.32.0")
         yield from (settings_report.render_lint(found), settings_report.render_lint_json(found))

@@ -46,7 +46,7 @@ READERS: dict[str, tuple[str, type[Exception], Callable[[Path], object]]] = {
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_no_regular_file_is_refused_in_one_sentence(kind: str, reader: str, tmp_path: Path) -> None:
+def test_irregular_file_is_refused_in_one_sentence(kind: str, reader: str, tmp_path: Path) -> None:
     name, error, read = READERS[reader]
     ODD[kind](tmp_path / name)
     with pytest.raises(error, match=r"\A[^\n]*not a regular file\Z"):
@@ -125,14 +125,14 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ],
     ids=lambda text: text[:20],
 )
-def test_yaml_that_goes_too_far_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+def test_yaml_beyond_its_bounds_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(BadUsage, match=r"\A[^\n]*\Z") as error:
         read_config_file(tmp_path / "c.yaml")
     assert reason in str(error.value)
 
 
-def test_an_alias_that_is_used_as_people_do_is_read(tmp_path: Path) -> None:
+def test_ordinary_yaml_alias_is_read(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n")
     assert yaml.load(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
 
@@ -150,7 +150,7 @@ def test_an_alias_that_is_used_as_people_do_is_read(tmp_path: Path) -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_toml_that_goes_too_far_is_refused(text: str, reason: str, tmp_path: Path) -> None:
+def test_toml_beyond_its_bounds_is_refused(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(text)
     with pytest.raises((OSError, ValueError), match=reason):
         files.read_toml(tmp_path / "diag.toml")

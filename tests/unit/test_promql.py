@@ -81,7 +81,7 @@ def ask(promql: str, *blocks: Block, at: int) -> list[tuple[Labels, float]]:
         ("topk(scalar(info(x)), y)", "info()"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(promql: str, named: str) -> None:
+def test_unsupported_promql_is_refused_by_name(promql: str, named: str) -> None:
     with pytest.raises(Unsupported) as refusal:
         parse(promql)
     assert f"`{promql}` uses " in str(refusal.value)
@@ -89,7 +89,7 @@ def test_what_is_not_supported_is_refused_by_name(promql: str, named: str) -> No
 
 
 @pytest.mark.parametrize("deep", ["--".join("a" * 300), "(" * 501 + "a" + ")" * 501, " or ".join(["a"] * 502)])
-def test_what_is_nested_too_deeply_is_refused_before_it_is_parsed(deep: str) -> None:
+def test_deeply_nested_promql_is_refused_before_parsing(deep: str) -> None:
     """The parser takes time and memory with the square of the depth: gigabytes for some kilobytes."""
     with pytest.raises(Unsupported, match="is nested too deeply"):
         parse(deep)
@@ -100,7 +100,7 @@ def test_what_is_nested_too_deeply_is_refused_before_it_is_parsed(deep: str) -> 
 @pytest.mark.parametrize(
     "promql", ["", "sum(", "rate(x)", "x[5m] offset", "1 > 2", "x and 1", "{}", "nothing(x)", f"x offset {9:0<40}"]
 )
-def test_what_is_not_promql_is_refused_with_the_reason_of_the_parser(promql: str) -> None:
+def test_invalid_promql_is_refused_with_the_parser_error(promql: str) -> None:
     with pytest.raises(Unsupported, match=r"is not PromQL: \w"):
         parse(promql)
 
@@ -211,7 +211,7 @@ def test_no_instants_and_no_samples_give_an_empty_answer() -> None:
         assert evaluate(promql, Samples([series("x", [1.0])]), np.array([], dtype=np.int64)).values.shape == (0, 0)
 
 
-def test_a_scalar_is_one_series_without_labels_that_says_so() -> None:
+def test_scalar_is_one_series_without_labels_marked_as_scalar() -> None:
     vector = evaluate("1 + time()", Samples([]), np.array([0, 2000]))
     assert (vector.labels, vector.values.tolist(), vector.scalar) == (({},), [[1.0, 3.0]], True)
     assert not evaluate("vector(1)", Samples([]), np.array([0])).scalar
@@ -234,7 +234,7 @@ def test_series_without_any_value_are_left_out() -> None:
         ("topk(NaN, x)", "not an integer"),
     ],
 )
-def test_what_has_no_answer_fails_and_names_the_labels(promql: str, complaint: str) -> None:
+def test_ambiguous_match_fails_and_names_the_labels(promql: str, complaint: str) -> None:
     blocks = [series(name, [1.0, 2.0], a="1", b=b) for name, b in (("x", "1"), ("x", "2"), ("y", "1"))]
     with pytest.raises(QueryFailed, match=complaint):
         ask(promql, *blocks, at=10_000)
@@ -252,19 +252,19 @@ def test_plain_alternatives_match_as_the_compiled_pattern_does(pattern: str, tex
     assert fully_matches(pattern, text) == bool(compiled(pattern).fullmatch(text))
 
 
-def test_an_evaluator_tells_instants_and_signed_zeros_apart() -> None:
+def test_evaluator_distinguishes_instants_and_signed_zeros() -> None:
     evaluator = Evaluator(Samples([series("x", [1.0, 2.0])]))
     assert [evaluator.evaluate("x", np.array([at])).values.tolist() for at in (0, 10_000)] == [[[1.0]], [[2.0]]]
     zeros = [evaluator.evaluate(f"1 / {zero}", np.array([0])).values.tolist() for zero in ("0", "-0")]
     assert zeros == [[[np.inf]], [[-np.inf]]]
 
 
-def test_an_evaluator_that_has_no_room_left_still_answers() -> None:
+def test_evaluator_with_a_full_cache_still_answers() -> None:
     evaluator = Evaluator(Samples([series("x", [1.0, 2.0])]), most_cells=0)
     assert [answers(evaluator.evaluate("x + 1", np.array([0]))) for _ in range(2)] == [[({}, 2.0)]] * 2
 
 
-def test_an_evaluator_keeps_only_the_latest_instants_and_answers_at_all() -> None:
+def test_evaluator_caches_only_the_latest_instants_and_answers_at_all() -> None:
     evaluator = Evaluator(Samples([series("x", [float(value) for value in range(300)])]), most_cells=300)
     for _ in range(2):
         assert [answers(evaluator.evaluate("x * 2", np.array([at * 10_000]))) for at in range(300)] == [
@@ -306,7 +306,7 @@ def test_a_series_in_two_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("times", "values"), [([1, 0], [[1.0, 2.0]]), ([0, 0], [[1.0, 2.0]]), ([0, 1], [[1.0]])])
-def test_a_block_that_makes_no_sense_is_refused(times: list[int], values: list[list[float]]) -> None:
+def test_inconsistent_block_is_refused(times: list[int], values: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="times that ascend"):
         Samples([Block(({"__name__": "x"},), np.array(times), np.array(values))])
 
@@ -351,7 +351,7 @@ def test_instant_selectors_are_those_outside_of_any_range(promql: str, selected:
     assert instant_selectors(parse(promql)) == selected
 
 
-def test_metric_names_are_all_that_are_selected() -> None:
+def test_metric_names_of_an_expression_are_all_selected_names() -> None:
     promql = 'rate(a[5m]) + on () (b or max_over_time(c[5m:1m])) > scalar(d) and {"e"} unless quantile(scalar(f), g)'
     assert metric_names(parse(promql)) == frozenset("abcdefg")
     assert metric_names(parse("1")) == frozenset()
@@ -408,7 +408,7 @@ def test_metric_names_are_all_that_are_selected() -> None:
         ("sum by (a) (x) or sum by (b) (y)", None),
     ],
 )
-def test_output_labels_are_what_every_result_is_limited_to(promql: str, labels: str | None) -> None:
+def test_output_labels_bound_the_labels_of_every_result(promql: str, labels: str | None) -> None:
     assert output_labels(parse(promql)) == (None if labels is None else frozenset(labels.split()))
 
 
@@ -435,7 +435,7 @@ def test_the_name_of_a_part_in_a_string_stays() -> None:
     assert f'"{RATE.name}"' in quoted.written_out({RATE.name: "other"})
 
 
-def test_what_is_wrong_in_a_part_is_said_of_the_part() -> None:
+def test_error_in_a_part_names_the_part() -> None:
     broken = Formula("", "x + a:b", {"a:b": Formula("a:b", "up @ 5", {})})
     with pytest.raises(Unsupported, match=r"`up @ 5` uses the @ modifier"):
         parse(broken)

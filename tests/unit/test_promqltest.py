@@ -19,7 +19,7 @@ def results() -> dict[str, str]:
     return outcomes(FOLDER)
 
 
-def test_no_case_gets_another_answer(results: dict[str, str]) -> None:
+def test_no_promqltest_case_has_a_different_result(results: dict[str, str]) -> None:
     assert {place: result for place, result in results.items() if result.startswith("differs")} == {}
 
 
@@ -31,5 +31,5 @@ def test_only_the_listed_cases_are_refused(results: dict[str, str]) -> None:
     assert refused(results) == (DATA / "promqltest_unsupported.txt").read_text().splitlines()
 
 
-def test_cases_about_native_histograms_are_few_enough_to_be_just_those(results: dict[str, str]) -> None:
+def test_number_of_cases_skipped_for_native_histograms_is_bounded(results: dict[str, str]) -> None:
     assert sum(result == NATIVE for result in results.values()) <= 300

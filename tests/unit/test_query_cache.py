@@ -1,4 +1,4 @@
-"""Which window suits the samples, what belongs to a subject, and who is gone."""
+"""The window for the samples, the series of a subject, and the subjects that are gone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,14 +61,14 @@ def test_the_alerts_window_is_taken_where_scrapes_are_rare_and_many(
 A, B = ("instance", "a"), ("instance", "b")
 
 
-def test_what_agrees_with_a_subject_is_found() -> None:
+def test_series_that_match_a_subject_are_found() -> None:
     filed = SubjectIndex([((A,), 1), ((("engine", "0"), A), 2), ((("engine", "1"), A), 3), ((B,), 4), ((), 5)])
     assert [thing for _, thing in filed.like((("engine", "0"), A))] == [1, 2, 5]
     assert [thing for _, thing in filed.like((A,))] == [1, 2, 3, 5]
     assert [thing for _, thing in filed.like((("engine", "1"),))] == [1, 3, 4, 5]
 
 
-def test_a_subjects_own_row_goes_before_one_that_agrees() -> None:
+def test_exact_row_of_a_subject_comes_before_a_matching_one() -> None:
     own, other = np.array([1.0]), np.array([2.0])
     rows = Rows({(("engine", "1"), A): other, (A,): own})
     assert rows.of((A,)) is own
@@ -77,7 +77,7 @@ def test_a_subjects_own_row_goes_before_one_that_agrees() -> None:
     assert rows.of((B,)) is None
 
 
-def test_nothing_goes_on_where_nobody_is_left() -> None:
+def test_no_query_is_sent_without_subjects() -> None:
     seen = read(RECORDINGS / "kv_cascade")
     asked = QueryCache(seen, Contract())
     asked.gone = frozenset(seen.instances)
@@ -104,6 +104,6 @@ def test_a_span_ends_no_later_than_now(span: TimeSpan, start: int, end: int) -> 
 @pytest.mark.parametrize(
     "span", [TimeSpan(at="-1h", since="-2h"), TimeSpan(since="-1h", until="-2h"), TimeSpan(since="2099-01-01")]
 )
-def test_a_span_without_time_in_it_is_refused(span: TimeSpan) -> None:
+def test_empty_time_range_is_refused(span: TimeSpan) -> None:
     with pytest.raises(BadUsage):
         span.resolved(NOW)

@@ -34,7 +34,7 @@ def offers(*steps: Step) -> Offer | None:
     return next_offer(steps, LIMITS)
 
 
-def test_the_load_doubles_until_more_of_it_brings_nothing() -> None:
+def test_ramp_doubles_the_load_until_throughput_stops_rising() -> None:
     steps = [closed(1, 1), closed(2, 2), closed(4, 4)]
     assert offers() == Offer(concurrency=1)
     assert [next_offer(steps[:at], LIMITS) for at in (1, 2, 3)] == [Offer(2), Offer(4), Offer(8)]
@@ -43,7 +43,7 @@ def test_the_load_doubles_until_more_of_it_brings_nothing() -> None:
     assert offers(*flat) == Offer(rate=3.87)
 
 
-def test_it_ends_where_the_contract_is_broken_but_not_by_chance() -> None:
+def test_ramp_ends_on_an_slo_violation_that_is_not_chance() -> None:
     late = Latency(1, 6, 6, 90, 0.1)
     assert "TTFT is above 5 s for 10 % of the requests" in why_enough([closed(1, 3)._replace(ttft=late)], LIMITS)
     assert not why_enough([closed(1, 3)._replace(ttft=late._replace(observed=20))], LIMITS), "two late ones"
@@ -51,18 +51,18 @@ def test_it_ends_where_the_contract_is_broken_but_not_by_chance() -> None:
     assert why_enough([closed(1, 3)._replace(client=failed)], LIMITS) == "5 % of the requests failed"
 
 
-def test_it_ends_where_ttft_and_concurrency_only_rise() -> None:
+def test_ramp_ends_if_only_ttft_and_concurrency_rise() -> None:
     steps = [closed(8, 4, ttft=2.0), closed(16, 4.1, ttft=4.0)]
     assert why_enough(steps, LIMITS) == "median TTFT is 4 s and only rises with the concurrency"
     assert not why_enough([steps[0], closed(16, 7, ttft=4.0)], LIMITS), "more is served"
 
 
-def test_it_ends_at_the_most_that_is_allowed() -> None:
+def test_ramp_ends_at_the_highest_allowed_concurrency() -> None:
     assert "64 requests at a time" in why_enough([closed(64, 64)], LIMITS)
     assert offers(closed(48, 48)) == Offer(concurrency=64)
 
 
-def test_a_slow_client_ends_it_and_is_what_binds() -> None:
+def test_ramp_ends_with_a_slow_client_as_the_binding_resource() -> None:
     steps = [closed(8, 2.9), closed(16, 3)._replace(in_flight=6.0)]
     assert why_enough([closed(8, 1), steps[1]], LIMITS) == "", "it still serves more"
     assert why_enough(steps, LIMITS) == "fewer requests are in flight than were offered, and none waits"
@@ -83,7 +83,7 @@ def test_open_loop_steps_bracket_the_ceiling() -> None:
     assert offers(*steps, poisson(1.8), poisson(2.07)) is None
 
 
-def test_the_ceiling_is_what_was_served_inside_the_contract() -> None:
+def test_ceiling_is_the_highest_rate_inside_the_slo() -> None:
     steps = [closed(1, 1), closed(2, 1.9), closed(4, 2), closed(8, 2.1)._replace(ttft=Latency(6, 6, 6, 63, 1.0))]
     found = ceiling(steps, LIMITS)
     assert found
@@ -124,13 +124,13 @@ def test_the_gain_of_twice_the_tokens_in_a_step() -> None:
 
 
 def test_a_disturbed_step_is_not_what_a_full_step_serves() -> None:
-    """Of three steps at a sequence cap of four, a neighbour on the host took half of what the last one serves."""
+    """In the last of three steps at a sequence cap of four, a neighbour on the host took half of the throughput."""
     half, full, disturbed = closed(2, 2), closed(8, 4, tokens_per_step=4.0), closed(16, 2, tokens_per_step=4.3)
     assert compared([half, full, disturbed]) == (half, full)
     assert compared([full, disturbed]) is None
 
 
-def test_without_samples_of_the_server_nobody_knows_what_binds() -> None:
+def test_binding_resource_is_unknown_without_server_samples() -> None:
     found = conclude([closed(1, 1), closed(2, 2), closed(4, 2)], LIMITS, Circumstances("file"))
     assert found.ceiling
     assert found.binds is None
@@ -148,7 +148,7 @@ def test_credentials_reach_the_generator_by_its_environment() -> None:
 
 
 @pytest.mark.parametrize("document", ["[]", "{}", "nan", "<html>", '{"benchmarks": [{}]}', '{"aiperf_version": "1"}'])
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path, document: str) -> None:
+def test_file_without_results_is_refused(tmp_path: Path, document: str) -> None:
     file = tmp_path / "result.json"
     file.write_text(document)
     with pytest.raises(BadUsage, match=r"result\.json"):
@@ -158,7 +158,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, document: str) -> N
 
 
 def test_a_report_of_guidellm_is_read() -> None:
-    """Of guidellm 0.8.1 (report version 2) against a vLLM on a busy CPU; single requests are left out of the file."""
+    """The report is from guidellm 0.8.1 (report version 2) against a vLLM on a busy CPU, without single requests."""
     (two, four) = results.read([DATA / "guidellm-0.8.1.json"])
     assert (two[0], four[0]) == (Offer(concurrency=2), Offer(concurrency=4))
     found = four[1]
@@ -172,7 +172,7 @@ def test_a_report_of_guidellm_is_read() -> None:
 
 
 def test_a_result_of_aiperf_is_read() -> None:
-    """Of AIPerf 0.13.0 (schema 1.4) against the mock server of guidellm 0.8.1."""
+    """The result is from AIPerf 0.13.0 (schema 1.4) against the mock server of guidellm 0.8.1."""
     ((offer, found),) = results.read([DATA / "aiperf-0.13.0.json"])
     assert offer == Offer(concurrency=4)
     assert (found.completed, found.failed) == (24, 0)

@@ -105,12 +105,12 @@ def test_a_recording_of_failures_alone_is_judged(tmp_path: Path) -> None:
     assert evaluate("up", observed.samples, observed.instants).values.tolist() == [[0, 0]]
 
 
-def test_what_stands_below_a_failed_scrape_may_be_anything(tmp_path: Path) -> None:
+def test_text_below_a_failed_scrape_is_ignored(tmp_path: Path) -> None:
     observed = read(written(tmp_path, scrapes(1) + "# scrape-failed 3 h:1 refused\n<html>\n"))
     assert (observed.scrapes, observed.failed_scrapes) == (2, 1)
 
 
-def test_a_page_in_a_recording_that_is_none_is_a_failed_scrape(tmp_path: Path) -> None:
+def test_invalid_page_in_a_recording_is_a_failed_scrape(tmp_path: Path) -> None:
     observed = read(written(tmp_path, scrapes(1) + "# scrape 3 h:1\n<html>\n"))
     assert observed.failed_scrapes == 1
 
@@ -121,7 +121,7 @@ def test_two_servers_in_one_recording_are_two_targets(tmp_path: Path) -> None:
     assert (observed.instances, observed.interval, len(observed.instants)) == (("h:1", "h:2"), 2.0, 3)
 
 
-def test_what_each_server_said_is_told_apart(tmp_path: Path) -> None:
+def test_descriptions_of_recorded_servers_are_kept_apart(tmp_path: Path) -> None:
     about = """
 [config]
 max_num_seqs = 64
@@ -139,7 +139,7 @@ server_info = { max_num_seqs = 32 }
     assert (observed.versions, observed.launch) == ({"h:2": "0.33.0"}, {"h:2": "vllm serve n"})
 
 
-def test_the_launch_command_that_is_given_is_believed(tmp_path: Path) -> None:
+def test_given_launch_command_overrides_the_recorded_one(tmp_path: Path) -> None:
     folder = written(tmp_path, scrapes(1), 'launch = "vllm serve old"\n')
     assert read(folder, launch="vllm serve new").launch == {"h:1": "vllm serve new"}
 
@@ -159,7 +159,7 @@ def test_unsorted_scrapes_are_sorted(tmp_path: Path) -> None:
     assert "1 scrape of h:1 out of order: sorted by time" in observed.notes
 
 
-def test_a_truncated_gzip_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_truncated_gzip_is_judged_up_to_the_cut(tmp_path: Path) -> None:
     noise = random.Random(1)
     pages = [PAGE + "".join(f"x{i} {noise.random()}\n" for i in range(2000)) for _ in range(4)]
     written(tmp_path, "".join(scrapes(2 * i, page=page) for i, page in enumerate(pages)))
@@ -170,7 +170,7 @@ def test_a_truncated_gzip_is_judged_as_far_as_it_goes(tmp_path: Path) -> None:
     assert observed.notes == ("the recording ends in the middle (a truncated gzip file): the readable part was used",)
 
 
-def test_damage_in_the_middle_is_said(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_noted(tmp_path: Path) -> None:
     noise = random.Random(1)
     pages = [PAGE + "".join(f"x{i} {noise.random()}\n" for i in range(2000)) for _ in range(4)]
     written(tmp_path, "".join(scrapes(2 * i, page=page) for i, page in enumerate(pages)))
@@ -190,13 +190,13 @@ def test_recordings_may_be_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", ["nan", "inf", "-1", "1e300", "soon"])
-def test_a_scrape_without_a_time_is_left_out_and_said(tmp_path: Path, time: str) -> None:
+def test_scrape_without_a_time_is_left_out_and_noted(tmp_path: Path, time: str) -> None:
     observed = read(written(tmp_path, scrapes(1) + f"# scrape {time} h:1\n{PAGE}" + scrapes(3)))
     assert observed.scrapes == 2
     assert observed.notes == (f"1 scrape skipped (without a valid time): # scrape {time} h:1",)
 
 
-def test_a_recording_from_the_future_is_judged_and_said(tmp_path: Path) -> None:
+def test_recording_from_the_future_is_judged_and_noted(tmp_path: Path) -> None:
     observed = read(written(tmp_path, scrapes(4_102_444_800, 4_102_444_802)))
     assert observed.scrapes == 2
     assert observed.notes == ("the last scrape is dated in the future (2100-01-01 00:00:02 UTC): a clock was wrong",)
@@ -220,7 +220,7 @@ def test_a_page_that_is_too_big_is_never_held_as_a_whole(tmp_path: Path, monkeyp
     assert peak < 8 * 2**20
 
 
-def test_too_many_scrapes_are_cut_off_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surplus_scrapes_are_cut_off_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diag.sources.recording.reader.MOST_SCRAPES", 2)
     observed = read(written(tmp_path, scrapes(1, 3, 5)))
     assert (observed.scrapes, observed.notes) == (
@@ -242,7 +242,7 @@ def test_too_many_scrapes_are_cut_off_and_said(tmp_path: Path, monkeypatch: pyte
         (b"# scrape \x1b[2J\nx 1\n", "has no scrape with a time and an instance: # scrape \\x1b[2J"),
     ],
 )
-def test_nothing_to_judge_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_empty_recording_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "metrics.prom.gz").write_bytes(content)
     assert reason in refusal(tmp_path)
 
@@ -265,7 +265,7 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ('scrape_interval_seconds = "2s"', "recording.toml: '2s' should be a float"),
     ],
 )
-def test_a_toml_that_makes_no_sense_is_refused(tmp_path: Path, about: str, reason: str) -> None:
+def test_invalid_recording_toml_is_refused(tmp_path: Path, about: str, reason: str) -> None:
     assert reason in refusal(written(tmp_path, scrapes(1), about))
 
 

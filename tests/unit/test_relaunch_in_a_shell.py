@@ -58,7 +58,7 @@ COMMANDS: list[tuple[str, Mapping[str, str], str]] = [
 
 
 def ran(line: str, folder: Path, variables: Mapping[str, str]) -> str:
-    """What the programs noted, "" where none of them was started; the line must be one that a shell can read."""
+    """Return the notes of the programs, "" if none was started; a shell must be able to read the line."""
     for name in ("vllm", "docker"):
         (folder / name).write_text(NOTE)
         (folder / name).chmod(0o755)

@@ -18,7 +18,7 @@ def test_every_action_is_named_by_a_whole_commit_and_its_release() -> None:
     assert [name for name in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", name)] == []
 
 
-def test_only_what_publishes_may_sign_and_it_runs_no_code_of_the_repository() -> None:
+def test_only_the_publishing_job_may_sign_and_it_runs_no_repository_code() -> None:
     signing = {name for name, job in JOBS.items() if "id-token" in job["permissions"]}
     assert signing == {"publish", "github"}
     checked_out = {
@@ -27,7 +27,7 @@ def test_only_what_publishes_may_sign_and_it_runs_no_code_of_the_repository() ->
     assert not signing & checked_out
 
 
-def test_the_tasks_that_it_runs_are_those_of_a_contributor() -> None:
+def test_release_workflow_runs_the_tasks_of_a_contributor() -> None:
     named = {name for step in STEPS for name in re.findall(r"nox -s ([a-z ]+)", step.get("run", ""))}
     sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE))
     tasks = {task for names in named for task in names.split()}

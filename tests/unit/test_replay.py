@@ -38,33 +38,33 @@ def value(replay: Replay, series: str, after: float) -> float:
 
 
 @pytest.mark.parametrize(("speed", "after"), [(1.0, 4.5), (10.0, 0.45)])
-def test_a_page_comes_when_it_did(speed: float, after: float) -> None:
+def test_replayed_page_appears_at_its_recorded_time(speed: float, after: float) -> None:
     assert value(replayed(speed), "vllm:num_requests_running", after) == 140
 
 
-def test_moments_are_those_of_the_replay() -> None:
+def test_timestamps_are_shifted_to_the_replay() -> None:
     assert value(replayed(), "process_start_time_seconds", 0) == BEGIN - 100
     assert value(replayed(10.0), "process_start_time_seconds", 0) == BEGIN - 10
     assert value(replayed(), "diag_vllm_log_event_timestamp_seconds", 2) == BEGIN
     assert value(replayed(), "diag_vllm_log_event_timestamp_seconds", 0) == 0
 
 
-def test_counters_go_on_at_the_end_and_gauges_begin_again() -> None:
+def test_counters_continue_and_gauges_restart_at_the_end_of_a_replay() -> None:
     counters = ("vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_bucket")
     for after, count, gauge in ((6, 160, 160), (8, 160, 100), (10, 180, 120), (16, 220, 100)):
         assert [value(replayed(), name, after) for name in counters] == [count, count]
         assert value(replayed(), "vllm:num_requests_running", after) == gauge
 
 
-def test_a_server_is_not_started_again_with_its_recording() -> None:
+def test_repeated_recording_keeps_the_start_time_of_the_server() -> None:
     assert value(replayed(), "process_start_time_seconds", 50) == BEGIN - 100
 
 
-def test_the_last_page_may_stay() -> None:
+def test_replay_can_hold_the_last_page() -> None:
     assert value(replayed(again=False), "vllm:num_requests_running", 5000) == 160
 
 
-def test_what_is_no_sample_stays_as_it_was() -> None:
+def test_replayed_lines_without_samples_are_unchanged() -> None:
     assert replayed().at(BEGIN + 9).page.endswith(b"\nodd line\n")
 
 
@@ -73,7 +73,7 @@ def test_a_server_that_was_started_again_starts_again_at_every_turn() -> None:
     assert value(Replay(scrapes, BEGIN, 1.0, again=True), "vllm:generation_tokens_total", 5) == 150
 
 
-def test_a_log_line_is_of_the_moment_at_which_it_is_written() -> None:
+def test_replayed_log_line_has_the_current_time() -> None:
     line = "(EngineCore pid=7) INFO 11-22 17:50:43 [core.py:133] Initializing at 01-01 00:00:00"
     at = datetime(2026, 3, 4, 5, 6, 7).astimezone().timestamp()
     assert restamped(line, at) == line.replace("11-22 17:50:43", "03-04 05:06:07")

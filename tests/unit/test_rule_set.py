@@ -69,7 +69,7 @@ def test_a_function_over_raw_samples_is_written_at_most_twice() -> None:
     assert {found: count for found, count in written.items() if count > 2} == {}
 
 
-def test_a_rule_reads_only_what_was_recorded_before_it_or_in_the_slow_group() -> None:
+def test_rule_reads_only_series_recorded_before_it_or_in_the_slow_group() -> None:
     recorded = {rule["record"]: group["name"] for group in groups() for rule in group["rules"] if "record" in rule}
     for group in groups():
         before: set[str] = set()
@@ -102,7 +102,7 @@ def test_a_formula_has_at_most_five_lines_of_120_characters() -> None:
     assert {each.id: len(each.promql) for each in DECLARED.values() if len(each.promql) > 5 * 120} == {}
 
 
-def test_a_part_over_another_window_at_another_time_for_other_subjects() -> None:
+def test_part_can_take_another_window_time_and_subject() -> None:
     asked = formula("$preemptions[2m] - $preemptions offset 1h + $preemptions by (instance)", ENGINE, "5m", Contract())
     assert asked.written_out() == (
         "(sum by (instance, engine) (increase(vllm:num_preemptions_total[2m])))"
@@ -116,7 +116,7 @@ def test_a_part_over_another_window_at_another_time_for_other_subjects() -> None
     ]
 
 
-def test_a_part_that_nobody_declared_is_named() -> None:
+def test_undeclared_part_is_named() -> None:
     with pytest.raises(KeyError, match="preemptoins"):
         formula("$preemptoins > 1", ENGINE, "5m", Contract())
 
@@ -150,7 +150,7 @@ def test_another_threshold_of_a_recorded_expression_is_another_generation() -> N
     assert rule_set(load(), Contract(freeze_seconds=2.5)).generation != rule_set(load(), Contract()).generation
 
 
-def test_only_some_incidents_get_what_they_need_and_no_more() -> None:
+def test_rules_for_selected_incidents_are_minimal() -> None:
     written = files(load(), Contract(), ["kv_eviction_cascade"])
     assert sorted(written) == [
         "alerts/diag.rules.yaml",

@@ -51,7 +51,7 @@ def words(text: str) -> str:
 
 
 @EVERY_INCIDENT
-def test_no_section_is_missing(incident: Incident) -> None:
+def test_runbook_has_every_section(incident: Incident) -> None:
     missing = {title for title in SECTIONS if not section(incident, title).strip()}
     optional = {"Do NOT": incident.do_not, "Supporting evidence": (*incident.supports, incident.escalates)}
     assert missing == {title for title, content in optional.items() if not any(content)}
@@ -85,7 +85,7 @@ def test_the_doctor_lists_an_info_incident_as_the_runbook_says() -> None:
 
 
 @EVERY_INCIDENT
-def test_every_threshold_says_where_it_comes_from(incident: Incident) -> None:
+def test_every_runbook_threshold_has_a_rationale(incident: Incident) -> None:
     table = section(incident, "Threshold rationale").splitlines()
     for condition in incident.every_condition:
         start = f"| {condition.signal.name} {threshold(condition, condition.op)} |"
@@ -118,7 +118,7 @@ def test_every_fix_comes_with_its_trade_off_and_rollback(incident: Incident) -> 
 
 
 @EVERY_INCIDENT
-def test_what_must_move_is_the_other_side_of_every_threshold(incident: Incident) -> None:
+def test_verification_of_a_fix_is_the_other_side_of_every_threshold(incident: Incident) -> None:
     text = section(incident, "Verify")
     for condition in incident.symptoms:
         assert f"- {condition.signal.name} {threshold(condition, OPPOSITE[condition.op])}\n" in text
@@ -126,7 +126,7 @@ def test_what_must_move_is_the_other_side_of_every_threshold(incident: Incident)
 
 
 @EVERY_INCIDENT
-def test_every_look_alike_says_how_to_distinguish_it(incident: Incident) -> None:
+def test_every_look_alike_has_a_distinction(incident: Incident) -> None:
     text = section(incident, LOOK_ALIKES)
     for look in incident.looks_like:
         row = next(line for line in text.splitlines() if line.startswith((f"| {look.name} |", f"| [{look.name}](")))
@@ -135,7 +135,7 @@ def test_every_look_alike_says_how_to_distinguish_it(incident: Incident) -> None
 
 
 @EVERY_RUNBOOK
-def test_links_lead_somewhere_and_promql_is_promql(file: Path) -> None:
+def test_runbook_links_have_targets_and_promql_is_valid(file: Path) -> None:
     text = file.read_text()
     links = re.findall(r"\]\(([^)#]+)\)", text)
     assert [link for link in links if not link.startswith("http") and not (file.parent / link).exists()] == []
@@ -158,7 +158,7 @@ def test_every_incident_is_in_the_index_and_every_alert_has_its_page() -> None:
     assert pages and all((ROOT / page).is_file() for page in pages)
 
 
-def test_the_commands_that_are_named_exist() -> None:
+def test_commands_in_runbooks_exist() -> None:
     text = "".join(file.read_text() for file in RUNBOOKS)
     for command in set(re.findall(r"`?diag (\w+)[^`\n]*", text)) - {"generate"}:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0, command

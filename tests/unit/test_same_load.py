@@ -1,4 +1,4 @@
-"""Whether two observations saw the same offered load: what a faster or a slower server explains, and what not."""
+"""Comparison of the offered load of two observations: differences that the server's speed explains, and others."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def short_and_long(mean: float, short: float, long: float, error: float = 10.0) 
         ),
     ],
 )
-def test_what_the_server_itself_explains_is_the_same_load(after: Load) -> None:
+def test_difference_explained_by_the_server_is_the_same_load(after: Load) -> None:
     assert not list(differences(LOAD, after))
 
 
@@ -82,7 +82,7 @@ def test_what_the_server_itself_explains_is_the_same_load(after: Load) -> None:
         pytest.param(replace(LOAD, in_flight=3.0, arrivals=None), "arrivals 4 -> - per second", id="one scrape"),
     ],
 )
-def test_another_load_is_told_with_its_numbers(after: Load, sentence: str) -> None:
+def test_different_load_is_reported_with_its_numbers(after: Load, sentence: str) -> None:
     (told,) = differences(LOAD, after)
     assert sentence in told
 
@@ -123,7 +123,7 @@ def test_a_gateway_limit_that_is_the_change_excuses_the_amount_and_not_the_lengt
 
 
 @pytest.mark.parametrize(("seconds", "chance"), [(6.0, True), (60.0, False)])
-def test_few_arrivals_do_not_tell_their_rates_apart(seconds: float, chance: bool) -> None:
+def test_few_arrivals_do_not_distinguish_rates(seconds: float, chance: bool) -> None:
     """24 requests and then 12 may be one rate, 240 and then 120 may not."""
     before = replace(LOAD, seconds=seconds)
     (told,) = differences(before, replace(before, in_flight=8.0, arrivals=2.0))
@@ -145,14 +145,14 @@ def test_lengths_are_the_same_where_the_longest_and_the_tokens_per_second_are() 
 
 
 @pytest.mark.parametrize("before", [replace(LOAD, in_flight=8.0, idle=0.8), replace(LOAD, in_flight=60.0)])
-def test_a_side_that_was_mostly_idle_is_said_to_be(before: Load) -> None:
+def test_mostly_idle_snapshot_is_reported(before: Load) -> None:
     after = replace(before, in_flight=20.0, arrivals=9.0) if before.idle else replace(LOAD, arrivals=2.0, idle=0.8)
     (told,) = differences(before, after)
     side = "BEFORE" if before.idle else "AFTER"
     assert told.startswith(f"{side} was mostly idle, without a request in flight in 80 % of its scrapes")
 
 
-def test_a_load_that_was_not_measured() -> None:
+def test_unmeasured_load_is_reported() -> None:
     """One that never served has no load to compare; one that did, and without these numbers, has one nobody knows."""
     assert not list(differences(replace(LOAD, in_flight=None, responded=False), replace(LOAD, finished=0.0)))
     assert "not measured" in next(differences(replace(LOAD, in_flight=None), LOAD))

@@ -1,4 +1,4 @@
-"""What a reader is told about the scrapes themselves."""
+"""Notes for the reader about the scrapes themselves."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def counter(value: int, start: float | None = 100.0) -> bytes:
     return f'vllm:prompt_tokens_total{{model_name="a"}} {value}\n{began}'.encode()
 
 
-def test_a_clean_watch_needs_no_note() -> None:
+def test_clean_observation_has_no_notes() -> None:
     assert said(counter(1), counter(2), counter(2)) == []
 
 
@@ -61,7 +61,7 @@ def test_without_a_start_time_falling_counters_are_a_restart() -> None:
     assert said(counter(5, None), counter(1, None)) == ["h:1 restarted at 12:00:05 UTC (counters decreased)"]
 
 
-def test_counters_that_fall_without_a_restart_are_said() -> None:
+def test_falling_counters_without_a_restart_are_noted() -> None:
     assert said(counter(5), counter(1)) == ["counters of h:1 decreased at 12:00:05 UTC without a restart"]
 
 
@@ -72,7 +72,7 @@ def test_a_start_time_that_goes_back_is_two_servers() -> None:
     ]
 
 
-def test_a_change_of_the_model_is_said() -> None:
+def test_change_of_the_model_is_noted() -> None:
     assert said(counter(5), counter(6).replace(b'"a"', b'"b"')) == [
         "the served model of h:1 changed from a to b at 12:00:05 UTC"
     ]
@@ -93,5 +93,5 @@ def test_a_model_with_a_terminal_escape_in_its_name_is_fit_to_print() -> None:
         (b"x 1\ny 2", "ended in the middle of a line: the rest counts as missing"),
     ],
 )
-def test_a_flaw_of_some_pages_is_said_once(page: bytes, note: str) -> None:
+def test_flaw_of_several_pages_is_noted_once(page: bytes, note: str) -> None:
     assert said(b"x 1\n", page, page, "refused")[1:] == [f"2 of 3 pages of h:1 {note}"]

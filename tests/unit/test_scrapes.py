@@ -62,7 +62,7 @@ def test_up_is_published_for_every_scrape() -> None:
     assert values(observed, "up") == {(("__name__", "up"), ("instance", "h:1")): [1, 0, 1]}
 
 
-def test_vllm_is_up_only_where_the_page_speaks_of_vllm() -> None:
+def test_vllm_up_needs_metrics_of_vllm() -> None:
     observed = seen(target(VLLM, b"x 1\n", "connection refused"))
     assert list(values(observed, "diag_vllm_up").values()) == [[1, 0, 0]]
 
@@ -78,7 +78,7 @@ def test_version_and_model_are_published() -> None:
     assert (observed.versions, observed.models) == ({"h:1": "0.32.0"}, {"h:1": "tiny"})
 
 
-def test_an_exporters_page_keeps_its_own() -> None:
+def test_exporter_page_keeps_its_own_samples() -> None:
     page = (
         b'diag_vllm_up 0\ndiag_vllm_info{version="0.9.1",model="big"} 1\n'
         b'diag_vllm_config{flag="max_num_seqs"} 7\n' + VLLM.replace(b"3", b"1")
@@ -97,7 +97,7 @@ def test_the_version_is_read_off_an_exporters_page() -> None:
     assert (observed.versions, observed.models) == ({"h:1": "0.9.1"}, {"h:1": "big"})
 
 
-def test_nothing_is_said_of_a_version_that_is_not_known() -> None:
+def test_unknown_version_is_not_published() -> None:
     observed = seen(target(b"x 1\n"))
     assert (observed.versions, observed.models, values(observed, "diag_vllm_info")) == ({}, {}, {})
 
@@ -107,7 +107,7 @@ def test_the_launch_command_is_kept_without_its_secrets() -> None:
     assert observed.launch == {"h:1": 'vllm serve m --api-key "${VLLM_API_KEY:?}"'}
 
 
-def test_two_targets_are_told_apart_by_instance() -> None:
+def test_two_targets_are_distinguished_by_instance() -> None:
     observed = seen(target(VLLM), target(VLLM, instance="h:2"))
     assert value(observed, "count(vllm:num_requests_running)") == 2
     assert observed.instances == ("h:1", "h:2")

@@ -41,7 +41,7 @@ def test_the_labels_of_the_page_become_numbers() -> None:
     assert found["enable_prefix_caching"] == 1.0
 
 
-def test_what_is_not_set_is_not_there() -> None:
+def test_unset_settings_are_missing() -> None:
     assert "num_gpu_blocks_override" not in from_page(table(INFO))
 
 
@@ -59,7 +59,7 @@ def test_the_capacity_is_not_guessed(change: dict[str, str]) -> None:
     assert "kv_cache_size_tokens" not in from_page(table(INFO | change))
 
 
-def test_the_capacity_that_vllm_says_itself_is_of_one_engine() -> None:
+def test_capacity_published_by_vllm_is_per_engine() -> None:
     found = from_page(table(*(INFO | {"kv_cache_size_tokens": "1500", "engine": each} for each in "01")))
     assert found["kv_cache_size_tokens"] == 1500
 
@@ -69,7 +69,7 @@ def test_the_longest_request_is_capacity_by_concurrency() -> None:
     assert from_page(table(said))["max_model_len"] == 2048
 
 
-def test_a_page_without_the_info_says_nothing() -> None:
+def test_page_without_cache_config_info_has_no_settings() -> None:
     assert from_page(table()) == {}
 
 
@@ -93,7 +93,7 @@ def test_server_info_is_read_by_the_list_of_flags_alone() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, [], "text", {}, {"vllm_config": "Config(...)"}, {"vllm_config": [1]}])
-def test_another_server_info_says_nothing(answer: object) -> None:
+def test_unknown_server_info_is_ignored(answer: object) -> None:
     assert from_server_info(answer) == {}
 
 
@@ -180,7 +180,7 @@ def test_settings_that_are_words_are_no_numbers_and_give_no_notes() -> None:
     assert (settled.numbers, settled.notes("h:1")) == ({}, [])
 
 
-def test_server_info_is_read_wherever_a_release_keeps_it() -> None:
+def test_server_info_is_read_in_the_layout_of_every_release() -> None:
     answer = {
         "vllm_config": {
             "model_config": {"dtype": "torch.bfloat16", "quantization": None, "tokenizer": "hush"},
@@ -258,11 +258,11 @@ def test_a_hidden_value_is_trusted_least() -> None:
         (ServerFacts(version="0.32.0", launch="vllm serve m"), ""),
     ],
 )
-def test_the_device_is_known_from_where_a_source_tells_it(told: ServerFacts, device: str) -> None:
+def test_device_is_read_from_any_source_that_has_it(told: ServerFacts, device: str) -> None:
     assert config.settle({}, told).device == device
 
 
 @pytest.mark.parametrize("concurrency", ["1e-320", "1e308", "nan", "inf", "9" * 400, "-1e-300"])
-def test_a_setting_that_no_vllm_writes_is_unknown(concurrency: str) -> None:
+def test_setting_that_vllm_never_writes_is_unknown(concurrency: str) -> None:
     info = {"engine": "0", "kv_cache_size_tokens": "4096", "kv_cache_max_concurrency": concurrency}
     assert config.from_page([info], 1) == {"kv_cache_size_tokens": 4096.0, "data_parallel_size": 1.0}

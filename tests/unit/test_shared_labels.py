@@ -93,7 +93,7 @@ def test_a_server_without_telemetry_counts_against_the_label() -> None:
     assert counts(shared_labels([group(10, 90)], {GPU: few})) == [("GPU", "H100", 9, 10, 0, 85)]
 
 
-def test_of_labels_of_the_same_servers_the_most_specific_is_named_and_the_others_beside_it() -> None:
+def test_most_specific_label_of_equal_sets_is_named_with_the_others_beside_it() -> None:
     same = column(("x", 6), ("y", 94))
     properties: Properties = {CLUSTER: same, DRIVER: same, ZONE: same, VERSION: same, POOL: same}
     (found,) = shared_labels([group(6, 94)], properties)

@@ -1,4 +1,4 @@
-"""What is shown of a launch command: vLLM's flags and what is known to be harmless, nothing else."""
+"""The shown parts of a launch command: vLLM's flags and harmless values, nothing else."""
 
 import pytest
 
@@ -83,7 +83,7 @@ def test_no_secret_is_shown(command: str) -> None:
         ("echo hello", ""),
     ],
 )  # fmt: skip
-def test_what_is_hidden_is_a_variable_to_set(command: str, line: str) -> None:
+def test_hidden_value_is_replaced_by_a_variable(command: str, line: str) -> None:
     assert shown(command) == line
     assert shown(line) == line
 
@@ -106,7 +106,7 @@ def test_the_flags_of_vllm_stay_as_they_are(command: str) -> None:
     assert shown(command) == command
 
 
-def test_no_variable_whose_name_speaks_of_a_secret_is_called_harmless() -> None:
+def test_variable_named_like_a_secret_is_not_harmless() -> None:
     words = ("KEY", "TOKEN", "SECRET", "PASS", "AUTH", "CREDENTIAL", "URL", "INSTRUCTIONS")
     harmless = {
         "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE",
@@ -126,5 +126,5 @@ def test_no_variable_whose_name_speaks_of_a_secret_is_called_harmless() -> None:
         ("Bearer abcdefgh /home/alice/x", "Bearer REDACTED ~/x"),
     ],
 )
-def test_what_looks_like_a_secret_in_free_text_is_hidden(text: str, expected: str) -> None:
+def test_apparent_secret_in_free_text_is_hidden(text: str, expected: str) -> None:
     assert hidden(text) == expected

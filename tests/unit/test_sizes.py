@@ -32,7 +32,7 @@ def test_flags_take_human_readable_integers(text: str, expected: float | None) -
     ("text", "expected"),
     [("32k", 32_000), ("32K", 32_768), ("80GB", 80 * 10**9), (" 80 GiB ", 80 * 2**30), ("80gb", None), ("GiB", None)],
 )
-def test_people_may_give_a_unit_of_bytes_too(text: str, expected: float | None) -> None:
+def test_sizes_accept_units_of_bytes(text: str, expected: float | None) -> None:
     assert parse_size(text) == expected
 
 
@@ -44,7 +44,7 @@ def test_kubernetes_has_suffixes_of_its_own(text: str, expected: float | None) -
     assert resource_quantity(text) == expected
 
 
-def test_only_the_log_of_vllm_means_gib_where_it_says_gb() -> None:
+def test_gb_means_gib_only_in_vllms_log() -> None:
     differing = {unit for unit in BYTE_UNITS if BYTE_UNITS[unit] != LOG_UNITS[unit]}
     assert differing == {"KB", "MB", "GB"}
     assert {unit: LOG_UNITS[unit] for unit in differing} == {"KB": 2**10, "MB": 2**20, "GB": 2**30}

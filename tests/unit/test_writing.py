@@ -57,7 +57,7 @@ with w.written_whole(pathlib.Path("alone")) as out: print("new", file=out)'
 
 
 def test_a_file_that_is_mounted_alone_is_written_in_place(tmp_path: Path) -> None:
-    """As a container has it of one file of its host: nothing can take its place."""
+    """A container may mount one file of its host: the file cannot be replaced."""
     for name in ("mounted", "alone"):
         (tmp_path / name).write_text("an old and longer text")
     namespace = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -74,7 +74,7 @@ def test_a_full_disk_is_an_error_and_not_an_empty_file(tmp_path: Path) -> None:
         out.write("new")
 
 
-def test_one_writes_and_after_it_the_next(tmp_path: Path) -> None:
+def test_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     with only_writer(tmp_path), pytest.raises(BadUsage, match="another diag is writing to"), only_writer(tmp_path):
         pass
     with only_writer(tmp_path):

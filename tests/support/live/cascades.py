@@ -77,7 +77,7 @@ def concurrency(live: Said) -> int:
 
 
 def refusal(live: Said) -> str:
-    """What becomes of the relaunch line where the variable of the key is not set."""
+    """Return the result of the relaunch line without the variable of the key."""
     line = live.primary.get("relaunch") or ""
     unset = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
     try:
@@ -114,7 +114,7 @@ def status(url: str) -> int:
 
 
 def verified(stage: Stage, after: server.Server) -> str:
-    """What `diag verify` says of a server since the recording, with its reasons where it cannot compare."""
+    """Return the verdict of `diag verify` on a server since the recording, with its reasons if it cannot compare."""
     command = [DIAG, "verify", str(stage.folder / "before"), after.url, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout:

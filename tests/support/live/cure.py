@@ -1,4 +1,4 @@
-"""What a load meets on a server before and after a fix: what `diag record` keeps, and the clients' own numbers."""
+"""Results of a load on a server before and after a fix: the recording, and the clients' own numbers."""
 
 import gzip
 import re
@@ -87,7 +87,7 @@ def met(url: str, port: int, case: Case, folder: Path, seconds: float, *, gatewa
 
 
 def recorded(url: str, folder: Path, seconds: float) -> None:
-    """What `diag record` keeps of so many seconds."""
+    """Return a recording of so many seconds by `diag record`."""
     command = [DIAG, "record", url, str(folder), "--for", str(seconds), "--every", "1"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
@@ -96,7 +96,7 @@ PREEMPTED, FINISHED = "vllm:num_preemptions_total", "vllm:request_success_total"
 
 
 def grown(folder: Path, counter: str) -> float:
-    """By how much a counter grew from the first page of a recording to its last."""
+    """Return the growth of a counter from the first page of a recording to its last."""
     pages = gzip.decompress((folder / "metrics.prom.gz").read_bytes()).decode().split("# scrape ")
     sums = [
         sum(map(float, re.findall(rf"^{counter}{{[^}}]*}} (\S+)$", page, re.MULTILINE)))
@@ -107,5 +107,5 @@ def grown(folder: Path, counter: str) -> float:
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """Of sorted numbers; 0 of none."""
+    """Return a quantile of sorted numbers; 0 without numbers."""
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] if ordered else 0.0

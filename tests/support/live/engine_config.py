@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def load(file: str) -> ModuleType:
-    """Of diag: by its file, since diag is not installed where vLLM is."""
+    """Load a module of diag from its file, because diag is not installed beside vLLM."""
     spec = importlib.util.spec_from_file_location("parser_of_diag", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

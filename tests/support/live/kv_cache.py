@@ -31,7 +31,7 @@ def specs(case: dict) -> dict:
 
 
 def settings(case: dict) -> SimpleNamespace:
-    """Of a VllmConfig what the planner reads."""
+    """Return the fields of a VllmConfig that the planner reads."""
     layout = next(each for each in KVCacheLayout if not each.is_block_outermost)
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=case["length"], original_max_model_len=case["length"]),
@@ -50,7 +50,7 @@ def settings(case: dict) -> SimpleNamespace:
 
 
 def planned(case: dict) -> dict:
-    """What vLLM would do."""
+    """Return vLLM's own plan."""
     config = settings(case)
     groups = planner.get_kv_cache_groups(config, specs(case))
     plan = planner.get_kv_cache_config_from_groups(config, groups, case["memory"])

@@ -71,7 +71,7 @@ class Gateway:
 
 @dataclass
 class Load:
-    """What the clients have met so far, in seconds: `latencies` of whole requests; of streams, of each client group,
+    """Results of the clients so far, in seconds: `latencies` of whole requests; of streams, of each client group,
     the times to the `first` token, with the wait at the `gateway`, and the `gaps` between two tokens of one stream.
     """
 

@@ -1,4 +1,4 @@
-"""What an engineer on call has of a server: an exporter beside it, a Prometheus with the shipped alerts, a pager.
+"""Tools of an engineer on call: an exporter beside the server, a Prometheus with the shipped alerts, a pager.
 
 And what each of them says of the server, in a few words that can be compared: "critical engine_dead".
 """

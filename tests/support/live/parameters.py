@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def parameters(fields: dict) -> int:
-    """Of the language part, a matrix that is used twice counted once."""
+    """Count the parameters of the language part; a matrix that is used twice counts once."""
     text = fields.pop("text_config", {})
     left_out = ("quantization_config", "vision_config", "architectures", "torch_dtype")
     merged = {name: value for name, value in (fields | text).items() if name not in left_out}

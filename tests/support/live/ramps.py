@@ -45,7 +45,7 @@ CASES = (KV_CACHE, SEQUENCES, BUDGET, COMPUTE, CLIENT)
 
 
 def ramp(url: str, tokens: tuple[int, int], *options: str, share: float = 1.0) -> dict[str, Any]:
-    """What `diag ramp --json` prints."""
+    """Return the output of `diag ramp --json`."""
     python = server.PYTHON if share == 1 else str(SLOW)
     lengths = ("--prompt-tokens", str(tokens[0]), "--output-tokens", str(tokens[1]))
     command = ["ramp", url, "--vllm-python", python, "--yes", "--json", *lengths, *options]

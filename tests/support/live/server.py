@@ -62,7 +62,7 @@ def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -
 
 @contextmanager
 def starting(folder: Path, size: str, flags: Sequence[str], port: int = 0, **environment: str) -> Iterator[Server]:
-    """The same, from its first moment on; at the port of an earlier one it goes on with that one's log."""
+    """Start the server and return at once; at the port of an earlier server, continue that server's log."""
     files = folder / size
     if not files.exists():
         model.write(files, size)

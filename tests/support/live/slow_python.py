@@ -17,7 +17,7 @@ TURN = 0.25
 
 
 def _has_child(pid: int) -> bool:
-    """Whether it has started a process that stays, as for a step of load."""
+    """Return True if it has started a process that stays, as for a step of load."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     before = children.read_text() if children.exists() else ""
     time.sleep(TURN)

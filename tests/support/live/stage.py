@@ -1,4 +1,4 @@
-"""Where a scenario runs, with who is on call for its server; and what they say, put beside what they should say."""
+"""Stage of a scenario: the server with its monitoring, and the actual beside the expected answers."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ FLAGS = ("--max-model-len", "2048", "--max-num-seqs", "32")
 
 @dataclass(frozen=True)
 class Row:
-    """What is said of a moment; alternatives of what should be said are joined by " or ", the one to wait for first."""
+    """Answers at one moment; alternatives of an expected answer are joined by " or ", the first is waited for."""
 
     live: str = NOT_ASKED
     exporter: str = NOT_ASKED
@@ -30,7 +30,7 @@ class Row:
 
 
 def everywhere(said: str, alert: str, verify: str = NOT_ASKED, livez: str = "200") -> Row:
-    """The same is said live, by the exporter and by Prometheus; `livez` is the status of the exporter's /livez."""
+    """Return a row with one answer live, from the exporter and from Prometheus; `livez` is the status of /livez."""
     return Row(said, said, said, alert, verify, livez)
 
 
@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a scenario runs; `loading` lets no more servers start at a time than there are cores."""
+    """Stage of a scenario; `loading` limits the servers that start at a time to the number of cores."""
 
     folder: Path
     in_haste: bool = False
@@ -74,7 +74,7 @@ class Stage:
 
     @contextmanager
     def serving(self, flags: Sequence[str] = FLAGS) -> Iterator[tuple[server.Server, OnCall]]:
-        """The same, once it serves."""
+        """Start a server and wait until it serves."""
         with ExitStack() as loading:
             loading.enter_context(self.loading)
             with self.starting(flags) as (vllm, who):
@@ -84,7 +84,7 @@ class Stage:
 
     @contextmanager
     def busy(self, flags: Sequence[str] = FLAGS) -> Iterator[tuple[server.Server, OnCall]]:
-        """The same, after some ordinary load that goes on."""
+        """Start a server and wait for some ordinary load, which continues."""
         with self.serving(flags) as (vllm, who), load.running(vllm.port, *load.STEADY):
             time.sleep(SETTLES)
             yield vllm, who
@@ -104,7 +104,7 @@ def look(who: OnCall, expected: Row) -> tuple[Row, Said]:
 
 
 def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float) -> Outcome:
-    """What was said, with the alerts so far; one from before the fault is a false alarm."""
+    """Return the answers with the alerts so far; an alert from before the fault is a false alarm."""
     if expected.alert == NOT_ASKED:
         return Outcome(name, expected, got)
     sent = who.notified()

@@ -13,7 +13,7 @@ STEP = Path(os.environ.get("PLAYED_BENCH_STEPS", os.devnull))
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """Those that diag gives, each with a value."""
+    """Add the options that diag passes, each with a value."""
     for name in ("backend", "base-url", "model", "tokenizer", "dataset-name", "percentile-metrics"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("metric-percentiles", "result-dir", "result-filename"):
