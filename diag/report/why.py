@@ -1,7 +1,5 @@
 """Why an incident is present, absent or unknown: every condition on every subject, with its value and threshold."""
 
-from collections.abc import Iterator
-
 from diag.core.formatting import plural
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
@@ -19,8 +17,20 @@ def render(report: Report, incident: str) -> str:
         return f"{incident}: nothing that it could be judged on was seen.\n"
     lines = []
     for diagnosis in found[:SUBJECTS]:
+        symptoms = len(diagnosis.incident.symptoms)
+        groups = {
+            "symptom": diagnosis.symptoms[:symptoms],
+            "required": diagnosis.symptoms[symptoms:],  # by a look-alike too
+            "supports": diagnosis.supports,
+            "escalates": diagnosis.escalation,
+        }
+        rows = [
+            (role, reading.condition.signal.name, reading.shown, reading.threshold, HELD[reading.holds])
+            for role, readings in groups.items()
+            for reading in readings
+        ]
         state = f"{incident} on {words.where(diagnosis)}: {_state(diagnosis, report)}"
-        lines += [*paragraph(state), *table([*_rows(diagnosis)]), ""]
+        lines += [*paragraph(state), *table(rows), ""]
     if len(found) > SUBJECTS:
         lines += [f"  and {plural(len(found) - SUBJECTS, 'more subject')}", ""]
     return "\n".join(lines[:-1]) + "\n"
@@ -40,17 +50,3 @@ def _state(diagnosis: Diagnosis, report: Report) -> str:
         if reading.holds is (False if diagnosis.state == "absent" else None)
     )
     return f"{diagnosis.state}: {'; '.join(facts)}"
-
-
-def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield role, signal, value, threshold and outcome of each condition; a look-alike's is required as well."""
-    symptoms = len(diagnosis.incident.symptoms)
-    groups = {
-        "symptom": diagnosis.symptoms[:symptoms],
-        "required": diagnosis.symptoms[symptoms:],
-        "supports": diagnosis.supports,
-        "escalates": diagnosis.escalation,
-    }
-    for role, readings in groups.items():
-        for reading in readings:
-            yield role, reading.condition.signal.name, reading.shown, reading.threshold, HELD[reading.holds]
