@@ -106,8 +106,8 @@ def told(folder: Path) -> dict[str, str]:
     evil = shlex.quote(EVIL)
     command = f"X={evil} vllm serve {evil} --served-model-name {evil} --max-num-seqs {evil} {shlex.quote('--' + EVIL)}"
     return {
-        "verify": verify_text.terminal(compared),
-        "verify in markdown": verify_text.markdown(compared),
+        "verify": verify_text.render(compared),
+        "verify in markdown": verify_text.render_markdown(compared),
         "config": observe.show_configuration(ObserveOptions([str(folder)]), as_json=False),
         "lint": lint.run(command, lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0],
     }
