@@ -19,7 +19,6 @@ SCHEMA = "diag.doctor/2"
 
 
 def render(report: Report) -> str:
-    """Render the report as indented JSON, one line break at its end."""
     return json.dumps(_finite(document(report)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
@@ -74,20 +73,13 @@ def observed(report: Report) -> dict[str, Any]:
 
 
 def _normality(found: Normality) -> dict[str, Any]:
+    names = ("measure", "unit", "worse", "value", "normal", "spread", "ratio", "load", "windows")
     return {
         "baseline": found.file or None,
         "readings": [
             {
                 "subject": _subject(reading.subject),
-                "measure": reading.measure,
-                "unit": reading.unit,
-                "worse": reading.worse,
-                "value": reading.value,
-                "normal": reading.normal,
-                "spread": reading.spread,
-                "ratio": reading.ratio,
-                "load": reading.load,
-                "windows": reading.windows,
+                **{name: getattr(reading, name) for name in names},
                 "vllm": reading.version,
                 "notable": reading.notable,
                 "sentence": reading.sentence,

@@ -12,17 +12,7 @@ from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.report import sentences as words
-from diag.report.layout import (
-    WIDTH,
-    clipped,
-    continued,
-    labelled,
-    one_line_each,
-    paragraph,
-    shortened,
-    table,
-    verbatim,
-)
+from diag.report.layout import WIDTH, clipped, continued, labelled, one_line_each, paragraph, shortened, table, verbatim
 from diag.report.summary import (
     choose_actions,
     count_verdicts,
@@ -90,7 +80,6 @@ LAST = (
 
 
 def short_report(report: Report) -> str:
-    """Render the short report, one line break at its end."""
     groups = words.alike(report)
     found_nothing = words.found_nothing(report)
     if groups:
@@ -294,7 +283,6 @@ def _reasons_not_judged(report: Report) -> list[str]:
 
 
 def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
-    """Return the texts with long server names shortened."""
     shown = list(texts)
     for name in words.instances(report):
         if len(name) > NAME:
@@ -306,7 +294,6 @@ def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
 
 
 def full_report(report: Report) -> str:
-    """Render the full report, one line break at its end."""
     lines = verdicts(report)
     lines += [line for text in words.shared(report) for line in paragraph(text)]
     if report.verdict == "unknown":

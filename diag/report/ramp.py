@@ -41,7 +41,6 @@ def render(ramp: Ramp) -> str:
 
 
 def _headline(ramp: Ramp) -> str:
-    """Name the server, its model and release, and the request lengths."""
     named = [text for text in (ramp.model, f"vLLM {ramp.version}" if ramp.version else "") if text]
     served = f" ({', '.join(named)})" if named else ""
     lengths = f": {ramp.lengths.shown}" if ramp.lengths else ""
@@ -49,7 +48,6 @@ def _headline(ramp: Ramp) -> str:
 
 
 def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
-    """Yield labels and sentences, in reading order."""
     yield "Ceiling", [_ceiling(ramp)]
     if ramp.binds:
         yield "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
@@ -96,7 +94,6 @@ def _ceiling(ramp: Ramp) -> str:
 
 
 def _change(proposal: Proposal) -> str:
-    """Describe a flag with both values and its effect, or give the advice."""
     if not proposal.fix.flag:
         return proposal.text
     before = "" if proposal.before is None else f" {written(proposal.before)}"
@@ -158,10 +155,7 @@ def render_html(ramp: Ramp) -> str:
 
 
 def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None], limit: float | None) -> Markup:
-    """Plot values against requests in flight: closed-loop steps as a line, open-loop steps as dots, the limit dashed.
-
-    Without values there is no plot.
-    """
+    """Plot values against requests in flight: closed-loop steps as a line, open-loop ones as dots, the limit dashed."""
     points = sorted(
         (step.in_flight, found, step.offer.rate is None)
         for step in ramp.steps
@@ -205,12 +199,10 @@ def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None
 
 
 def render_json(ramp: Ramp) -> str:
-    """Render the ramp as indented JSON, one line break at its end."""
     return json.dumps(document(ramp), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(ramp: Ramp) -> dict[str, Any]:
-    """Build the JSON document, in the schema's order."""
     contract = ramp.limits.contract
     return {
         "schema": SCHEMA,

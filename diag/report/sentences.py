@@ -148,7 +148,7 @@ def detailed(report: Report) -> list[Finding]:
     return [group[0] for group in alike(report)] if is_fleet(report) else list(report.present)
 
 
-# -- what the ill servers share ---------------------------------------------------------------------------------------
+# -- labels that unhealthy servers share ------------------------------------------------------------------------------
 
 HAVE = {"version": "run ", "model": "serve ", "flag": "run with "}
 """The verb before a value in a sentence about servers; "have" before any other."""
@@ -190,7 +190,7 @@ def shared_label(item: Property, value: str) -> str:
     return f"{names[item.kind]} {shown}" if item.kind in names else f'{printable(item.name, 60)}="{shown}"'
 
 
-# -- what was found ---------------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 
 def not_busy(report: Report) -> list[str]:
@@ -269,7 +269,7 @@ def consequences(finding: Finding, report: Report) -> list[Diagnosis]:
     return followed
 
 
-# -- what to change ---------------------------------------------------------------------------------------------------
+# -- changes ----------------------------------------------------------------------------------------------------------
 
 
 def change(proposal: Proposal) -> str:

@@ -30,7 +30,6 @@ _METRICS = {PAGE: f"{PAGE}: cache_config_info", EXPORTER: f"{EXPORTER}: diag_vll
 
 
 def render_config(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
-    """Render the configurations as plain text, one line break at its end."""
     parts = []
     for server in servers:
         kinds = [f"{gpu.name} ({gibibytes(gpu.memory, 0)})" for gpu in server.gpus]
@@ -76,7 +75,6 @@ def _json_value(name: str, value: Value | None) -> Value | int | bool | None:
 
 
 def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
-    """Render the configurations as indented JSON, one line break at its end."""
     document = {
         "schema": CONFIG_SCHEMA,
         "diag": __version__,

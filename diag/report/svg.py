@@ -65,12 +65,10 @@ class Scale:
 
     @property
     def right(self) -> int:
-        """The right end of the area."""
         return self.box.width - self.box.right
 
     @property
     def bottom(self) -> int:
-        """The lower end of the area."""
         return self.box.height - self.box.bottom
 
 
@@ -228,7 +226,6 @@ def element(tag: str, /, *inside: str, **attributes: object) -> Markup:
 
 
 def whole(box: Box, class_: str, *parts: str, **attributes: object) -> Markup:
-    """Return the plot of that size with these parts."""
     return element("svg", *parts, class_=class_, viewBox=f"0 0 {box.width} {box.height}", **attributes)
 
 
@@ -238,12 +235,10 @@ def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> 
 
 
 def horizontal(y: float, scale: Scale, class_: str) -> Markup:
-    """Return a line from side to side."""
     return element("path", class_=class_, d=f"M{scale.box.left} {pixels(y)}H{scale.right}")
 
 
 def vertical(x: float, scale: Scale, class_: str) -> Markup:
-    """Return a line from top to bottom."""
     return element("path", class_=class_, d=f"M{pixels(x)} {scale.box.top}V{scale.bottom}")
 
 

@@ -102,7 +102,6 @@ def watch_lost(error: str, at: float) -> str:
 
 
 def watch_regained(report: Report) -> str:
-    """Print that the servers can be observed again, and their present state."""
     heads = words.headline(report, moment)
     return "".join(_watch_line(report.observed.end, f"observed again: {head}") for head in heads)
 

@@ -218,12 +218,10 @@ def _markdown_section(section: _Section) -> str:
 
 
 def render_json(verification: Verification) -> str:
-    """Render the comparison as indented JSON, one line break at its end; no NaN or Inf."""
     return json.dumps(document(verification), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(verification: Verification) -> dict[str, Any]:
-    """Build the JSON document, in the schema's order."""
     return {
         "schema": SCHEMA,
         "diag": __version__,
@@ -237,9 +235,7 @@ def document(verification: Verification) -> dict[str, Any]:
                 "after": server.after,
                 "comparable": not server.reasons,
                 "reasons": list(server.reasons),
-                "load": {
-                    side: _load_document(load) for side, load in zip(("before", "after"), server.loads, strict=True)
-                },
+                "load": dict(zip(("before", "after"), map(_load_document, server.loads), strict=True)),
                 "changes": [asdict(change) for change in server.changes],
                 "incidents": [_outcome_document(outcome) for outcome in server.outcomes],
                 "new_incidents": [_incident_document(diagnosis) for diagnosis in server.new_incidents],

@@ -50,7 +50,6 @@ class ServerTable(DataTable[Text]):
 
     @property
     def selected(self) -> ServerRow | None:
-        """The server under the cursor."""
         return self.rows_shown[self.cursor_row] if self.cursor_row < len(self.rows_shown) else None
 
     def show(self, rows: list[ServerRow], every: Sequence[ServerRow], view: View) -> None:
@@ -239,7 +238,6 @@ class TopApp(App[None]):
         self._change(self._view._replace(gpus=not self._view.gpus))
 
     def action_filter(self) -> None:
-        """Ask for the text to filter by."""
         filter_input = self.query_one("#filter", Input)
         filter_input.add_class("open")
         filter_input.focus()
@@ -266,7 +264,6 @@ class TopApp(App[None]):
         self.draw()
 
     def action_record(self) -> None:
-        """Write the last minutes as a recording."""
         self._in_background(self.feed.record, self._tell)
 
     def _tell(self, sentence: str, severity: str = "information") -> None:

@@ -50,7 +50,6 @@ class Feed:
         self._histories, self._onsets = Histories(), Onsets()
 
     def start(self) -> None:
-        """Start the thread."""
 
         def run() -> None:
             try:
@@ -93,7 +92,6 @@ class ScrapeFeed(Feed):
         self._watched, self._memory, self._every, self._judge = watch, memory, every, judge
 
     def record(self) -> str:
-        """Write the last minutes as a recording; returns a sentence with its place."""
         folder = Path(f"diag-top-{datetime.fromtimestamp(time.time(), UTC):%Y%m%dT%H%M%SZ}")
         count = self._memory.write(folder, self._watched.facts, self._watched.remarks, self._every)
         return f"{plural(count, 'scrape')} recorded; diagnose them with: diag doctor {folder}"

@@ -58,12 +58,10 @@ def value(row: ServerRow, key: str) -> str:
 
 
 def state(row: ServerRow) -> str:
-    """Return the worst state of the engines of a server."""
     return min(row.state.split(", "), key=lambda one: STATES.index(one) if one in STATES else 0) or NOTHING
 
 
 def since(row: ServerRow) -> str:
-    """Format the time at which the worst incident of a server began."""
     if row.since is None:
         return ""
     return f"{'before ' if row.before else ''}{clock(row.since).removesuffix(' UTC')}"
