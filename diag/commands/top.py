@@ -50,7 +50,7 @@ def make_app(options: ObserveOptions) -> "TopApp":
     """Return the view, with the feed behind it."""
     from diag.commands import explain
     from diag.top.app import TopApp
-    from diag.top.feed import KEPT, Feed, QueryFeed, ScrapeFeed
+    from diag.top.feed import KEPT, Feed, PageMemory, QueryFeed, ScrapeFeed
 
     contract, incidents = site(options.incidents, options.contract)
     feed: Feed
@@ -58,7 +58,6 @@ def make_app(options: ObserveOptions) -> "TopApp":
         feed, waits_for = QueryFeed(lambda: look(options, contract, incidents)[:2]), "asking the Prometheus"
     else:
         from diag.sources.live.scrape import UNTIL_STOPPED, Scraper
-        from diag.top.memory import PageMemory
 
         def judge(seen: "Observation") -> "Judged":
             return judge_observation(seen, contract, incidents)[:2]

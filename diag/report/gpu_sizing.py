@@ -91,7 +91,20 @@ def render_budget(budget: Budget) -> str:
     for text in (*found.reasons, *budget.notes):
         lines += paragraph(text, "  - ", "    ")
 
-    lines += ["", *_ledger_table(budget)]
+    rows = [("GiB" if setup.cpu else "GiB on one GPU", "computed", "log", "difference", "source")]
+    for row in found.rows:
+        computed = _range_text(row.computed, lambda size: f"{size / GIB:.2f}") if row.computed else "unknown"
+        logged = f"{(row.logged.low + row.logged.high) / 2 / GIB:.2f}" if row.logged else ""
+        difference = "" if row.difference is None else f"{row.difference / GIB:+.2f}"
+        if row.difference is not None and abs(row.difference) < 0.005 * GIB:
+            difference = "none"
+        source = row.source if row.basis == "exact" else f"{row.source} ({row.basis})"
+        rows.append((row.name, computed, logged, difference, source))
+    if budget.logged or any(row.logged for row in found.rows):
+        lines += ["", *table(rows, right=(1, 2, 3))]
+    else:
+        lines += ["", *table([(name, computed, source) for name, computed, _, _, source in rows], right=(1,))]
+
     cache = list(_cache_rows(budget))
     lines += ["", *table(cache)] if cache else []
 
@@ -101,26 +114,6 @@ def render_budget(budget: Budget) -> str:
             heading = "  No single change that diag can compute makes it fit for certain."
         lines += ["", heading, *(f"    {flag} {value}" for flag, value in budget.suggestions)]
     return "\n".join(lines) + "\n"
-
-
-def _ledger_table(budget: Budget) -> list[str]:
-    """Lay out the ledger; it has columns for the log if the log prints any size."""
-    head = ("GiB" if budget.ledger.setup.cpu else "GiB on one GPU", "computed", "log", "difference", "source")
-    lines = [head]
-    for row in budget.ledger.rows:
-        computed, logged, difference = "unknown", "", ""
-        if row.computed:
-            computed = _span(row.computed, lambda size: f"{size / GIB:.2f}")
-        if row.logged:
-            logged = f"{(row.logged.low + row.logged.high) / 2 / GIB:.2f}"
-        if row.difference is not None:
-            within = abs(row.difference) < 0.005 * GIB
-            difference = "none" if within else f"{row.difference / GIB:+.2f}"
-        source = row.source if row.basis == "exact" else f"{row.source} ({row.basis})"
-        lines.append((row.name, computed, logged, difference, source))
-    if budget.logged or any(row.logged for row in budget.ledger.rows):
-        return table(lines, right=(1, 2, 3))
-    return table([(name, computed, source) for name, computed, _, _, source in lines], right=(1,))
 
 
 def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
@@ -143,8 +136,8 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
     if found.tokens and found.blocks and found.concurrency:
         low, high = (f"{bound:.2f}" for bound in found.concurrency)
         requests = f"{low if low == high else f'{low} to {high}'} requests of {setup.length:,} tokens"
-        yield "KV cache size", f"{_span(found.tokens, '{:,}'.format)} tokens", logged("tokens")
-        yield "KV blocks", f"{_span(found.blocks, '{:,}'.format)} of {setup.block} tokens", ""
+        yield "KV cache size", f"{_range_text(found.tokens, '{:,}'.format)} tokens", logged("tokens")
+        yield "KV blocks", f"{_range_text(found.blocks, '{:,}'.format)} of {setup.block} tokens", ""
         yield "concurrency", requests, logged("concurrency")
 
     if budget.longest is not None:
@@ -155,20 +148,15 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         yield "safe concurrency", f"{flag} without preemption", ""
 
 
-def _span(size: ByteRange, written: Callable[[int], str]) -> str:
+def _range_text(size: ByteRange, written: Callable[[int], str]) -> str:
     low, high = written(size.low), written(size.high)
     return low if low == high else f"{low} to {high}"
 
 
 def render_budget_json(budget: Budget) -> str:
     """Render the estimate as JSON: bytes as integers, ranges as [least, most], null if unknown."""
-    return json.dumps(budget_document(budget), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def budget_document(budget: Budget) -> dict[str, Any]:
-    """Build the JSON document of the estimate, in the schema's order."""
     found, setup = budget.ledger, budget.ledger.setup
-    return {
+    document = {
         "schema": BUDGET_SCHEMA,
         "diag": __version__,
         "model": budget.model,
@@ -200,6 +188,7 @@ def budget_document(budget: Budget) -> dict[str, Any]:
         "max_num_seqs": {"requested": setup.sequences, "safe": budget.sequences},
         "suggestions": [{"flag": flag, "value": value} for flag, value in budget.suggestions],
     }
+    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _pair(size: ByteRange | None) -> list[int] | None:
@@ -239,31 +228,26 @@ def _sizing_table(sizing: Sizing) -> list[str]:
     rows = []
     for _, replicas in groupby(sizing.configurations, lambda replica: replica.gpu.name):
         for replica in replicas:
-            rows.append(_replica_row(sizing, replica)[: len(head)])
+            tokens, decode, prefill = replica.ledger.tokens, replica.decode, replica.prefill
+            cells = [
+                replica.gpu.name,
+                str(replica.setup.tensor),
+                _FITS[replica.ledger.verdict],
+                f"{tokens.low:,}" if tokens else "",
+                f"{replica.requests:,}",
+                f"{decode.tokens_per_second:,.0f}" if decode else "",
+                f"{prefill.tokens_per_second:,.0f}" if prefill else "",
+                decode.binds if decode else "",
+            ]
+            if sizing.measured:
+                load = sizing.load(replica)
+                cells.append(quantity(load, "share") if load else "")
+            if sizing.prices:
+                cells += ["" if cost is None else f"{cost:.2f}" for cost in sizing.costs(replica, decode)]
+            rows.append(cells[: len(head)])
             if replica.ledger.verdict == "fits" and sizing.concurrency and replica.requests >= sizing.concurrency:
                 break
     return table([head, *rows], right=_RIGHT) if rows else []
-
-
-def _replica_row(sizing: Sizing, replica: SizedReplica) -> list[str]:
-    """Format the cells of one GPU and size; the last cells are the load and the cost, if these are known."""
-    tokens, decode, prefill = replica.ledger.tokens, replica.decode, replica.prefill
-    cells = [
-        replica.gpu.name,
-        str(replica.setup.tensor),
-        _FITS[replica.ledger.verdict],
-        f"{tokens.low:,}" if tokens else "",
-        f"{replica.requests:,}",
-        f"{decode.tokens_per_second:,.0f}" if decode else "",
-        f"{prefill.tokens_per_second:,.0f}" if prefill else "",
-        decode.binds if decode else "",
-    ]
-    if sizing.measured:
-        load = sizing.load(replica)
-        cells.append(quantity(load, "share") if load else "")
-    if sizing.prices:
-        cells += ["" if cost is None else f"{cost:.2f}" for cost in sizing.costs(replica, decode)]
-    return cells
 
 
 def render_sizing_json(sizing: Sizing) -> str:

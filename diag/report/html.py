@@ -14,7 +14,6 @@ from markupsafe import Markup
 from diag import __version__
 from diag.core.formatting import escaped, moment, pasted, quantity
 from diag.core.incident import RANK
-from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
@@ -39,6 +38,10 @@ def render(report: Report) -> str:
         word = next(word for word in CLASSES if line.startswith(word))
         headlines.append((CLASSES[word], word, line.removeprefix(word)))
     servers = fleet_rows(report, moment) if words.is_fleet(report) else []
+    absent: dict[str, list[Diagnosis]] = {}
+    for finding in report.findings:
+        if finding.diagnosis.state == "absent":
+            absent.setdefault(finding.diagnosis.incident.id, []).append(finding.diagnosis)
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
     return page(
         TEMPLATE.name,
@@ -49,7 +52,10 @@ def render(report: Report) -> str:
         servers=servers,
         counts=count_verdicts([server.verdict for server in servers]),
         timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0)[:MOST_ROWS],
-        absent=_absent(report),
+        absent=[
+            (found[0], next(reading for reading in found[0].symptoms if reading.holds is False), len(found) - 1)
+            for _, found in sorted(absent.items())
+        ],
         version=__version__,
     )
 
@@ -117,15 +123,3 @@ def _action_label(finding: Finding, proposal: Proposal) -> str:
     if proposal is not first or not finding.diagnosis.primary:
         return ""
     return "fix" if proposal.fix.restart else "mitigation"
-
-
-def _absent(report: Report) -> list[tuple[Diagnosis, Reading, int]]:
-    """List each absent incident with the first reading that rules it out, and the number of further subjects."""
-    absent: dict[str, list[Diagnosis]] = {}
-    for finding in report.findings:
-        if finding.diagnosis.state == "absent":
-            absent.setdefault(finding.diagnosis.incident.id, []).append(finding.diagnosis)
-    return [
-        (found[0], next(reading for reading in found[0].symptoms if reading.holds is False), len(found) - 1)
-        for _, found in sorted(absent.items())
-    ]

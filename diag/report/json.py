@@ -13,19 +13,33 @@ from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.proposals import Proposal, Value
 from diag.diagnosis.report import Finding, Normality, Report
-from diag.diagnosis.shared_labels import SharedLabel
 from diag.report import sentences as words
 
 SCHEMA = "diag.doctor/2"
 
 
 def render(report: Report) -> str:
-    """Render the report as indented JSON, one line break at its end."""
     return json.dumps(_finite(document(report)), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Build the JSON document, in the schema's order."""
+    """Build the JSON document, in the schema's order; only the report of a fleet has `shared`."""
+    shared = [
+        {
+            "incident": found.incident,
+            "kind": found.property.kind,
+            "property": found.property.name,
+            "value": found.value,
+            "ill_with": found.ill_with,
+            "ill": found.ill,
+            "healthy_with": found.healthy_with,
+            "healthy": found.healthy,
+            "servers": list(found.servers),
+            "also": [{"kind": item.kind, "property": item.name, "value": value} for item, value in found.also],
+            "sentence": words.shared_sentence(found, report),
+        }
+        for found in report.shared
+    ]
     return {
         "schema": SCHEMA,
         "diag": __version__,
@@ -47,7 +61,7 @@ def document(report: Report) -> dict[str, Any]:
         "diagnoses": [_diagnosis(finding) for finding in report.findings],
         "thresholds": list(report.contract),
         "normal": _normality(report.normality),
-        **({"shared": [_shared(shared, report) for shared in report.shared]} if report.shared else {}),
+        **({"shared": shared} if shared else {}),
     }
 
 
@@ -59,20 +73,13 @@ def observed(report: Report) -> dict[str, Any]:
 
 
 def _normality(found: Normality) -> dict[str, Any]:
+    names = ("measure", "unit", "worse", "value", "normal", "spread", "ratio", "load", "windows")
     return {
         "baseline": found.file or None,
         "readings": [
             {
                 "subject": _subject(reading.subject),
-                "measure": reading.measure,
-                "unit": reading.unit,
-                "worse": reading.worse,
-                "value": reading.value,
-                "normal": reading.normal,
-                "spread": reading.spread,
-                "ratio": reading.ratio,
-                "load": reading.load,
-                "windows": reading.windows,
+                **{name: getattr(reading, name) for name in names},
                 "vllm": reading.version,
                 "notable": reading.notable,
                 "sentence": reading.sentence,
@@ -80,22 +87,6 @@ def _normality(found: Normality) -> dict[str, Any]:
             for reading in found.readings
         ],
         "not_compared": list(found.reasons),
-    }
-
-
-def _shared(shared: SharedLabel, report: Report) -> dict[str, Any]:
-    return {
-        "incident": shared.incident,
-        "kind": shared.property.kind,
-        "property": shared.property.name,
-        "value": shared.value,
-        "ill_with": shared.ill_with,
-        "ill": shared.ill,
-        "healthy_with": shared.healthy_with,
-        "healthy": shared.healthy,
-        "servers": list(shared.servers),
-        "also": [{"kind": item.kind, "property": item.name, "value": value} for item, value in shared.also],
-        "sentence": words.shared_sentence(shared, report),
     }
 
 
@@ -163,7 +154,7 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
         "trade_off": fix.risk,
         "restart": fix.restart,
         "rollback": fix.rollback,
-        "vllm_versions": words.versions(proposal),
+        "vllm_versions": words.released(proposal.fix),
         "check_first": list(proposal.needs),
         "changes": [
             {

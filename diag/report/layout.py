@@ -34,7 +34,6 @@ def columns(count: int) -> Iterator[None]:
 
 
 def line_width() -> int:
-    """Return the most columns that a line may have."""
     return _width.get()
 
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 from diag.core.formatting import escaped, pasted
-from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
 from diag.report.summary import count_verdicts, fleet_rows, merge_by_cause
@@ -78,6 +77,14 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
         holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
         name = escape(reading.condition.signal.name)
         evidence.append((name, reading.shown, escape(reading.threshold), holds))
+    fixes = []
+    for proposal in finding.proposals:
+        fix, change = proposal.fix, pasted(words.change(proposal))
+        facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
+        sentences = [f"{name}: {text}." for name, text in facts.items() if text]
+        texts = (proposal.text, *sentences, words.released(fix), words.needs(proposal))
+        text = " ".join(escape(text) for text in texts if text)
+        fixes.append(f"- {code(change)} {text}" if change else f"- {text}")
     relaunch = pasted(finding.relaunch or "")
     fence = _fence(relaunch, 3)
     parts = [
@@ -88,23 +95,12 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
         _list("Ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
         _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
-        _list("Fixes", [_fix(proposal) for proposal in finding.proposals], raw=True),
+        "\n".join(["Fixes:", "", *fixes]) if fixes else "",
         _list("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
         f"Relaunch:\n\n{fence}\n{relaunch}\n{fence}" if finding.relaunch else "",
     ]
     return [part for part in parts if part]
 
 
-def _list(title: str, texts: Sequence[str], *, raw: bool = False) -> str:
-    lines = [f"- {text if raw else escape(text)}" for text in texts]
-    return "\n".join([f"{title}:", "", *lines]) if lines else ""
-
-
-def _fix(proposal: Proposal) -> str:
-    fix = proposal.fix
-    change = pasted(words.change(proposal))
-    facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
-    sentences = [f"{name}: {text}." for name, text in facts.items() if text]
-    parts = (proposal.text, *sentences, words.versions(proposal), words.needs(proposal))
-    text = " ".join(escape(part) for part in parts if part)
-    return f"{code(change)} {text}" if change else text
+def _list(title: str, texts: Sequence[str]) -> str:
+    return "\n".join([f"{title}:", "", *(f"- {escape(text)}" for text in texts)]) if texts else ""

@@ -12,19 +12,8 @@ from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.report import sentences as words
-from diag.report.layout import (
-    WIDTH,
-    clipped,
-    continued,
-    labelled,
-    one_line_each,
-    paragraph,
-    shortened,
-    table,
-    verbatim,
-)
+from diag.report.layout import WIDTH, clipped, continued, labelled, one_line_each, paragraph, shortened, table, verbatim
 from diag.report.summary import (
-    Actions,
     choose_actions,
     count_verdicts,
     evidence_rows,
@@ -91,15 +80,34 @@ LAST = (
 
 
 def short_report(report: Report) -> str:
-    """Render the short report, one line break at its end."""
     groups = words.alike(report)
-    shared = [line for text in words.shared(report) for line in paragraph(text)]
+    found_nothing = words.found_nothing(report)
+    if groups:
+        middle = _incident_parts(groups[0], report)
+    elif report.verdict == "unknown":
+        middle = {
+            "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
+            "blank": [[""]],
+            "servers": _fleet_part(report),
+            "why": _part("Why", _reasons_not_judged(report), ROWS),
+            "normal": _normal_part(report),
+        }
+    else:
+        servers = words.folded(_with_short_names(report.observed.servers, report), 2)
+        middle = {
+            "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
+            "blank": [[""]],
+            "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
+            "server": _part("Server", servers, 3),
+            "normal": _normal_part(report),
+        }
     parts = {
         "verdict": [[verdicts(report)[0]]],
-        "shared": _shorter_forms(shared, 4),
-        **(_incident_parts(groups[0], report) if groups else _parts_without_incident(report)),
+        "shared": _shorter_forms([line for text in words.shared(report) for line in paragraph(text)], 4),
+        **middle,
         **_context_parts(report, groups[0][0] if groups else None),
     }
+
     most = HEALTHY_LINES if report.verdict == "healthy" else LINES
     lines = _shorten(parts, FIRST, most)
     if len(lines) > most:
@@ -135,11 +143,9 @@ def _fewer_rows(lines: Lines, indent: str) -> Forms:
 
 
 def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms]:
-    """Build the parts about the first incident: impact, evidence, actions; of a fleet, of the servers that have it."""
+    """Build the parts about the first incident: impact, evidence, actions; of a fleet, the servers that have it."""
     finding = group[0]
     diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
-    actions = choose_actions(finding)
-
     where = words.place(diagnosis.subject)
     if len(group) > 1:
         place = _part("Example", [f"{where}; {plural(len(group) - 1, 'more server')} like it"], 2)
@@ -149,6 +155,14 @@ def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms
     written_as = words.time_format(report)
     earlier = [format_period([episode], written_as) for episode in reversed(diagnosis.one_by_one[:-1])]
     evidence = one_line_each(evidence_rows(diagnosis, culprits=True), 0, label="Evidence", width=LABEL, right=(1,))
+
+    log: Forms = [[]]
+    if finding.quotes:  # the shorter forms cut the log line, but not its place
+        quote = finding.quotes[0]
+        file = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
+        texts = [words.quoted(finding)[0]]
+        texts += [printable(quote.text, most - len(file)) + file for most in range(3 * ROOM, ROOM - 1, -ROOM // 4)]
+        log = [form for text in texts if len(form := labelled("Log", [text], LABEL)) <= QUOTE]
     return {
         "impact": _shorter_forms(paragraph(f"{incident.title}: {incident.impact}.", rest=""), 2),
         "blank": [[""]],
@@ -157,31 +171,42 @@ def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms
         "episodes": _part("Episodes", [listed(earlier, separator="; ")], 2),
         "evidence": [evidence[:count] for count in range(len(evidence), 0, -1)] or [[]],
         "normal": _normal_part(report),
-        "log": _log_part(finding),
-        **_do_now_parts(actions),
-        **(_fix_parts(actions.fix) if actions.fix else {}),
-        "relaunch": _relaunch_part(finding.relaunch),
+        "log": log,
+        **_action_parts(finding),
     }
 
 
-def _parts_without_incident(report: Report) -> dict[str, Forms]:
-    """Build the parts of a report that found nothing, or could not judge the servers."""
-    head = words.found_nothing(report)
-    if report.verdict == "unknown":
-        return {
-            "impact": [paragraph(f"Health could not be judged; {head}.")],
-            "blank": [[""]],
-            "servers": _fleet_part(report),
-            "why": _part("Why", _reasons_not_judged(report), ROWS),
-            "normal": _normal_part(report),
+def _action_parts(finding: Finding) -> dict[str, Forms]:
+    """Build the parts about the actions: what needs no restart, the fix, and the command to be pasted."""
+    actions = choose_actions(finding)
+    now, texts, cost = actions.now, list(actions.advice[:1]), ""
+    if now:
+        texts.append(f"{words.change(now)}   {now.text}" if now.fix.command else now.text)
+        cost = _trade_off(now)
+    parts = {
+        "do now": _part("Next time" if actions.is_over else "Do now", texts, 5),
+        "cost": [labelled("", [cost] if cost else [], LABEL), []],
+    }
+
+    if proposal := actions.fix:
+        fix = proposal.fix
+        head = words.change(proposal) or proposal.text.rstrip(".")
+        if fix.name or "start" not in head:
+            head += "; restart needed" if fix.restart else "; no restart"
+        rollback = f"Rollback: {fix.rollback.removesuffix(' and restart')}." if fix.rollback else ""
+        rest = (_trade_off(proposal), rollback, words.needs(proposal))
+        purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
+        parts |= {
+            "fix": _part("Fix", [head], 3),
+            "purpose": [labelled("", [purpose] if purpose else [], LABEL), []],
+            "trade-off": _part("", [" ".join(text for text in rest if text)], 4),
         }
-    return {
-        "impact": [paragraph(f"{head[0].upper()}{head[1:]}.")],
-        "blank": [[""]],
-        "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
-        "server": _part("Server", words.folded(_with_short_names(report.observed.servers, report), 2), 3),
-        "normal": _normal_part(report),
-    }
+
+    if finding.relaunch:
+        lines = continued(pasted(finding.relaunch), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
+        elsewhere = labelled("Relaunch", ["the launch command with this change in it: --verbose"], LABEL)
+        parts["relaunch"] = [lines, elsewhere] if lines else [elsewhere]
+    return parts
 
 
 def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
@@ -194,13 +219,25 @@ def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
         ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out
         runbook = f", diag explain {diagnosis.incident.id}"
 
+    also: Forms = [[]]
+    if not words.is_fleet(report):  # a fleet has a table of its own
+        others = [other.diagnosis for other in report.present if other is not finding]
+        rows = []
+        for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
+            where = words.where(diagnosis)
+            if len(words.instances(report)) == 1:  # line 1 has the name of the only server
+                where = where.removeprefix(printable(words.instance(diagnosis.subject))).strip() or where
+            period = format_period([diagnosis], words.time_format(report), duration=False)
+            rows.append((diagnosis.severity, diagnosis.incident.id, where, period))
+        also = _fewer_rows(one_line_each(rows, 2, label="Also", width=LABEL), " " * (LABEL + 2))
+
     missing: dict[str, list[str]] = {}
     for name in report.observed.not_measured:
         missing.setdefault(FAMILIES[name].hint, []).append(FAMILIES[name].name)
     not_seen = "; ".join(f"{', '.join(names)} ({hint})" for hint, names in missing.items())
     return {
         "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
-        "also": _also_part(report, finding),
+        "also": also,
         "ruled out": _part("Ruled out", [ruled_out], 2),
         "unknown": _part("Unknown", _reasons_not_judged(report) if finding else [], 2),
         "note": _part("Note", _with_short_names(report.observed.notes, report), 2),
@@ -229,44 +266,6 @@ def _normal_part(report: Report) -> Forms:
     return _part("Normal", _with_short_names(words.normality(report)[:3], report), 3)
 
 
-def _log_part(finding: Finding) -> Forms:
-    """Quote the log line that decides, with its place in the log; the shorter forms cut the line."""
-    if not finding.quotes:
-        return [[]]
-    quote = finding.quotes[0]
-    place = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
-    texts = [words.quoted(finding)[0]]
-    texts += [printable(quote.text, most - len(place)) + place for most in range(3 * ROOM, ROOM - 1, -ROOM // 4)]
-    forms = [labelled("Log", [text], LABEL) for text in texts]
-    return [form for form in forms if len(form) <= QUOTE]
-
-
-def _do_now_parts(actions: Actions) -> dict[str, Forms]:
-    """Build the parts about what needs no restart: advice, a command or a number, and its trade-off."""
-    now, texts = actions.now, list(actions.advice[:1])
-    cost = _trade_off(now) if now else ""
-    if now:
-        texts.append(f"{words.change(now)}   {now.text}" if now.fix.command else now.text)
-    label = "Next time" if actions.is_over else "Do now"
-    return {"do now": _part(label, texts, 5), "cost": [labelled("", [cost], LABEL), []] if cost else [[]]}
-
-
-def _fix_parts(proposal: Proposal) -> dict[str, Forms]:
-    """Build the parts about the fix: the change, its purpose, its trade-off and rollback."""
-    fix = proposal.fix
-    head = words.change(proposal) or proposal.text.rstrip(".")
-    if fix.name or "start" not in head:
-        head += "; restart needed" if fix.restart else "; no restart"
-    rollback = f"Rollback: {fix.rollback.removesuffix(' and restart')}." if fix.rollback else ""
-    rest = " ".join(filter(None, (_trade_off(proposal), rollback, words.needs(proposal))))
-    purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
-    return {
-        "fix": _part("Fix", [head], 3),
-        "purpose": [labelled("", [purpose], LABEL), []] if purpose else [[]],
-        "trade-off": _part("", [rest], 4),
-    }
-
-
 def _trade_off(proposal: Proposal) -> str:
     return f"Trade-off: {_before_colon(proposal.fix.risk)}." if proposal.fix.risk else ""
 
@@ -274,30 +273,6 @@ def _trade_off(proposal: Proposal) -> str:
 def _before_colon(text: str) -> str:
     """Return a sentence up to its colon, without the details behind it."""
     return text.partition(": ")[0].rstrip(".")
-
-
-def _relaunch_part(command: str | None) -> Forms:
-    """Print the command over several lines, to be pasted; the shorter form says where to find it."""
-    if not command:
-        return [[]]
-    lines = continued(pasted(command), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
-    elsewhere = labelled("Relaunch", ["the launch command with this change in it: --verbose"], LABEL)
-    return [lines, elsewhere] if lines else [elsewhere]
-
-
-def _also_part(report: Report, finding: Finding | None) -> Forms:
-    """List each further incident in a line, the worst first; a fleet has its own table."""
-    if words.is_fleet(report):
-        return [[]]
-    rows = []
-    others = [other.diagnosis for other in report.present if other is not finding]
-    for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
-        where = words.where(diagnosis)
-        if len(words.instances(report)) == 1:  # line 1 has the name of the only server
-            where = where.removeprefix(printable(words.instance(diagnosis.subject))).strip() or where
-        period = format_period([diagnosis], words.time_format(report), duration=False)
-        rows.append((diagnosis.severity, diagnosis.incident.id, where, period))
-    return _fewer_rows(one_line_each(rows, 2, label="Also", width=LABEL), " " * (LABEL + 2))
 
 
 def _reasons_not_judged(report: Report) -> list[str]:
@@ -308,7 +283,6 @@ def _reasons_not_judged(report: Report) -> list[str]:
 
 
 def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
-    """Return the texts with long server names shortened."""
     shown = list(texts)
     for name in words.instances(report):
         if len(name) > NAME:
@@ -320,13 +294,19 @@ def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
 
 
 def full_report(report: Report) -> str:
-    """Render the full report, one line break at its end."""
     lines = verdicts(report)
     lines += [line for text in words.shared(report) for line in paragraph(text)]
     if report.verdict == "unknown":
         lines += labelled("why", [each.sentence for each in report.not_judged])
     lines += labelled("progress", words.not_busy(report))
-    lines += _fleet_table(report)
+    if words.is_fleet(report):
+        servers = fleet_rows(report, words.time_format(report))
+        ill = [server for server in servers if server.verdict != "healthy"]
+        rows = [
+            (row.verdict, row.instance, f"{row.incidents or row.states}  {row.when}".rstrip()) for row in ill[:SERVERS]
+        ]
+        lines += ["", count_verdicts([server.verdict for server in servers]), *table(rows)]
+        lines += [f"  and {len(ill) - SERVERS:,} more that are not healthy"] if len(ill) > SERVERS else []
 
     for finding, *others in words.alike(report):
         lines += ["", *_finding_lines(finding, others, report)]
@@ -350,17 +330,6 @@ def full_report(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _fleet_table(report: Report) -> list[str]:
-    """Lay out a line for each unhealthy server of a fleet, the worst first."""
-    if not words.is_fleet(report):
-        return []
-    servers = fleet_rows(report, words.time_format(report))
-    ill = [server for server in servers if server.verdict != "healthy"]
-    rows = [(server.verdict, server.instance, server.summary) for server in ill[:SERVERS]]
-    rest = [f"  and {len(ill) - SERVERS:,} more that are not healthy"] if len(ill) > SERVERS else []
-    return ["", count_verdicts([server.verdict for server in servers]), *table(rows), *rest]
-
-
 def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> list[str]:
     """Describe an incident: evidence, look-alikes, consequences, then mitigation, fix, relaunch line, alternatives."""
     diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
@@ -379,28 +348,25 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
     actions = choose_actions(finding)
     lines += labelled("next time" if actions.is_over else "do now", actions.advice)
     for label, proposal in (("mitigation", actions.now), ("fix", actions.fix)):
-        lines += _proposal_lines(label, proposal) if proposal else []
+        if proposal:
+            fix = proposal.fix
+            lines += labelled(label, [text for text in (words.change(proposal), proposal.text) if text])
+            facts = {
+                "expected effect": fix.effect,
+                "trade-off": fix.risk,
+                "rollback": fix.rollback,
+                "rationale": words.why(fix.why),
+                "restart": "needed" if fix.restart else "not needed",
+                "available in": words.released(fix),
+                "check first": ", ".join(proposal.needs),
+            }
+            lines += [line for name, text in facts.items() if text for line in labelled(name, [text])]
     lines += verbatim("relaunch", finding.relaunch or "")
     alternatives = []
     for proposal in actions.alternatives:
         risk = proposal.fix.risk and f"Trade-off: {proposal.fix.risk}."
-        parts = (words.change(proposal), proposal.text, risk, words.versions(proposal), words.needs(proposal))
-        alternatives.append("  ".join(part for part in parts if part))
+        texts = (words.change(proposal), proposal.text, risk, words.released(proposal.fix), words.needs(proposal))
+        alternatives.append("  ".join(text for text in texts if text))
     lines += labelled("alternatives", alternatives)
     lines += labelled("not computed", words.uncomputed(finding))
     return [*lines, *labelled("do not", incident.do_not), *labelled("runbook", [f"diag explain {incident.id}"])]
-
-
-def _proposal_lines(label: str, proposal: Proposal) -> list[str]:
-    fix = proposal.fix
-    facts = {
-        "expected effect": fix.effect,
-        "trade-off": fix.risk,
-        "rollback": fix.rollback,
-        "rationale": words.why(fix.why),
-        "restart": "needed" if fix.restart else "not needed",
-        "available in": words.versions(proposal),
-        "check first": ", ".join(proposal.needs),
-    }
-    lines = labelled(label, [text for text in (words.change(proposal), proposal.text) if text])
-    return [*lines, *(line for name, text in facts.items() if text for line in labelled(name, [text]))]

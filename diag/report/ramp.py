@@ -5,8 +5,8 @@ The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from markupsafe import Markup
 
@@ -41,7 +41,6 @@ def render(ramp: Ramp) -> str:
 
 
 def _headline(ramp: Ramp) -> str:
-    """Name the server, its model and release, and the request lengths."""
     named = [text for text in (ramp.model, f"vLLM {ramp.version}" if ramp.version else "") if text]
     served = f" ({', '.join(named)})" if named else ""
     lengths = f": {ramp.lengths.shown}" if ramp.lengths else ""
@@ -49,7 +48,6 @@ def _headline(ramp: Ramp) -> str:
 
 
 def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
-    """Yield labels and sentences, in reading order."""
     yield "Ceiling", [_ceiling(ramp)]
     if ramp.binds:
         yield "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
@@ -96,7 +94,6 @@ def _ceiling(ramp: Ramp) -> str:
 
 
 def _change(proposal: Proposal) -> str:
-    """Describe a flag with both values and its effect, or give the advice."""
     if not proposal.fix.flag:
         return proposal.text
     before = "" if proposal.before is None else f" {written(proposal.before)}"
@@ -110,93 +107,70 @@ def _change(proposal: Proposal) -> str:
 
 
 def _step_row(ramp: Ramp, step: Step) -> list[str]:
-    """Format a step as a row of the table; its last cell says why the step is no ceiling, or that it is."""
+    """Format a step as a row of the table; its last cell names the ceiling, or the reason why the step is none."""
     cells = [step.offer.shown, number(step.requests_per_second), number(step.output_tokens_per_second)]
     for seconds in (step.ttft.p50, step.ttft.p99, step.itl.p50, step.itl.p99):
         cells.append("" if seconds is None else quantity(seconds, "seconds"))
     cells += ["" if value is None else number(value) for value in (step.in_flight, step.waiting)]
-    return [*cells, _remark(ramp, step)]
 
-
-def _remark(ramp: Ramp, step: Step) -> str:
+    remark = ""
     if ramp.ceiling and step is ramp.ceiling.step:
-        return "ceiling"
-    if not step.counts(ramp.limits.seconds):
-        return "too short"
-    if step.breaches(ramp.limits.contract):
-        return "SLO"
-    if not holds(step, ramp.limits):
-        return "queue grows"
-    if step.by == "client" and ramp.saturated:
-        return "by the client"
-    return "knee" if ramp.ceiling and step is ramp.ceiling.knee else ""
+        remark = "ceiling"
+    elif not step.counts(ramp.limits.seconds):
+        remark = "too short"
+    elif step.breaches(ramp.limits.contract):
+        remark = "SLO"
+    elif not holds(step, ramp.limits):
+        remark = "queue grows"
+    elif step.by == "client" and ramp.saturated:
+        remark = "by the client"
+    elif ramp.ceiling and step is ramp.ceiling.knee:
+        remark = "knee"
+    return [*cells, remark]
 
 
 # -- HTML --------------------------------------------------------------------------------------------------------------
-
-Points = Sequence[tuple[float, float]]
-"""Requests in flight and value, ascending by requests in flight."""
-
-
-class Curve(NamedTuple):
-    """One plot against load: closed-loop steps as a line, open-loop steps as dots, the SLO as a dashed line."""
-
-    name: str
-    unit: str
-    line: Points
-    dots: Points = ()
-    limit: float | None = None
-    knee: float | None = None
 
 
 def render_html(ramp: Ramp) -> str:
     """Render the page, which is XML as well: the plain text and the curves."""
     slo = ramp.limits.contract
     curves = (
-        _curve(ramp, "requests per second", "1/s", lambda step: step.requests_per_second),
-        _curve(ramp, "output tokens per second", "1/s", lambda step: step.output_tokens_per_second),
-        _curve(ramp, "TTFT (p50)", "seconds", lambda step: step.ttft.p50, slo.ttft_seconds),
-        _curve(ramp, "TTFT (p99)", "seconds", lambda step: step.ttft.p99, slo.ttft_seconds),
-        _curve(ramp, "inter-token latency (p50)", "seconds", lambda step: step.itl.p50, slo.itl_seconds),
-        _curve(ramp, "inter-token latency (p99)", "seconds", lambda step: step.itl.p99, slo.itl_seconds),
+        ("requests per second", "1/s", lambda step: step.requests_per_second, None),
+        ("output tokens per second", "1/s", lambda step: step.output_tokens_per_second, None),
+        ("TTFT (p50)", "seconds", lambda step: step.ttft.p50, slo.ttft_seconds),
+        ("TTFT (p99)", "seconds", lambda step: step.ttft.p99, slo.ttft_seconds),
+        ("inter-token latency (p50)", "seconds", lambda step: step.itl.p50, slo.itl_seconds),
+        ("inter-token latency (p99)", "seconds", lambda step: step.itl.p99, slo.itl_seconds),
     )
     return page(
         "ramp.xhtml.j2",
         title=_headline(ramp),
         summary=[(label, texts) for label, texts in _summary(ramp) if texts],
-        curves=[(curve, _plot(curve)) for curve in curves],
+        curves=[(curve[0], _plot(ramp, *curve)) for curve in curves],
         head=HEAD,
         rows=[_step_row(ramp, step) for step in ramp.steps],
         version=__version__,
     )
 
 
-def _curve(
-    ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None], limit: float | None = None
-) -> Curve:
+def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None], limit: float | None) -> Markup:
+    """Plot values against requests in flight: closed-loop steps as a line, open-loop ones as dots, the limit dashed."""
     points = sorted(
         (step.in_flight, found, step.offer.rate is None)
         for step in ramp.steps
         if step.in_flight is not None and (found := value(step)) is not None
     )
-    knee = ramp.ceiling.knee.in_flight if ramp.ceiling and ramp.ceiling.knee else None
-    closed, opened = ([(load, at) for load, at, line in points if line is wanted] for wanted in (True, False))
-    return Curve(name, unit, closed, opened, limit, knee)
-
-
-def _plot(curve: Curve) -> Markup:
-    """Draw the curve from zero load on; nothing if it has no point."""
-    points = [*curve.line, *curve.dots]
     if not points:
         return Markup()
-    top = max(value for _, value in points)
-    limit = curve.limit if curve.limit is not None and curve.limit <= 4 * top else None
-    most_load, most = max(load for load, _ in points) * 1.05, max(top, limit or 0.0) * 1.15
+    top = max(found for _, found, _ in points)
+    limit = limit if limit is not None and limit <= 4 * top else None
+    most_load, most = max(load for load, _, _ in points) * 1.05, max(top, limit or 0.0) * 1.15
     scale = svg.Scale(svg.PLOT, 0.0, most_load or 1.0, 0.0, most or 1.0)
     left, base = scale.box.left - 6, scale.box.height - 8
     parts = [
         svg.horizontal(scale.bottom, scale, "axis"),
-        svg.text(quantity(top, curve.unit), left, scale.y(top) + 4, "end"),
+        svg.text(quantity(top, unit), left, scale.y(top) + 4, "end"),
         svg.text("0", left, scale.bottom + 4, "end"),
     ]
     power = 10.0 ** math.floor(math.log10(scale.end / 4))
@@ -206,30 +180,29 @@ def _plot(curve: Curve) -> Markup:
 
     if limit is not None:
         parts.append(svg.horizontal(scale.y(limit), scale, "limit"))
-        parts.append(svg.text(f"SLO {quantity(limit, curve.unit)}", scale.right + 6, scale.y(limit) + 4, "limit"))
-    if curve.knee is not None:
-        parts.append(svg.vertical(scale.x(curve.knee), scale, "onset"))
-        parts.append(svg.text("knee", scale.x(curve.knee), scale.box.top - 8, "onset middle"))
+        parts.append(svg.text(f"SLO {quantity(limit, unit)}", scale.right + 6, scale.y(limit) + 4, "limit"))
+    knee = ramp.ceiling.knee.in_flight if ramp.ceiling and ramp.ceiling.knee else None
+    if knee is not None:
+        parts.append(svg.vertical(scale.x(knee), scale, "onset"))
+        parts.append(svg.text("knee", scale.x(knee), scale.box.top - 8, "onset middle"))
 
-    if len(curve.line) > 1:
-        pairs = " ".join(f"{pixels(scale.x(load))} {pixels(scale.y(value))}" for load, value in curve.line)
-        parts.append(element("path", class_="line", d=f"M{pairs}"))
-    for class_, dots in (("reported", curve.line), ("opened", curve.dots)):
-        for load, value in dots:
-            parts.append(element("circle", class_=class_, cx=pixels(scale.x(load)), cy=pixels(scale.y(value)), r=3.5))
-    return svg.whole(svg.PLOT, "plot", *parts, role="img", aria_label=f"{curve.name} against requests in flight")
+    line = [(pixels(scale.x(load)), pixels(scale.y(found))) for load, found, closed in points if closed]
+    dots = [(pixels(scale.x(load)), pixels(scale.y(found))) for load, found, closed in points if not closed]
+    if len(line) > 1:
+        parts.append(element("path", class_="line", d="M" + " ".join(f"{x} {y}" for x, y in line)))
+    for class_, centres in (("reported", line), ("opened", dots)):
+        parts += [element("circle", class_=class_, cx=x, cy=y, r=3.5) for x, y in centres]
+    return svg.whole(svg.PLOT, "plot", *parts, role="img", aria_label=f"{name} against requests in flight")
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
 def render_json(ramp: Ramp) -> str:
-    """Render the ramp as indented JSON, one line break at its end."""
     return json.dumps(document(ramp), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(ramp: Ramp) -> dict[str, Any]:
-    """Build the JSON document, in the schema's order."""
     contract = ramp.limits.contract
     return {
         "schema": SCHEMA,

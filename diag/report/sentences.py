@@ -96,10 +96,14 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
     """Return one sentence per primary incident, the worst first: verdict, scope, time, impact."""
     lines = []
     for group in alike(report):
-        first = group[0].diagnosis
+        first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
         scope = f"{where(first)}, {when(first, written_as)}"
         if len(group) > 1:
-            scope = _fleet_scope(group, len(instances(report)), written_as)
+            names = list(dict.fromkeys(printable(instance(diagnosis.subject)) for diagnosis in diagnoses))
+            ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
+            now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
+            servers = f"{len(names):,} of {len(instances(report)):,} servers ({listed(names)})"
+            scope = f"{servers}, {now}, first seen {began(diagnoses, written_as)}"
         lines.append(f"{first.severity.upper()} {first.incident.id} on {scope}: {first.incident.impact}")
     if lines:
         return lines
@@ -108,16 +112,6 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
             f"CANNOT TELL {line}" for line in folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
         ]
     return [f"HEALTHY {escaped(report.observed.target)}: {states(report)}; {found_nothing(report)}"]
-
-
-def _fleet_scope(group: list[Finding], total: int, written_as: TimeFormat) -> str:
-    """Return the servers of a fleet that have an incident, and the time when it was first seen."""
-    diagnoses = [finding.diagnosis for finding in group]
-    ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
-    names = list(dict.fromkeys(printable(instance(diagnosis.subject)) for diagnosis in diagnoses))
-    now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
-    start = f"{now}, first seen {began(diagnoses, written_as)}"
-    return f"{len(names):,} of {total:,} servers ({listed(names)}), {start}"
 
 
 def found_nothing(report: Report) -> str:
@@ -154,9 +148,9 @@ def detailed(report: Report) -> list[Finding]:
     return [group[0] for group in alike(report)] if is_fleet(report) else list(report.present)
 
 
-# -- what the ill servers share ---------------------------------------------------------------------------------------
+# -- labels that unhealthy servers share ------------------------------------------------------------------------------
 
-HAVE: dict[str, str] = {"version": "run ", "model": "serve ", "flag": "run with "}
+HAVE = {"version": "run ", "model": "serve ", "flag": "run with "}
 """The verb before a value in a sentence about servers; "have" before any other."""
 
 
@@ -196,7 +190,7 @@ def shared_label(item: Property, value: str) -> str:
     return f"{names[item.kind]} {shown}" if item.kind in names else f'{printable(item.name, 60)}="{shown}"'
 
 
-# -- what was found ---------------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 
 def not_busy(report: Report) -> list[str]:
@@ -275,7 +269,7 @@ def consequences(finding: Finding, report: Report) -> list[Diagnosis]:
     return followed
 
 
-# -- what to change ---------------------------------------------------------------------------------------------------
+# -- changes ----------------------------------------------------------------------------------------------------------
 
 
 def change(proposal: Proposal) -> str:
@@ -307,11 +301,6 @@ def needs(proposal: Proposal) -> str:
 def uncomputed(finding: Finding) -> list[str]:
     """List the fixes whose value could not be computed, with the telemetry that it needs."""
     return [f"{proposal.name or proposal.text}: {', '.join(proposal.needs)}" for proposal in finding.uncomputed]
-
-
-def versions(proposal: Proposal) -> str:
-    """Return the releases that have the flag of a proposal; "" if every release has it."""
-    return released(proposal.fix)
 
 
 def released(fix: Fix) -> str:
@@ -371,7 +360,13 @@ def normality(report: Report) -> list[str]:
 def undecided(report: Report) -> list[str]:
     """List the incidents that could not be judged, by subject, with the missing signals; in a fleet, by incident."""
     if is_fleet(report):
-        return _undecided_in_fleet(report)
+        counts = Counter(diagnosis.subject for diagnosis in report.undecided)
+        nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
+        few = (d for d in report.undecided if counts[d.subject] <= MANY)
+        lacking = grouped(((d.incident.id, "; ".join(d.lacking)), place(d.subject)) for d in few)
+        lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in lacking.items()]
+        return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
+
     unknown: dict[Subject, list[Diagnosis]] = {}
     for diagnosis in report.undecided:
         unknown.setdefault(diagnosis.subject, []).append(diagnosis)
@@ -383,15 +378,6 @@ def undecided(report: Report) -> list[str]:
         else:
             lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(d.lacking)}" for d in diagnoses]
     return lines
-
-
-def _undecided_in_fleet(report: Report) -> list[str]:
-    counts = Counter(diagnosis.subject for diagnosis in report.undecided)
-    nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
-    few = (d for d in report.undecided if counts[d.subject] <= MANY)
-    lacking = grouped(((d.incident.id, "; ".join(d.lacking)), place(d.subject)) for d in few)
-    lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in lacking.items()]
-    return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
 
 
 def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:

@@ -5,7 +5,7 @@ Each has plain text of at most 100 columns and JSON: schemas "diag.config/2" and
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from diag import __version__
 from diag.core.formatting import gibibytes, plural
@@ -15,7 +15,7 @@ from diag.vllm.server.config import EXPORTER, PAGE
 from diag.vllm.server.launch import FLAGS, SET, Value
 
 if TYPE_CHECKING:
-    from diag.diagnosis.configuration import ConfigEntry, Configuration
+    from diag.diagnosis.configuration import Configuration
 
 CONFIG_SCHEMA = "diag.config/2"
 LINT_SCHEMA = "diag.lint/2"
@@ -30,13 +30,20 @@ _METRICS = {PAGE: f"{PAGE}: cache_config_info", EXPORTER: f"{EXPORTER}: diag_vll
 
 
 def render_config(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
-    """Render the configurations as plain text, one line break at its end."""
     parts = []
     for server in servers:
         kinds = [f"{gpu.name} ({gibibytes(gpu.memory, 0)})" for gpu in server.gpus]
         gpus = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "no GPU found"
         runs = f"vLLM {server.version or 'version unknown'}, {server.model or 'model unknown'}"
-        rows = [_setting_row(entry) for entry in server.entries if entry.value is not None]
+        rows = []
+        for entry in server.entries:
+            if entry.value is not None:
+                remarks = [_METRICS.get(entry.source, entry.source)]
+                remarks += ["value hidden or unreadable"] if entry.value == SET else []
+                for other in entry.conflicts:
+                    value = format_setting(entry.name, other.value)
+                    remarks.append(f"{_METRICS.get(other.source, other.source)} has {value}")
+                rows.append((entry.name, format_setting(entry.name, entry.value), "; ".join(remarks)))
         not_set = ", ".join(entry.name for entry in server.entries if entry.value is None)
         environment = "  ".join(f"{name}={value}" for name, value in server.environment.items())
         lines = [
@@ -50,15 +57,6 @@ def render_config(servers: "Sequence[Configuration]", notes: Sequence[str]) -> s
         parts.append("\n".join(lines))
     parts += ["\n".join(labelled("note", notes))] if notes else []
     return "\n\n".join(parts) + "\n"
-
-
-def _setting_row(entry: "ConfigEntry") -> tuple[str, str, str]:
-    """Return name, value, and the source with remarks on hidden values and other sources."""
-    remarks = [_METRICS.get(entry.source, entry.source)]
-    remarks += ["value hidden or unreadable"] if entry.value == SET else []
-    for other in entry.conflicts:
-        remarks.append(f"{_METRICS.get(other.source, other.source)} has {format_setting(entry.name, other.value)}")
-    return entry.name, format_setting(entry.name, entry.value), "; ".join(remarks)
 
 
 def format_setting(name: str, value: Value | None) -> str:
@@ -77,38 +75,39 @@ def _json_value(name: str, value: Value | None) -> Value | int | bool | None:
 
 
 def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
-    """Render the configurations as indented JSON, one line break at its end."""
     document = {
         "schema": CONFIG_SCHEMA,
         "diag": __version__,
-        "servers": [_configuration_document(server) for server in servers],
+        "servers": [
+            {
+                "instance": server.instance,
+                "version": server.version or None,
+                "model": server.model or None,
+                "gpus": [{"gpu": gpu.number, "name": gpu.name, "memory_bytes": int(gpu.memory)} for gpu in server.gpus],
+                "settings": [
+                    {
+                        "name": entry.name,
+                        "value": _json_value(entry.name, entry.value),
+                        "source": entry.source or None,
+                        "is_default": entry.is_default,
+                        "other_sources": [
+                            {"value": _json_value(entry.name, other.value), "source": other.source}
+                            for other in entry.others
+                        ],
+                    }
+                    for entry in server.entries
+                ],
+                "unknown": [
+                    {"name": name, "reason": reason} for reason, names in server.unknown.items() for name in names
+                ],
+                "incomplete": server.incomplete or None,
+                "environment": dict(server.environment),
+            }
+            for server in servers
+        ],
         "notes": list(notes),
     }
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _configuration_document(server: "Configuration") -> dict[str, Any]:
-    return {
-        "instance": server.instance,
-        "version": server.version or None,
-        "model": server.model or None,
-        "gpus": [{"gpu": gpu.number, "name": gpu.name, "memory_bytes": int(gpu.memory)} for gpu in server.gpus],
-        "settings": [
-            {
-                "name": entry.name,
-                "value": _json_value(entry.name, entry.value),
-                "source": entry.source or None,
-                "is_default": entry.is_default,
-                "other_sources": [
-                    {"value": _json_value(entry.name, other.value), "source": other.source} for other in entry.others
-                ],
-            }
-            for entry in server.entries
-        ],
-        "unknown": [{"name": name, "reason": reason} for reason, names in server.unknown.items() for name in names],
-        "incomplete": server.incomplete or None,
-        "environment": dict(server.environment),
-    }
 
 
 # -- the findings in a launch command ---------------------------------------------------------------------------------
@@ -151,13 +150,8 @@ def finding_lines(finding: LintFinding) -> Iterator[str]:
 
 
 def render_lint_json(report: LintReport) -> str:
-    """Render the findings as indented JSON, one line break at its end."""
-    return json.dumps(lint_document(report), indent=1, ensure_ascii=False) + "\n"
-
-
-def lint_document(report: LintReport) -> dict[str, Any]:
-    """Build the JSON document; `corrected_command` is null if nothing can be corrected mechanically."""
-    return {
+    """Render the findings as indented JSON; `corrected_command` is null if nothing can be corrected mechanically."""
+    document = {
         "schema": LINT_SCHEMA,
         "diag": __version__,
         "vllm_version": report.version,
@@ -181,3 +175,4 @@ def lint_document(report: LintReport) -> dict[str, Any]:
         "parser_error": report.parser_error,
         "not_checked": list(report.not_checked),
     }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -104,11 +104,6 @@ class FleetRow(NamedTuple):
     when: str
     name: str = ""
 
-    @property
-    def summary(self) -> str:
-        """The incidents, or else the states of the engines, and when."""
-        return f"{self.incidents or self.states}  {self.when}".rstrip()
-
 
 def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     """Return a row for every server, the worst first."""

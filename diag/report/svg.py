@@ -65,12 +65,10 @@ class Scale:
 
     @property
     def right(self) -> int:
-        """The right end of the area."""
         return self.box.width - self.box.right
 
     @property
     def bottom(self) -> int:
-        """The lower end of the area."""
         return self.box.height - self.box.bottom
 
 
@@ -93,8 +91,7 @@ def plot(reading: Reading, diagnosis: Diagnosis) -> Markup:
     axis = scale.bottom
     parts = [
         _rect("holds", scale.box.left, top, scale.right, bottom),
-        *_time_axis(scale),
-        *_value_labels(points, reading.condition.signal.unit, scale),
+        *_axes(points, reading.condition.signal.unit, scale),
         Markup("").join(_span(episode, scale, axis - 2, axis + 2) for episode in diagnosis.one_by_one),
         horizontal(threshold, scale, "limit"),
         text(reading.threshold, scale.right + 6, threshold + 4, "limit"),
@@ -150,35 +147,30 @@ def _scale(box: Box, points: Points, limit: float) -> Scale:
 # -- the parts of a plot ----------------------------------------------------------------------------------------------
 
 
-def _value_labels(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
-    """Label the least and the greatest value at their heights, or one below the other if these are too close."""
-    known = [value for _, value in points if value is not None]
-    if not known:
-        return
-    most = scale.y(max(known)) + 4
-    yield text(quantity(max(known), unit), scale.box.left - 6, most, "end")
-    if min(known) < max(known):
-        yield text(quantity(min(known), unit), scale.box.left - 6, max(scale.y(min(known)) + 4, most + LINE), "end")
-
-
-def _time_axis(scale: Scale) -> Iterator[Markup]:
-    """Draw the axis: the first and the last instant in full, and round times between them where there is room."""
+def _axes(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
+    """Label the first and the last instant in full, round times where there is room, the least and greatest value."""
     base = scale.box.height - 8
     yield horizontal(scale.bottom, scale, "axis")
     if scale.start == scale.end:
         yield text(moment(scale.start), scale.x(scale.start), base, "middle")
-        return
-    yield text(moment(scale.start).removesuffix(" UTC"), scale.box.left, base, "start")
-    yield text(_time_format(scale)(scale.end), scale.right, base, "end")
+    else:
+        yield text(moment(scale.start).removesuffix(" UTC"), scale.box.left, base, "start")
+        yield text(_time_format(scale)(scale.end), scale.right, base, "end")
+        step = next((step for step in STEPS if scale.end - scale.start <= step * MARKS), STEPS[-1])
+        form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"
+        last_label = 80 if _time_format(scale) is clock else 140
+        for unix in range(math.ceil(scale.start / step) * step, math.ceil(scale.end), step):
+            x = scale.x(unix)
+            yield vertical(x, scale, "grid")
+            if scale.box.left + 146 < x < scale.right - last_label - 24:
+                yield text(datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form), x, base, "middle")
 
-    step = next((step for step in STEPS if scale.end - scale.start <= step * MARKS), STEPS[-1])
-    form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"
-    last_label = 80 if _time_format(scale) is clock else 140
-    for unix in range(math.ceil(scale.start / step) * step, math.ceil(scale.end), step):
-        x = scale.x(unix)
-        yield vertical(x, scale, "grid")
-        if scale.box.left + 146 < x < scale.right - last_label - 24:
-            yield text(datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form), x, base, "middle")
+    known = [value for _, value in points if value is not None]
+    if known:
+        most, left = scale.y(max(known)) + 4, scale.box.left - 6
+        yield text(quantity(max(known), unit), left, most, "end")
+        if min(known) < max(known):  # one below the other if the values are too close
+            yield text(quantity(min(known), unit), left, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
 def _time_format(scale: Scale) -> words.TimeFormat:
@@ -234,7 +226,6 @@ def element(tag: str, /, *inside: str, **attributes: object) -> Markup:
 
 
 def whole(box: Box, class_: str, *parts: str, **attributes: object) -> Markup:
-    """Return the plot of that size with these parts."""
     return element("svg", *parts, class_=class_, viewBox=f"0 0 {box.width} {box.height}", **attributes)
 
 
@@ -244,12 +235,10 @@ def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> 
 
 
 def horizontal(y: float, scale: Scale, class_: str) -> Markup:
-    """Return a line from side to side."""
     return element("path", class_=class_, d=f"M{scale.box.left} {pixels(y)}H{scale.right}")
 
 
 def vertical(x: float, scale: Scale, class_: str) -> Markup:
-    """Return a line from top to bottom."""
     return element("path", class_=class_, d=f"M{pixels(x)} {scale.box.top}V{scale.bottom}")
 
 

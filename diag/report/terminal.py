@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
@@ -20,6 +20,7 @@ from diag.report.summary import verdicts
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.progress import Progress, ProgressColumn
     from rich.text import Text
 
     from diag.diagnosis.transitions import Transition
@@ -84,7 +85,6 @@ def _console() -> "Console":
 
 
 def watch_started(report: Report) -> str:
-    """Print the state at the first observation."""
     return "".join(_watch_line(report.observed.end, head) for head in words.headline(report, moment))
 
 
@@ -98,23 +98,19 @@ def watch_changed(change: "Transition") -> str:
 
 
 def watch_lost(error: str, at: float) -> str:
-    """Print that the servers cannot be observed."""
     return _watch_line(at, f"cannot be observed: {error}")
 
 
 def watch_regained(report: Report) -> str:
-    """Print that the servers can be observed again, and their present state."""
     heads = words.headline(report, moment)
     return "".join(_watch_line(report.observed.end, f"observed again: {head}") for head in heads)
 
 
 def posting_failed(error: str, at: float) -> str:
-    """Print that the Alertmanager does not accept the alerts."""
     return _watch_line(at, f"alerts cannot be posted, which is tried again: {error}")
 
 
 def posting_resumed(at: float) -> str:
-    """Print that the Alertmanager accepts alerts again."""
     return _watch_line(at, "alerts are posted again")
 
 
@@ -168,58 +164,52 @@ def laid_out(markdown: str, width: int = WIDTH) -> str:
 # -- progress bars ----------------------------------------------------------------------------------------------------
 
 
-class Tick(Protocol):
-    """Receives the share of the observation that is over, 0..1."""
-
-    def __call__(self, share: float) -> None:
-        """Show the share."""
+Tick = Callable[[float], None]
+"""Receives the share of the observation that is over, 0..1."""
 
 
 @contextmanager
 def bar(description: str) -> Iterator[Tick]:
-    """Show a progress bar on standard error while servers are observed; nothing if that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """Show a progress bar while servers are observed; nothing if standard error is not a terminal."""
+    from rich.progress import TimeRemainingColumn
 
-    console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with _progress(TimeRemainingColumn()) as progress:
         task = progress.add_task(escaped(description), total=1.0)
         yield lambda share: progress.update(task, completed=share)
 
 
-class StepsBar(Protocol):
-    """Receives the step in progress and the share of it that is over, 0..1."""
+class StepsBar:
+    """A progress bar with a changing description; a call shows the step and the share of it that is over, 0..1."""
+
+    def __init__(self) -> None:
+        from rich.progress import TimeElapsedColumn
+
+        self._progress = _progress(TimeElapsedColumn())
+        self._task = self._progress.add_task("", total=1.0)
 
     def __call__(self, what: str, share: float) -> None:
-        """Show the step and the share."""
+        self._progress.start()
+        self._progress.update(self._task, description=escaped(what), completed=min(share, 1.0))
 
     def pause(self) -> None:
         """Clear the bar for a question."""
+        self._progress.stop()
 
 
 @contextmanager
 def steps_bar() -> Iterator[StepsBar]:
-    """Show a progress bar with a changing description on standard error; nothing if that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    class Shown:
-        def __init__(self) -> None:
-            console = Console(file=sys.stderr)
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-            self.progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-            self.task = self.progress.add_task("", total=1.0)
-
-        def __call__(self, what: str, share: float) -> None:
-            self.progress.start()
-            self.progress.update(self.task, description=escaped(what), completed=min(share, 1.0))
-
-        def pause(self) -> None:
-            self.progress.stop()
-
-    shown = Shown()
+    """Show a progress bar for the steps of a ramp; nothing if standard error is not a terminal."""
+    shown = StepsBar()
     try:
         yield shown
     finally:
         shown.pause()
+
+
+def _progress(time: "ProgressColumn") -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), time)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -52,33 +52,28 @@ def _headline(server: ServerComparison) -> str:
     """Return the verdict with its trade-offs: metrics that got worse, limits at the gateway, new incidents."""
     first = server.first
     if first is None:
-        return _headline_without_incident(server)
+        new = ", ".join(map(_named, server.new_incidents))
+        if server.unknown_before:
+            reasons = "; ".join(server.unknown_before)
+            return f"NOT COMPARABLE {server.before}: the state before the change is unknown: {reasons}"
+        if server.verdict == "worse":
+            return f"WORSE {server.before}: no incident before the change, {new} after it"
+        if idle := mostly_idle("BEFORE", server.loads[0]):
+            return f"NOT COMPARABLE {server.before}: {idle}"
+        rest = f"; {new} now, at a different load or state" if new else ""
+        return f"NOT COMPARABLE {server.before}: no incident before the change, so there is nothing to verify{rest}"
+
     what = f"{first.before.incident.id} on {words.place(first.before.subject)}"
     trade_offs = ""
     if first.verdict != "not comparable" and not server.reasons:
         worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
         limits = (change.after for change in server.changes if change.name == GATEWAY_LIMIT)
         outside = [f"requests beyond {limit} wait at the gateway" for limit in limits]
-        new = [f"new: {_named(incident)}" for incident in server.new_incidents]
-        trade_offs = "; ".join([*worse, *outside, *new])
+        trade_offs = "; ".join([*worse, *outside, *(f"new: {_named(new)}" for new in server.new_incidents)])
     if trade_offs and first.verdict == "fixed":
         return f"FIXED, WITH TRADE-OFFS {what}: {trade_offs}"
     because = first.because + (f"; trade-offs: {trade_offs}" if trade_offs else "")
     return f"{first.verdict.upper()} {what}: {because}"
-
-
-def _headline_without_incident(server: ServerComparison) -> str:
-    """Return line 1 of a server that had no incident before the change."""
-    new = ", ".join(map(_named, server.new_incidents))
-    if server.unknown_before:
-        reasons = "; ".join(server.unknown_before)
-        return f"NOT COMPARABLE {server.before}: the state before the change is unknown: {reasons}"
-    if server.verdict == "worse":
-        return f"WORSE {server.before}: no incident before the change, {new} after it"
-    if idle := mostly_idle("BEFORE", server.loads[0]):
-        return f"NOT COMPARABLE {server.before}: {idle}"
-    rest = f"; {new} now, at a different load or state" if new else ""
-    return f"NOT COMPARABLE {server.before}: no incident before the change, so there is nothing to verify{rest}"
 
 
 def _named(diagnosis: Diagnosis) -> str:
@@ -104,9 +99,8 @@ def _sections(server: ServerComparison) -> Iterator[_Section]:
             changes.append(f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}")
     unchanged = "no difference is known: flags, launch command, version and GPUs look the same"
     yield _Section("changed", changes or [unchanged])
-    if first and changes:
-        yield _Section("known fix", _known_fixes(first))
-    yield _Section("signals", rows=_signal_rows(first) if first else [])
+    if first:
+        yield from _fix_sections(first, bool(changes))
 
     marks = {"worse": "WORSE", "better": "better", "same": "", "unknown": ""}
     measured = [metric for metric in server.user_metrics if metric.before or metric.after]
@@ -125,18 +119,15 @@ def _sections(server: ServerComparison) -> Iterator[_Section]:
     yield _Section("note", server.notes)
 
 
-def _known_fixes(outcome: IncidentOutcome) -> list[str]:
-    """Name each known fix of the incident that the change applies, with its effect and the proposed value."""
-    incident = outcome.before.incident.id
-    lines = []
-    for applied in outcome.applied_fixes:
-        proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
-        lines.append(f"{applied.name} fixes {incident}: {applied.fix.effect}{proposed}")
-    return lines or [f"none: the change is no known fix of {incident}"]
+def _fix_sections(outcome: IncidentOutcome, changed: bool) -> Iterator[_Section]:
+    """Yield the known fixes that a change applies, and the signals that should change or changed clearly."""
+    if changed:
+        incident, fixes = outcome.before.incident.id, []
+        for applied in outcome.applied_fixes:
+            proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
+            fixes.append(f"{applied.name} fixes {incident}: {applied.fix.effect}{proposed}")
+        yield _Section("known fix", fixes or [f"none: the change is no known fix of {incident}"])
 
-
-def _signal_rows(outcome: IncidentOutcome) -> list[Row]:
-    """Return the signals that the fix should change and those that changed clearly; if none did, the first signal."""
     promised = {condition for applied in outcome.applied_fixes for condition in applied.fix.expects}
     telling = [
         delta
@@ -150,7 +141,7 @@ def _signal_rows(outcome: IncidentOutcome) -> list[Row]:
         met = {True: "met", False: "not met", None: "not measured after the change"}[delta.met]
         expected = f"expected {threshold(op, delta.threshold, signal.unit)}: {met}"
         rows.append((signal.name, " -> ".join(values), expected))
-    return rows
+    yield _Section("signals", rows=rows)
 
 
 def _values(metric: UserMetric) -> str:
@@ -227,12 +218,10 @@ def _markdown_section(section: _Section) -> str:
 
 
 def render_json(verification: Verification) -> str:
-    """Render the comparison as indented JSON, one line break at its end; no NaN or Inf."""
     return json.dumps(document(verification), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(verification: Verification) -> dict[str, Any]:
-    """Build the JSON document, in the schema's order."""
     return {
         "schema": SCHEMA,
         "diag": __version__,
@@ -240,33 +229,31 @@ def document(verification: Verification) -> dict[str, Any]:
         "headlines": headlines(verification),
         "before": {**observed(verification.before), "verdict": verification.before.verdict},
         "after": {**observed(verification.after), "verdict": verification.after.verdict},
-        "servers": [_server_document(server) for server in verification.servers],
-        "unmatched": list(verification.unmatched),
-    }
-
-
-def _server_document(server: ServerComparison) -> dict[str, Any]:
-    before, after = server.loads
-    return {
-        "before": server.before,
-        "after": server.after,
-        "comparable": not server.reasons,
-        "reasons": list(server.reasons),
-        "load": {"before": _load_document(before), "after": _load_document(after)},
-        "changes": [asdict(change) for change in server.changes],
-        "incidents": [_outcome_document(outcome) for outcome in server.outcomes],
-        "new_incidents": [_incident_document(diagnosis) for diagnosis in server.new_incidents],
-        "user_metrics": [
+        "servers": [
             {
-                "name": metric.name,
-                "unit": metric.unit,
-                "before": _bounds_document(metric.before),
-                "after": _bounds_document(metric.after),
-                "change": metric.change,
+                "before": server.before,
+                "after": server.after,
+                "comparable": not server.reasons,
+                "reasons": list(server.reasons),
+                "load": dict(zip(("before", "after"), map(_load_document, server.loads), strict=True)),
+                "changes": [asdict(change) for change in server.changes],
+                "incidents": [_outcome_document(outcome) for outcome in server.outcomes],
+                "new_incidents": [_incident_document(diagnosis) for diagnosis in server.new_incidents],
+                "user_metrics": [
+                    {
+                        "name": metric.name,
+                        "unit": metric.unit,
+                        "before": _bounds_document(metric.before),
+                        "after": _bounds_document(metric.after),
+                        "change": metric.change,
+                    }
+                    for metric in server.user_metrics
+                ],
+                "notes": list(server.notes),
             }
-            for metric in server.user_metrics
+            for server in verification.servers
         ],
-        "notes": list(server.notes),
+        "unmatched": list(verification.unmatched),
     }
 
 

@@ -1,9 +1,6 @@
 """Why an incident is present, absent or unknown: every condition on every subject, with its value and threshold."""
 
-from collections.abc import Iterator
-
 from diag.core.formatting import plural
-from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
 from diag.report.layout import paragraph, table
@@ -19,38 +16,32 @@ def render(report: Report, incident: str) -> str:
         return f"{incident}: nothing that it could be judged on was seen.\n"
     lines = []
     for diagnosis in found[:SUBJECTS]:
-        state = f"{incident} on {words.where(diagnosis)}: {_state(diagnosis, report)}"
-        lines += [*paragraph(state), *table([*_rows(diagnosis)]), ""]
+        symptoms = len(diagnosis.incident.symptoms)
+        groups = {
+            "symptom": diagnosis.symptoms[:symptoms],
+            "required": diagnosis.symptoms[symptoms:],  # by a look-alike too
+            "supports": diagnosis.supports,
+            "escalates": diagnosis.escalation,
+        }
+        rows = [
+            (role, reading.condition.signal.name, reading.shown, reading.threshold, HELD[reading.holds])
+            for role, readings in groups.items()
+            for reading in readings
+        ]
+        if diagnosis.state == "present":
+            state = f"present, {words.when(diagnosis, words.time_format(report))}: all of its conditions hold"
+        elif diagnosis.brief:
+            state = "unknown: too little was observed to rule it out"
+        else:  # the conditions that do not hold, or that have no value
+            facts = (
+                f"{reading.condition.signal.name} is {reading.sentence}"
+                if reading.value is None
+                else f"{reading.condition.signal.name} is {reading.shown}, not {reading.threshold.removeprefix('= ')}"
+                for reading in diagnosis.symptoms
+                if reading.holds is (False if diagnosis.state == "absent" else None)
+            )
+            state = f"{diagnosis.state}: {'; '.join(facts)}"
+        lines += [*paragraph(f"{incident} on {words.where(diagnosis)}: {state}"), *table(rows), ""]
     if len(found) > SUBJECTS:
         lines += [f"  and {plural(len(found) - SUBJECTS, 'more subject')}", ""]
     return "\n".join(lines[:-1]) + "\n"
-
-
-def _state(diagnosis: Diagnosis, report: Report) -> str:
-    """Return the state and what decides it: all conditions, else one that does not hold, else one without a value."""
-    if diagnosis.state == "present":
-        return f"present, {words.when(diagnosis, words.time_format(report))}: all of its conditions hold"
-    if diagnosis.brief:
-        return "unknown: too little was observed to rule it out"
-    facts = (
-        f"{reading.condition.signal.name} is {reading.sentence}"
-        if reading.value is None
-        else f"{reading.condition.signal.name} is {reading.shown}, not {reading.threshold.removeprefix('= ')}"
-        for reading in diagnosis.symptoms
-        if reading.holds is (False if diagnosis.state == "absent" else None)
-    )
-    return f"{diagnosis.state}: {'; '.join(facts)}"
-
-
-def _rows(diagnosis: Diagnosis) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield role, signal, value, threshold and outcome of each condition; a look-alike's is required as well."""
-    symptoms = len(diagnosis.incident.symptoms)
-    groups = {
-        "symptom": diagnosis.symptoms[:symptoms],
-        "required": diagnosis.symptoms[symptoms:],
-        "supports": diagnosis.supports,
-        "escalates": diagnosis.escalation,
-    }
-    for role, readings in groups.items():
-        for reading in readings:
-            yield role, reading.condition.signal.name, reading.shown, reading.threshold, HELD[reading.holds]

@@ -1,1 +1,1 @@
-"""A live view of servers: scraped or queried in the background, judged as the doctor does, shown in a terminal."""
+"""A live view of servers: scraped or queried in the background, judged by the doctor, shown in a terminal."""

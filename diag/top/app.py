@@ -1,6 +1,6 @@
-"""The view in a terminal (the only importer of textual): it looks at the last frame, at most twice a second.
+"""The view in a terminal, the only importer of textual; it draws the last frame, at most twice a second.
 
-Whatever comes from a server is `Text`, never markup, and was made harmless to a terminal before.
+Text from a server is a `Text`, never markup, and already harmless to a terminal.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,24 +16,22 @@ from textual.widgets import DataTable, Footer, Input, Static
 from textual.widgets.data_table import RowKey
 
 from diag.core.errors import DiagError
-from diag.core.formatting import escaped
+from diag.core.formatting import escaped, printable
 from diag.http.deadline import run_in_thread
-from diag.report.layout import WIDTH
+from diag.report.layout import WIDTH, shortened
 from diag.report.terminal import laid_out, styled
 from diag.top.feed import Feed
 from diag.top.frame import Frame, ServerRow
 from diag.top.server_page import render
-from diag.top.table import ServerColumn, View, name_cell, next_order, shown_columns, shown_rows, summary
+from diag.top.table import ORDERS, View, shown_columns, shown_rows, summary
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks at the last frame: so many repaints at most, beside those for a key."""
+"""Seconds between two looks at the last frame; a key repaints at once."""
 VERDICT_STYLES = {"critical": "bold red", "warning": "bold yellow", "unknown": "magenta", "gone": "magenta"}
-"""Of a row; what is healthy has none."""
-OF_TABLE = ("sort", "filter", "gpus", "all")
-"""Actions."""
+"""The style of a row by its verdict; a healthy one has none."""
+TABLE_ACTIONS = ("sort", "filter", "gpus", "all")
 MARGIN = 3
 """Columns beside a page: its padding and the scrollbar."""
-Cells = list[Text]
 
 
 class ServerTable(DataTable[Text]):
@@ -52,48 +50,37 @@ class ServerTable(DataTable[Text]):
 
     @property
     def selected(self) -> ServerRow | None:
-        """The server under the cursor."""
         return self.rows_shown[self.cursor_row] if self.cursor_row < len(self.rows_shown) else None
 
     def show(self, rows: list[ServerRow], every: Sequence[ServerRow], view: View) -> None:
-        """Show these rows; what has not changed is not drawn again."""
+        """Show these rows of all; only cells that changed are drawn again."""
         before = self.selected if self.cursor_row else None
-        width, columns = shown_columns(self.app.size.width - 1, [row.instance for row in every], view)
-        self._head([("server", width, False), *((column.title, column.width, column.right) for column in columns)])
-        self._count(len(rows))
+        name_width, columns = shown_columns(self.app.size.width - 1, [row.instance for row in every], view)
+
+        heading = [("server", name_width, False), *((column.title, column.width, column.right) for column in columns)]
+        if heading != self._heading:
+            self.clear(columns=True)
+            self._heading, self._keys = heading, []
+            for title, width, right in heading:
+                self.add_column(Text(title, justify="right" if right else "left"), width=width)
+        while len(self._keys) > len(rows):
+            self.remove_row(self._keys.pop())
+        while len(self._keys) < len(rows):
+            self._keys.append(self.add_row(*[Text()] * len(heading)))
+
         for at, row in enumerate(rows):
-            for place, cell in enumerate(_cells(row, width, columns)):
-                where = Coordinate(at, place)
-                known = self.get_cell_at(where)
-                if (known.plain, known.style) != (cell.plain, cell.style):
-                    self.update_cell_at(where, cell)
+            texts = [shortened(printable(row.instance), name_width), *(column.cell(row) for column in columns)]
+            for place, (text, (_, _, right)) in enumerate(zip(texts, heading, strict=True)):
+                style = VERDICT_STYLES.get(row.verdict, "") if place < 2 else ""  # the name and the verdict
+                cell = Text(text, style=style, justify="right" if right else "left")
+                shown = self.get_cell_at(Coordinate(at, place))
+                if (shown.plain, shown.style) != (cell.plain, cell.style):
+                    self.update_cell_at(Coordinate(at, place), cell)
+
         self.rows_shown = rows
         names = [row.instance for row in rows]
         if before and before.instance in names:
             self.move_cursor(row=names.index(before.instance))
-
-    def _head(self, heading: Sequence[tuple[str, int, bool]]) -> None:
-        if heading == self._heading:
-            return
-        self.clear(columns=True)
-        self._heading, self._keys = heading, []
-        for title, width, right in heading:
-            self.add_column(Text(title, justify="right" if right else "left"), width=width)
-
-    def _count(self, count: int) -> None:
-        while len(self._keys) > count:
-            self.remove_row(self._keys.pop())
-        while len(self._keys) < count:
-            self._keys.append(self.add_row(*[Text()] * len(self._heading)))
-
-
-def _cells(row: ServerRow, width: int, columns: Sequence[ServerColumn]) -> Cells:
-    style = VERDICT_STYLES.get(row.verdict, "")
-    texts = [
-        Text(column.cell(row), style=style if place == 0 else "", justify="right" if column.right else "left")
-        for place, column in enumerate(columns)
-    ]
-    return [Text(name_cell(row, width), style=style), *texts]
 
 
 class TextScreen(Screen[None]):
@@ -106,18 +93,17 @@ class TextScreen(Screen[None]):
         self._text = text
 
     def compose(self) -> ComposeResult:
-        """The text, and the keys."""
         with VerticalScroll():
             yield Static(self._text, id="text", markup=False)
         yield Footer(show_command_palette=False)
 
     def show(self, text: Text) -> None:
-        """Another text in its place; the scroll position stays."""
+        """Replace the text; the scroll position stays."""
         self.query_one("#text", Static).update(text)
 
 
 class ServerScreen(TextScreen):
-    """The page of one server, made anew with every frame."""
+    """The page of one server, rendered again with every frame."""
 
     def __init__(self, instance: str, draw: Callable[[], None]) -> None:
         super().__init__(Text(""))
@@ -125,7 +111,6 @@ class ServerScreen(TextScreen):
         self._draw_top = draw
 
     def on_mount(self) -> None:
-        """Have the page made."""
         self._draw_top()
 
 
@@ -153,7 +138,7 @@ class TopApp(App[None]):
     ]
 
     def __init__(self, feed: Feed, runbook: Callable[[str], str], waits_for: str) -> None:
-        """Show the frames of a feed; `runbook` is the Markdown of an incident, `waits_for` what is scraped or asked."""
+        """Show the frames of a feed, `waits_for` before the first; `runbook` returns the Markdown of an incident."""
         super().__init__(ansi_color=True)
         self.animation_level = "none"
         self.feed, self._runbook, self._waits_for = feed, runbook, waits_for
@@ -162,14 +147,12 @@ class TopApp(App[None]):
         self._view, self._paused = View(), False
 
     def compose(self) -> ComposeResult:
-        """The verdict, the servers, the filter, the keys."""
         yield Static(Text(escaped(self._waits_for)), id="summary", markup=False)
         yield self.servers
         yield Input(placeholder="text in a name, model, verdict, state or incident", id="filter")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Begin to look."""
         self.theme = "ansi-dark"
         filter_input = self.query_one("#filter", Input)
         filter_input.cursor_blink = False
@@ -178,11 +161,10 @@ class TopApp(App[None]):
         self.set_interval(LOOK_EVERY, self._look)
 
     def on_unmount(self) -> None:
-        """End the thread."""
         self.feed.stop()
 
     def _look(self) -> None:
-        """Draw the last frame where it is a new one."""
+        """Draw the last frame if it is a new one."""
         if self.feed.failed:
             self.exit()
         elif self.feed.latest is not self.frame and not self._paused:
@@ -190,38 +172,34 @@ class TopApp(App[None]):
             self.draw()
 
     def on_resize(self) -> None:
-        """Other columns fit in, once the size is known everywhere."""
+        """Fit the columns into the new size, once every widget has it."""
         self.call_after_refresh(self.draw)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
-        """The keys of the table do nothing on a page."""
+        """Disable the keys of the table on a page."""
         on_page = isinstance(self.screen, TextScreen)
         without_server = on_page and not isinstance(self.screen, ServerScreen)
-        return not ((on_page and action in OF_TABLE) or (without_server and action == "runbook"))
+        return not ((on_page and action in TABLE_ACTIONS) or (without_server and action == "runbook"))
 
     def _fatal_error(self) -> None:
-        """End the view; the command says what went wrong, without what its variables held."""
+        """End the view; the command prints the error, without the values of variables."""
         self.feed.failed = self.feed.failed or self._exception
         self._close_messages_no_wait()
 
     def draw(self) -> None:
-        """Draw the frame that there is."""
+        """Draw the frame; the page of a server is rendered in a thread, since it may query a Prometheus."""
         frame = self.frame
         if frame is None or not self.screen_stack:
             return
-        base = self.screen_stack[0]
+        base, screen = self.screen_stack[0], self.screen
         found = shown_rows(frame.rows, self._view)
         lines = summary(frame, self._view, len(found), self.size.width - 2)
         paused = Text("PAUSED  ", style="reverse") if self._paused else Text()
         base.query_one("#summary", Static).update(Text.assemble(styled("\n".join(lines[:2])), "\n", paused, lines[2]))
         self.servers.show(found, frame.rows, self._view)
-        if isinstance(self.screen, ServerScreen):
-            self._draw_page(self.screen, frame)
-
-    def _draw_page(self, screen: ServerScreen, frame: Frame) -> None:
-        """Make the page in a thread: it may query a Prometheus."""
-        row = self._row(screen.instance)
-        width = min(self.size.width - MARGIN, WIDTH)
+        if not isinstance(screen, ServerScreen):
+            return
+        row, width = self._row(screen.instance), min(self.size.width - MARGIN, WIDTH)
 
         def show(page: str) -> None:
             if screen.is_attached:
@@ -230,14 +208,14 @@ class TopApp(App[None]):
         self._in_background(lambda: render(frame, row, width) if row else "this server is no longer there", show)
 
     def _in_background(self, work: Callable[[], str], show: Callable[[str], None]) -> None:
-        """Do what may take its time in a thread that nothing waits for, not even the end."""
+        """Do slow work in a thread that nothing waits for, not even the end of the view."""
 
         def run() -> None:
             try:
                 self.call_from_thread(show, work())
             except DiagError as error:
                 self.call_from_thread(self._tell, str(error), "error")
-            except Exception as error:  # noqa: BLE001  the command tells it, once the view has ended
+            except Exception as error:  # noqa: BLE001  the command prints it, once the view has ended
                 self.feed.failed = error
 
         run_in_thread(run)
@@ -247,36 +225,31 @@ class TopApp(App[None]):
         return next((row for row in rows if row.instance == instance), None)
 
     def on_data_table_row_selected(self) -> None:
-        """Enter opens a server."""
         row = self.servers.selected
         if row:
             self.push_screen(ServerScreen(row.instance, self.draw))
 
     def action_sort(self) -> None:
-        """The next order."""
-        self._change(self._view._replace(order=next_order(self._view.order)))
+        orders = list(ORDERS)
+        self._change(self._view._replace(order=orders[(orders.index(self._view.order) + 1) % len(orders)]))
 
     def action_gpus(self) -> None:
-        """The columns of the GPUs first, or those of the engines."""
+        """Show the columns of the GPUs first, or the columns of the engines."""
         self._change(self._view._replace(gpus=not self._view.gpus))
 
     def action_filter(self) -> None:
-        """Ask for the text that rows must have."""
-        asked = self.query_one("#filter", Input)
-        asked.add_class("open")
-        asked.focus()
+        filter_input = self.query_one("#filter", Input)
+        filter_input.add_class("open")
+        filter_input.focus()
 
     def action_all(self) -> None:
-        """Show all rows again."""
         self.query_one("#filter", Input).value = ""
         self.on_input_submitted()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while it is typed."""
         self._change(self._view._replace(text=event.value))
 
     def on_input_submitted(self) -> None:
-        """Back to the table."""
         self.query_one("#filter", Input).remove_class("open")
         self.servers.focus()
 
@@ -285,20 +258,19 @@ class TopApp(App[None]):
         self.draw()
 
     def action_pause(self) -> None:
-        """Keep what is shown; scraping goes on."""
+        """Keep the frame that is shown; scraping goes on."""
         self._paused = not self._paused
         self._look()
         self.draw()
 
     def action_record(self) -> None:
-        """Write the last minutes as a recording."""
         self._in_background(self.feed.record, self._tell)
 
     def _tell(self, sentence: str, severity: str = "information") -> None:
         self.notify(escaped(sentence), severity=severity, timeout=10, markup=False)  # type: ignore[arg-type]
 
     def action_runbook(self) -> None:
-        """The runbook of the worst incident of the server under the cursor, or on whose page we are."""
+        """Open the runbook of the worst incident of the server under the cursor, or of the open page."""
         row = self._row(self.screen.instance) if isinstance(self.screen, ServerScreen) else self.servers.selected
         if row and row.incidents:
             markdown = self._runbook(row.incidents[0])

@@ -1,28 +1,38 @@
-"""Where the frames come from: a thread that scrapes or queries, and judges; the view only looks at the last frame."""
+"""The thread that makes frames: it scrapes or queries, and judges; the view only looks at the last frame.
+
+Scraped pages of the last minutes stay in memory, and are written as a recording on request.
+"""
 
 import threading
 import time
-from collections.abc import Callable
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.formatting import plural
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
-from diag.sources.live.scrape import BackgroundScraper, Scraper
+from diag.sources.live.scrape import Scraper
 from diag.sources.observation import Observation
-from diag.top.columns import throttle_reasons
-from diag.top.frame import POINTS, Frame, Histories, Onsets, rows, too_early
-from diag.top.memory import PageMemory
+from diag.sources.recording.writer import Recorder, fit
+from diag.top.frame import POINTS, Frame, Histories, Onsets, server_rows, throttle_reasons, without_verdict
+from diag.vllm.server.config import ServerFacts
 
 KEPT = 300.0
 """Seconds of pages in memory, to be recorded."""
+MOST_BYTES = 24 * 2**20
+"""Limit for all pages in memory, compressed: five minutes of some fifty servers."""
+FAST = 1
+"""The level of zlib."""
 JUDGED, FEWEST_JUDGED = 60.0, 12
-"""Seconds that are judged, up to now (`diag doctor --watch` takes 30), and scrapes where these are rarer."""
+"""Seconds that are judged, up to now (`diag doctor --watch` takes 30), and the least number of scrapes."""
 SHARE, LONGEST_PAUSE = 0.02, 30.0
-"""Of a core, for judging: where it takes more, fewer scrapes are judged. And the most seconds until the next one."""
+"""Share of a core for judging: if it takes more, fewer scrapes are judged. And the longest pause, in seconds."""
 SETTLES = 0.5
 """Seconds in which the servers that are scraped at the same time answer."""
 QUERY_EVERY = 15.0
@@ -31,7 +41,7 @@ Judged = tuple[Report, QueryCache]
 
 
 class Feed:
-    """A thread that makes frames until it is stopped; `failed` is why there will be none."""
+    """A thread that makes frames until it is stopped; `failed` is the error that ended it."""
 
     def __init__(self) -> None:
         self.latest: Frame | None = None
@@ -40,55 +50,54 @@ class Feed:
         self._histories, self._onsets = Histories(), Onsets()
 
     def start(self) -> None:
-        """Begin."""
-        threading.Thread(target=self._run, name="diag-top", daemon=True).start()
+
+        def run() -> None:
+            try:
+                self._watch()
+            except BaseException as error:  # noqa: BLE001  the view looks at `failed`
+                self.failed = error
+
+        threading.Thread(target=run, name="diag-top", daemon=True).start()
 
     def stop(self) -> None:
-        """End soon; nobody waits for a server that does not answer."""
+        """End the thread soon, without waiting for a server that does not answer."""
         self._stopped.set()
 
     def record(self) -> str:
-        """Write the last minutes as a recording; returns the sentence that says where."""
-        raise BadUsage("what a Prometheus knows is not recorded: it is there to be diagnosed later, with --at")
-
-    def _run(self) -> None:
-        try:
-            self._watch()
-        except BaseException as error:  # noqa: BLE001  a thread has nobody else to tell
-            self.failed = error
+        """Write the last minutes as a recording; returns a sentence with its place."""
+        raise BadUsage("a Prometheus keeps its samples itself, so nothing is recorded; diagnose them later with --at")
 
     def _watch(self) -> None:
         raise NotImplementedError
 
     def _show(self, judged: Judged) -> None:
-        """A new frame of what was judged, with the numbers of the instants since the last one."""
+        """Make a frame of a judgement, with the numbers of the instants since the last one."""
         report, queries = judged
         seen, instants = queries.span + queries.source.interval, queries.source.instants[-POINTS:]
-        report = self._onsets.carried(report) if seen >= LOOK else too_early(report, seen)
+        report = self._onsets.carry_over(report) if seen >= LOOK else without_verdict(report, seen)
         new = instants[instants > self.latest.at * 1000 + 1] if self.latest else instants
         if len(new):
             self._histories.add(queries, new)
-        found = rows(report, self._histories, throttle_reasons(queries, instants))
-        self.latest = Frame(float(instants[-1]) / 1000, report, queries, found)
+        rows = server_rows(report, self._histories, throttle_reasons(queries, instants))
+        self.latest = Frame(float(instants[-1]) / 1000, report, queries, rows)
 
 
 class ScrapeFeed(Feed):
-    """Servers that are scraped, judged with every scrape or as often as that takes little of a core."""
+    """Frames of scraped servers: judged with every scrape, or as often as that takes little of a core."""
 
     def __init__(
-        self, scraper: Scraper, memory: PageMemory, every: float, judge: Callable[[Observation], Judged]
+        self, scraper: Scraper, memory: "PageMemory", every: float, judge: Callable[[Observation], Judged]
     ) -> None:
         super().__init__()
         self._watched, self._memory, self._every, self._judge = scraper, memory, every, judge
 
     def record(self) -> str:
-        """Write the last minutes as a recording; returns the sentence that says where."""
         folder = Path(f"diag-top-{datetime.fromtimestamp(time.time(), UTC):%Y%m%dT%H%M%SZ}")
         count = self._memory.write(folder, self._watched.facts, self._watched.remarks, self._every)
         return f"{plural(count, 'scrape')} recorded; diagnose them with: diag doctor {folder}"
 
     def _watch(self) -> None:
-        shown, last = 0, 0.0  # the first judgement makes much that the others find made
+        shown, last = 0, 0.0  # the first judgement fills caches: it takes longer than the next ones
         with BackgroundScraper(self._watched).running() as watched:
             while not self._stopped.wait(SETTLES):
                 if watched.failed:
@@ -96,21 +105,19 @@ class ScrapeFeed(Feed):
                 if self._watched.scrapes == shown:
                     continue
                 self._stopped.wait(SETTLES)
-                shown, spent = self._watched.scrapes, self._frame()
+
+                shown, begun = self._watched.scrapes, time.thread_time()
+                seen = self._watched.observation()
+                self._watched.forget(int(seen.instants[-1] - 1000 * max(JUDGED, FEWEST_JUDGED * self._every)))
+                self._show(self._judge(seen))
+                spent = time.thread_time() - begun
+
                 self._stopped.wait(min(last / SHARE, spent / SHARE, LONGEST_PAUSE))
                 last = spent
 
-    def _frame(self) -> float:
-        """Make a frame; returns the seconds of a core that it took."""
-        begun = time.thread_time()
-        seen = self._watched.observation()
-        self._watched.forget(int(seen.instants[-1] - 1000 * max(JUDGED, FEWEST_JUDGED * self._every)))
-        self._show(self._judge(seen))
-        return time.thread_time() - begun
-
 
 class QueryFeed(Feed):
-    """Servers that a Prometheus knows; `look` queries it and judges."""
+    """Frames of the servers of a Prometheus; `look` queries it and judges."""
 
     def __init__(self, look: Callable[[], Judged]) -> None:
         super().__init__()
@@ -125,3 +132,59 @@ class QueryFeed(Feed):
                     raise
                 self.latest = self.latest._replace(lost=str(error))
             self._stopped.wait(QUERY_EVERY)
+
+
+class KeptScrape(NamedTuple):
+    """One scrape at unix milliseconds; `page` is compressed, `reason` is "" unless the scrape failed."""
+
+    at: int
+    instance: str
+    page: bytes
+    reason: str
+
+
+class PageMemory:
+    """A `Sink` that keeps the scrapes of the last `seconds`, and fewer if these have more than `most_bytes`."""
+
+    def __init__(self, seconds: float, most_bytes: int = MOST_BYTES) -> None:
+        self._milliseconds, self._most = seconds * 1000, most_bytes
+        self._kept: deque[KeptScrape] = deque()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def page(self, at: int, instance: str, page: bytes) -> bytes:
+        """Keep a page; returns it as it would be recorded, to be judged."""
+        return self._keep(at, instance, page, "")
+
+    def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
+        """Keep a failed scrape with the samples of the server's host."""
+        return self._keep(at, instance, beside, reason)
+
+    def _keep(self, at: int, instance: str, page: bytes, reason: str) -> bytes:
+        page = fit(page)
+        scrape = KeptScrape(at, instance, zlib.compress(page, FAST), reason)
+        with self._lock:
+            self._kept.append(scrape)
+            self._size += len(scrape.page)
+            while self._kept and (self._kept[0].at < at - self._milliseconds or self._size > self._most):
+                self._size -= len(self._kept.popleft().page)
+        return page
+
+    def write(self, folder: Path, facts: Mapping[str, ServerFacts], remarks: Sequence[str], every: float) -> int:
+        """Write the kept scrapes as `diag record` would have; returns their number.
+
+        Raises BadUsage if the folder is not empty or nothing is kept, BadRecording if it cannot be written.
+        """
+        with self._lock:
+            kept = tuple(self._kept)
+        if not kept:
+            raise BadUsage("nothing was scraped yet: record again in some seconds")
+        with Recorder(folder) as recorder:
+            for scrape in kept:
+                page = zlib.decompress(scrape.page)
+                if scrape.reason:
+                    recorder.failed(scrape.at, scrape.instance, scrape.reason, page)
+                else:
+                    recorder.page(scrape.at, scrape.instance, page)
+            recorder.about(facts, remarks, every)
+        return len(kept)

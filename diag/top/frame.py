@@ -1,32 +1,181 @@
-"""One picture of all servers: what the doctor's engine says of them now, and their numbers of the last minutes."""
+"""One frame of the view: a row for each server, with its present verdict and the numbers of the last minutes."""
 
 import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from diag.core.formatting import clock, quantity
 from diag.core.incident import RANK
-from diag.core.subjects import Instants, Subject
+from diag.core.subjects import Floats, Instants, Subject
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.diagnose import Diagnosis, without_the_past
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding, Report, verdict_of
+from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
 from diag.report import sentences as words
-from diag.report.summary import FleetRow, fleet_rows
-from diag.top.columns import MEASURES, measured
+from diag.report.summary import fleet_rows
 
 POINTS = 60
 """Values of a sparkline: five minutes at one scrape every 5 s."""
-Numbers = Mapping[str, float]
+INSTANCE = ("instance",)
+SERVING = " unless on (instance, gpu) $gpus_not_serving"
+NOW, MINUTE = 15.0, 60.0
+"""Seconds of samples: for values that change with every scrape, and for values that need some events."""
+TTFT = ("vllm:time_to_first_token_seconds",)
+REASONS = 'reason!~"gpu_idle|applications_clocks"'
+THROTTLED = (
+    f"max by (instance, gpu, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]){SERVING}"
+    f" or rate(diag_gpu_throttle_seconds_total{{{REASONS}}}[$window]){SERVING}) > 0"
+)
+"""Throttle reasons of each GPU, except idle and user-set clocks."""
+
+
+# -- the numbers of a server ------------------------------------------------------------------------------------------
+
+
+class ServerMeasure(NamedTuple):
+    """A number of each server, computed from so many seconds of samples; `unit` as signals have them."""
+
+    title: str
+    unit: str
+    promql: str
+    seconds: float = NOW
+
+
+def _percentile(share: float, histograms: tuple[str, ...]) -> str:
+    """Return the PromQL of a quantile of the first of these histograms that a server has."""
+    quantiles = (f"histogram_quantile({share}, sum by ($by, le) (rate({name}_bucket[$window])))" for name in histograms)
+    return " or ".join(quantiles)
+
+
+MEASURES: Mapping[str, ServerMeasure] = {
+    "running": ServerMeasure("requests running", "requests", f"sum by ($by) (last_over_time({RUNNING}[$window]))"),
+    "waiting": ServerMeasure("requests waiting", "requests", f"sum by ($by) (last_over_time({WAITING}[$window]))"),
+    "kv": ServerMeasure(kv_cache_usage_peak.name, "share", kv_cache_usage_peak.promql),
+    "tokens": ServerMeasure("output tokens / s", "", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))"),
+    "ttft50": ServerMeasure("TTFT p50", "seconds", _percentile(0.5, TTFT), MINUTE),
+    "ttft95": ServerMeasure("TTFT p95", "seconds", _percentile(0.95, TTFT), MINUTE),
+    "itl50": ServerMeasure("ITL p50", "seconds", _percentile(0.5, ITL), MINUTE),
+    "itl95": ServerMeasure("ITL p95", "seconds", _percentile(0.95, ITL), MINUTE),
+    "preemptions": ServerMeasure("preemptions / min", "", "$preemptions", MINUTE),
+    "power": ServerMeasure(
+        "GPU power",
+        "watts",
+        f"sum by ($by) (last_over_time(diag_gpu_power_watts[$window]){SERVING})",
+    ),
+    "clock": ServerMeasure(
+        "SM clock (slowest GPU)",
+        "MHz",
+        f'min by ($by) (last_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]){SERVING}) / 1e6',
+    ),
+    "temperature": ServerMeasure(
+        "GPU temperature (hottest)",
+        "celsius",
+        f"max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]){SERVING})",
+    ),
+}
+
+
+class Histories:
+    """The last `POINTS` values of each measure of each server; a server without samples is dropped."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, deque[float | None]]] = {}
+
+    def add(self, queries: QueryCache, instants: Instants) -> None:
+        """Add the values at these instants, which must be later than the earlier ones."""
+        found: dict[str, dict[str, Floats]] = {}
+        for key, measure in MEASURES.items():
+            series = queries.ask(measure.promql, INSTANCE, queries.holding(measure.seconds), instants)
+            found[key] = {words.instance(subject): values for subject, values in series.items()}
+
+        self._values = {
+            name: self._values.get(name) or {key: deque(maxlen=POINTS) for key in MEASURES}
+            for name in {name for servers in found.values() for name in servers}
+        }
+        for name, history in self._values.items():
+            for key, servers in found.items():
+                new = servers[name].tolist() if name in servers else [math.nan] * len(instants)
+                history[key] += [None if math.isnan(value) else value for value in new]
+
+    def of_server(self, name: str) -> Mapping[str, Sequence[float | None]]:
+        """Return the values of one server by measure, the latest at the end."""
+        return {key: tuple(values) for key, values in self._values.get(name, {}).items()}
+
+
+def throttle_reasons(queries: QueryCache, instants: Instants) -> dict[str, tuple[str, ...]]:
+    """Return the throttle reasons at the last instant by server; a power cap, which is usual, comes last."""
+    found: dict[str, set[str]] = {}
+    for subject, values in queries.ask(THROTTLED, (), queries.holding(NOW), instants[-1:]).items():
+        if not np.isnan(values[-1]):
+            found.setdefault(words.instance(subject), set()).add(dict(subject).get("reason", ""))
+    return {
+        name: tuple(sorted(reasons, key=lambda reason: (reason == "sw_power_cap", reason)))
+        for name, reasons in found.items()
+    }
+
+
+# -- the verdict of now -----------------------------------------------------------------------------------------------
+
+
+class Onsets:
+    """Remembers over many judgements when each incident began: one judgement sees no further back than its samples."""
+
+    def __init__(self) -> None:
+        self._onsets: dict[tuple[str, Subject], tuple[float, bool]] = {}
+
+    def carry_over(self, report: Report) -> Report:
+        """Return the report of now: an ended incident is absent, an ongoing one began when it was first seen."""
+        by_key = {_key(finding.diagnosis): finding for finding in report.findings}
+        findings, onsets = [], {}
+        for diagnosis in without_the_past([finding.diagnosis for finding in report.findings]):
+            key, finding = _key(diagnosis), Finding(diagnosis)
+            known = self._onsets.get(key)
+            if diagnosis.state == "present":
+                began = diagnosis.one_by_one[-1].since
+                new = (diagnosis.watched_since, True) if began is None else (began, False)
+                start, before = known = min(new, known or new)
+                since = None if before else start
+                watched = diagnosis.instants[0] - start if before else diagnosis.watched
+                episodes = ((since, diagnosis.episodes[-1][1]),)
+                finding = by_key[key]._replace(
+                    diagnosis=diagnosis._replace(since=since, episodes=episodes, watched=watched)
+                )
+            if known and diagnosis.state != "absent":
+                onsets[key] = known
+            findings.append(finding)
+        self._onsets = onsets
+        return report._replace(findings=tuple(findings), verdict=verdict_of(findings, report.not_judged))
+
+
+def _key(diagnosis: Diagnosis) -> tuple[str, Subject]:
+    return diagnosis.incident.id, diagnosis.subject
+
+
+def without_verdict(report: Report, seen: float) -> Report:
+    """Return the report of the first `seen` seconds: present incidents are unknown until the doctor has enough data."""
+    findings = tuple(
+        Finding(finding.diagnosis._replace(state="unknown", primary=False, explained_by=None))
+        if finding.diagnosis.state == "present"
+        else finding
+        for finding in report.findings
+    )
+    why = f"too little seen: {quantity(round(seen), 'seconds')} of the {quantity(LOOK, 'seconds')} that a verdict needs"
+    return report._replace(findings=findings, not_judged=(NotJudged(why),), verdict="unknown")
+
+
+# -- the rows ---------------------------------------------------------------------------------------------------------
 
 
 class ServerRow(NamedTuple):
-    """One server; `since` is when the worst that holds on it began, unix seconds, with `before` where it did earlier.
+    """One server; its worst present incident began at `since`, unix seconds, or earlier if `before` is set.
 
-    `runs` says which release and model it is. `values` are those of `MEASURES` that are known, `history` the last ones
-    of each, None for holes.
+    `runs` describes release and model. `values` are the known ones of `MEASURES`, `history` the last ones of each, None
+    for holes.
     """
 
     instance: str
@@ -36,15 +185,15 @@ class ServerRow(NamedTuple):
     incidents: tuple[str, ...]
     since: float | None
     before: bool
-    values: Numbers
+    values: Mapping[str, float]
     history: Mapping[str, Sequence[float | None]]
     throttled: tuple[str, ...] = ()
 
 
 class Frame(NamedTuple):
-    """What is shown until the next one; `at` is the time of the last samples, unix seconds.
+    """The content of the view until the next frame; `at` is the time of the last samples, unix seconds.
 
-    `queries` are those that it was judged by; `lost` says why there is nothing newer.
+    `queries` answered the judgement; `lost` is the reason why no newer samples arrive.
     """
 
     at: float
@@ -54,120 +203,40 @@ class Frame(NamedTuple):
     lost: str = ""
 
 
-class Histories:
-    """The last values of each measure of each server; a server that is gone is forgotten."""
-
-    def __init__(self, points: int = POINTS) -> None:
-        self._points = points
-        self._values: dict[str, dict[str, deque[float | None]]] = {}
-
-    def add(self, queries: QueryCache, instants: Instants) -> None:
-        """Add the values at these instants, which are later than those before."""
-        found = measured(queries, instants)
-        servers = {name for rows in found.values() for name in rows}
-        self._values = {name: self._values.get(name) or self._empty() for name in servers}
-        for key, rows in found.items():
-            for name, values in self._values.items():
-                row = rows.get(name)
-                values[key] += [None] * len(instants) if row is None else [_known(value) for value in row.tolist()]
-
-    def _empty(self) -> dict[str, deque[float | None]]:
-        return {key: deque(maxlen=self._points) for key in MEASURES}
-
-    def of(self, server: str) -> Mapping[str, Sequence[float | None]]:
-        """The values of one server, the last ones at the end."""
-        return {key: tuple(values) for key, values in self._values.get(server, {}).items()}
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-class Onsets:
-    """Since when each incident holds, over many judgements: one sees no further back than its samples."""
-
-    def __init__(self) -> None:
-        self._since: dict[tuple[str, Subject], tuple[float, bool]] = {}
-
-    def carried(self, report: Report) -> Report:
-        """The report of now: what has ended is absent, what goes on began when it was first seen."""
-        by_key = {_key(finding.diagnosis): finding for finding in report.findings}
-        now = without_the_past([finding.diagnosis for finding in report.findings])
-        findings = tuple(self._finding(by_key[_key(diagnosis)]._replace(diagnosis=diagnosis)) for diagnosis in now)
-        kept = {_key(finding.diagnosis) for finding in findings if finding.diagnosis.state != "absent"}
-        self._since = {key: since for key, since in self._since.items() if key in kept}
-        return report._replace(findings=findings, verdict=verdict_of(findings, report.not_judged))
-
-    def _finding(self, finding: Finding) -> Finding:
-        diagnosis = finding.diagnosis
-        if diagnosis.state != "present":
-            return Finding(diagnosis)
-        began = diagnosis.one_by_one[-1].since
-        new = (diagnosis.watched_since, True) if began is None else (began, False)
-        since, before = self._since[_key(diagnosis)] = min(new, self._since.get(_key(diagnosis), new))
-        return finding._replace(diagnosis=_began(diagnosis, since, before))
-
-
-def _key(diagnosis: Diagnosis) -> tuple[str, Subject]:
-    return diagnosis.incident.id, diagnosis.subject
-
-
-def _began(diagnosis: Diagnosis, since: float, before: bool) -> Diagnosis:
-    known = None if before else since
-    until = diagnosis.episodes[-1][1]
-    watched = diagnosis.instants[0] - since if before else diagnosis.watched
-    return diagnosis._replace(since=known, episodes=((known, until),), watched=watched)
-
-
-def too_early(report: Report, seen: float) -> Report:
-    """The report of the first seconds: nothing is said to be present before as much was seen as the doctor looks at."""
-    findings = tuple(map(_undecided, report.findings))
-    why = f"too little seen: {quantity(round(seen), 'seconds')} of the {quantity(LOOK, 'seconds')} that a verdict needs"
-    return report._replace(findings=findings, not_judged=(NotJudged(why),), verdict="unknown")
-
-
-def _undecided(finding: Finding) -> Finding:
-    diagnosis = finding.diagnosis
-    if diagnosis.state != "present":
-        return finding
-    return Finding(diagnosis._replace(state="unknown", primary=False, explained_by=None))
-
-
-def rows(report: Report, histories: Histories, throttled: Mapping[str, tuple[str, ...]]) -> tuple[ServerRow, ...]:
-    """A row for each server, the worst first; `throttled` is why the clocks of its GPUs are held down."""
+def server_rows(
+    report: Report, histories: Histories, throttled: Mapping[str, tuple[str, ...]]
+) -> tuple[ServerRow, ...]:
+    """Return a row for each server, the worst first; `throttled` are the throttle reasons by server."""
     worst: dict[str, Diagnosis] = {}
     for diagnosis in (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity]):
         worst.setdefault(words.instance(diagnosis.subject), diagnosis)
     names = frozenset(words.instances(report))
-    runs = {about(line, names): line for line in report.observed.servers}
+    runs = {subject_of_sentence(line, names): line for line in report.observed.servers}
     not_judged = {words.instance(each.subject) for each in report.not_judged}
-    return tuple(
-        _row(server, runs.get(server.name, ""), worst.get(server.name), histories.of(server.name))._replace(
-            verdict="unknown" if server.verdict == "healthy" and not_judged & {"", server.name} else server.verdict,
-            throttled=throttled.get(server.name, ()),
+
+    rows = []
+    for server in fleet_rows(report, clock):
+        incident, history = worst.get(server.name), histories.of_server(server.name)
+        last = {key: values[-1] for key, values in history.items() if values}
+        since = incident and (incident.watched_since if incident.since is None else incident.since)
+        rows.append(
+            ServerRow(
+                instance=server.name,
+                runs=runs.get(server.name, ""),
+                verdict="unknown" if server.verdict == "healthy" and not_judged & {"", server.name} else server.verdict,
+                state=server.states,
+                incidents=tuple(filter(None, server.incidents.split(", "))),
+                since=since,
+                before=incident is not None and incident.since is None,
+                values={key: value for key, value in last.items() if value is not None},
+                history=history,
+                throttled=throttled.get(server.name, ()),
+            )
         )
-        for server in fleet_rows(report, clock)
-    )
+    return tuple(rows)
 
 
-def about(sentence: str, names: Collection[str]) -> str:
-    """Which of these servers a sentence of a report begins with; "" where it is about all of them."""
+def subject_of_sentence(sentence: str, names: Collection[str]) -> str:
+    """Return the server whose name begins a sentence of a report; "" for a sentence about all servers."""
     name = sentence.partition(": ")[0].partition(" ")[0]
     return name if name in names else ""
-
-
-def _row(
-    server: FleetRow, runs: str, worst: Diagnosis | None, history: Mapping[str, Sequence[float | None]]
-) -> ServerRow:
-    last = {key: values[-1] for key, values in history.items() if values}
-    return ServerRow(
-        instance=server.name,
-        runs=runs,
-        verdict=server.verdict,
-        state=server.states,
-        incidents=tuple(filter(None, server.incidents.split(", "))),
-        since=None if worst is None else worst.watched_since if worst.since is None else worst.since,
-        before=worst is not None and worst.since is None,
-        values={key: value for key, value in last.items() if value is not None},
-        history=history,
-    )

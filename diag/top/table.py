@@ -1,4 +1,4 @@
-"""The table of servers: which columns a window has room for, what stands in each cell, the order and the filter."""
+"""The table of servers: its columns and cells, the columns that fit into a window, the order and the filter."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,8 +7,7 @@ from diag.core.formatting import clock, escaped, printable, quantity
 from diag.report import sentences as words
 from diag.report.layout import columns, shortened
 from diag.report.summary import BARS, VERDICTS, count_verdicts, verdicts
-from diag.top.columns import MEASURES
-from diag.top.frame import Frame, ServerRow
+from diag.top.frame import MEASURES, Frame, ServerRow
 
 GAP = 2
 """Columns between two cells."""
@@ -18,13 +17,13 @@ SPARK = 12
 NOTHING = "-"
 STATES = ("dead", "stalled", "starting", "slow", "asleep", "busy", "idle")
 MINUTES, THOUSANDS = 600, 10_000
-"""From so many seconds on a time is in minutes, from so much on a number in thousands."""
+"""The least time in seconds that is shown in minutes, and the least number that is shown in thousands."""
 
 
 class ServerColumn(NamedTuple):
-    """A column: its heading in two lines, its cell and width; those of the lowest rank are shown where room is short.
+    """A column: its heading in two lines, its cell and width; if room is short, the lowest ranks are shown.
 
-    `gpu_rank` is the rank where the GPUs matter most.
+    `gpu_rank` is the rank in the view of the GPUs.
     """
 
     title: str
@@ -36,7 +35,7 @@ class ServerColumn(NamedTuple):
 
 
 def bars(values: Sequence[float | None], most: int) -> str:
-    """The last values as bars from 0 to the most of them, a dot where there is none."""
+    """Draw the last `most` values as bars from 0 to the greatest of them, a dot for a hole."""
     shown = values[-most:]
     top = max((value for value in shown if value is not None), default=0.0) or 1.0
     return "".join(
@@ -45,7 +44,7 @@ def bars(values: Sequence[float | None], most: int) -> str:
 
 
 def value(row: ServerRow, key: str) -> str:
-    """A number of a server in as few characters as possible: "85ms", "1.2s", "98%", "312W", "12k"."""
+    """Format a number of a server in as few characters as possible: "85ms", "1.2s", "98%", "312W", "12k"."""
     known, unit = row.values.get(key), MEASURES[key].unit
     if known is None:
         return NOTHING
@@ -59,19 +58,17 @@ def value(row: ServerRow, key: str) -> str:
 
 
 def state(row: ServerRow) -> str:
-    """The worst state of its engines."""
     return min(row.state.split(", "), key=lambda one: STATES.index(one) if one in STATES else 0) or NOTHING
 
 
 def since(row: ServerRow) -> str:
-    """When the worst that holds on a server began."""
     if row.since is None:
         return ""
     return f"{'before ' if row.before else ''}{clock(row.since).removesuffix(' UTC')}"
 
 
 def _first(names: Sequence[str], room: int) -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first of the names, and the number of further names."""
     more = f" +{len(names) - 1}" if names[1:] else ""
     return shortened(printable(names[0]), room - len(more)) + more if names else ""
 
@@ -103,7 +100,7 @@ COLUMNS = (
 
 
 class View(NamedTuple):
-    """How the rows are shown: the order (a name of `ORDERS`), the text that they must have, GPUs first or not."""
+    """The choices of the user: the order (a name of `ORDERS`), the text to filter by, the columns of the GPUs first."""
 
     order: str = "worst first"
     text: str = ""
@@ -122,25 +119,18 @@ ORDERS: dict[str, Callable[[ServerRow], object]] = {
 }
 
 
-def next_order(order: str) -> str:
-    """The order that follows."""
-    names = list(ORDERS)
-    return names[(names.index(order) + 1) % len(names)]
-
-
 def shown_rows(rows: Sequence[ServerRow], view: View) -> list[ServerRow]:
-    """The rows that have the text, in the order; equals stay by name."""
-    wanted = view.text.lower()
-    found = [row for row in rows if wanted in _searched(row)]
-    return sorted(sorted(found, key=lambda row: row.instance), key=ORDERS[view.order])  # type: ignore[arg-type]
-
-
-def _searched(row: ServerRow) -> str:
-    return " ".join((row.instance, row.runs, row.verdict, row.state, *row.incidents, *row.throttled)).lower()
+    """Return the rows that contain the text of the view, in its order, equal ones by name."""
+    found = []
+    for row in sorted(rows, key=lambda row: row.instance):
+        searched = " ".join((row.instance, row.runs, row.verdict, row.state, *row.incidents, *row.throttled))
+        if view.text.lower() in searched.lower():
+            found.append(row)
+    return sorted(found, key=ORDERS[view.order])  # type: ignore[arg-type]
 
 
 def shown_columns(width: int, names: Sequence[str], view: View) -> tuple[int, list[ServerColumn]]:
-    """The width of the names, and the columns that there is room for beside them, in their usual order."""
+    """Return the width of the names, and the columns that fit beside them, in their usual order."""
     least = min(max(map(len, names), default=LEAST_NAME), MOST_NAME)
     room = width - GAP - min(least, LEAST_NAME)
     chosen = []
@@ -152,13 +142,8 @@ def shown_columns(width: int, names: Sequence[str], view: View) -> tuple[int, li
     return min(least, min(least, LEAST_NAME) + room), [column for column in COLUMNS if column in chosen]
 
 
-def name_cell(row: ServerRow, width: int) -> str:
-    """The name of a server, shortened in its middle."""
-    return shortened(printable(row.instance), width)
-
-
 def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
-    """The lines above the table: the worst verdict, what it means, what is shown; each in one line of the window."""
+    """Return the three lines above the table: the worst verdict, its impact, the state of the view."""
     report = frame.report
     with columns(width):
         first = verdicts(report)[0]
@@ -172,9 +157,5 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
         f"order: {view.order}",
         f"{found} with '{printable(view.text, 20)}'" if view.text else "",
     ]
-    lines = (first, meaning, "  ".join(filter(None, status)))
-    return [_clipped(escaped(line), width) for line in lines]
-
-
-def _clipped(text: str, room: int) -> str:
-    return text if len(text) <= room else f"{text[: room - 1]}…"
+    lines = [escaped(line) for line in (first, meaning, "  ".join(filter(None, status)))]
+    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
