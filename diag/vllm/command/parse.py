@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
@@ -16,12 +15,12 @@ from diag.vllm.command.redaction import is_secret
 from diag.vllm.command.shell import Bare, default, statements
 from diag.vllm.flags.registry import understood
 
-_IMAGE = lazy(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_CONTAINERS = lazy(
+_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_CONTAINERS = re.compile(
     r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
 )
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
-IS_ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
 """Options of `docker run` that take no value: what follows any other one is not the image."""
 
 
@@ -134,13 +133,13 @@ _MOST_WORDS = 2**10
 """Of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
 """Options that no release has: to say what each of them may have meant takes some milliseconds."""
-_ASSIGNMENT = lazy(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PROGRAM = lazy(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_SCRIPT = lazy(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
-_SHELL = lazy(r"-[a-z]*c|--(?:command|wrap)")
+_ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
+_SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
-_SUBSTITUTED = lazy(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
-_MENTIONS = lazy(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
+_SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
+_MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands whose words are about a server, and start none."""
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"

@@ -11,34 +11,33 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from diag.core.lazy_regex import lazy
 from diag.vllm.command.command import Given
 from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
 from diag.vllm.flags.registry import Option, known, understood
 
-_SECRET = lazy(
+_SECRET = re.compile(
     r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)"
     r"|(?:.*[-_.])?(?:pass|pat|o?auth))\d*(?:[-_.].*)?"
 )
 _HARMLESS = ("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token")
 _PARENTHESES = r"\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)"
 _FILLED_IN = rf"\${_PARENTHESES}|\$\{{[^{{}}\n]*\}}|`[^`\n]*`"
-_ASSIGNED = lazy(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
-_FIELD = lazy(
+_ASSIGNED = re.compile(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
+_FIELD = re.compile(
     r"""(?<!\\)(?P<mark>\\*["'])(?P<name>[\w.-]+)(?P=mark)(?P<colon>\s*:\s*)(?P<value>"""
     r"""(?P<quote>\\*["'])(?:\\.|[^\\])*?(?:(?P=quote)|$)|\[[^\]]*\]|\{[^{}]*\}|-?\d[\w.+-]*)""",
     re.DOTALL,
 )
 """A field of an object as JSON or Python writes it, perhaps in a string of another one."""
 _INSIDE = (
-    (lazy(r"(://)[^\s'\"@]{1,400}@"), rf"\1{HIDDEN}@"),
-    (lazy(r"(://[^\s?#'\"]{1,400})[?#][^\s'\"]*"), r"\1"),
-    (lazy(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
-    (lazy(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
-    (lazy(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
-    (lazy(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
-    (lazy(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
-    (lazy(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
+    (re.compile(r"(://)[^\s'\"@]{1,400}@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(://[^\s?#'\"]{1,400})[?#][^\s'\"]*"), r"\1"),
+    (re.compile(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
+    (re.compile(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
+    (re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
+    (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
+    (re.compile(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
 )
 
 
@@ -99,26 +98,26 @@ NAMED_KEYS = frozenset[str](_CONTENT["named_keys"])
 """Keys whose value is a name or a folder; of the others only numbers and switches are shown."""
 
 
-_SECRETS = lazy(r"--(?:api-key|hf-token|ssl-.*)")
-_PLAIN = lazy(
+_SECRETS = re.compile(r"--(?:api-key|hf-token|ssl-.*)")
+_PLAIN = re.compile(
     r"[+-]?[\d_.]{1,24}(?:[eE][+-]?\d{1,3})?[kmgtKMGT]?(?:i?[bB])?|(?i:true|false|none|null|auto)|\*|"
     r"(?:(?:image|video|audio)=\d{1,9},?){1,3}"
 )
-_LISTED = lazy(r"[\d.,:|-]{1,60}")
-_NAME = lazy(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|%[hi])*", re.ASCII)
+_LISTED = re.compile(r"[\d.,:|-]{1,60}")
+_NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|%[hi])*", re.ASCII)
 _MOST = 256
-_URL = lazy(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
-_VARIABLE = lazy(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])", re.ASCII)
-_DEFAULT = lazy(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
-_TOKEN = lazy(
+_URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])", re.ASCII)
+_DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
+_TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-|AKIA|ASIA|eyJ)[A-Za-z0-9_-]{3,}"
     r"|[0-9a-fA-F]{24,}|(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{18,}|[A-Za-z]{40,}|\d{17,}",
     re.ASCII,
 )
 """Tokens by their beginning, and what no person writes: long, and of letters and digits."""
-_COMMIT = lazy(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
+_COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
-_WORDS = lazy(r"--[a-z]{2,12}(?:-[a-z]{1,12})*")
+_WORDS = re.compile(r"--[a-z]{2,12}(?:-[a-z]{1,12})*")
 _READ = {"--api-key": "vllm_api_key"}
 """Flags that have a variable of vLLM's own under another name."""
 _LIKE = 0.8

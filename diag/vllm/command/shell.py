@@ -9,11 +9,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from diag.core.errors import BadUsage
-from diag.core.lazy_regex import lazy
 from diag.vllm.command.command import Command
 
 _KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"}
-_PIECE = lazy(
+_PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
       | (?P<opening>["`]|\$[({]|[<>]\()
       | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
@@ -22,16 +21,16 @@ _PIECE = lazy(
       | (?P<plain>[^'"`$\\\s;&|()<>]+|\$|[^'"`\\])""",
     re.VERBOSE | re.DOTALL,
 )
-_INSIDE = lazy(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
+_INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
-_ESCAPED = lazy(r"\\(?:\n|([$`\"\\]))")
-_ARRAY = lazy(r"\w+\+?=")
-PIPED = lazy(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
+_ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
+_ARRAY = re.compile(r"\w+\+?=")
+PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
 """Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
-_HEREDOC = lazy(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
-_FAR = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
+_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
+_FAR = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
 """What runs a shell on another host or in a container: its files are not here."""
-_SHELL = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
+_SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
 class Bare(str):
@@ -146,11 +145,11 @@ def _past(text: str, at: int) -> int:
 
 HIDDEN = "REDACTED"
 """What stands in a quoted line of a log, and in recordings of older releases, in the place of a secret."""
-PLACEHOLDER = lazy(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
+PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
 """What stands in a command in the place of a value: a shell that lacks the variable refuses to run the command."""
-_OPEN = lazy(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
-_DEFAULT = lazy(r"\$\{\w+:?-([^{}$]*)\}")
-_NAMED = lazy(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
+_OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
+_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+_NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
 
 def placeholder(name: str) -> str:

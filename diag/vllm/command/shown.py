@@ -10,16 +10,15 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from diag.core.errors import BadUsage
-from diag.core.lazy_regex import lazy
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given, is_server
 from diag.vllm.command.parse import IS_ALONE, filled_in, parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder, written
 
-_ASSIGNMENT = lazy(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
-_NAME = lazy(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
-_PROGRAMS = lazy(
+_ASSIGNMENT = re.compile(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
+_PROGRAMS = re.compile(
     r"python[\d.]*|vllm|env|exec|nohup|nice|ionice|numactl|taskset|setsid|stdbuf|timeout|time|sudo|docker|podman|nerdctl"
     r"|docker-compose|apptainer|singularity|kubectl|oc|ssh|pdsh|pssh|srun|tmux|screen|eval|su|watch|(?:ba|z|k|da)?sh"
     r"|uv|poetry|conda|torchrun|run|serve|new-session|--|-"
@@ -39,7 +38,7 @@ _WORDS = frozenset(
         *("/bin/sh", "/bin/bash", "memlock=-1", "stack=67108864"),
     )
 )
-_NUMBERS = lazy(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
+_NUMBERS = re.compile(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
 
 
 def shown(text: str) -> str:

@@ -1,11 +1,11 @@
 """The command that started a server: the flags read out of it, and its secrets taken out of it."""
 
+import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import flag_integer
-from diag.core.lazy_regex import lazy
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given
 from diag.vllm.command.parse import parse
@@ -66,11 +66,11 @@ WORDS = (
 )
 """Settings that are a word, and harmless where they look like one; shown to people, published nowhere."""
 _ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
-_WORD_VALUE = lazy(r"[A-Za-z0-9_.:-]{1,40}")
+_WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
 _VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE")
-_VARIABLE_VALUE = lazy(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
-_ADDRESS = lazy(r"\d+\.\d+\.\d|[A-Za-z]\.|\.[A-Za-z]|::|(?:[0-9A-Fa-f]+:){3}|(?<!\w)[A-Za-z][A-Za-z0-9-]*:\d{2}")
-_ADDRESSED = lazy(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
+_VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
+_ADDRESS = re.compile(r"\d+\.\d+\.\d|[A-Za-z]\.|\.[A-Za-z]|::|(?:[0-9A-Fa-f]+:){3}|(?<!\w)[A-Za-z][A-Za-z0-9-]*:\d{2}")
+_ADDRESSED = re.compile(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
 SET = "(set)"
 """Stands for a value that is not shown, or cannot be read."""
 _OPEN = ("", "auto", "-1", "None")
