@@ -25,9 +25,9 @@ IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|
 
 
 class Image(NamedTuple):
-    """`arguments` is where vLLM's own begin, None where the container starts something else.
+    """`arguments` is the place of vLLM's first argument, None if the container starts another program.
 
-    `entry` is the place from which on words go to the image's own entry point, None where a program is named.
+    `entry` is the place from which on words go to the image's own entry point, None if a program is named.
     """
 
     name: str = ""
@@ -36,7 +36,10 @@ class Image(NamedTuple):
 
 
 def image(words: Sequence[str]) -> Image:
-    """Find the image and vLLM's arguments in `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...`."""
+    """Find the image and vLLM's arguments in `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...`.
+
+    The image's own entry point is taken for vLLM's; a program of --entrypoint gets the words after the image.
+    """
     words = [default(word) for word in words]
     able = (at for at, word in enumerate(words) if _CONTAINERS.fullmatch(Path(word).name) or word.startswith("$"))
     program = next(able, len(words))
@@ -46,22 +49,22 @@ def image(words: Sequence[str]) -> Image:
         before, named = words[at - 1], words[at].removeprefix("--image=")
         is_option = before == "--image" or named != words[at]
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
-        if (is_option if by_option else not is_value) and _IMAGE.fullmatch(named):
-            after_dashes = words.index("--") + 1 if "--" in words else len(words)
-            return _entered(words, after_dashes if by_option else at + 1, named)
+        if not (is_option if by_option else not is_value) or not _IMAGE.fullmatch(named):
+            continue
+
+        entry = at + 1
+        if by_option:
+            entry = words.index("--") + 1 if "--" in words else len(words)
+        programs = [
+            option.partition("=")[2] or after
+            for option, after in pairwise(words[:entry])
+            if option.partition("=")[0] == "--entrypoint"
+        ]
+        serves = words[entry : entry + 1] == ["serve"]
+        if programs and not (Path(programs[-1]).name == "vllm" and serves):
+            return Image(named)
+        return Image(named, entry + serves, None if programs else entry)
     return Image()
-
-
-def _entered(words: Sequence[str], entry: int, name: str) -> Image:
-    """The image's own entry point is taken for vLLM's; another one is the program of the words after the image."""
-    options = [
-        (option, after) for option, after in pairwise(words[:entry]) if option.partition("=")[0] == "--entrypoint"
-    ]
-    program = [option.partition("=")[2] or after for option, after in options]
-    serves = list(words[entry : entry + 1]) == ["serve"]
-    if program and not (Path(program[-1]).name == "vllm" and serves):
-        return Image(name)
-    return Image(name, entry + serves, None if program else entry)
 
 
 def elsewhere(words: Sequence[str]) -> str:
@@ -81,30 +84,36 @@ def is_manifest(file: Path) -> bool:
 
 
 def started(file: Path) -> Iterator[str]:
-    """A `docker run` for every container that has to do with vLLM; none where the file is no manifest."""
+    """Yield a `docker run` for every container that mentions vLLM; nothing if the file is no manifest."""
     for document in documents(file):
-        yield from _within(document, "")
+        yield from _docker_runs(document, "")
 
 
-def _within(node: Any, under: str) -> Iterator[str]:
-    if isinstance(node, dict):
-        yield from _container(node, under in _PODS)
-        for key, child in node.items():
-            yield from _within(child, str(key))
-    for child in node if isinstance(node, list) else ():
-        yield from _within(child, under)
+def _docker_runs(node: Any, under: str) -> Iterator[str]:
+    if isinstance(node, list):
+        for child in node:
+            yield from _docker_runs(child, under)
+    if not isinstance(node, dict):
+        return
 
-
-def _container(node: Mapping[Any, Any], of_pod: bool) -> Iterator[str]:
-    """Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`."""
-    program, *more = _words(node.get("command" if of_pod else "entrypoint")) or [""]
-    words = [*more, *_words(node.get("args" if of_pod else "command"))]
+    # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
+    of_pod = under in _PODS
+    program, *words = _words(node.get("command" if of_pod else "entrypoint")) or [""]
+    words += _words(node.get("args" if of_pod else "command"))
     image = node.get("image")
-    if isinstance(image, str) and ("vllm" in image or any("vllm" in word for word in (program, *words))):
-        named = image if "vllm" in image else "vllm"
-        options = [word for pair in _environment(node) for word in ("-e", pair)]
+    if isinstance(image, str) and any("vllm" in text for text in (image, program, *words)):
+        options = list[str]()
+        variables = node.get("env", node.get("environment"))
+        if isinstance(variables, dict):
+            variables = [f"{name}={value}" for name, value in variables.items()]
+        for entry in variables if isinstance(variables, list) else ():
+            by_name = isinstance(entry, dict) and "value" in entry
+            pair = f"{entry.get('name')}={entry['value']}" if by_name else entry
+            options += ["-e", pair] if isinstance(pair, str) and "=" in pair else []
         options += ["--entrypoint", program] if program else []
-        yield shlex.join(["docker", "run", *options, named, *words])
+        yield shlex.join(["docker", "run", *options, image if "vllm" in image else "vllm", *words])
+    for key, child in node.items():
+        yield from _docker_runs(child, str(key))
 
 
 def _words(value: Any) -> list[str]:
@@ -117,22 +126,11 @@ def _words(value: Any) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
-def _environment(node: Mapping[Any, Any]) -> Iterator[str]:
-    variables = node.get("env", node.get("environment"))
-    if isinstance(variables, dict):
-        yield from (f"{name}={value}" for name, value in variables.items())
-    for entry in variables if isinstance(variables, list) else ():
-        if isinstance(entry, dict) and "value" in entry:
-            yield f"{entry.get('name')}={entry['value']}"
-        elif isinstance(entry, str) and "=" in entry:
-            yield entry
-
-
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
-"""Of an array, since an array may be made of arrays."""
+"""Words of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
-"""Options that no release has: to say what each of them may have meant takes some milliseconds."""
+"""Unknown options: to find what each of them may mean takes some milliseconds."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
@@ -140,22 +138,22 @@ _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
-"""Commands whose words are about a server, and start none."""
+"""Commands that mention a server and start none."""
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"
 )
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
-    """The command in a text, or in the file that the text names; BadUsage where it starts no server.
+    """Parse the command in a text, or in the file that the text names; BadUsage if it starts no server.
 
-    A YAML file of --config is looked for in `folder`.
+    The path of a --config file is relative to `folder`.
     """
     return parse(_content(text), version, folder)
 
 
 def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
-    """The command in a text; BadUsage where it starts no server.
+    """Parse the command in a text; BadUsage if it starts no server.
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
@@ -163,10 +161,14 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
     environment: dict[str, str] = {}
     exported: dict[str, str] = {}
     for at, words in enumerate(commands):
-        filled = _split(words, environment)
+        filled = list[str]()
+        for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
+            value = _expanded(word, environment) if isinstance(word, Bare) else ""
+            filled += value.split() if " " in value and "$" not in value else [word]
         found = _started(filled, environment, folder, version)
         if found:
-            later = sum(_arguments(statement) is not None for statement in commands[at + 1 :])
+            rest = commands[at + 1 :]
+            later = sum(_explicit(words) is not None or image(words).arguments is not None for words in rest)
             is_far = found.around and found.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             return found._replace(more=later, exported=(*passed_on, *found.exported))
@@ -178,7 +180,7 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The words of each command, with the arrays of the same text in them; an array that is a command itself is one."""
+    """Yield the words of each command, its arrays filled in; an array that is itself a command is yielded too."""
     arrays: dict[str, list[str]] = {}
     for name, words in statements(text):
         filled = [word for word in words for word in arrays.get(word, [word])]
@@ -189,16 +191,8 @@ def _commands(text: str) -> Iterator[list[str]]:
         arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
 
 
-def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Split unquoted variables into words as a shell does: ARGS="--a 1"; ... $ARGS."""
-    filled = (_expanded(word, environment) if isinstance(word, Bare) else "" for word in words)
-    pairs = zip(words, filled, strict=True)
-    splits = ((word, text.split() if " " in text and "$" not in text else [word]) for word, text in pairs)
-    return [part for _, parts in splits for part in parts]
-
-
 def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
-    """The server that one command of a script starts, itself or by a script in a word of its: sh -c '...'."""
+    """Return the server that a command of a script starts, itself or by a script in one of its words: sh -c '...'."""
     start = _explicit(words)
     inner, at = _inner(words) if start is None else ("", 0)
     contained = _contained(words, environment)
@@ -223,9 +217,9 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
 
 
 def _inner(words: Sequence[str]) -> tuple[str, int]:
-    """The script that another shell, perhaps on another host, is given to run, and the place of the word that it is.
+    """Return the script that another shell, perhaps on another host, runs, and the place of its word.
 
-    The text is "" where no script is about vLLM.
+    The script is "" if none is about vLLM.
     """
     runs = any(Path(word).name in _RUNNERS for word in words)
     for at, (before, word) in enumerate(pairwise(["", *words])):
@@ -237,13 +231,16 @@ def _inner(words: Sequence[str]) -> tuple[str, int]:
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
-    """The variables that these words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
+    """Return the variables that words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
     found = (_ASSIGNMENT.fullmatch(word) for word in words)
     return {assignment[1]: assignment[2] for assignment in found if assignment and assignment[1] != "ExecStart"}
 
 
 def _content(text: str) -> str:
-    """The text itself, or what is in the file of that name; of a manifest the commands of its containers."""
+    """Return the text, or the content of the file that it names; for YAML the commands of its containers.
+
+    A file for --config becomes the command with that file.
+    """
     file = Path(text)
     try:
         if "\n" in text or not file.is_file():
@@ -256,19 +253,12 @@ def _content(text: str) -> str:
         return text
     if len(content) > MOST_BYTES or b"\0" in content:
         raise BadUsage(f"{text} is not a text file with a command")
-    if file.suffix in (".yaml", ".yml"):
-        return "\n".join(started(file)) or _configured(file)
-    return content.decode("utf-8", "replace")
+    if file.suffix not in (".yaml", ".yml"):
+        return content.decode("utf-8", "replace")
 
-
-def _arguments(words: Sequence[str]) -> int | None:
-    """Return the place of vLLM's first argument; None if the words start no server."""
-    start = _explicit(words)
-    return start if start is not None else image(words).arguments
-
-
-def _configured(file: Path) -> str:
-    """The command that a file for --config stands for; BadUsage where it is another kind of YAML."""
+    commands = "\n".join(started(file))
+    if commands:
+        return commands
     flags = [understood(f"--{key}") for document in documents(file) if isinstance(document, dict) for key in document]
     if is_manifest(file) or (flags and flags.count(None) > len(flags) / 2):
         raise BadUsage(
@@ -282,7 +272,7 @@ def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
 
 
 def _explicit(words: Sequence[str]) -> int | None:
-    """Past `vllm serve` or the module, wherever they stand."""
+    """Return the place after `vllm serve` or vLLM's module, wherever it stands; None if there is neither."""
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
         if _PROGRAM.fullmatch(Path(word).name) and after == "serve":
@@ -302,7 +292,15 @@ def _command(
     contained, place = _contained(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
-    content = _configuration(folder, config) if folder is not None and is_here else {}
+    content: Mapping[str, Any] = {}
+    try:
+        if folder is not None and is_here:
+            content = read_config_file(folder / config)
+    except BadUsage:
+        if redaction.name(config):
+            raise
+        # the name may be a secret, and the error has it
+        raise BadUsage("the --config file cannot be read, or holds no flags") from None
     command = Command(
         words=tuple(words),
         arguments=start,
@@ -320,18 +318,8 @@ def _command(
     return command._replace(model=named, strays=tuple(loose[takes_one:]))
 
 
-def _configuration(folder: Path, config: str) -> Mapping[str, Any]:
-    """Read the file of --config; if its name may not be shown, the error does not say what is wrong with it."""
-    try:
-        return read_config_file(folder / config)
-    except BadUsage:
-        if redaction.name(config):
-            raise
-        raise BadUsage("the --config file cannot be read, or holds no flags") from None
-
-
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The words with what the text itself says of their variables."""
+    """Fill in the variables that the text itself sets."""
     return [_expanded(word, environment) for word in words]
 
 
@@ -343,4 +331,4 @@ def _expanded(word: str, environment: Mapping[str, str]) -> str:
         if "$" not in value and "`" not in value and not is_secret(name)
     }
     filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
-    return word if filled == word else filled
+    return word if filled == word else filled  # an unchanged Bare stays one
