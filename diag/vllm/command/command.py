@@ -10,7 +10,6 @@ from diag.core.errors import BadUsage
 from diag.core.yaml import load
 from diag.vllm.flags.registry import Option, known, release, understood
 
-
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
 
