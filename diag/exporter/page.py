@@ -21,7 +21,7 @@ from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.vllm_page import Scraped
 from diag.http.address import Address, is_here
 from diag.vllm.capacity import series
-from diag.vllm.server.config import Config, ServerFacts, settle
+from diag.vllm.running_config import Config, ServerFacts, settle
 
 
 class ServerView(Protocol):

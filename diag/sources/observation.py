@@ -26,9 +26,9 @@ from diag.exposition.scrapes import (
     rounds,
 )
 from diag.promql import Block, Labels, Samples, is_stale
+from diag.vllm import running_config
 from diag.vllm.command.shown import shown
-from diag.vllm.server import config
-from diag.vllm.server.config import RunningConfig, ServerFacts
+from diag.vllm.running_config import RunningConfig, ServerFacts
 
 USUAL_INTERVAL = 2.0
 """Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
@@ -114,12 +114,12 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
     """Settle the configuration from the page's own series, the facts, and `diag_vllm_config` of an exporter."""
     infos = table.last("vllm:cache_config_info")
-    by_page = config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
+    by_page = running_config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
     last = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
     values = zip(last.layout.rows.tolist(), last.values.tolist(), strict=True) if last else ()
     flags = {row: table.labels[row]["flag"] for row in table.rows("diag_vllm_config") if "flag" in table.labels[row]}
     exported = {flags[row]: value for row, value in values if row in flags}
-    return config.settle({**by_page, **config.words_of_page(infos)}, facts, exported)
+    return running_config.settle({**by_page, **running_config.words_of_page(infos)}, facts, exported)
 
 
 def _known(texts: Mapping[str, str]) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.sources.recording.writer import Recorder, fit
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 MOST_BYTES = 24 * 2**20
 """Of all pages, compressed: five minutes of some fifty servers."""

@@ -12,7 +12,7 @@ from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import FAMILIES, Sample, render
 from diag.diagnosis.report import Finding, Report
 from diag.vllm.capacity import series
-from diag.vllm.server.config import RunningConfig, ServerFacts
+from diag.vllm.running_config import RunningConfig, ServerFacts
 
 Beside = Callable[[float], Iterable[Sample]]
 """What stands beside vLLM so many seconds after the first scrape."""

@@ -5,7 +5,7 @@ from support.paths import MODELS
 
 from diag.core.metric_families import FAMILIES
 from diag.vllm.capacity.series import of_gpu, of_server
-from diag.vllm.server.config import ServerFacts, settle
+from diag.vllm.running_config import ServerFacts, settle
 
 
 def work(flags: str = "", name: str = "llama-3.1-8b", **facts: object) -> dict[str, float]:

@@ -18,8 +18,7 @@ from diag.vllm.command.parse import parse
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.memory.usage import NotCovered, layer_bytes
-from diag.vllm.server.config import RunningConfig, ServerFacts
-from diag.vllm.server.launch import SET
+from diag.vllm.running_config import SET, RunningConfig, ServerFacts
 
 DTYPES = ("bf16", "fp8", "fp4", "int8", "int4", "mxfp4")
 """What `matrix_type` calls weights."""
