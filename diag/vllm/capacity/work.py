@@ -77,7 +77,7 @@ def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
 
 
 def weights(model: Model, setup: Setup) -> tuple[float, float]:
-    """Return the bytes on one GPU that every decode step reads, and those of all routed experts; BadUsage as `check`."""
+    """Return the bytes on one GPU that each decode step reads, and those of all routed experts; BadUsage as `check`."""
     parts = [*_layers(model), embedding(model)]
     every = _bytes(model, setup, parts, 0)
     return every, _bytes(model, setup, parts, math.inf) - every
