@@ -9,7 +9,7 @@ from functools import lru_cache
 from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
 from diag.lint.rule import Edit, Example, Match, removal, rule, shown
 from diag.lint.target import HELP, LintTarget, at_least, is_open
-from diag.vllm.command.command import Command, Given
+from diag.vllm.command.command import Given
 from diag.vllm.flags.registry import Flag, described, environment, known, parsers
 
 _CLOSE = 0.8
@@ -102,16 +102,12 @@ def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
         elif flag and given.words and given.option:
             first, name = target.command.words[given.words.start], given.spelled.partition(".")[0]
             if not given.spelled.startswith(("--", "-O")) and name not in flag.short:
+                place = range(given.words.start, given.words.start + 1)
                 yield Match(
                     f"vLLM {target.version} has no short name {name}",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Write {flag.name}",
-                    (
-                        Edit(
-                            range(given.words.start, given.words.start + 1),
-                            (first.replace(given.spelled, flag.name, 1),),
-                        ),
-                    ),
+                    (Edit(place, (first.replace(given.spelled, flag.name, 1),)),),
                 )
             elif given.option.key and at_least(_NO_DOTTED_KEYS, target.version):
                 yield Match(
@@ -219,9 +215,9 @@ RULES = (
 
 @dataclass(frozen=True)
 class EnvironmentVariable:
-    """The releases that read an environment variable ("": from the first, to the last), and what to know in others.
+    """The releases that read an environment variable ("": from the first, to the last), and a hint for other releases.
 
-    `flag` takes its value, `variable` is another name of it.
+    `flag` takes its value, `variable` is its new name.
     """
 
     first: str
@@ -287,8 +283,10 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
     reader = "no release reads it" if variable.first == NEVER else f"vLLM {target.version} does not read it"
     by_flag = f"Use {flag} with a name that {target.version} has, or remove it"
     edits: list[Edit] = []
-    at = _assignment(command, name)
-    if at:
+    before, assigned = command.words[: command.arguments], re.compile(rf"(?:--env=|-e)?{name}=.*", re.DOTALL)
+    place = next((at for at, word in enumerate(before) if assigned.fullmatch(word)), None)
+    if place is not None:
+        at = range(place - (place > 0 and before[place - 1] in ("-e", "--env")), place + 1)  # with docker's -e
         renamed = f"{variable.variable}={command.environment[name]}"
         edits.append(Edit(at, (*command.words[at.start : at.stop - 1], renamed) if variable.variable else ()))
         if new:
@@ -299,14 +297,6 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
         f"Use {' '.join(new)}" if new else by_flag if flag else "Remove it",
         tuple(edits),
     )
-
-
-def _assignment(command: Command, name: str) -> range:
-    """Return the words that set a variable, with the -e of `docker run`; an empty range if it is set elsewhere."""
-    for at, word in enumerate(command.words[: command.arguments]):
-        if re.fullmatch(rf"(?:--env=|-e)?{name}=.*", word, re.DOTALL):
-            return range(at - (at > 0 and command.words[at - 1] in ("-e", "--env")), at + 1)
-    return range(0)
 
 
 @rule(

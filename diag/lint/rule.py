@@ -24,7 +24,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Match:
-    """One place in which a check found something; a text or severity that is not given is that of the rule."""
+    """One place in which a check found something; without a text or severity the rule's is used."""
 
     message: str = ""
     why: str = ""

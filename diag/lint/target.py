@@ -95,7 +95,7 @@ class LintTarget:
         return self.command.get(flag) is not None and flag in known() and known()[flag].in_release(self.version)
 
     def keys(self, flag: str) -> Mapping[str, object]:
-        """Return the keys of a flag that takes JSON, also of its dotted form; {} for what is no JSON object."""
+        """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
         found: dict[str, object] = {}
         for given in self.command.given:
             if given.name == flag and given.option:

@@ -62,7 +62,7 @@ VALUE_RANGES: Mapping[str, ValueRange] = {
     "--watermark": ValueRange(0, 1, below=True),
     "--video-pruning-rate": ValueRange(0, 1, below=True),
 }
-"""Ranges of `Field(ge=..., le=...)` in vllm/config; those of ports are the kernel's."""
+"""Ranges of `Field(ge=..., le=...)` in vllm/config; the ranges of ports are the kernel's."""
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _TYPES = {
@@ -165,7 +165,6 @@ def _is_in_range(given: Given) -> bool:
     Example("vllm serve m --kv-cache-dtype fp9"),
 )
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
-    """The choices are known for some releases: for another one the finding is an info."""
     for given in _valued(target):
         choices = _flag(given).choices
         is_other = choices and not all(text in choices for text in given.values if text != "None")

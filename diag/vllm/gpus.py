@@ -60,16 +60,11 @@ def _rows() -> dict[str, dict[str, Any]]:
     return tomllib.loads((files("diag.vllm") / "gpus.toml").read_text(encoding="utf-8"))
 
 
-@cache
-def _by_product() -> Mapping[str, str]:
-    """Return the names of GPUs by the product names of NVML and ROCm."""
-    return {_normalized(product): name for name, row in _rows().items() for product in row["nvml"]}
-
-
 def find(name: str) -> GpuModel | None:
     """Find a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None if it is unknown or a part of a GPU (MIG)."""
     key = _normalized(name)
-    return gpus().get(_by_product().get(key) or _ALIASES.get(key, key))
+    product = next((short for short, row in _rows().items() if key in map(_normalized, row["nvml"])), None)
+    return gpus().get(product or _ALIASES.get(key, key))
 
 
 def named(name: str) -> GpuModel:

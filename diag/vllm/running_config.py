@@ -21,39 +21,32 @@ Kind = Literal["size", "share", "switch"]
 """A whole number (perhaps with a suffix k, m, g), a plain number, or a boolean."""
 
 FLAGS: Mapping[str, Kind] = {
-    "max_num_seqs": "size",
-    "max_num_batched_tokens": "size",
-    "max_num_scheduled_tokens": "size",
-    "max_num_active_seqs": "size",
-    "max_num_queued_reqs": "size",
-    "max_num_queued_tokens": "size",
-    "max_num_partial_prefills": "size",
-    "max_long_partial_prefills": "size",
-    "long_prefill_token_threshold": "size",
-    "max_model_len": "size",
-    "tensor_parallel_size": "size",
-    "pipeline_parallel_size": "size",
-    "data_parallel_size": "size",
-    "data_parallel_size_local": "size",
-    "api_server_count": "size",
-    "max_loras": "size",
-    "max_cpu_loras": "size",
-    "stream_interval": "size",
-    "block_size": "size",
-    "num_gpu_blocks": "size",
-    "num_gpu_blocks_override": "size",
-    "kv_cache_memory_bytes": "size",
-    "kv_cache_size_tokens": "size",
-    "kv_cache_max_concurrency": "share",
-    "gpu_memory_utilization": "share",
-    "watermark": "share",
-    "cpu_offload_gb": "share",
-    "swap_space": "share",
-    "enforce_eager": "switch",
-    "enable_chunked_prefill": "switch",
-    "enable_prefix_caching": "switch",
-    "async_scheduling": "switch",
-    "disable_custom_all_reduce": "switch",
+    **dict.fromkeys(
+        (
+            *("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs"),
+            *("max_num_queued_reqs", "max_num_queued_tokens", "max_num_partial_prefills"),
+            *("max_long_partial_prefills", "long_prefill_token_threshold", "max_model_len"),
+            *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+            *("data_parallel_size_local", "api_server_count", "max_loras", "max_cpu_loras", "stream_interval"),
+            *("block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
+            "kv_cache_size_tokens",
+        ),
+        "size",
+    ),
+    **dict.fromkeys(
+        (
+            *("kv_cache_max_concurrency", "gpu_memory_utilization", "watermark", "cpu_offload_gb"),
+            "swap_space",
+        ),
+        "share",
+    ),
+    **dict.fromkeys(
+        (
+            *("enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"),
+            "disable_custom_all_reduce",
+        ),
+        "switch",
+    ),
 }
 """Settings that may be published as `diag_vllm_config`; no others of a configuration are read, recorded or printed."""
 _SMALLEST, _LARGEST = 1e-9, 1e18

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -47,7 +48,6 @@ class _Process:
     """The process that has loaded the parser; it ends with this one."""
 
     def __init__(self, python: str) -> None:
-        self._late = False
         self._errors = TemporaryFile()  # noqa: SIM115 - it is read after the process has ended
         pipe, environment = subprocess.PIPE, {**os.environ, **_QUIET}
         command = [python, "-I", str(SCRIPT)]
@@ -59,7 +59,8 @@ class _Process:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin
         assert stdout
-        timer = Timer(SECONDS, self._give_up)
+        deadline = time.monotonic() + SECONDS
+        timer = Timer(SECONDS, self.end)
         timer.start()
         try:
             with suppress(BrokenPipeError):  # its errors are read below
@@ -70,14 +71,10 @@ class _Process:
                 self._process.wait()
                 self._errors.seek(0)
                 errors = self._errors.read().decode("utf-8", "replace")
-                raise TimeoutError if self._late else ValueError(errors)
+                raise TimeoutError if time.monotonic() >= deadline else ValueError(errors)
             return json.loads(answer)
         finally:
             timer.cancel()
-
-    def _give_up(self) -> None:
-        self._late = True
-        self.end()
 
     def end(self) -> None:
         """Stop the process."""

@@ -128,25 +128,24 @@ def _short() -> dict[str, Flag]:
 @lru_cache(maxsize=4096)
 def understood(word: str, version: str = "") -> Option | None:
     """Return the flag that a release reads in a word: --max_num_seqs, -tp, --no-x, -O3, --x.key or an abbreviation."""
-    option = _understood(word, version)
-    return option._replace(flag=option.flag.at(version)) if option else None
-
-
-def _understood(word: str, version: str) -> Option | None:
-    if word.startswith("-O") and not word.startswith("--"):
-        level = known()["--optimization-level"]
-        return Option(known()["--compilation-config"] if word == "-O" or not level.in_release(version) else level)
     name, _, key = word.partition(".")
-    if not name.startswith("--"):
-        return Option(_short()[name], key=key) if name in _short() else None
-    name = name.replace("_", "-")
-    if name in known():
-        longer = None if known()[name].in_release(version) else _abbreviated(name, version)
-        return longer or Option(known()[name], key=key)
-    positive = known().get("--" + name.removeprefix("--no-"))
-    if positive and name.startswith("--no-"):
-        return Option(positive, on=False)
-    return _abbreviated(name, version)
+    option: Option | None = None
+    if word.startswith("-O"):
+        level = known()["--optimization-level"]
+        option = Option(known()["--compilation-config"] if word == "-O" or not level.in_release(version) else level)
+    elif not name.startswith("--"):
+        option = Option(_short()[name], key=key) if name in _short() else None
+    else:
+        name = name.replace("_", "-")
+        positive = known().get("--" + name.removeprefix("--no-"))
+        if name in known():
+            longer = None if known()[name].in_release(version) else _abbreviated(name, version)
+            option = longer or Option(known()[name], key=key)
+        elif positive and name.startswith("--no-"):
+            option = Option(positive, on=False)
+        else:
+            option = _abbreviated(name, version)
+    return option._replace(flag=option.flag.at(version)) if option else None
 
 
 def _abbreviated(name: str, version: str) -> Option | None:

@@ -313,7 +313,7 @@ def safe_sequences(found: Ledger) -> int | None:
 
 
 def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
-    """Return flags that make the server fit; if none does alone, an fp8 KV cache or more GPUs with a shorter context."""
+    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
     model, start = found.model, Suggestion("", "", found.setup, measured)
     kinds = (_larger_share(start), _fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
     alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]

@@ -264,18 +264,8 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     Without a release `longest` is the most that any release takes, and every field must be there; with one, a missing
     field of an unknown architecture is 0.
     """
-    place = repr(str(folder / "config.json"))[1:-1]
-    outer = Config(_object(folder / "config.json", place), place)
-    inner = outer.part("text_config")
-    named = [name for name in outer.list("architectures") if isinstance(name, str)]
-    architecture = named[0] if named else str(outer.fields.get("model_type", ""))
-    family = FAMILIES.get(architecture)
-    given = {name: value for name, value in {**outer.fields, **inner}.items() if value is not None}
-    config = Config({**family.defaults, **given} if family else given, place)
-    return _model(name or folder.name, folder, architecture, config, outer, version)
-
-
-def _object(file: Path, place: str) -> dict[str, Any]:
+    file = folder / "config.json"
+    place = repr(str(file))[1:-1]
     try:
         content = read_bytes(file, MOST_BYTES)
     except FileNotFoundError as error:
@@ -289,7 +279,15 @@ def _object(file: Path, place: str) -> dict[str, Any]:
         raise BadUsage(f"{place} is {what}: download it again") from error
     if not isinstance(found, dict):
         raise BadUsage(f"{place} holds {_shown(found)} instead of an object: it is not a model's config.json")
-    return found
+
+    outer = Config(found, place)
+    inner = outer.part("text_config")
+    named = [name for name in outer.list("architectures") if isinstance(name, str)]
+    architecture = named[0] if named else str(outer.fields.get("model_type", ""))
+    family = FAMILIES.get(architecture)
+    given = {name: value for name, value in {**outer.fields, **inner}.items() if value is not None}
+    config = Config({**family.defaults, **given} if family else given, place)
+    return _model(name or folder.name, folder, architecture, config, outer, version)
 
 
 def _model(name: str, folder: Path, architecture: str, config: Config, outer: Config, version: str) -> Model:

@@ -63,8 +63,17 @@ def on_disk(model: Model, float32: bool = False) -> int | None:
 
     Numbers that are not quantized are loaded as two bytes (four in float32), whatever the file holds.
     """
+    listed = model.folder / "model.safetensors.index.json"
+    try:
+        index = json.loads(read_bytes(listed, MOST_HEADER)) if listed.is_file() else {}
+        files = sorted({model.folder / str(name) for name in index["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        found = sorted(model.folder.glob("*.safetensors"))
+        # "consolidated" is a second copy in Mistral's own format
+        files = [file for file in found if not file.name.startswith("consolidated")] or found
+
     total = 0
-    for file in _files(model.folder):
+    for file in files:
         header = _header(file)
         if header is None:
             return None
@@ -78,17 +87,6 @@ def on_disk(model: Model, float32: bool = False) -> int | None:
             width = 0 if model.quantization else _FLOAT_BYTES.get(str(entry.get("dtype")), 0)
             total += (end - start) // width * (4 if float32 else 2) if width else end - start
     return total or None
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the files of the index; without one all files, but no second copy in Mistral's own format."""
-    listed = folder / "model.safetensors.index.json"
-    try:
-        index = json.loads(read_bytes(listed, MOST_HEADER)) if listed.is_file() else {}
-        return sorted({folder / str(name) for name in index["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        found = sorted(folder.glob("*.safetensors"))
-    return [file for file in found if not file.name.startswith("consolidated")] or found
 
 
 def _header(file: Path) -> dict[str, Any] | None:

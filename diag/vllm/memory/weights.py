@@ -223,31 +223,30 @@ def precision(model: Model, wanted: str = "", float32: bool = False) -> Precisio
     plain = 2 * _HALF if float32 else _HALF
     settings = model.quantization or {}
     method = str(settings.get("quant_method", settings.get("quant_algo", wanted))).lower()
+    algorithm = str(settings.get("quant_algo", "")).lower()
     if not method:
         return Precision(plain, plain, plain)
     if method == "mxfp4":
         return Precision(plain, 4 + 8 / 32, plain, False, "mxfp4 experts, 8-bit scales of 32", True)
-    bits = _bits(method, settings)
-    return None if bits is None else Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales")
 
-
-def _bits(method: str, settings: Mapping[str, Any]) -> float | None:
-    """Return the bits of a number with its share of the scales and zero points; None for an unknown method."""
-    algorithm = str(settings.get("quant_algo", "")).lower()
+    # bits of a number with its share of the scales and zero points
     if "nvfp4" in algorithm or method == "modelopt_fp4":
-        return 4 + 8 / 16
-    if method in ("fp8", "fbgemm_fp8", "ptpc_fp8", "experts_int8") or "fp8" in algorithm:
-        return 8.0
-    if method == "bitsandbytes":
-        return 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
-    if method == "compressed-tensors":
-        settings = compressed_weights(settings)
-    width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
-    if method not in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors") or width not in (2, 3, 4, 8):
+        bits = 4 + 8 / 16
+    elif method in ("fp8", "fbgemm_fp8", "ptpc_fp8", "experts_int8") or "fp8" in algorithm:
+        bits = 8.0
+    elif method == "bitsandbytes":
+        bits = 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
+    elif method in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors"):
+        settings = compressed_weights(settings) if method == "compressed-tensors" else settings
+        width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
+        if width not in (2, 3, 4, 8):
+            return None
+        group = _group(settings)
+        scale = 8 if settings.get("type") == "float" else _HALF + width  # NVFP4; the others have a zero point
+        bits = width + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0.0)
+    else:
         return None
-    group = _group(settings)
-    scale = 8 if settings.get("type") == "float" else _HALF + width  # NVFP4; the others have a zero point
-    return float(width) + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0)
+    return Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales")
 
 
 def _group(settings: Mapping[str, Any]) -> Any:
