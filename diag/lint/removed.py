@@ -1,4 +1,4 @@
-"""Flags that were removed from vLLM or lost their effect, what replaces them, and the rule that finds removed ones.
+"""Flags that were removed from vLLM or lost their effect, their replacements, and the rule that finds removed flags.
 
 The data is from the source of 59 releases, 0.6.0 - 0.33.0, and the release notes.
 """

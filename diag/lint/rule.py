@@ -1,4 +1,4 @@
-"""Lint rules: the declaration of a rule, and what its check finds in a launch command."""
+"""Lint rules: the declaration of a rule, and the findings of its check in a launch command."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ class LintRule:
     check: Check
 
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
-        """Yield a finding for each match, with the texts of the rule where the match has none."""
+        """Yield a finding for each match, with the texts of the rule if the match has none."""
         for match in self.check(target):
             yield LintFinding(
                 self.id,

@@ -79,11 +79,9 @@ class LintTarget:
         return value if value is not None and value > 0 else None
 
     def ranks(self, flag: str) -> int:
-        """Return a number of parallel ranks, 1 if it is not given."""
         return ranks(self.command, flag)
 
     def is_on(self, flag: str) -> bool:
-        """Return True if a switch is on."""
         return bool(self.command.switched(flag))
 
     def is_off(self, flag: str) -> bool:

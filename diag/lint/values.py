@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from diag.lint.rule import Edit, Example, Match, removal, rule, shown
 from diag.lint.target import LintTarget, at_least, is_open, number
 from diag.vllm.command.command import Given
-from diag.vllm.command.redaction import said
+from diag.vllm.command.redaction import quoted_values
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
 
 _NO_END = float("inf")
@@ -96,7 +96,7 @@ def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
         if not _is_readable(given, target.version):
             expected = _TYPES[_flag(given).value]
             yield Match(
-                f"{shown(given)}: {said(given)} is not {expected}",
+                f"{shown(given)}: {quoted_values(given)} is not {expected}",
                 f"vLLM {target.version} exits with `invalid value`",
                 f"Give {given.name} {expected}",
             )
@@ -143,7 +143,7 @@ def value_out_of_range(target: LintTarget) -> Iterator[Match]:
         if _is_readable(given, target.version) and not _is_in_range(given):
             accepted = VALUE_RANGES[given.name]
             yield Match(
-                f"{shown(given)} is {said(given)}, expected a value {accepted}",
+                f"{shown(given)} is {quoted_values(given)}, expected a value {accepted}",
                 f"vLLM {target.version} does not start with it",
                 f"Give {given.name} a value {accepted}",
             )
@@ -172,7 +172,7 @@ def not_a_choice(target: LintTarget) -> Iterator[Match]:
             same = is_described(target.version)
             release = target.version if same else nearest(target.version)
             yield Match(
-                f"{shown(given)}: {said(given)} is not a value that vLLM {release} accepts",
+                f"{shown(given)}: {quoted_values(given)} is not a value that vLLM {release} accepts",
                 f"It accepts {', '.join(choices[:12])}{' ...' if len(choices) > 12 else ''}",
                 f"Use one of them{'' if same else f', or make sure that vLLM {target.version} accepts this one'}",
                 severity=None if same else "info",

@@ -1,4 +1,4 @@
-"""Rules about the words of a command: missing and stray values, repeated options, where the model is named."""
+"""Rules about the words of a command: missing and stray values, repeated options, the place of the model."""
 
 import re
 from collections.abc import Iterator

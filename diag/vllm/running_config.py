@@ -186,7 +186,7 @@ OWN = frozenset(
         *("enable_prefix_caching", "enable_chunked_prefill", "dtype", "attention_backend"),
     }
 )
-"""Settings that vLLM may change, whatever was requested: larger blocks for a hybrid model, more tokens for an image."""
+"""Settings that vLLM may change: larger blocks for a hybrid model, more tokens for an image."""
 
 
 class ServerFacts(NamedTuple):
@@ -227,7 +227,7 @@ class Setting(NamedTuple):
 
     @property
     def conflicts(self) -> tuple[SourcedValue, ...]:
-        """The other sources with another value."""
+        """Return the other sources with another value."""
         return tuple(other for other in self.others if not _agree(self.name, self.value, other.value))
 
 
@@ -246,11 +246,11 @@ class RunningConfig(NamedTuple):
 
     @property
     def numbers(self) -> Config:
-        """The numbers published as `diag_vllm_config`."""
+        """Return the numbers published as `diag_vllm_config`."""
         return {name: setting.value for name, setting in self.settings.items() if not isinstance(setting.value, str)}
 
     def notes(self, instance: str) -> list[str]:
-        """A sentence for each number on which the sources conflict."""
+        """Return a sentence for each number on which the sources conflict."""
         numbers = [setting for setting in self.settings.values() if not isinstance(setting.value, str)]
         found = list(self.problems)
         for setting in numbers:

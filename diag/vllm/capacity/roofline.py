@@ -34,7 +34,7 @@ class Ceiling(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
+        """Return the seconds of a step."""
         return max(self.read, self.compute) + self.send
 
     @property

@@ -21,7 +21,7 @@ _CONTAINERS = re.compile(
 )
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
 IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
-"""Options of `docker run` that take no value: what follows any other one is not the image."""
+"""Options of `docker run` that take no value: the word after any other option is not the image."""
 
 
 class Image(NamedTuple):
@@ -130,7 +130,7 @@ MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
-"""Unknown options: to find what each of them may mean takes some milliseconds."""
+"""Most unknown options: the search for similar flags takes some milliseconds for each."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
@@ -272,7 +272,7 @@ def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
 
 
 def _explicit(words: Sequence[str]) -> int | None:
-    """Return the place after `vllm serve` or vLLM's module, wherever it stands; None if there is neither."""
+    """Return the place after `vllm serve` or vLLM's module; None if there is neither."""
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
         if _PROGRAM.fullmatch(Path(word).name) and after == "serve":
@@ -306,7 +306,7 @@ def _command(
         arguments=start,
         environment=environment,
         model="",
-        given=(*from_file(content, version), *given),  # what the command line says counts more
+        given=(*from_file(content, version), *given),  # the command line counts more
         config=config,
         image=contained.name,
         entry=contained.entry,

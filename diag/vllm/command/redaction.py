@@ -209,7 +209,7 @@ def listed(given: Given, words: Sequence[str]) -> list[str]:
     return done
 
 
-def said(given: Given) -> str:
+def quoted_values(given: Given) -> str:
     """Quote a flag's values for a sentence; "its value" if one may not be shown."""
     texts = [value(given, text) for text in given.values]
     return "its value" if list(given.values) != texts else repr(" ".join(texts)[:60])

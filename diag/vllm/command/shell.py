@@ -158,7 +158,7 @@ def placeholder(name: str) -> str:
 
 
 def line(words: Sequence[str]) -> str:
-    """Join words to a line, quoted where a shell needs it."""
+    """Join words to a line, with the quotation marks that a shell needs."""
     return " ".join(map(_quoted, words))
 
 

@@ -77,7 +77,6 @@ class _Process:
             timer.cancel()
 
     def end(self) -> None:
-        """Stop the process."""
         self._process.kill()
         self._process.wait()
 

@@ -100,7 +100,6 @@ def refusal(words: list[str], vllm: ArgumentParser) -> str:
 
 
 def answer(commands: list[list[str]] | None) -> dict[str, Any]:
-    """Answer a request."""
     if commands is None:
         return describe()
     vllm = parser()

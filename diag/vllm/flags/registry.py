@@ -194,7 +194,7 @@ _DEFAULTS: Mapping[str, Since] = {
     "--enforce-eager": ((_ALWAYS, 0.0),),
     "--disable-custom-all-reduce": ((_ALWAYS, 0.0),),
     "--api-server-count": ((_ALWAYS, 1.0), ("0.15.0", None)),  # then one for each data-parallel rank
-    "--async-scheduling": ((_ALWAYS, 0.0), ("0.14.0", None)),  # then on by itself where the executor can
+    "--async-scheduling": ((_ALWAYS, 0.0), ("0.14.0", None)),  # then on if the executor supports it
     "--enable-chunked-prefill": ((_ALWAYS, None), ("0.8.0", 1.0), ("0.11.0", None)),
     "--enable-prefix-caching": ((_ALWAYS, 0.0), ("0.8.0", None)),
 }

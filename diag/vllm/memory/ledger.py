@@ -82,7 +82,6 @@ class Ledger:
 
     @property
     def kv_cache(self) -> ByteRange | None:
-        """Return the bytes of the KV cache."""
         return next(row.size for row in self.rows if row.name == KV_CACHE)
 
     @property
@@ -227,7 +226,7 @@ def _certain(found: Ledger) -> list[str]:
 
 
 def _doubts(found: Ledger, unknown: str) -> list[str]:
-    """Return the reasons why it is uncertain before a start if the server fits."""
+    """Return the reasons why it is uncertain if the server fits."""
     setup, layout, blocks = found.setup, found.layout, found.blocks
     reasons = [unknown] if unknown else []
     if setup.cpu and found.kv_cache is None:
@@ -279,7 +278,7 @@ MOST_GPUS = 64
 LEAST_LENGTH = 2048
 """Shorter contexts are of no practical use: other changes are tried."""
 _STEPS = ((65536, 4096), (8192, 1024), (0, 256))
-"""From a length on, the usual multiple."""
+"""Lengths from which on a multiple is usual, and the multiple."""
 
 
 @dataclass(frozen=True)

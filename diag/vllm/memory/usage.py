@@ -35,7 +35,6 @@ class ByteRange:
 
     @classmethod
     def gib(cls, bounds: tuple[float, float]) -> Self:
-        """Convert bounds in GiB."""
         return cls(round(bounds[0] * GIB), round(bounds[1] * GIB))
 
     @classmethod
@@ -44,11 +43,9 @@ class ByteRange:
         return cls(size, size)
 
     def plus(self, *others: "ByteRange") -> "ByteRange":
-        """Add other amounts."""
         return ByteRange(self.low + sum(other.low for other in others), self.high + sum(other.high for other in others))
 
     def less(self, *others: "ByteRange") -> "ByteRange":
-        """Subtract other amounts."""
         return ByteRange(self.low - sum(other.high for other in others), self.high - sum(other.low for other in others))
 
 
