@@ -29,7 +29,7 @@ _NO_DOTTED_KEYS = "0.8.5"
 )
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
-        if len(_abbreviates(given, target)) > 1:
+        if len(_longer_flags(given, target)) > 1:
             continue
         near = get_close_matches(given.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE)
         edits: tuple[Edit, ...] = ()
@@ -55,7 +55,7 @@ def unknown_flag(target: LintTarget) -> Iterator[Match]:
 )
 def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
-        matching = _abbreviates(given, target)
+        matching = _longer_flags(given, target)
         if len(matching) > 1:
             names = f"{', '.join(matching[:4])}{' ...' if len(matching) > 4 else ''}"
             yield Match(f"{shown(given)} is ambiguous: matches {names}")
@@ -75,7 +75,7 @@ def _flags_in_release(version: str) -> dict[str, Flag]:
     return {name: flag for name, flag in known().items() if flag.in_release(version)}
 
 
-def _abbreviates(given: Given, target: LintTarget) -> list[str]:
+def _longer_flags(given: Given, target: LintTarget) -> list[str]:
     """Return the flags of this release that begin with an option."""
     return sorted(
         name for name in _flags_in_release(target.version) if name.startswith(given.spelled.replace("_", "-"))
@@ -117,7 +117,7 @@ def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
                 )
 
 
-def _shortened(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
+def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     """Yield the options that abbreviate a flag: the option, its name with dashes, and the flag."""
     for given in target.command.given:
         flag = given.option.flag if given.option else None
@@ -135,7 +135,7 @@ def _shortened(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     Example("vllm serve m --device cuda", "0.24.0"),
 )
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
-    for given, name, flag in _shortened(target):
+    for given, name, flag in _abbreviations(target):
         if name in known():
             yield Match(
                 f"{name} was removed, and vLLM {target.version} takes it for {flag.name}",
@@ -154,7 +154,7 @@ def taken_for_another(target: LintTarget) -> Iterator[Match]:
     Example("vllm serve m --kv-cache-memory 8G"),
 )
 def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
-    for _, name, flag in _shortened(target):
+    for _, name, flag in _abbreviations(target):
         if name not in known():
             yield Match(f"{name} is short for {flag.name}", fix=f"Write {flag.name}")
 

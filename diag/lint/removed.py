@@ -162,13 +162,13 @@ def removed_flag(target: LintTarget) -> Iterator[Match]:
     ]
     for given, flag in gone:
         if given.name not in INTO:
-            yield _replaced(given, flag, target.version)
+            yield _report_replaced(given, flag, target.version)
     merged = [given for given, _ in gone if given.name in INTO]
     for name in dict.fromkeys(INTO[given.name][0] for given in merged):
-        yield _merged(target, [given for given in merged if INTO[given.name][0] == name], name)
+        yield _report_merged(target, [given for given in merged if INTO[given.name][0] == name], name)
 
 
-def _replaced(given: Given, flag: Flag, version: str) -> Match:
+def _report_replaced(given: Given, flag: Flag, version: str) -> Match:
     text = " ".join(given.values)
     replacement = REPLACED.get(flag.name, ReplacedFlag(""))
     if flag.name == "--task":
@@ -191,7 +191,7 @@ def _replaced(given: Given, flag: Flag, version: str) -> Match:
     )
 
 
-def _merged(target: LintTarget, parts: Sequence[Given], name: str) -> Match:
+def _report_merged(target: LintTarget, parts: Sequence[Given], name: str) -> Match:
     """Report several removed flags that became keys of the JSON object that the flag `name` takes."""
     version = target.version
     content: dict[str, object] = {}

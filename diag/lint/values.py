@@ -75,7 +75,7 @@ _TYPES = {
 }
 
 
-def _valued(target: LintTarget) -> Iterator[Given]:
+def _checkable(target: LintTarget) -> Iterator[Given]:
     """Yield the options whose value can be checked."""
     for given in target.accepted():
         is_whole = bool(given.option) and not (given.option and given.option.key)
@@ -92,7 +92,7 @@ def _valued(target: LintTarget) -> Iterator[Given]:
     Example("vllm serve m --max-num-seqs many"),
 )
 def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
-    for given in _valued(target):
+    for given in _checkable(target):
         if not _is_readable(given, target.version):
             expected = _TYPES[_flag(given).value]
             yield Match(
@@ -139,7 +139,7 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
     Example("vllm serve m --gpu-memory-utilization 1.5"),
 )
 def value_out_of_range(target: LintTarget) -> Iterator[Match]:
-    for given in _valued(target):
+    for given in _checkable(target):
         if _is_readable(given, target.version) and not _is_in_range(given):
             accepted = VALUE_RANGES[given.name]
             yield Match(
@@ -165,7 +165,7 @@ def _is_in_range(given: Given) -> bool:
     Example("vllm serve m --kv-cache-dtype fp9"),
 )
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
-    for given in _valued(target):
+    for given in _checkable(target):
         choices = _flag(given).choices
         is_other = choices and not all(text in choices for text in given.values if text != "None")
         if is_other and _is_readable(given, target.version) and _is_in_range(given):

@@ -34,7 +34,6 @@ class Ceiling(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Return the seconds of a step."""
         return max(self.read, self.compute) + self.send
 
     @property
@@ -184,23 +183,23 @@ def choices(
         return [f"None holds {asked}; the most is {most.requests:,} on {most.name}."]
 
     wanted, setup = concurrency or first.batch, first.setup
-    found = [_first(first, prices.get(first.gpu.name), wanted), _replicas(model, first, wanted)]
+    found = [_chosen_sentence(first, prices.get(first.gpu.name), wanted), _replica_sentence(model, first, wanted)]
     if NUMBER_BYTES.get(setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, setup):
-        found.append(_gain(model, first, wanted, "--kv-cache-dtype fp8", kv_dtype="fp8"))
+        found.append(_gain_sentence(model, first, wanted, "--kv-cache-dtype fp8", kv_dtype="fp8"))
     if not model.quantization and not setup.quantization and setup.capability >= _FP8:
-        found.append(_gain(model, first, wanted, "--quantization fp8", quantization="fp8"))
-    found.append(_link(model, first))
+        found.append(_gain_sentence(model, first, wanted, "--quantization fp8", quantization="fp8"))
+    found.append(_link_sentence(model, first))
     if first.prefill:
         seconds = quantity(setup.length / first.prefill.tokens_per_second, "seconds")
         found.append(
             f"A prompt of {setup.length:,} tokens takes at least {seconds} of prefill on {first.name};"
             " a prefix cache hit saves its share of that."
         )
-    found.append(_lengths(model, first))
+    found.append(_length_sentence(model, first))
     return [sentence for sentence in found if sentence]
 
 
-def _first(first: SizedReplica, price: float | None, wanted: int) -> str:
+def _chosen_sentence(first: SizedReplica, price: float | None, wanted: int) -> str:
     held = f"{plural(wanted, 'request')} of {first.setup.length:,} tokens"
     doubt = "" if first.ledger.verdict == "fits" else f" (it may not fit: {first.ledger.reasons[0]})"
     rate = f"at most {number(first.output_rate)} output tokens/s"
@@ -211,10 +210,10 @@ def _first(first: SizedReplica, price: float | None, wanted: int) -> str:
     return f"Cheapest that holds {held}: {first.name}, {rate}, at least ${cost:.2f} per million of them{doubt}."
 
 
-def _replicas(model: Model, first: SizedReplica, wanted: int) -> str:
+def _replica_sentence(model: Model, first: SizedReplica, wanted: int) -> str:
     """Compare twice the GPUs in two replicas and in one."""
-    doubled = _changed(model, first, wanted, tensor=2 * first.setup.tensor)
-    half = _changed(model, first, -(-wanted // 2))
+    doubled = _alternative(model, first, wanted, tensor=2 * first.setup.tensor)
+    half = _alternative(model, first, -(-wanted // 2))
     if not (doubled and half) or wanted < 2 or doubled.setup.tensor > _HOST:
         return ""
     return (
@@ -223,9 +222,9 @@ def _replicas(model: Model, first: SizedReplica, wanted: int) -> str:
     )
 
 
-def _gain(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: object) -> str:
+def _gain_sentence(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: object) -> str:
     """Compare a configuration with and without a flag; "" if the gain is unknown or too small."""
-    after = _changed(model, first, wanted, **changes)
+    after = _alternative(model, first, wanted, **changes)
     if not after or max(after.requests / first.requests, after.output_rate / first.output_rate) < MATTERS:
         return ""
     return (
@@ -234,8 +233,8 @@ def _gain(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: 
     )
 
 
-def _link(model: Model, first: SizedReplica) -> str:
-    """Share of prefill that all-reduces take over NVLink and over PCIe, on at least two GPUs."""
+def _link_sentence(model: Model, first: SizedReplica) -> str:
+    """Compare the shares of prefill that all-reduces take over NVLink and over PCIe, on at least two GPUs."""
     setup = replace(first.setup, tensor=max(first.setup.tensor, 2))
     name, _ = link(first.gpu, setup.tensor)
     replicas = [Replica(model, setup, first.gpu, pcie) for pcie in (False, True)]
@@ -247,7 +246,7 @@ def _link(model: Model, first: SizedReplica) -> str:
     return f"With {on} all-reduces take {quantity(shares[0], 'share')} of prefill over {name}{instead}."
 
 
-def _lengths(model: Model, first: SizedReplica) -> str:
+def _length_sentence(model: Model, first: SizedReplica) -> str:
     """Compare a step of long requests with one of short requests."""
     short = max(first.setup.length // _SHORT, 1)
     quick = decode(Replica(model, first.setup, first.gpu), first.batch, short)
@@ -257,7 +256,7 @@ def _lengths(model: Model, first: SizedReplica) -> str:
     return f"A token takes {times} times as long as with {short:,} tokens each: route long requests apart."
 
 
-def _changed(model: Model, first: SizedReplica, wanted: int, **changes: object) -> SizedReplica | None:
+def _alternative(model: Model, first: SizedReplica, wanted: int, **changes: object) -> SizedReplica | None:
     """Return the configuration with another setup; None if it holds fewer requests than wanted."""
     setup = replace(first.setup, **changes)  # type: ignore[arg-type]
     if model.heads % setup.tensor:

@@ -58,7 +58,7 @@ def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
         batch * reached * layer_bytes(model, setup),
         2 * batch * _operands(model, setup, [*matrices, *head]),
         batch * reached * _attention_flops(model, absorbed=True) / setup.tensor,
-        _sent(model, setup, batch),
+        _all_reduce_bytes(model, setup, batch),
     )
 
 
@@ -72,7 +72,7 @@ def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
         tokens * model.layers * layer_bytes(model, setup),
         2 * tokens * _operands(model, setup, matrices),
         tokens * reached * _attention_flops(model, absorbed=False) / setup.tensor,
-        _sent(model, setup, tokens),
+        _all_reduce_bytes(model, setup, tokens),
     )
 
 
@@ -107,16 +107,16 @@ def _bytes(model: Model, setup: Setup, parts: list[WeightPart], tokens: float) -
     bits, hit = precision(model, setup.quantization, setup.float32), _experts_hit(model, tokens)
     if bits is None:
         raise BadUsage("the quantization of the model is unknown: diag cannot compute its ceilings")
-    return _on_one_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))
+    return _per_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))
 
 
 def _operands(model: Model, setup: Setup, parts: list[WeightPart]) -> float:
     """Return the count of numbers that one token is multiplied with."""
     share = _experts_hit(model, 1)
-    return _on_one_gpu(setup, parts, lambda part: share if part.kind == "expert" else 1)
+    return _per_gpu(setup, parts, lambda part: share if part.kind == "expert" else 1)
 
 
-def _on_one_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPart], float]) -> float:
+def _per_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPart], float]) -> float:
     return sum(part.elements * each(part) / min(part.ways, setup.tensor) for part in parts)
 
 
@@ -140,7 +140,7 @@ def _attention_flops(model: Model, absorbed: bool) -> float:
     return 2.0 * model.heads * sum(config.size(name) for name in sizes)
 
 
-def _sent(model: Model, setup: Setup, tokens: float) -> float:
+def _all_reduce_bytes(model: Model, setup: Setup, tokens: float) -> float:
     """Return the bytes that a GPU sends: two all-reduces of the hidden state a layer, around a ring."""
     ring = 2 * (setup.tensor - 1) / setup.tensor
     return tokens * 2 * model.layers * model.hidden * (4 if setup.float32 else 2) * ring

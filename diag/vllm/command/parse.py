@@ -117,7 +117,7 @@ def _docker_runs(node: Any, under: str) -> Iterator[str]:
 
 
 def _words(value: Any) -> list[str]:
-    """A list of words, or a text that a shell would split."""
+    """Return a list of words; a text is split as by a shell."""
     if isinstance(value, str):
         try:
             return shlex.split(value)
@@ -149,7 +149,7 @@ def read(text: str, folder: Path = Path(), version: str = "") -> Command:
 
     The path of a --config file is relative to `folder`.
     """
-    return parse(_content(text), version, folder)
+    return parse(_read_text(text), version, folder)
 
 
 def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
@@ -163,19 +163,19 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
     for at, words in enumerate(commands):
         filled = list[str]()
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
-            value = _expanded(word, environment) if isinstance(word, Bare) else ""
+            value = _expand(word, environment) if isinstance(word, Bare) else ""
             filled += value.split() if " " in value and "$" not in value else [word]
-        found = _started(filled, environment, folder, version)
+        found = _find_server(filled, environment, folder, version)
         if found:
             rest = commands[at + 1 :]
-            later = sum(_explicit(words) is not None or image(words).arguments is not None for words in rest)
+            later = sum(_serve_end(words) is not None or image(words).arguments is not None for words in rest)
             is_far = found.around and found.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             return found._replace(more=later, exported=(*passed_on, *found.exported))
-        environment |= _assigned(filled)
+        environment |= _assignments(filled)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
-            exported |= _assigned(filled)
+            exported |= _assignments(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
@@ -184,18 +184,20 @@ def _commands(text: str) -> Iterator[list[str]]:
     arrays: dict[str, list[str]] = {}
     for name, words in statements(text):
         filled = [word for word in words for word in arrays.get(word, [word])]
-        if not name or _explicit(words) is not None:
+        if not name or _serve_end(words) is not None:
             yield filled
             continue
         use = f"${{{name.removesuffix('+')}[@]}}"
         arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
 
 
-def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
+def _find_server(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str
+) -> Command | None:
     """Return the server that a command of a script starts, itself or by a script in one of its words: sh -c '...'."""
-    start = _explicit(words)
-    inner, at = _inner(words) if start is None else ("", 0)
-    contained = _contained(words, environment)
+    start = _serve_end(words)
+    inner, at = _inner_script(words) if start is None else ("", 0)
+    contained = _find_image(words, environment)
     if inner:
         place = elsewhere(words)
         try:
@@ -203,7 +205,7 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
         except BadUsage:
             return None
         return found._replace(
-            environment={**environment, **_assigned(words), **found.environment},
+            environment={**environment, **_assignments(words), **found.environment},
             image=found.image or contained.name,
             elsewhere=found.elsewhere or place,
             around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
@@ -213,10 +215,10 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
     start = contained.arguments if start is None else start
     if start is None:
         return None
-    return _command(words, start, {**environment, **_assigned(words[:start])}, folder, version)
+    return _command(words, start, {**environment, **_assignments(words[:start])}, folder, version)
 
 
-def _inner(words: Sequence[str]) -> tuple[str, int]:
+def _inner_script(words: Sequence[str]) -> tuple[str, int]:
     """Return the script that another shell, perhaps on another host, runs, and the place of its word.
 
     The script is "" if none is about vLLM.
@@ -230,13 +232,13 @@ def _inner(words: Sequence[str]) -> tuple[str, int]:
     return "", 0
 
 
-def _assigned(words: Sequence[str]) -> dict[str, str]:
+def _assignments(words: Sequence[str]) -> dict[str, str]:
     """Return the variables that words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
     found = (_ASSIGNMENT.fullmatch(word) for word in words)
     return {assignment[1]: assignment[2] for assignment in found if assignment and assignment[1] != "ExecStart"}
 
 
-def _content(text: str) -> str:
+def _read_text(text: str) -> str:
     """Return the text, or the content of the file that it names; for YAML the commands of its containers.
 
     A file for --config becomes the command with that file.
@@ -267,11 +269,11 @@ def _content(text: str) -> str:
     return f"vllm serve --config {shlex.quote(str(file.absolute()))}"
 
 
-def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
+def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 
 
-def _explicit(words: Sequence[str]) -> int | None:
+def _serve_end(words: Sequence[str]) -> int | None:
     """Return the place after `vllm serve` or vLLM's module; None if there is neither."""
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
@@ -289,7 +291,7 @@ def _command(
     given, loose = options(filled, start, version)
     if sum(option.option is None for option in given) > _MOST_UNKNOWN:
         raise BadUsage(f"more than {_MOST_UNKNOWN} options of the command are none of vLLM's: {EXPECTED}")
-    contained, place = _contained(words, environment), elsewhere(words[:start])
+    contained, place = _find_image(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
     content: Mapping[str, Any] = {}
@@ -320,10 +322,10 @@ def _command(
 
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Fill in the variables that the text itself sets."""
-    return [_expanded(word, environment) for word in words]
+    return [_expand(word, environment) for word in words]
 
 
-def _expanded(word: str, environment: Mapping[str, str]) -> str:
+def _expand(word: str, environment: Mapping[str, str]) -> str:
     """Replace variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
     plain = {
         name: value

@@ -52,7 +52,7 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
     A name with a + at its end adds to the array. BadUsage if a quotation is not closed.
     """
     name, words, skip = "", list[str](), False
-    for token in _tokens(_without_documents(PIPED.sub(r"\1'\2'", text))):
+    for token in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
         if not isinstance(token, _Operator):
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
@@ -68,7 +68,7 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
     yield name, words
 
 
-def _without_documents(text: str) -> str:
+def _inline_documents(text: str) -> str:
     """Remove here-documents; one that a shell reads becomes its script: bash -c '...'."""
     lines, kept, at = text.split("\n"), list[str](), 0
     places: dict[str, list[int]] = {}
@@ -108,7 +108,7 @@ def _word(text: str, start: int) -> tuple[str, int]:
     at, parts, bare = start, list[str](), False
     while (found := _PIECE.match(text, at)) and found.lastgroup not in ("gap", "operator"):
         opened = found["opening"]
-        at = _past(text, at) if opened else found.end()
+        at = _nested_end(text, at) if opened else found.end()
         inner = text[found.start() : at]
         bare = bare or found[0] == "$" or bool(opened and opened != '"')
         parts.append(
@@ -126,7 +126,7 @@ def _word(text: str, start: int) -> tuple[str, int]:
     return word, at
 
 
-def _past(text: str, at: int) -> int:
+def _nested_end(text: str, at: int) -> int:
     """Return the end of the quotation or substitution that begins at `at`, with all that is nested in it."""
     ends = list[str]()
     while found := (_PIECE if not ends else _INSIDE).search(text, at):

@@ -72,16 +72,16 @@ def masked(command: Command) -> Command:
     before = None
     for given in command.given:
         if given.words:
-            found |= zip(given.words, _option(given, words, before), strict=True)
+            found |= zip(given.words, _show_option(given, words, before), strict=True)
             before = given
     return command._replace(
-        words=(*_prefix(words[: command.arguments], None, command.image), *(found[at] for at in sorted(found))),
-        exported=tuple(_prefix(command.exported)),
-        around=tuple((_prefix(outer, place, command.image), place) for outer, place in command.around),
+        words=(*_show_prefix(words[: command.arguments], None, command.image), *(found[at] for at in sorted(found))),
+        exported=tuple(_show_prefix(command.exported)),
+        around=tuple((_show_prefix(outer, place, command.image), place) for outer, place in command.around),
     )
 
 
-def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
+def _show_option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
     """Yield the words of an option: its name if vLLM has it, and its harmless values."""
     first, *more = words[given.words.start : given.words.stop]
     is_due = before and before.option and redaction.takes_secret(before) and not before.values and not given.option
@@ -96,20 +96,20 @@ def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterato
     yield from redaction.listed(given, more)
 
 
-def _prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
+def _show_prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
     """Return the words around vLLM's arguments; options of an unknown program are hidden."""
     done, is_known = list[str](), False
     for at, (before, whole) in enumerate(pairwise(["", *words])):
         word = whole.removeprefix("ExecStart=")
         is_program = bool(_PROGRAMS.fullmatch(PurePosixPath(word).name) and redaction.name(word))
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
-        shown = word if at == script else _word(word, before if is_known else "", is_program, image)
+        shown = word if at == script else _show_word(word, before if is_known else "", is_program, image)
         is_known = is_program or (is_known and (is_value or word.startswith("-") or bool(shown)))
         done.append(shown or placeholder(f"word_{at + 1}"))
     return tuple(done)
 
 
-def _word(word: str, before: str, is_program: bool, image: str) -> str:
+def _show_word(word: str, before: str, is_program: bool, image: str) -> str:
     """Return a word before vLLM's arguments; "" if it may not be shown."""
     assigned = _ASSIGNMENT.fullmatch(word)
     name, equals, value = word.partition("=")
@@ -122,15 +122,15 @@ def _word(word: str, before: str, is_program: bool, image: str) -> str:
         kept = text if PLACEHOLDER.fullmatch(text) else redaction.variable(variable, text)
         return f"{option}{variable}={kept or placeholder(variable)}"
     if name in _OPTIONS and equals:
-        return f"{name}={_value(value, name, image) or placeholder(name)}"
+        return f"{name}={_show_value(value, name, image) or placeholder(name)}"
     if is_program:
         return redaction.name(word)
     is_open = redaction.is_variable(word) or PLACEHOLDER.fullmatch(word)
     is_kept = is_open or is_server(word) or word in _OPTIONS or IS_ALONE.fullmatch(word)
-    return word if is_kept else _value(word, before, image)
+    return word if is_kept else _show_value(word, before, image)
 
 
-def _value(text: str, option: str, image: str) -> str:
+def _show_value(text: str, option: str, image: str) -> str:
     """Return the value of another program's option; "" if it may not be shown."""
     is_plain = option in _OPTIONS and (_NUMBERS.fullmatch(text) or text in _WORDS)
     is_image = default(text) == image and redaction.image(text)

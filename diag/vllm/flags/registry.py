@@ -119,7 +119,7 @@ def environment() -> frozenset[str]:
 
 @cache
 def _short() -> dict[str, Flag]:
-    """Flags by their short names, including names that only some releases have."""
+    """Return flags by their short names, including names that only some releases have."""
     flags = known().values()
     older = {short: flag for flag in flags for _, form in flag.until for short in form.short}
     return older | {short: flag for flag in flags for short in flag.short}

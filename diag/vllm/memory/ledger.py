@@ -140,17 +140,17 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
         layout, unknown = cache_layout(model, setup), ""
     except NotCovered as error:
         layout, unknown = None, str(error)
-    stages = [_of_stage(model, setup, measured or {}, layout, stage) for stage in weights(model, setup)]
+    stages = [_stage_ledger(model, setup, measured or {}, layout, stage) for stage in weights(model, setup)]
     # the least KV cache, in blocks if their size is known, else in bytes
     tightest = min(stages, key=lambda stage: (stage.blocks or stage.kv_cache or ByteRange.of(0)).low)
-    certain, doubts = _certain(tightest), _doubts(tightest, unknown)
+    certain, doubts = _refusals(tightest), _doubts(tightest, unknown)
     if setup.savings:
-        certain, doubts = [], list(dict.fromkeys((*certain, *_not_counted(setup.savings), *doubts)))
+        certain, doubts = [], list(dict.fromkeys((*certain, *_uncounted_texts(setup.savings), *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
     return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
 
 
-def _of_stage(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
+def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
     writer = _LedgerWriter(measured)
     is_uniform = layout is not None and layout.groups == 1 and not layout.windows
     block_bytes = layout.block_bytes(stage.layers if is_uniform else None) if layout else 0
@@ -209,7 +209,7 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     return usage
 
 
-def _certain(found: Ledger) -> list[str]:
+def _refusals(found: Ledger) -> list[str]:
     """Return the reasons why the server does not fit, at whichever end of the ranges."""
     setup, layout, blocks, kv_cache = found.setup, found.layout, found.blocks, found.kv_cache
     if kv_cache and kv_cache.high <= 0:
@@ -246,10 +246,10 @@ def uncounted(found: Ledger) -> list[str]:
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
     sees = found.model.vision and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
     vision = ["activations of the vision encoder"] if sees else []
-    return missing + _not_counted((*found.setup.uncounted, *vision, *found.setup.savings))
+    return missing + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 
 
-def _not_counted(reasons: Sequence[str]) -> list[str]:
+def _uncounted_texts(reasons: Sequence[str]) -> list[str]:
     return [f"not counted: {reason}" for reason in reasons]
 
 

@@ -171,27 +171,27 @@ class Config:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected a whole number of {least} to {most}")
+            raise BadUsage(f"{self._place}: {name!r} is {_quote(value)}, expected a whole number of {least} to {most}")
         return value
 
     def switch(self, name: str, default: bool = False) -> bool:
         value = self.fields.get(name)
         if value is not None and not isinstance(value, bool):
-            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected true or false")
+            raise BadUsage(f"{self._place}: {name!r} is {_quote(value)}, expected true or false")
         return default if value is None else value
 
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an object inside; {} if there is none."""
         value = self.fields.get(name)
         if value is not None and not isinstance(value, dict):
-            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected an object")
+            raise BadUsage(f"{self._place}: {name!r} is {_quote(value)}, expected an object")
         return value or {}
 
     def list(self, name: str) -> list[Any]:
         """Return a list; [] if there is none."""
         value = self.fields.get(name)
         if value is not None and not isinstance(value, list):
-            raise BadUsage(f"{self._place}: {name!r} is {_shown(value)}, expected a list")
+            raise BadUsage(f"{self._place}: {name!r} is {_quote(value)}, expected a list")
         return value or []
 
 
@@ -253,7 +253,7 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     shown = redaction.name(name)
     fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
     raise BadUsage(
-        f"the model {_shown(shown or '...')} is neither a folder nor in the local cache {_shown(str(hub))};"
+        f"the model {_quote(shown or '...')} is neither a folder nor in the local cache {_quote(str(hub))};"
         f" diag downloads nothing: {fetch}give a folder with its config.json"
     )
 
@@ -278,7 +278,7 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
         what = "an HTML page" if content.lstrip()[:1] == b"<" else "cut off or not JSON"
         raise BadUsage(f"{place} is {what}: download it again") from error
     if not isinstance(found, dict):
-        raise BadUsage(f"{place} holds {_shown(found)} instead of an object: it is not a model's config.json")
+        raise BadUsage(f"{place} holds {_quote(found)} instead of an object: it is not a model's config.json")
 
     outer = Config(found, place)
     inner = outer.part("text_config")
@@ -300,7 +300,7 @@ def _model(name: str, folder: Path, architecture: str, config: Config, outer: Co
     kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
     if kv_heads and heads % kv_heads:
         raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")
-    longest = _longest(config, version)
+    longest = _longest_context(config, version)
     usual, is_long = longest, _scaling(config)[1] in ("longrope", "su")
     if is_long and (not version or release(version) >= LONGROPE_SHORT):  # long factors cost short prompts
         usual = config.size("original_max_position_embeddings", longest)
@@ -318,28 +318,28 @@ def _model(name: str, folder: Path, architecture: str, config: Config, outer: Co
         kv_heads=kv_heads,
         head_dim=config.size("head_dim", hidden // max(heads, 1)),
         vocabulary=config.size("vocab_size", missing),
-        longest=longest if family or _declared(config) else MOST,
+        longest=longest if family or _declared_context(config) else MOST,
         usual=usual,
-        positions=max(_longest(config), config.size("max_position_embeddings", 2048)),
+        positions=max(_longest_context(config), config.size("max_position_embeddings", 2048)),
         windows=windows,
         latent=latent + config.size("qk_rope_head_dim", missing) if latent else 0,
         tied=outer.switch("tie_word_embeddings", config.switch("tie_word_embeddings", bool(family and family.tied))),
         quantization=quantization,
         unquantized=unquantized(quantization or {}),
         vision=outer.part("vision_config") or None,
-        unknown=unknown if family else f"the architecture {_shown(architecture)} is unknown",
+        unknown=unknown if family else f"the architecture {_quote(architecture)} is unknown",
     )
 
 
-def _declared(config: Config) -> int:
+def _declared_context(config: Config) -> int:
     """Return the longest context that the file names; 0 if it names none."""
     lengths = [config.size(name) for name in _LENGTHS if name in config.fields]
     return config.size("max_position_embeddings", min(lengths, default=0))
 
 
-def _longest(config: Config, version: str = "") -> int:
+def _longest_context(config: Config, version: str = "") -> int:
     """Return the longest context as vLLM derives it."""
-    longest = _declared(config) or 2048
+    longest = _declared_context(config) or 2048
     scaling, kind = _scaling(config)
     factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
     unscaled = kind in _UNSCALED or ("yarn" in kind and release(version) >= YARN_UNSCALED)
@@ -364,7 +364,7 @@ def _windows(config: Config, family: Architecture, layers: int) -> tuple[tuple[i
     known = {"full_attention": 0, "sliding_attention": window, "chunked_attention": 0}
     if kinds and (len(kinds) != layers or any(str(kind) not in known for kind in kinds)):
         other = sorted({str(kind) for kind in kinds} - known.keys())
-        why = f"layers of the kind {_shown(other[0])}" if other else f"{len(kinds)} layer_types for {layers} layers"
+        why = f"layers of the kind {_quote(other[0])}" if other else f"{len(kinds)} layer_types for {layers} layers"
         return (0,) * layers, f"{why} are not covered"
     if kinds:
         return tuple(known[kind] for kind in kinds), ""
@@ -374,7 +374,7 @@ def _windows(config: Config, family: Architecture, layers: int) -> tuple[tuple[i
     return (window,) * layers, ""
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     """Quote a value of a file or a command, short, without terminal escapes and without secrets."""
     text = redaction.hidden(repr(value))
     return text if len(text) <= 80 else f"{text[:76]} ..."

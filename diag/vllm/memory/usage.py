@@ -39,7 +39,6 @@ class ByteRange:
 
     @classmethod
     def of(cls, size: int) -> Self:
-        """Return the range of an exact size."""
         return cls(size, size)
 
     def plus(self, *others: "ByteRange") -> "ByteRange":
