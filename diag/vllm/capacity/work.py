@@ -217,23 +217,22 @@ def _command_samples(command: str, version: str, known: Known) -> tuple[Sample, 
             float32=planned.float32 or dtype.removeprefix("torch.") in ("float32", "float"),
             kv_dtype=planned.kv_dtype if kv_dtype == "auto" else kv_dtype,
         )
-        return () if started.elsewhere or planned.savings else tuple(_model_samples(model, planned))
+        if started.elsewhere or planned.savings:
+            return ()
+        every, experts = weights(model, planned)
+        token, kind, share = prefill(model, planned, 1, 1), matrix_type(model, planned), experts_share(model)
+        full = sum(math.isinf(reach(model, at, math.inf)) for at in range(model.layers))
+        cached = full * layer_bytes(model, planned)
     except (BadUsage, NotCovered, ArithmeticError):
         return ()
-
-
-def _model_samples(model: Model, planned: Setup) -> Iterator[Sample]:
-    stages = planned.pipeline
-    every, experts = weights(model, planned)
-    token = prefill(model, planned, 1, 1)
-    share = experts_share(model)
     if experts and planned.data > 1:
-        return  # they are spread over all engines, in one of several ways
-    yield "diag_vllm_weight_bytes", ("every_step",), every / stages
-    yield "diag_vllm_weight_bytes", ("experts",), experts / stages
-    yield "diag_vllm_experts_per_token_ratio", (), share
-    yield "diag_vllm_flops_per_token", (matrix_type(model, planned),), token.matrix_flops / stages
-    yield "diag_vllm_all_reduce_bytes_per_token", (), token.sent_bytes / stages
-    full = sum(math.isinf(reach(model, at, math.inf)) for at in range(model.layers))
-    if full:
-        yield "diag_vllm_kv_cache_bytes_per_token", (), full * layer_bytes(model, planned) / stages
+        return ()  # they are spread over all engines, in one of several ways
+    stages = planned.pipeline
+    samples: tuple[Sample, ...] = (
+        ("diag_vllm_weight_bytes", ("every_step",), every / stages),
+        ("diag_vllm_weight_bytes", ("experts",), experts / stages),
+        ("diag_vllm_experts_per_token_ratio", (), share),
+        ("diag_vllm_flops_per_token", (kind,), token.matrix_flops / stages),
+        ("diag_vllm_all_reduce_bytes_per_token", (), token.sent_bytes / stages),
+    )
+    return (*samples, ("diag_vllm_kv_cache_bytes_per_token", (), cached / stages)) if full else samples

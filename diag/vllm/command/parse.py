@@ -196,18 +196,26 @@ def _find_server(
 ) -> Command | None:
     """Return the server that a command of a script starts, itself or by a script in one of its words: sh -c '...'."""
     start = _serve_end(words)
-    inner, at = _inner_script(words) if start is None else ("", 0)
+    inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
+    runs = any(Path(word).name in _RUNNERS for word in words)
+    for place, (before, word) in enumerate(pairwise(["", *words]) if start is None else ()):
+        substituted = _SUBSTITUTED.fullmatch(word)
+        script = substituted[1] if substituted else word if runs or _SHELL.fullmatch(before) else ""
+        if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
+            inner, at = script, place
+            break
+
     contained = _find_image(words, environment)
     if inner:
-        place = elsewhere(words)
+        location = elsewhere(words)
         try:
-            found = parse(inner, version, None if place else folder)
+            found = parse(inner, version, None if location else folder)
         except BadUsage:
             return None
         return found._replace(
             environment={**environment, **_assignments(words), **found.environment},
             image=found.image or contained.name,
-            elsewhere=found.elsewhere or place,
+            elsewhere=found.elsewhere or location,
             around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
         )
     if start is None and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
@@ -216,20 +224,6 @@ def _find_server(
     if start is None:
         return None
     return _command(words, start, {**environment, **_assignments(words[:start])}, folder, version)
-
-
-def _inner_script(words: Sequence[str]) -> tuple[str, int]:
-    """Return the script that another shell, perhaps on another host, runs, and the place of its word.
-
-    The script is "" if none is about vLLM.
-    """
-    runs = any(Path(word).name in _RUNNERS for word in words)
-    for at, (before, word) in enumerate(pairwise(["", *words])):
-        substituted = _SUBSTITUTED.fullmatch(word)
-        script = substituted[1] if substituted else word if runs or _SHELL.fullmatch(before) else ""
-        if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
-            return script, at
-    return "", 0
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:

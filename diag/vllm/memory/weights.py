@@ -55,13 +55,23 @@ def layer(model: Model, at: int) -> list[WeightPart]:
     """Return the matrices of a layer of a model whose family is known."""
     family = model.family
     assert family is not None
+    config = model.config
+    if not family.experts:
+        has_experts = False
+    elif model.architecture.startswith("Deepseek"):
+        step = config.size("moe_layer_freq", 1)
+        has_experts = at >= config.size("first_k_dense_replace", 0, least=0) and at % step == 0
+    else:
+        step = config.size("decoder_sparse_step", config.size("interleave_moe_layer_step", 1))
+        has_experts = at not in config.list("mlp_only_layers") and (at + 1) % step == 0
+
     parts = [*(_latent(model) if model.latent else _attention(model, family))]
-    if family.experts and _has_experts(model, at):
+    if has_experts:
         parts += _experts(model, family)
     else:
-        width = model.config.size(family.dense)
+        width = config.size(family.dense)
         parts.append(WeightPart(3 * model.hidden * width, MOST_WAYS, "linear", _gate_up_down("mlp")))
-        if model.config.switch("mlp_bias"):
+        if config.switch("mlp_bias"):
             parts += [WeightPart(2 * width, MOST_WAYS), WeightPart(model.hidden)]
     parts.append(WeightPart(family.norms * model.hidden))
 
@@ -122,17 +132,6 @@ def absorbed(model: Model) -> WeightPart:
 
 def _gate_up_down(block: str) -> tuple[str, ...]:
     return tuple(f"{block}.{matrix}_proj" for matrix in ("gate", "up", "down"))
-
-
-def _has_experts(model: Model, at: int) -> bool:
-    config = model.config
-    if model.architecture.startswith("Deepseek"):
-        step = config.size("moe_layer_freq", 1)
-        return at >= config.size("first_k_dense_replace", 0, least=0) and at % step == 0
-    if at in config.list("mlp_only_layers"):
-        return False
-    step = config.size("decoder_sparse_step", config.size("interleave_moe_layer_step", 1))
-    return (at + 1) % step == 0
 
 
 def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
