@@ -127,11 +127,14 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     if given is not None and not auto_length:
         length = size(given, "--max-model-len", most=2**30)
 
-    kv_cache_bytes, space = None, command.environment.get(CPU_SPACE)
-    if command.get("--kv-cache-memory-bytes") is not None:
-        kv_cache_bytes = size(command.get("--kv-cache-memory-bytes") or "", "--kv-cache-memory-bytes")
+    fixed, space, kv_cache_bytes = command.get("--kv-cache-memory-bytes"), command.environment.get(CPU_SPACE), None
+    if fixed is not None:
+        kv_cache_bytes = size(fixed, "--kv-cache-memory-bytes")
     elif cpu and space:
         kv_cache_bytes = size(f"{space}GiB", CPU_SPACE)
+
+    flag, expected = "--gpu-memory-utilization", "a number above 0 and up to 1"
+    share = _number(command, flag, default(flag, version) or 0.92, lambda share: 0 < share <= 1, expected)
     estimates = command.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     graphs_in_budget = estimates == "1" if estimates in ("0", "1") else number >= (0, 20, 0)
     overlong = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
@@ -139,18 +142,13 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     savings = [why for flag, why in _SAVINGS.items() if _mentions(command, flag)]
     if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
         savings.append(f"how {PARTITION} divides the layers")
+
     return Setup(
         version=version,
         total=gpu.total,
         length=length,
         auto_length=auto_length,
-        utilization=_number(
-            command,
-            "--gpu-memory-utilization",
-            default("--gpu-memory-utilization", version) or 0.92,
-            lambda share: 0 < share <= 1,
-            "a number above 0 and up to 1",
-        ),
+        utilization=share,
         tensor=_count(command, "--tensor-parallel-size"),
         pipeline=_count(command, "--pipeline-parallel-size"),
         data=_count(command, "--data-parallel-size"),
