@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from diag.exporter.log.parse_line import TimedLine
     from diag.sources.recording.reader import Recorded
     from diag.sources.recording.replay import Replay
-    from diag.vllm.server.config import ServerFacts
+    from diag.vllm.running_config import ServerFacts
 
 log = logging.getLogger("diag.exporter")
 replay_log = logging.getLogger("diag.replay")

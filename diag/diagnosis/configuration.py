@@ -7,8 +7,7 @@ from diag import promql
 from diag.core.formatting import gibibytes
 from diag.sources.observation import Observation
 from diag.vllm.flags.registry import UNSET, WORD_DEFAULTS, default, known, release, versions
-from diag.vllm.server.config import RunningConfig, SourcedValue
-from diag.vllm.server.launch import FLAGS, WORDS, Value
+from diag.vllm.running_config import FLAGS, WORDS, RunningConfig, SourcedValue, Value
 
 _GPUS = (
     "max by (instance, gpu, name) (last_over_time(diag_gpu_memory_total_bytes[{0}s])"

@@ -25,8 +25,8 @@ from diag.exporter.log.tail import LogTail
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.vllm_page import CollectorFailed, Scraped
 from diag.http.address import Address, is_here
-from diag.vllm.capacity import series
-from diag.vllm.server.config import Config, ServerFacts, settle
+from diag.vllm.capacity import work
+from diag.vllm.running_config import Config, ServerFacts, settle
 
 T = TypeVar("T")
 log = logging.getLogger("diag.exporter")
@@ -239,4 +239,4 @@ def _configuration(up: bool, config: Config, facts: ServerFacts) -> Iterator[Sam
     for flag, value in sorted(settled.numbers.items()):
         yield "diag_vllm_config", (flag,), value
     if up:  # by then the model's files are on the disk
-        yield from series.of_server(settled, facts)
+        yield from work.server_samples(settled, facts)

@@ -13,7 +13,7 @@ from diag.http.client import Client, Manner
 from diag.http.credentials import from_environment
 from diag.http.failure import Failure, WrongAnswer
 from diag.http.vllm_server import VllmServer
-from diag.vllm.server.config import Config, ServerFacts, from_page
+from diag.vllm.running_config import Config, ServerFacts, from_page
 
 REMEMBERED = 300.0
 """Seconds for which two servers behind one port stay reported."""

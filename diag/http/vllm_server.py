@@ -12,8 +12,7 @@ from diag.http.address import PAGE, Address
 from diag.http.client import Client, Response
 from diag.http.deadline import run_in_thread
 from diag.http.failure import VLLM, Failure, WrongAnswer
-from diag.vllm.server.config import ServerFacts, from_server_info
-from diag.vllm.server.launch import number
+from diag.vllm.running_config import ServerFacts, from_server_info, number
 
 ACCEPT = "text/plain;version=0.0.4"
 SMALL = 2**20

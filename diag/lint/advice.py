@@ -145,9 +145,8 @@ def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
     Example("vllm serve m --no-enable-prefix-caching"),
 )
 def prefix_caching_off(target: LintTarget) -> Iterator[Match]:
-    """Prefix caching is on by default since V1."""
     on = target.command.switched("--enable-prefix-caching")
-    if on is False or (on is None and not target.since(V1) and target.command.model):
+    if on is False or (on is None and not target.since(V1) and target.command.model):  # V1 has it on by default
         yield Match(fix="Remove --no-enable-prefix-caching" if on is False else "Add --enable-prefix-caching")
 
 
@@ -191,7 +190,6 @@ def several_api_servers(target: LintTarget) -> Iterator[Match]:
     Example("vllm serve m --tensor-parallel-size 4", "0.33.0"),
 )
 def no_watchdog(target: LintTarget) -> Iterator[Match]:
-    """A rank that hangs stops all others."""
     ranks = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")
     if ranks > 1 and target.command.get("--watchdog-config") is None and target.since("0.33.0"):
         yield Match(f"A stall of one of {ranks:g} ranks would leave no stack trace")

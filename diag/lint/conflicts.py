@@ -319,8 +319,7 @@ _COMPILATION = (
 )
 
 
-def _as_rule(conflict: Conflict) -> LintRule:
-    """Return the rule that finds a conflict."""
+def _conflict_rule(conflict: Conflict) -> LintRule:
     since, until = conflict.since, conflict.until
     in_general = conflict.fix
     for flag in known():
@@ -331,7 +330,7 @@ def _as_rule(conflict: Conflict) -> LintRule:
         if in_span and conflict.holds(target):
             command = target.command
             removed = [given for flag in conflict.removes for given in command.all(flag)]
-            yield Match(_filled(conflict.message, command), "", _filled(conflict.fix, command), removal(removed))
+            yield Match(_fill_in(conflict.message, command), "", _fill_in(conflict.fix, command), removal(removed))
 
     releases = f", from vLLM {since} {f'until {until}' if until else 'on'}" if since else ""
     finds = f"{conflict.title}{releases}. Values that the command does not give are not compared."
@@ -340,7 +339,7 @@ def _as_rule(conflict: Conflict) -> LintRule:
     )
 
 
-def _filled(text: str, command: Command) -> str:
+def _fill_in(text: str, command: Command) -> str:
     """Replace each {flag} by the value of --flag, 1 if the command does not give it."""
     for flag in known():
         if "{" + flag[2:] + "}" in text:
@@ -350,4 +349,4 @@ def _filled(text: str, command: Command) -> str:
     return text
 
 
-RULES = tuple(map(_as_rule, (*_SCHEDULING, *_PARALLEL, *_LOGGING, *_COMPILATION)))
+RULES = tuple(map(_conflict_rule, (*_SCHEDULING, *_PARALLEL, *_LOGGING, *_COMPILATION)))

@@ -9,7 +9,7 @@ from functools import lru_cache
 from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
 from diag.lint.rule import Edit, Example, Match, removal, rule, shown
 from diag.lint.target import HELP, LintTarget, at_least, is_open
-from diag.vllm.command.command import Command, Given
+from diag.vllm.command.command import Given
 from diag.vllm.flags.registry import Flag, described, environment, known, parsers
 
 _CLOSE = 0.8
@@ -29,7 +29,7 @@ _NO_DOTTED_KEYS = "0.8.5"
 )
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
-        if len(_abbreviates(given, target)) > 1:
+        if len(_longer_flags(given, target)) > 1:
             continue
         near = get_close_matches(given.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE)
         edits: tuple[Edit, ...] = ()
@@ -55,7 +55,7 @@ def unknown_flag(target: LintTarget) -> Iterator[Match]:
 )
 def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
-        matching = _abbreviates(given, target)
+        matching = _longer_flags(given, target)
         if len(matching) > 1:
             names = f"{', '.join(matching[:4])}{' ...' if len(matching) > 4 else ''}"
             yield Match(f"{shown(given)} is ambiguous: matches {names}")
@@ -75,7 +75,7 @@ def _flags_in_release(version: str) -> dict[str, Flag]:
     return {name: flag for name, flag in known().items() if flag.in_release(version)}
 
 
-def _abbreviates(given: Given, target: LintTarget) -> list[str]:
+def _longer_flags(given: Given, target: LintTarget) -> list[str]:
     """Return the flags of this release that begin with an option."""
     return sorted(
         name for name in _flags_in_release(target.version) if name.startswith(given.spelled.replace("_", "-"))
@@ -102,16 +102,12 @@ def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
         elif flag and given.words and given.option:
             first, name = target.command.words[given.words.start], given.spelled.partition(".")[0]
             if not given.spelled.startswith(("--", "-O")) and name not in flag.short:
+                place = range(given.words.start, given.words.start + 1)
                 yield Match(
                     f"vLLM {target.version} has no short name {name}",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Write {flag.name}",
-                    (
-                        Edit(
-                            range(given.words.start, given.words.start + 1),
-                            (first.replace(given.spelled, flag.name, 1),),
-                        ),
-                    ),
+                    (Edit(place, (first.replace(given.spelled, flag.name, 1),)),),
                 )
             elif given.option.key and at_least(_NO_DOTTED_KEYS, target.version):
                 yield Match(
@@ -121,7 +117,7 @@ def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
                 )
 
 
-def _shortened(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
+def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     """Yield the options that abbreviate a flag: the option, its name with dashes, and the flag."""
     for given in target.command.given:
         flag = given.option.flag if given.option else None
@@ -139,7 +135,7 @@ def _shortened(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     Example("vllm serve m --device cuda", "0.24.0"),
 )
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
-    for given, name, flag in _shortened(target):
+    for given, name, flag in _abbreviations(target):
         if name in known():
             yield Match(
                 f"{name} was removed, and vLLM {target.version} takes it for {flag.name}",
@@ -158,7 +154,7 @@ def taken_for_another(target: LintTarget) -> Iterator[Match]:
     Example("vllm serve m --kv-cache-memory 8G"),
 )
 def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
-    for _, name, flag in _shortened(target):
+    for _, name, flag in _abbreviations(target):
         if name not in known():
             yield Match(f"{name} is short for {flag.name}", fix=f"Write {flag.name}")
 
@@ -219,9 +215,9 @@ RULES = (
 
 @dataclass(frozen=True)
 class EnvironmentVariable:
-    """The releases that read an environment variable ("": from the first, to the last), and what to know in others.
+    """The releases that read an environment variable ("": from the first, to the last), and a hint for other releases.
 
-    `flag` takes its value, `variable` is another name of it.
+    `flag` takes its value, `variable` is its new name.
     """
 
     first: str
@@ -287,8 +283,10 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
     reader = "no release reads it" if variable.first == NEVER else f"vLLM {target.version} does not read it"
     by_flag = f"Use {flag} with a name that {target.version} has, or remove it"
     edits: list[Edit] = []
-    at = _assignment(command, name)
-    if at:
+    before, assigned = command.words[: command.arguments], re.compile(rf"(?:--env=|-e)?{name}=.*", re.DOTALL)
+    place = next((at for at, word in enumerate(before) if assigned.fullmatch(word)), None)
+    if place is not None:
+        at = range(place - (place > 0 and before[place - 1] in ("-e", "--env")), place + 1)  # with docker's -e
         renamed = f"{variable.variable}={command.environment[name]}"
         edits.append(Edit(at, (*command.words[at.start : at.stop - 1], renamed) if variable.variable else ()))
         if new:
@@ -299,14 +297,6 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
         f"Use {' '.join(new)}" if new else by_flag if flag else "Remove it",
         tuple(edits),
     )
-
-
-def _assignment(command: Command, name: str) -> range:
-    """Return the words that set a variable, with the -e of `docker run`; an empty range if it is set elsewhere."""
-    for at, word in enumerate(command.words[: command.arguments]):
-        if re.fullmatch(rf"(?:--env=|-e)?{name}=.*", word, re.DOTALL):
-            return range(at - (at > 0 and command.words[at - 1] in ("-e", "--env")), at + 1)
-    return range(0)
 
 
 @rule(

@@ -1,4 +1,4 @@
-"""Flags that were removed from vLLM or lost their effect, what replaces them, and the rule that finds removed ones.
+"""Flags that were removed from vLLM or lost their effect, their replacements, and the rule that finds removed flags.
 
 The data is from the source of 59 releases, 0.6.0 - 0.33.0, and the release notes.
 """
@@ -162,13 +162,13 @@ def removed_flag(target: LintTarget) -> Iterator[Match]:
     ]
     for given, flag in gone:
         if given.name not in INTO:
-            yield _replaced(given, flag, target.version)
+            yield _report_replaced(given, flag, target.version)
     merged = [given for given, _ in gone if given.name in INTO]
     for name in dict.fromkeys(INTO[given.name][0] for given in merged):
-        yield _merged(target, [given for given in merged if INTO[given.name][0] == name], name)
+        yield _report_merged(target, [given for given in merged if INTO[given.name][0] == name], name)
 
 
-def _replaced(given: Given, flag: Flag, version: str) -> Match:
+def _report_replaced(given: Given, flag: Flag, version: str) -> Match:
     text = " ".join(given.values)
     replacement = REPLACED.get(flag.name, ReplacedFlag(""))
     if flag.name == "--task":
@@ -191,49 +191,45 @@ def _replaced(given: Given, flag: Flag, version: str) -> Match:
     )
 
 
-def _merged(target: LintTarget, parts: Sequence[Given], name: str) -> Match:
+def _report_merged(target: LintTarget, parts: Sequence[Given], name: str) -> Match:
     """Report several removed flags that became keys of the JSON object that the flag `name` takes."""
     version = target.version
-    content = dict(
-        _key_and_value(given) for given in parts if at_least(KEYS_UNTIL.get(INTO[given.name][1], version), version)
-    )
+    content: dict[str, object] = {}
+    for given in parts:
+        key, text = INTO[given.name][1], " ".join(given.values).removesuffix(":no-fallback")
+        if not at_least(KEYS_UNTIL.get(key, version), version):
+            continue
+        if text == "[ngram]":  # up to 0.8 the method was given as the model's name
+            content["method"] = "ngram"
+            continue
+        try:
+            content[key] = json.loads(text) if text else bool(given.option and given.option.on)
+        except ValueError:
+            content[key] = text
+
     names = ", ".join(shown(given) for given in parts)
-    message = (
-        f"{names} {'were' if len(parts) > 1 else 'was'} removed:"
-        f" {known()[parts[0].name].last} is the last release with it"
-    )
+    last = known()[parts[0].name].last
+    message = f"{names} {'were' if len(parts) > 1 else 'was'} removed: {last} is the last release with it"
     if not content:
         return Match(message, f"vLLM {version} has nothing in its place", "Remove it", removal(parts))
+
+    backend = content.get("backend")
+    wanted = [able for key, able in BACKENDS_OF.items() if content.get(key) and backend not in able]
+    requirement = ", with the options behind the colon as keys" if ":" in str(backend) else ""
+    if wanted:
+        requirement = f" with {' or '.join(wanted[-1])} as its backend: vLLM refuses it with any other"
+
     text = json.dumps(content)
     named = text if all(value(part, word) == word for part in parts for word in part.values) else "{...}"
-    requirement, given = _backend_requirement(content), target.command.get(name) is not None
-    able = known()[name].in_release(version) and not given and not requirement
+    is_given = target.command.get(name) is not None
+    able = known()[name].in_release(version) and not is_given and not requirement
     first, *others = [part for part in parts if part.words] or [parts[0]]
     return Match(
         message,
         INTO[parts[0].name][2],
-        f"{f'Add {named} to {name}' if given else f'Use {name} {chr(39)}{named}{chr(39)}'}{requirement}",
+        (f"Add {named} to {name}" if is_given else f"Use {name} '{named}'") + requirement,
         (Edit(first.words, (name, text)), *removal(others)) if first.words and able else (),
     )
-
-
-def _backend_requirement(content: Mapping[str, object]) -> str:
-    """Return the condition under which vLLM accepts these keys, "" if there is none."""
-    backend = content.get("backend")
-    wanted = [able for key, able in BACKENDS_OF.items() if content.get(key) and backend not in able]
-    if wanted:
-        return f" with {' or '.join(wanted[-1])} as its backend: vLLM refuses it with any other"
-    return ", with the options behind the colon as keys" if ":" in str(backend) else ""
-
-
-def _key_and_value(given: Given) -> tuple[str, object]:
-    key, text = INTO[given.name][1], " ".join(given.values).removesuffix(":no-fallback")
-    if text == "[ngram]":  # up to 0.8 the name of the model was that of the method
-        return "method", "ngram"
-    try:
-        return key, json.loads(text) if text else bool(given.option and given.option.on)
-    except ValueError:
-        return key, text
 
 
 RULES = (removed_flag,)

@@ -1,4 +1,4 @@
-"""Lint rules: the declaration of a rule, and what its check finds in a launch command."""
+"""Lint rules: the declaration of a rule, and the findings of its check in a launch command."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Match:
-    """One place in which a check found something; a text or severity that is not given is that of the rule."""
+    """One place in which a check found something; without a text or severity the rule's is used."""
 
     message: str = ""
     why: str = ""
@@ -100,7 +100,7 @@ class LintRule:
     check: Check
 
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
-        """Yield a finding for each match, with the texts of the rule where the match has none."""
+        """Yield a finding for each match, with the texts of the rule if the match has none."""
         for match in self.check(target):
             yield LintFinding(
                 self.id,

@@ -79,11 +79,9 @@ class LintTarget:
         return value if value is not None and value > 0 else None
 
     def ranks(self, flag: str) -> int:
-        """Return a number of parallel ranks, 1 if it is not given."""
         return ranks(self.command, flag)
 
     def is_on(self, flag: str) -> bool:
-        """Return True if a switch is on."""
         return bool(self.command.switched(flag))
 
     def is_off(self, flag: str) -> bool:
@@ -95,7 +93,7 @@ class LintTarget:
         return self.command.get(flag) is not None and flag in known() and known()[flag].in_release(self.version)
 
     def keys(self, flag: str) -> Mapping[str, object]:
-        """Return the keys of a flag that takes JSON, also of its dotted form; {} for what is no JSON object."""
+        """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
         found: dict[str, object] = {}
         for given in self.command.given:
             if given.name == flag and given.option:

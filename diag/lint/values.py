@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from diag.lint.rule import Edit, Example, Match, removal, rule, shown
 from diag.lint.target import LintTarget, at_least, is_open, number
 from diag.vllm.command.command import Given
-from diag.vllm.command.redaction import said
+from diag.vllm.command.redaction import quoted_values
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
 
 _NO_END = float("inf")
@@ -62,7 +62,7 @@ VALUE_RANGES: Mapping[str, ValueRange] = {
     "--watermark": ValueRange(0, 1, below=True),
     "--video-pruning-rate": ValueRange(0, 1, below=True),
 }
-"""Ranges of `Field(ge=..., le=...)` in vllm/config; those of ports are the kernel's."""
+"""Ranges of `Field(ge=..., le=...)` in vllm/config; the ranges of ports are the kernel's."""
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _TYPES = {
@@ -75,7 +75,7 @@ _TYPES = {
 }
 
 
-def _valued(target: LintTarget) -> Iterator[Given]:
+def _checkable(target: LintTarget) -> Iterator[Given]:
     """Yield the options whose value can be checked."""
     for given in target.accepted():
         is_whole = bool(given.option) and not (given.option and given.option.key)
@@ -92,11 +92,11 @@ def _valued(target: LintTarget) -> Iterator[Given]:
     Example("vllm serve m --max-num-seqs many"),
 )
 def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
-    for given in _valued(target):
+    for given in _checkable(target):
         if not _is_readable(given, target.version):
             expected = _TYPES[_flag(given).value]
             yield Match(
-                f"{shown(given)}: {said(given)} is not {expected}",
+                f"{shown(given)}: {quoted_values(given)} is not {expected}",
                 f"vLLM {target.version} exits with `invalid value`",
                 f"Give {given.name} {expected}",
             )
@@ -139,11 +139,11 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
     Example("vllm serve m --gpu-memory-utilization 1.5"),
 )
 def value_out_of_range(target: LintTarget) -> Iterator[Match]:
-    for given in _valued(target):
+    for given in _checkable(target):
         if _is_readable(given, target.version) and not _is_in_range(given):
             accepted = VALUE_RANGES[given.name]
             yield Match(
-                f"{shown(given)} is {said(given)}, expected a value {accepted}",
+                f"{shown(given)} is {quoted_values(given)}, expected a value {accepted}",
                 f"vLLM {target.version} does not start with it",
                 f"Give {given.name} a value {accepted}",
             )
@@ -165,15 +165,14 @@ def _is_in_range(given: Given) -> bool:
     Example("vllm serve m --kv-cache-dtype fp9"),
 )
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
-    """The choices are known for some releases: for another one the finding is an info."""
-    for given in _valued(target):
+    for given in _checkable(target):
         choices = _flag(given).choices
         is_other = choices and not all(text in choices for text in given.values if text != "None")
         if is_other and _is_readable(given, target.version) and _is_in_range(given):
             same = is_described(target.version)
             release = target.version if same else nearest(target.version)
             yield Match(
-                f"{shown(given)}: {said(given)} is not a value that vLLM {release} accepts",
+                f"{shown(given)}: {quoted_values(given)} is not a value that vLLM {release} accepts",
                 f"It accepts {', '.join(choices[:12])}{' ...' if len(choices) > 12 else ''}",
                 f"Use one of them{'' if same else f', or make sure that vLLM {target.version} accepts this one'}",
                 severity=None if same else "info",

@@ -1,4 +1,4 @@
-"""Rules about the words of a command: missing and stray values, repeated options, where the model is named."""
+"""Rules about the words of a command: missing and stray values, repeated options, the place of the model."""
 
 import re
 from collections.abc import Iterator
@@ -102,7 +102,7 @@ def flag_and_value_in_one_word(target: LintTarget) -> Iterator[Match]:
 )
 def word_too_many(target: LintTarget) -> Iterator[Match]:
     command, places = target.command, _strays(target)
-    if command.by_module and command.arguments in command.strays and _has_model(command) and _by_flag(command):
+    if command.by_module and command.arguments in command.strays and _has_model(command) and _model_flags(command):
         first = range(command.arguments, command.arguments + 1)
         yield Match(
             "A word before the flags belongs to none of them",
@@ -191,7 +191,7 @@ def _has_model(command: Command) -> bool:
     return not _is_help(command) and not _is_without_model(command)
 
 
-def _by_flag(command: Command) -> list[Given]:
+def _model_flags(command: Command) -> list[Given]:
     """Return each --model on the command line itself."""
     return [given for given in command.all("--model") if given.words]
 
@@ -219,7 +219,7 @@ def no_model(target: LintTarget) -> Iterator[Match]:
     Example("vllm serve m --model n"),
 )
 def model_named_twice(target: LintTarget) -> Iterator[Match]:
-    command, named = target.command, _by_flag(target.command)
+    command, named = target.command, _model_flags(target.command)
     if named and _has_model(command) and command.arguments in command.strays and not command.by_module:
         yield Match(why=f"vLLM {target.version} exits with `unrecognized arguments`", edits=removal(named))
 
@@ -233,7 +233,7 @@ def model_named_twice(target: LintTarget) -> Iterator[Match]:
     Example("vllm serve --model m"),
 )
 def model_by_flag(target: LintTarget) -> Iterator[Match]:
-    command, named = target.command, _by_flag(target.command)
+    command, named = target.command, _model_flags(target.command)
     is_serve = "serve" in command.words[: command.arguments] and not command.entry
     if named and is_serve and _has_model(command) and command.arguments not in command.strays:
         refused = not target.since("0.11.1") and any(len(given.words) > 1 for given in named)
@@ -259,7 +259,7 @@ def model_not_read(target: LintTarget) -> Iterator[Match]:
     is_word = bool(first) and not first[0].startswith("-")
     is_entry = _is_own_image(command) and command.entry is not None  # the module up to 0.9.1, `vllm serve` in 0.17.1
     is_module = command.by_module or (is_entry and not target.since("0.9.2"))
-    if _has_model(command) and is_module and not _by_flag(command) and is_word:
+    if _has_model(command) and is_module and not _model_flags(command) and is_word:
         yield Match(
             "python -m vllm.entrypoints... takes its model only from --model"
             + ("" if command.by_module else ", and it is the entry point of this image"),

@@ -11,8 +11,7 @@ from diag import __version__
 from diag.core.formatting import gibibytes, plural
 from diag.lint.rule import SEVERITIES, LintFinding, LintReport
 from diag.report.layout import labelled, paragraph, table, verbatim
-from diag.vllm.server.config import EXPORTER, PAGE
-from diag.vllm.server.launch import FLAGS, SET, Value
+from diag.vllm.running_config import EXPORTER, FLAGS, PAGE, SET, Value
 
 if TYPE_CHECKING:
     from diag.diagnosis.configuration import Configuration

@@ -26,9 +26,9 @@ from diag.exposition.scrapes import (
     rounds,
 )
 from diag.promql import Block, Labels, Samples, is_stale
+from diag.vllm import running_config
 from diag.vllm.command.shown import shown
-from diag.vllm.server import config
-from diag.vllm.server.config import RunningConfig, ServerFacts
+from diag.vllm.running_config import RunningConfig, ServerFacts
 
 USUAL_INTERVAL = 2.0
 """Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
@@ -149,12 +149,12 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
     """Settle the configuration from the page's own series, the facts, and `diag_vllm_config` of an exporter."""
     infos = table.last("vllm:cache_config_info")
-    by_page = config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
+    by_page = running_config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
     last = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
     values = zip(last.layout.rows.tolist(), last.values.tolist(), strict=True) if last else ()
     flags = {row: table.labels[row]["flag"] for row in table.rows("diag_vllm_config") if "flag" in table.labels[row]}
     exported = {flags[row]: value for row, value in values if row in flags}
-    return config.settle({**by_page, **config.words_of_page(infos)}, facts, exported)
+    return running_config.settle({**by_page, **running_config.words_of_page(infos)}, facts, exported)
 
 
 def _known(texts: Mapping[str, str]) -> Mapping[str, str]:
@@ -208,9 +208,9 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
         yield row("diag_vllm_config", value, flag=flag)
     for info in (labels for labels in table.labels if labels["__name__"] == "diag_gpu_info"):
         from diag.core.metric_families import FAMILIES  # noqa: PLC0415  # most pages name no GPU
-        from diag.vllm.capacity.series import of_gpu  # noqa: PLC0415
+        from diag.vllm.capacity.work import gpu_samples  # noqa: PLC0415
 
-        for name, labels, value in of_gpu(info.get("name", ""), (info.get("gpu", ""), info.get("uuid", ""))):
+        for name, labels, value in gpu_samples(info.get("name", ""), (info.get("gpu", ""), info.get("uuid", ""))):
             yield row(name, value, **dict(zip(FAMILIES[name].labels, labels, strict=True)))
 
 

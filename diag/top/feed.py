@@ -17,11 +17,11 @@ from diag.core.formatting import plural
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
-from diag.sources.live.scrape import Scraper
+from diag.sources.live.scrape import BackgroundScraper, Scraper
 from diag.sources.observation import Observation
 from diag.sources.recording.writer import Recorder, fit
 from diag.top.frame import POINTS, Frame, Histories, Onsets, server_rows, throttle_reasons, without_verdict
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 KEPT = 300.0
 """Seconds of pages in memory, to be recorded."""

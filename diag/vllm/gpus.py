@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
@@ -20,7 +20,7 @@ class GpuModel(NamedTuple):
     """One GPU: `memory` in bytes as CUDA counts it, bandwidths in bytes/s, `flops` dense in 1/s by type of number.
 
     `nvlink` (0 without) and `pcie` are both directions together; NVLink joins at most `nvlink_gpus`. `flops` has bf16,
-    which is also float16, and fp8, int8 and fp4 where the tensor cores have them. `watts` is the power limit.
+    which is also float16, and fp8, int8 and fp4 if the tensor cores have them. `watts` is the power limit.
     """
 
     name: str
@@ -37,34 +37,34 @@ class GpuModel(NamedTuple):
 
 @cache
 def gpus() -> Mapping[str, GpuModel]:
-    """All of them by the name that --gpu takes."""
-    return {name: _gpu(name, row) for name, row in _rows().items()}
+    """Return all GPUs by the name that --gpu takes."""
+    return {
+        name: GpuModel(
+            name=name,
+            memory=round(row["memory"] * GIB),
+            bandwidth=row["bandwidth"] * 1e9,
+            flops={kind: tera * 1e12 for kind, tera in row["tflops"].items()},
+            nvlink=row["nvlink"] * 1e9,
+            nvlink_gpus=row.get("nvlink_gpus", 0),
+            pcie=row["pcie"] * 1e9,
+            watts=row["watts"],
+            capability=row["capability"],
+            source=row["source"],
+        )
+        for name, row in _rows().items()
+    }
 
 
 @cache
-def _rows() -> dict[str, dict[str, object]]:
+def _rows() -> dict[str, dict[str, Any]]:
     return tomllib.loads((files("diag.vllm") / "gpus.toml").read_text(encoding="utf-8"))
 
 
-def _gpu(name: str, row: Mapping[str, object]) -> GpuModel:
-    fields = {field: row[field] for field in ("watts", "capability", "source")}
-    giga = {field: float(row[field]) * 1e9 for field in ("bandwidth", "nvlink", "pcie")}  # type: ignore[arg-type]
-    flops = {kind: tera * 1e12 for kind, tera in row["tflops"].items()}  # type: ignore[attr-defined]
-    joined = int(row.get("nvlink_gpus", 0))  # type: ignore[call-overload]
-    memory = round(float(row["memory"]) * GIB)  # type: ignore[arg-type]
-    return GpuModel(name=name, memory=memory, flops=flops, nvlink_gpus=joined, **giga, **fields)  # type: ignore[arg-type]
-
-
-@cache
-def _by_product() -> Mapping[str, str]:
-    """The name of a GPU by what NVML or ROCm call the product."""
-    return {_normalized(str(product)): name for name, row in _rows().items() for product in row["nvml"]}  # type: ignore[attr-defined]
-
-
 def find(name: str) -> GpuModel | None:
-    """A GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None where it is not known, or a part of one (MIG)."""
+    """Find a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None if it is unknown or a part of a GPU (MIG)."""
     key = _normalized(name)
-    return gpus().get(_by_product().get(key) or _ALIASES.get(key, key))
+    product = next((short for short, row in _rows().items() if key in map(_normalized, row["nvml"])), None)
+    return gpus().get(product or _ALIASES.get(key, key))
 
 
 def named(name: str) -> GpuModel:
@@ -78,7 +78,7 @@ def named(name: str) -> GpuModel:
 
 
 def memory(name: str) -> int:
-    """Bytes of a GPU by its name; BadUsage with the names that are known."""
+    """Return the bytes of a GPU by its name; BadUsage with the known names if there is none."""
     try:
         return named(name).memory
     except BadUsage as error:
@@ -86,7 +86,7 @@ def memory(name: str) -> int:
 
 
 def capability(name: str) -> float:
-    """CUDA's compute capability of a GPU, or of a part of one, by its name; 0 where it is not known."""
+    """Return CUDA's compute capability of a GPU, or of a part of one, by its name; 0 if it is unknown."""
     found, family = find(name), _normalized(name).partition("-")[0]
     if found:
         return found.capability

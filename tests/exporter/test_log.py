@@ -23,7 +23,7 @@ from diag.exporter.log.patterns import EVENTS, PHASES
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import MOST_LINE, LineSplitter, LogTail
 from diag.exporter.log.trackers import parse_settings
-from diag.vllm.server import config
+from diag.vllm.running_config import ServerFacts
 
 QUOTE = "diag_vllm_log_error_timestamp_seconds"
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
@@ -740,11 +740,11 @@ def test_a_real_log_ends_in_its_phase_with_its_events(name: str) -> None:
 def test_server_metrics_override_its_log() -> None:
     state = ServerLog(UTC)
     state.feed(head("12:00:00") + "Initializing a V1 LLM engine (v0.8.5) with config: model='old', seed=0", NOW)
-    assert (state.completes(config.ServerFacts()).version, state.completes(config.ServerFacts()).models) == (
+    assert (state.completes(ServerFacts()).version, state.completes(ServerFacts()).models) == (
         "0.8.5",
         ("old",),
     )
-    told = state.completes(config.ServerFacts("0.32.0", ("new",)))
+    told = state.completes(ServerFacts("0.32.0", ("new",)))
     assert (told.version, told.models) == ("0.32.0", ("new",))
 
 

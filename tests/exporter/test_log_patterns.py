@@ -12,7 +12,7 @@ from support.paths import LOGS
 from diag.core.log_events import LOG_EVENTS
 from diag.exporter.log.patterns import EVENTS, PATTERNS, PHASES, STAGES, Pattern
 from diag.exporter.log.recognise import parse_amount, read_values, recognise
-from diag.vllm.server.launch import FLAGS
+from diag.vllm.running_config import FLAGS
 
 pytestmark = pytest.mark.fast
 FIELDS = {event.name: set(event.fields) for event in LOG_EVENTS}

@@ -17,7 +17,7 @@ from diag.core.metric_families import FAMILIES, Collected, render
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
 from diag.exposition.scrapes import Target
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 OTHER = PAGE.replace(b"1.79522728772e+09", b"1.70000000000e+09")
 

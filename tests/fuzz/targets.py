@@ -46,8 +46,7 @@ from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
 from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
-from diag.vllm.server import launch
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts, read_launch
 
 ROOT = Path(__file__).parents[2]
 CORPUS, RECORDINGS = Path(__file__).parent / "corpus", ROOT / "tests" / "recordings"
@@ -97,7 +96,7 @@ def command(text: bytes) -> str:
     hidden(words)
     told = shown(words)
     with suppress(*ANSWERS):
-        told += str(launch.read(words))
+        told += str(read_launch(words))
     return told + lint.run(words, lint.LintOptions(vllm_version="0.32.0"), as_json=True)[0]
 
 

@@ -23,7 +23,7 @@ from support.live import cure, load, ramps, server
 
 from diag.commands.observe import ObserveOptions
 from diag.vllm.flags.registry import default
-from diag.vllm.server.launch import FLAGS
+from diag.vllm.running_config import FLAGS
 
 pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")

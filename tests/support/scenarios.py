@@ -11,8 +11,8 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import FAMILIES, Sample, render
 from diag.diagnosis.report import Finding, Report
-from diag.vllm.capacity import series
-from diag.vllm.server.config import RunningConfig, ServerFacts
+from diag.vllm.capacity import work
+from diag.vllm.running_config import RunningConfig, ServerFacts
 
 Beside = Callable[[float], Iterable[Sample]]
 """What stands beside vLLM so many seconds after the first scrape."""
@@ -119,7 +119,7 @@ def gpu(index: int = 0, **changes: object) -> Beside:
     values = {**well, **told}
 
     def beside(t: float) -> Iterable[Sample]:
-        yield from series.of_gpu("NVIDIA H100 80GB HBM3", (str(index), f"GPU-{index}"))
+        yield from work.gpu_samples("NVIDIA H100 80GB HBM3", (str(index), f"GPU-{index}"))
         for key, value in values.items():
             number = value(t) if callable(value) else value
             if number is not None:
@@ -190,7 +190,7 @@ def config(**flags: float) -> Beside:
 def model(name: str, flags: str = "") -> Beside:
     """The work of a model of tests/data/models, as an exporter publishes it."""
     facts = ServerFacts(version="0.32.0", launch=f"vllm serve {MODELS / name} {flags}")
-    samples = series.of_server(RunningConfig(incomplete=""), facts)
+    samples = work.server_samples(RunningConfig(incomplete=""), facts)
     assert samples
     return lambda _: samples
 

@@ -4,15 +4,15 @@ import pytest
 from support.paths import MODELS
 
 from diag.core.metric_families import FAMILIES
-from diag.vllm.capacity.series import of_gpu, of_server
-from diag.vllm.server.config import ServerFacts, settle
+from diag.vllm.capacity.work import gpu_samples, server_samples
+from diag.vllm.running_config import ServerFacts, settle
 
 
 def work(flags: str = "", name: str = "llama-3.1-8b", **facts: object) -> dict[str, float]:
     """The samples of a server, by family and labels; all of it comes from its command unless `facts` say more."""
     given = {"launch": f"vllm serve {MODELS / name} {flags}", "version": "0.32.0"} | facts
     server = ServerFacts(**given)  # type: ignore[arg-type]
-    samples = of_server(settle({}, server), server)
+    samples = server_samples(settle({}, server), server)
     assert all(len(labels) == len(FAMILIES[family].labels) for family, labels, _ in samples)
     return {" ".join([family.removeprefix("diag_vllm_"), *labels]): value for family, labels, value in samples}
 
@@ -66,4 +66,4 @@ def test_unknown_properties_of_a_server_have_no_samples(launch: str) -> None:
 
 
 def test_a_gpu_without_a_data_sheet_has_no_samples() -> None:
-    assert list(of_gpu("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("0", "u"))) == []
+    assert list(gpu_samples("NVIDIA H100 80GB HBM3 MIG 1g.10gb", ("0", "u"))) == []

@@ -24,7 +24,7 @@ from diag.promql.facts import selectors
 from diag.promql.nodes import Selector
 from diag.promql.samples import NAME
 from diag.verify import changes, compare
-from diag.vllm.server.launch import FLAGS
+from diag.vllm.running_config import FLAGS
 
 DECLARED = {
     "event": {event.name for event in LOG_EVENTS} | {*EVENTS},

@@ -11,8 +11,7 @@ from support.live import server
 from diag.lint.rules import lint
 from diag.lint.target import LintTarget
 from diag.vllm.command.parse import read
-from diag.vllm.flags import update
-from diag.vllm.flags.installed_parser import describe
+from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import FILE, Flag, described, environment, known, release, understood, versions
 
 VALUES = {"integer": "1", "size": "1", "number": "0.5", "json": "{}", "object": "{}", "text": "x"}
@@ -115,7 +114,7 @@ SAID = {
 
 
 def test_newer_release_extends_existing_flags_ends_missing_ones_and_adds_new_ones() -> None:
-    merged = update.merged(KNOWN, {"version": "0.8.0", "environment": ["VLLM_B"], "flags": SAID})
+    merged = installed_parser.merged(KNOWN, {"version": "0.8.0", "environment": ["VLLM_B"], "flags": SAID})
     assert merged["versions"] == ["0.6.3.post1", "0.7.0", "0.8.0"]
     assert merged["flags"] == {
         "--gone": {"versions": ["0.6.3.post1", "0.7.0"], "takes": "none"},
@@ -129,7 +128,7 @@ def test_newer_release_extends_existing_flags_ends_missing_ones_and_adds_new_one
 
 
 def test_older_release_extends_ranges_with_its_forms_of_flags() -> None:
-    merged = update.merged(KNOWN, {"version": "0.6.0", "environment": ["VLLM_B"], "flags": SAID})
+    merged = installed_parser.merged(KNOWN, {"version": "0.6.0", "environment": ["VLLM_B"], "flags": SAID})
     assert merged["flags"]["--kept"] == {
         **{"versions": ["0.6.0", "0.7.0"], "takes": "one", "value": "integer"},
         "until": {"0.6.0": {"takes": "many", "short": ["-k"], "value": "number"}},
@@ -138,29 +137,29 @@ def test_older_release_extends_ranges_with_its_forms_of_flags() -> None:
 
 
 def test_a_post_release_is_no_release_of_its_own() -> None:
-    merged = update.merged(KNOWN, {"version": "0.6.3", "environment": [], "flags": {}})
+    merged = installed_parser.merged(KNOWN, {"version": "0.6.3", "environment": [], "flags": {}})
     assert merged["versions"] == KNOWN["versions"]
 
 
 def test_flag_file_survives_reading_and_writing() -> None:
     text = FILE.read_text(encoding="utf-8")
-    assert update.written(json.loads(text)) == text
+    assert installed_parser.written(json.loads(text)) == text
 
 
 @pytest.mark.live
 @server.needed
 def test_flag_file_matches_the_installed_vllm(tmp_path: Path) -> None:
     text = FILE.read_text(encoding="utf-8")
-    said = describe(server.PYTHON)
+    said = installed_parser.describe(server.PYTHON)
     assert said["version"] == described()
     assert {*said["environment"]} == environment()
-    assert update.written(update.merged(json.loads(text), said)) == text
+    assert installed_parser.written(installed_parser.merged(json.loads(text), said)) == text
     assert {name for name, each in known().items() if each.in_release(described())} == {*said["flags"]}
 
 
 def test_an_interpreter_without_vllm_updates_nothing() -> None:
     before = FILE.read_bytes()
-    command = [sys.executable, "-m", "diag.vllm.flags.update", "/nowhere/python"]
+    command = [sys.executable, "-m", "diag.vllm.flags.installed_parser", "/nowhere/python"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("/nowhere/python: vLLM's parser cannot be run with it")

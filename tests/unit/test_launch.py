@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from diag.vllm.server.launch import SET, read
+from diag.vllm.running_config import SET, read_launch
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from diag.vllm.server.launch import SET, read
     ],
 )
 def test_flags_are_read(command: str, expected: dict[str, float]) -> None:
-    assert read(command).flags == expected
+    assert read_launch(command).flags == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_flags_are_read(command: str, expected: dict[str, float]) -> None:
     ],
 )
 def test_words_and_abbreviations_are_read(command: str, expected: dict[str, float | str]) -> None:
-    assert read(command).flags == expected
+    assert read_launch(command).flags == expected
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_words_and_abbreviations_are_read(command: str, expected: dict[str, floa
     ],
 )
 def test_incomplete_command_has_a_reason(command: str, incomplete: str) -> None:
-    assert read(command).incomplete == incomplete
+    assert read_launch(command).incomplete == incomplete
 
 
 def test_no_file_is_opened_for_a_command_of_another_host(tmp_path: Path) -> None:
     script, flags = tmp_path / "start.sh", tmp_path / "flags.yaml"
     script.write_text("vllm serve m --max-num-seqs 7", encoding="utf-8")
     flags.write_text("max-num-seqs: 7", encoding="utf-8")
-    assert read(str(script)).flags == {}
-    assert read(f"vllm serve m --config {flags} --block-size 32").flags == {"block_size": 32}
-    assert read(f"sh -c 'vllm serve m --config={flags} --block-size 32'").flags == {"block_size": 32}
+    assert read_launch(str(script)).flags == {}
+    assert read_launch(f"vllm serve m --config {flags} --block-size 32").flags == {"block_size": 32}
+    assert read_launch(f"sh -c 'vllm serve m --config={flags} --block-size 32'").flags == {"block_size": 32}
 
 
 def test_the_environment_that_matters_is_read_without_secrets_and_places() -> None:
@@ -103,7 +103,7 @@ def test_the_environment_that_matters_is_read_without_secrets_and_places() -> No
         " VLLM_HOST_IP=10.1.2.3 VLLM_DP_MASTER_IP=node-1 NCCL_COMM_ID=node-1:2950 VLLM_X=h.corp.com VLLM_Y=fe80::1"
         " NCCL_IB_HCA=mlx5_0:1,mlx5_1:1 PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128,garbage_collection_threshold:0.8"
     )
-    assert read(f"{variables} vllm serve m").environment == {
+    assert read_launch(f"{variables} vllm serve m").environment == {
         "CUDA_VISIBLE_DEVICES": "0,1",
         "NCCL_DEBUG": "INFO",
         "NCCL_IB_HCA": "mlx5_0:1,mlx5_1:1",

@@ -14,7 +14,6 @@ from re import _parser  # type: ignore[attr-defined]
 
 import pytest
 
-from diag.core.lazy_regex import _LazyPattern
 from diag.exporter import log
 from diag.exporter.log.patterns import PATTERNS, Pattern
 from diag.exporter.log.recognise import MOST_SEARCHED, read_values
@@ -42,8 +41,6 @@ def expressions() -> Iterator[tuple[str, str, int]]:
         for name, value in vars(importlib.import_module(module)).items():
             if isinstance(value, re.Pattern):
                 yield name, value.pattern if isinstance(value.pattern, str) else value.pattern.decode(), value.flags
-            elif isinstance(value, _LazyPattern):
-                yield name, *value._source
             elif name == "_LOOKED_FOR":
                 yield from ((name, regex.pattern, 0) for regex, _ in value)
     yield from ((pattern.begins, pattern.begins, 0) for pattern in PATTERNS)

@@ -33,7 +33,7 @@ from diag.report import json as json_report
 from diag.report import settings as settings_report
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.recording.writer import Recorder
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 CASES = int(os.environ.get("DIAG_LEAK_CASES", "30"))
 MODEL = str(MODELS / "llama-3-8b")

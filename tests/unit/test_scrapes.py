@@ -6,7 +6,7 @@ import pytest
 from diag.exposition.scrapes import Target
 from diag.promql import evaluate, is_stale
 from diag.sources.observation import Observation, Origin, observation
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 ORIGIN = Origin("recording", "somewhere")
 VLLM = b'vllm:num_requests_running{engine="0",model_name="tiny"} 3\n'

@@ -3,9 +3,8 @@
 import pytest
 
 from diag.exposition.scrapes import ScrapeTable, Target
-from diag.vllm.server import config
-from diag.vllm.server.config import ServerFacts, from_server_info
-from diag.vllm.server.launch import SET
+from diag.vllm import running_config
+from diag.vllm.running_config import SET, ServerFacts, from_server_info
 
 INFO = {
     "block_size": "16",
@@ -25,13 +24,13 @@ def table(*infos: dict[str, str]) -> ScrapeTable:
     return target.table()
 
 
-def from_page(table: ScrapeTable) -> config.Config:
+def from_page(table: ScrapeTable) -> running_config.Config:
     infos = table.last("vllm:cache_config_info")
-    return config.from_page(infos, table.pages[-1].layout.engines)
+    return running_config.from_page(infos, table.pages[-1].layout.engines)
 
 
-def settle(table: ScrapeTable, told: ServerFacts) -> tuple[config.Config, list[str]]:
-    settled = config.settle(from_page(table), told)
+def settle(table: ScrapeTable, told: ServerFacts) -> tuple[running_config.Config, list[str]]:
+    settled = running_config.settle(from_page(table), told)
     return settled.numbers, settled.notes("h:1")
 
 
@@ -128,23 +127,31 @@ def test_a_launch_command_that_cannot_be_parsed_is_noted() -> None:
     )
 
 
-NAMES = (config.SERVER_INFO, config.PROCESS, config.LOG, config.PAGE, config.EXPORTER, config.MODELS, config.LAUNCH)
+NAMES = (
+    running_config.SERVER_INFO,
+    running_config.PROCESS,
+    running_config.LOG,
+    running_config.PAGE,
+    running_config.EXPORTER,
+    running_config.MODELS,
+    running_config.LAUNCH,
+)
 """In the order of the issue that asked for it: the server's own word, its process, its log, its page, and so on."""
 
 
-def everybody(name: str, flag: str, without: tuple[str, ...]) -> config.RunningConfig:
+def everybody(name: str, flag: str, without: tuple[str, ...]) -> running_config.RunningConfig:
     """Every source says another number, but for those that are silent."""
     value = {source: float(16 * number) for number, source in enumerate(NAMES, 1) if source not in without}
     said = {source: {name: number} for source, number in value.items()}
     commands = {source: f"vllm serve m {flag} {number:.0f}" for source, number in value.items()}
     told = ServerFacts(
-        max_model_len=value.get(config.MODELS) if name == "max_model_len" else None,
-        server_info=said.get(config.SERVER_INFO, {}),
-        log=said.get(config.LOG, {}),
-        launch=commands.get(config.LAUNCH, ""),
-        process=commands.get(config.PROCESS, ""),
+        max_model_len=value.get(running_config.MODELS) if name == "max_model_len" else None,
+        server_info=said.get(running_config.SERVER_INFO, {}),
+        log=said.get(running_config.LOG, {}),
+        launch=commands.get(running_config.LAUNCH, ""),
+        process=commands.get(running_config.PROCESS, ""),
     )
-    return config.settle(said.get(config.PAGE, {}), told, said.get(config.EXPORTER))
+    return running_config.settle(said.get(running_config.PAGE, {}), told, said.get(running_config.EXPORTER))
 
 
 @pytest.mark.parametrize(
@@ -164,16 +171,16 @@ def test_a_value_is_that_of_the_most_trusted_source(name: str, order: tuple[int,
 
 
 def test_an_exporter_that_relays_another_source_is_not_the_source() -> None:
-    settled = config.settle(
+    settled = running_config.settle(
         {}, ServerFacts(launch="vllm serve m --max-num-seqs 4"), {"max_num_seqs": 4.0, "block_size": 16.0}
     )
-    assert settled.settings["max_num_seqs"].source == config.LAUNCH
+    assert settled.settings["max_num_seqs"].source == running_config.LAUNCH
     assert settled.settings["max_num_seqs"].others == ()
-    assert settled.settings["block_size"].source == config.EXPORTER
+    assert settled.settings["block_size"].source == running_config.EXPORTER
 
 
 def test_settings_that_are_words_are_no_numbers_and_give_no_notes() -> None:
-    settled = config.settle(
+    settled = running_config.settle(
         {"kv_cache_dtype": "auto"}, ServerFacts(process="vllm serve m --kv-cache-dtype fp8 --dtype half")
     )
     assert settled.settings["kv_cache_dtype"].value == "fp8"
@@ -217,7 +224,7 @@ def test_server_info_is_read_in_the_layout_of_every_release() -> None:
     ],
 )
 def test_why_the_configuration_is_incomplete(told: ServerFacts, incomplete: str) -> None:
-    assert config.settle({}, told).incomplete == incomplete
+    assert running_config.settle({}, told).incomplete == incomplete
 
 
 @pytest.mark.parametrize(
@@ -235,13 +242,13 @@ def test_auto_is_open_where_a_command_or_a_file_of_the_model_may_say_more(
     flag: str, asked: str, seen: str, differ: tuple[str, ...]
 ) -> None:
     told = ServerFacts(launch=f"vllm serve m --{flag.replace('_', '-')} {asked}", log={flag: seen})
-    setting = config.settle({}, told).settings[flag]
+    setting = running_config.settle({}, told).settings[flag]
     assert (setting.value, tuple(each.value for each in setting.conflicts)) == (seen, differ)
 
 
 def test_a_hidden_value_is_trusted_least() -> None:
     told = ServerFacts(process="vllm serve m --max-num-seqs $SEQS --block-size x", log={"max_num_seqs": 7.0})
-    settled = config.settle({}, told)
+    settled = running_config.settle({}, told)
     assert (settled.settings["max_num_seqs"].value, settled.settings["max_num_seqs"].conflicts) == (7, ())
     assert (settled.settings["block_size"].value, settled.numbers) == (SET, {"max_num_seqs": 7})
 
@@ -259,10 +266,10 @@ def test_a_hidden_value_is_trusted_least() -> None:
     ],
 )
 def test_device_is_read_from_any_source_that_has_it(told: ServerFacts, device: str) -> None:
-    assert config.settle({}, told).device == device
+    assert running_config.settle({}, told).device == device
 
 
 @pytest.mark.parametrize("concurrency", ["1e-320", "1e308", "nan", "inf", "9" * 400, "-1e-300"])
 def test_setting_that_vllm_never_writes_is_unknown(concurrency: str) -> None:
     info = {"engine": "0", "kv_cache_size_tokens": "4096", "kv_cache_max_concurrency": concurrency}
-    assert config.from_page([info], 1) == {"kv_cache_size_tokens": 4096.0, "data_parallel_size": 1.0}
+    assert running_config.from_page([info], 1) == {"kv_cache_size_tokens": 4096.0, "data_parallel_size": 1.0}

@@ -10,7 +10,7 @@ from diag.diagnosis.report import Report
 from diag.exposition.scrapes import Target
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.recording.reader import read, read_pages
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 
 def test_example_source_of_the_readme_gives_the_verdict_of_the_recording(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from itertools import permutations
 from diag.core.metric_families import THROTTLE_REASONS, Sample
 from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlCall, NvmlReading
-from diag.vllm.capacity import series
+from diag.vllm.capacity import work
 
 E3, E6, E9 = 1_000, 1_000_000, 1_000_000_000
 THROTTLED = {  # counters in nanoseconds: field values, then the policy of nvmlDeviceGetViolationStatus
@@ -264,7 +264,7 @@ class Gpu:
         if self._links or device.ask("nvmlDeviceGetNvLinkState", 0) is not None:
             samples.append(("diag_gpu_nvlink_active_links", self.labels, float(states.count(1))))
         if self.about and not self.instances:
-            samples += series.of_gpu(self.about[0], self.labels)
+            samples += work.gpu_samples(self.about[0], self.labels)
         self._constant = samples
         self._anew_at = now + ANEW
 

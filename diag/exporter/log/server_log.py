@@ -45,7 +45,7 @@ from diag.exporter.log.trackers import (
     RootCauseTracker,
     StartupProgress,
 )
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 DEATHS = (ENGINE_DEAD, WORKER_DIED)
 LISTENS = "Starting vLLM "

@@ -14,8 +14,7 @@ from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, P
 from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
 from diag.vllm.command.redaction import hidden, is_like_a_flag
 from diag.vllm.command.shell import HIDDEN
-from diag.vllm.server.config import words
-from diag.vllm.server.launch import FLAGS, number
+from diag.vllm.running_config import FLAGS, number, words
 
 READY_STAGE = STAGES.index(READY)
 MOST_BARS = 1_000

@@ -39,7 +39,7 @@ from diag.sources.kubernetes.pod_object import (
 from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, scrape
 from diag.sources.observation import Observation
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 FIRST_BYTES, LAST_LINES = 512 * 2**10, 5_000
 """Parts that are read of an existing log: its beginning, with the configuration, and its end."""

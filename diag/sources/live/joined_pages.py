@@ -9,7 +9,7 @@ from diag.exposition import NotMetrics
 from diag.http.failure import Failure
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.server import Unanswered
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 SECONDS = 2.0
 """Time limit for reading GPUs, processes or log."""

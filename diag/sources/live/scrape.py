@@ -19,7 +19,7 @@ from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.server import Discard, Pages, ScrapeClock, ScrapedServer, Sink
 from diag.sources.observation import Observation, Origin, observation
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 UNTIL_STOPPED = 10 * 365 * 86_400.0
 """Seconds of scraping that runs until it is stopped."""

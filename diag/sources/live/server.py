@@ -13,7 +13,7 @@ from diag.exposition.scrapes import Target
 from diag.http.deadline import run_in_thread
 from diag.http.failure import Failure
 from diag.http.vllm_server import Probe, VllmServer
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 T = TypeVar("T")
 _JUMP = 500.0

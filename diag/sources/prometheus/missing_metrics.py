@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from diag.knowledge.containers import ASIDE, RECORDING_RULES, RESTARTS, WORKING_SET, joined, of_pods, servers
 from diag.sources.prometheus.scope import any_of
-from diag.vllm.server import config
+from diag.vllm import running_config
 
 METRICS = tuple(dict.fromkeys(rule.metric for rule in RECORDING_RULES))
 OURS = f'__name__=~"{"|".join(METRICS)}",job!=""'
@@ -82,7 +82,7 @@ def read_page_flags(infos: Iterable[Mapping[str, str]]) -> Flags:
         pages[info.get("instance", "")].append(info)
     found: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for instance, page in sorted(pages.items()):
-        for flag, value in config.from_page(page, len({info.get("engine") for info in page})).items():
+        for flag, value in running_config.from_page(page, len({info.get("engine") for info in page})).items():
             found[flag][value].append(instance)
     return found
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from diag.core.errors import NotAnswered
 from diag.sources.prometheus.scope import any_of
-from diag.vllm.server.launch import FLAGS
+from diag.vllm.running_config import FLAGS
 
 if TYPE_CHECKING:  # reports of recordings import this module, too, and must not load the client
     from diag.sources.prometheus.servers import PrometheusSource

@@ -24,8 +24,7 @@ from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Target
 from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
 from diag.sources.observation import Observation, Origin, observation
-from diag.vllm.server.config import ServerFacts, settings
-from diag.vllm.server.launch import FLAGS
+from diag.vllm.running_config import FLAGS, ServerFacts, settings
 
 PAGES = ("metrics.prom.gz", "metrics.prom")
 LOG = "server.log"

@@ -22,7 +22,7 @@ from diag.sources.observation import Observation
 from diag.sources.recording.reader import ABOUT, PAGES
 from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
-from diag.vllm.server.config import ServerFacts
+from diag.vllm.running_config import ServerFacts
 
 _HOME = re.compile(rb"(?:/home|/Users)/[^/\s'\"]+")
 _HEADER = re.compile(rb"^# scrape", re.MULTILINE)

@@ -1,1 +1,1 @@
-"""Ceilings of a server: its work for each token against what its GPUs can read, compute and send."""
+"""Ceilings of a server: its work for each token against the rates at which its GPUs read, compute and send."""

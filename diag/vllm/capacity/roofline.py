@@ -8,23 +8,22 @@ from typing import Literal, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm.capacity import work
-from diag.vllm.capacity.work import Work
+from diag.vllm.capacity.work import Work, matrix_rate, matrix_type
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.ledger import Ledger, ledger, supports_fp8_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.memory.usage import NUMBER_BYTES
-from diag.vllm.memory.weights import compressed_weights
 
 REACHED = 0.2, 0.85
-"""The shares of their ceilings that servers in public figures reach (bench/capacity.md)."""
+"""Lowest and highest share of the ceiling that servers in public figures reach (bench/capacity.md)."""
 Binder = Literal["weights", "KV cache", "compute", "NVLink", "PCIe"]
 
 
 class Ceiling(NamedTuple):
     """The most tokens a second of one replica, and the seconds of a step: to read, to compute, to send over `link`.
 
-    `binds` is what takes longest: reading weights, reading KV cache, computing, or the link between GPUs.
+    `binds` names the longest part: reading weights, reading KV cache, computing, or the link between GPUs.
     """
 
     tokens_per_second: float
@@ -35,12 +34,11 @@ class Ceiling(NamedTuple):
 
     @property
     def step(self) -> float:
-        """Seconds of a step."""
         return max(self.read, self.compute) + self.send
 
     @property
     def link_share(self) -> float:
-        """The share of a step that is spent in all-reduces."""
+        """Return the share of a step that is spent in all-reduces."""
         return self.send / self.step
 
 
@@ -54,12 +52,12 @@ class Replica(NamedTuple):
 
 
 def decode(replica: Replica, batch: int, context: int) -> Ceiling:
-    """Output tokens a second of `batch` requests of `context` tokens each."""
+    """Return the ceiling of output tokens a second of `batch` requests of `context` tokens each."""
     return _ceiling(replica, work.decode(replica.model, replica.setup, batch, context), batch)
 
 
 def prefill(replica: Replica, length: int) -> Ceiling:
-    """Prompt tokens a second of prompts of `length`, in steps of --max-num-batched-tokens."""
+    """Return the ceiling of prompt tokens a second of prompts of `length`, in steps of --max-num-batched-tokens."""
     tokens = replica.setup.batched_tokens
     return _ceiling(replica, work.prefill(replica.model, replica.setup, tokens, length), tokens)
 
@@ -83,26 +81,6 @@ def _ceiling(replica: Replica, done: Work, tokens: float) -> Ceiling:
     return Ceiling(tokens / (max(read, compute) + send), read, compute, send, binds)
 
 
-def matrix_rate(gpu: GpuModel, kind: str) -> float:
-    """Operations a second with weights of that type (`matrix_type`): integers of 4 bits are widened to 16 first."""
-    if kind == "mxfp4":  # only Blackwell multiplies it, with activations of 8 bits
-        kind = "fp8" if "fp4" in gpu.flops else "bf16"
-    return gpu.flops.get(kind, gpu.flops["bf16"])
-
-
-def matrix_type(model: Model, setup: Setup) -> str:
-    """The type of the weights, in which kernels compute where the GPU can."""
-    settings = model.quantization or {}
-    method = str(settings.get("quant_method", settings.get("quant_algo", setup.quantization))).lower()
-    if method == "compressed-tensors":
-        weights = compressed_weights(settings)
-        return f"{'fp' if weights.get('type') == 'float' else 'int'}{weights.get('num_bits')}"
-    if method == "mxfp4":
-        return method
-    written = f"{method} {settings.get('quant_algo', '')}".lower()
-    return next((kind for kind in ("fp8", "fp4", "int8") if kind in written), "bf16")
-
-
 SetupOfGpu = Callable[[GpuModel], Setup]
 """The setup of a command on one kind of GPU."""
 
@@ -110,7 +88,7 @@ SetupOfGpu = Callable[[GpuModel], Setup]
 class SizedReplica(NamedTuple):
     """A replica: `requests` of the longest context that its KV cache holds, `batch` of them that decode together.
 
-    Both are 0 where nothing fits, and the ceilings None. `requests` counts at the lower end of the KV cache's range.
+    If nothing fits, both are 0 and the ceilings None. `requests` is for the smallest KV cache of its range.
     """
 
     gpu: GpuModel
@@ -123,19 +101,19 @@ class SizedReplica(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How it is written: "2 x h100"."""
+        """Return the name in reports: "2 x h100"."""
         return f"{self.setup.tensor} x {self.gpu.name}"
 
     @property
     def output_rate(self) -> float:
-        """Output tokens a second at the ceiling; 0 where nothing fits."""
+        """Return output tokens a second at the ceiling; 0 if nothing fits."""
         return self.decode.tokens_per_second if self.decode else 0.0
 
 
 def configurations(
     model: Model, of_gpu: SetupOfGpu, kinds: Iterable[GpuModel], tensors: Iterable[int], concurrency: int | None
 ) -> Iterator[SizedReplica]:
-    """Every kind of GPU with every tensor parallelism that divides the model; BadUsage where none does."""
+    """Yield every kind of GPU with every tensor parallelism that divides the model; BadUsage if the first does not."""
     kinds, tensors = tuple(kinds), tuple(tensors)
     first = replace(of_gpu(kinds[0]), tensor=tensors[0])
     check(model, first)
@@ -147,7 +125,7 @@ def configurations(
 
 
 def configuration(model: Model, setup: Setup, gpu: GpuModel, concurrency: int | None) -> SizedReplica:
-    """One of them; `concurrency` None for as many requests as it holds. BadUsage for what vLLM refuses."""
+    """Return one configuration; `concurrency` None: as many requests as it holds. BadUsage if vLLM refuses it."""
     found = ledger(model, setup)
     requests = 0
     if found.verdict != "does not fit" and found.layout and found.blocks:
@@ -161,25 +139,25 @@ def configuration(model: Model, setup: Setup, gpu: GpuModel, concurrency: int | 
 
 
 def cost_per_million(price: float, gpus: int, tokens_per_second: float, utilisation: float = 1.0) -> float:
-    """Cost of a million tokens at a price per GPU-hour, at a share `utilisation` of the ceiling."""
+    """Return the cost of a million tokens at a price per GPU-hour, at a share `utilisation` of the ceiling."""
     return price * gpus / 3600 / (tokens_per_second * utilisation) * 1e6
 
 
 MATTERS = 1.1
-"""A ceiling that changes by less is within what a data sheet promises too much."""
+"""A smaller change of a ceiling is within the error of data sheets."""
 _SHARE = 0.05
 _SHORT = 8
-"""Requests of an eighth of the context are short ones."""
+"""Requests of an eighth of the context are short."""
 _HOST = 8
-"""GPUs of one host; between hosts all-reduces take another way."""
+"""GPUs of one host; between hosts all-reduces go over the network."""
 _FP8 = 8.9
 """Compute capability since which tensor cores compute in 8-bit floats."""
 
 
 def chosen(sized: Sequence[SizedReplica], concurrency: int | None, prices: Mapping[str, float]) -> SizedReplica | None:
-    """The cheapest output token, where prices are known, else the least memory, of what holds all requests.
+    """Choose the configuration that holds all requests with the cheapest output token, without prices the least memory.
 
-    What may not fit comes in only where nothing fits for certain.
+    One that may not fit is chosen only if none fits for certain.
     """
     able = [one for one in sized if one.batch and one.requests >= (concurrency or 1)]
     certain = [one for one in able if one.ledger.verdict == "fits"] or able
@@ -192,7 +170,7 @@ def chosen(sized: Sequence[SizedReplica], concurrency: int | None, prices: Mappi
 def choices(
     model: Model, sized: Sequence[SizedReplica], concurrency: int | None, prices: Mapping[str, float]
 ) -> list[str]:
-    """The sentences, about the configuration that is chosen first."""
+    """Return the sentences about the choice, first about the chosen configuration."""
     first = chosen(sized, concurrency, prices)
     if first is None:
         most = max(sized, key=lambda one: one.requests, default=None)
@@ -203,20 +181,25 @@ def choices(
             return [f"None holds one request for certain{why}."]
         asked = f"{plural(concurrency or 1, 'request')} of {most.setup.length:,} tokens"
         return [f"None holds {asked}; the most is {most.requests:,} on {most.name}."]
-    wanted = concurrency or first.batch
-    found = [
-        _first(first, prices.get(first.gpu.name), wanted),
-        _replicas(model, first, wanted),
-        _kv_dtype(model, first, wanted),
-        _quantization(model, first, wanted),
-        _link(model, first),
-        _prefix(first),
-        _lengths(model, first),
-    ]
+
+    wanted, setup = concurrency or first.batch, first.setup
+    found = [_chosen_sentence(first, prices.get(first.gpu.name), wanted), _replica_sentence(model, first, wanted)]
+    if NUMBER_BYTES.get(setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, setup):
+        found.append(_gain_sentence(model, first, wanted, "--kv-cache-dtype fp8", kv_dtype="fp8"))
+    if not model.quantization and not setup.quantization and setup.capability >= _FP8:
+        found.append(_gain_sentence(model, first, wanted, "--quantization fp8", quantization="fp8"))
+    found.append(_link_sentence(model, first))
+    if first.prefill:
+        seconds = quantity(setup.length / first.prefill.tokens_per_second, "seconds")
+        found.append(
+            f"A prompt of {setup.length:,} tokens takes at least {seconds} of prefill on {first.name};"
+            " a prefix cache hit saves its share of that."
+        )
+    found.append(_length_sentence(model, first))
     return [sentence for sentence in found if sentence]
 
 
-def _first(first: SizedReplica, price: float | None, wanted: int) -> str:
+def _chosen_sentence(first: SizedReplica, price: float | None, wanted: int) -> str:
     held = f"{plural(wanted, 'request')} of {first.setup.length:,} tokens"
     doubt = "" if first.ledger.verdict == "fits" else f" (it may not fit: {first.ledger.reasons[0]})"
     rate = f"at most {number(first.output_rate)} output tokens/s"
@@ -227,10 +210,10 @@ def _first(first: SizedReplica, price: float | None, wanted: int) -> str:
     return f"Cheapest that holds {held}: {first.name}, {rate}, at least ${cost:.2f} per million of them{doubt}."
 
 
-def _replicas(model: Model, first: SizedReplica, wanted: int) -> str:
-    """Twice the GPUs: as another replica, or in one."""
-    doubled = _changed(model, first, wanted, tensor=2 * first.setup.tensor)
-    half = _changed(model, first, -(-wanted // 2))
+def _replica_sentence(model: Model, first: SizedReplica, wanted: int) -> str:
+    """Compare twice the GPUs in two replicas and in one."""
+    doubled = _alternative(model, first, wanted, tensor=2 * first.setup.tensor)
+    half = _alternative(model, first, -(-wanted // 2))
     if not (doubled and half) or wanted < 2 or doubled.setup.tensor > _HOST:
         return ""
     return (
@@ -239,21 +222,9 @@ def _replicas(model: Model, first: SizedReplica, wanted: int) -> str:
     )
 
 
-def _kv_dtype(model: Model, first: SizedReplica, wanted: int) -> str:
-    if NUMBER_BYTES.get(first.setup.kv_dtype, 2) < 2 or not supports_fp8_cache(model, first.setup):
-        return ""
-    return _gain(model, first, wanted, "--kv-cache-dtype fp8", kv_dtype="fp8")
-
-
-def _quantization(model: Model, first: SizedReplica, wanted: int) -> str:
-    if model.quantization or first.setup.quantization or first.setup.capability < _FP8:
-        return ""
-    return _gain(model, first, wanted, "--quantization fp8", quantization="fp8")
-
-
-def _gain(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: object) -> str:
+def _gain_sentence(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: object) -> str:
     """Compare a configuration with and without a flag; "" if the gain is unknown or too small."""
-    after = _changed(model, first, wanted, **changes)
+    after = _alternative(model, first, wanted, **changes)
     if not after or max(after.requests / first.requests, after.output_rate / first.output_rate) < MATTERS:
         return ""
     return (
@@ -262,8 +233,8 @@ def _gain(model: Model, first: SizedReplica, wanted: int, flag: str, **changes: 
     )
 
 
-def _link(model: Model, first: SizedReplica) -> str:
-    """Share of prefill that all-reduces take over NVLink and over PCIe, on at least two GPUs."""
+def _link_sentence(model: Model, first: SizedReplica) -> str:
+    """Compare the shares of prefill that all-reduces take over NVLink and over PCIe, on at least two GPUs."""
     setup = replace(first.setup, tensor=max(first.setup.tensor, 2))
     name, _ = link(first.gpu, setup.tensor)
     replicas = [Replica(model, setup, first.gpu, pcie) for pcie in (False, True)]
@@ -275,18 +246,8 @@ def _link(model: Model, first: SizedReplica) -> str:
     return f"With {on} all-reduces take {quantity(shares[0], 'share')} of prefill over {name}{instead}."
 
 
-def _prefix(first: SizedReplica) -> str:
-    if not first.prefill:
-        return ""
-    seconds = first.setup.length / first.prefill.tokens_per_second
-    return (
-        f"A prompt of {first.setup.length:,} tokens takes at least {quantity(seconds, 'seconds')} of prefill on"
-        f" {first.name}; a prefix cache hit saves its share of that."
-    )
-
-
-def _lengths(model: Model, first: SizedReplica) -> str:
-    """How much longer a step is beside long requests."""
+def _length_sentence(model: Model, first: SizedReplica) -> str:
+    """Compare a step of long requests with one of short requests."""
     short = max(first.setup.length // _SHORT, 1)
     quick = decode(Replica(model, first.setup, first.gpu), first.batch, short)
     if not first.decode or first.decode.step < 2 * quick.step:
@@ -295,8 +256,8 @@ def _lengths(model: Model, first: SizedReplica) -> str:
     return f"A token takes {times} times as long as with {short:,} tokens each: route long requests apart."
 
 
-def _changed(model: Model, first: SizedReplica, wanted: int, **changes: object) -> SizedReplica | None:
-    """The configuration with another setup; None where that holds less than is wanted."""
+def _alternative(model: Model, first: SizedReplica, wanted: int, **changes: object) -> SizedReplica | None:
+    """Return the configuration with another setup; None if it holds fewer requests than wanted."""
     setup = replace(first.setup, **changes)  # type: ignore[arg-type]
     if model.heads % setup.tensor:
         return None

@@ -1,25 +1,34 @@
-"""The work of one step on one GPU, by the model's shape: bytes read, operations, bytes sent to other GPUs.
+"""The work of a server, by the model's shape: bytes read, operations, and bytes sent to other GPUs in one step.
 
-Counted is what cannot be avoided. Every weight is read once a step, of a mixture of experts those that the step's
-tokens reach if routing is even; each request's KV cache is read once. Left out are activations, sampling, the logits
-that tensor parallelism gathers, and speculation. What is left out makes the real step longer, never shorter, but for
-routing: where the tokens of a step prefer the same experts, fewer are read.
+Only unavoidable work is counted. Every weight is read once a step, of a mixture of experts only the experts that the
+tokens of the step reach if routing is even; each request's KV cache is read once. Left out are activations, sampling,
+the logits that tensor parallelism gathers, and speculation. They make the real step longer, never shorter, except for
+routing: if the tokens of a step prefer the same experts, fewer are read.
 """
 
 import math
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.vllm.memory.model import Model
-from diag.vllm.memory.setup import Setup
-from diag.vllm.memory.usage import layer_bytes
-from diag.vllm.memory.weights import WeightPart, embedding, layer, precision
+from diag.core.metric_families import Sample
+from diag.vllm import gpus
+from diag.vllm.command.parse import parse
+from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.model import Model, find, read
+from diag.vllm.memory.setup import GpuSpec, Setup
+from diag.vllm.memory.setup import setup as planned_setup
+from diag.vllm.memory.usage import NotCovered, layer_bytes
+from diag.vllm.memory.weights import WeightPart, compressed_weights, embedding, layer, precision
+from diag.vllm.running_config import SET, RunningConfig, ServerFacts
 
 _CHUNKED = "Llama4ForConditionalGeneration"
 _FULL_EVERY = 4
-"""Of Llama 4's layers one in four attends to everything, the others to a chunk of `attention_chunk_size` tokens."""
+"""One of four layers of Llama 4 attends to everything, the others to a chunk of `attention_chunk_size` tokens."""
 
 
 class Work(NamedTuple):
@@ -41,7 +50,7 @@ def check(model: Model, setup: Setup) -> None:
 
 
 def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
-    """The step in which each of `batch` requests of `context` tokens gets one more."""
+    """Return the work of a step in which each of `batch` requests of `context` tokens gets one more."""
     reached = sum(reach(model, at, context) for at in range(model.layers))
     matrices, head = _layers(model), [embedding(model)]
     return Work(
@@ -49,12 +58,12 @@ def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
         batch * reached * layer_bytes(model, setup),
         2 * batch * _operands(model, setup, [*matrices, *head]),
         batch * reached * _attention_flops(model, absorbed=True) / setup.tensor,
-        _sent(model, setup, batch),
+        _all_reduce_bytes(model, setup, batch),
     )
 
 
 def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
-    """A step of `tokens` prompt tokens, of prompts of `length`, each of which attends to those before it."""
+    """Return the work of a step of `tokens` prompt tokens, of prompts of `length` tokens."""
     matrices = _layers(model)
     farthest = [reach(model, at, length) for at in range(model.layers)]
     reached = sum(most - most**2 / (2 * length) for most in farthest)  # the first tokens have few before them
@@ -63,31 +72,28 @@ def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
         tokens * model.layers * layer_bytes(model, setup),
         2 * tokens * _operands(model, setup, matrices),
         tokens * reached * _attention_flops(model, absorbed=False) / setup.tensor,
-        _sent(model, setup, tokens),
+        _all_reduce_bytes(model, setup, tokens),
     )
 
 
 def weights(model: Model, setup: Setup) -> tuple[float, float]:
-    """Bytes on one GPU that every decode step reads, and those of all routed experts; BadUsage as `check`."""
+    """Return the bytes on one GPU that each decode step reads, and those of all routed experts; BadUsage as `check`."""
     parts = [*_layers(model), embedding(model)]
     every = _bytes(model, setup, parts, 0)
     return every, _bytes(model, setup, parts, math.inf) - every
 
 
 def experts_share(model: Model) -> float:
-    """The share of a layer's experts that one token goes to; 1 without experts."""
+    """Return the share of a layer's experts that one token goes to; 1 without experts."""
     return _experts_hit(model, 1)
 
 
 def reach(model: Model, at: int, context: float) -> float:
-    """Tokens that a layer attends to, of a context."""
+    """Return the tokens of a context that a layer attends to."""
     window = model.windows[at]
     if model.architecture == _CHUNKED and (at + 1) % _FULL_EVERY:
         window = model.config.size("attention_chunk_size", 0, least=0)
     return min(context, window or context)
-
-
-# -- weights ----------------------------------------------------------------------------------------------------------
 
 
 def _layers(model: Model) -> list[WeightPart]:
@@ -97,25 +103,25 @@ def _layers(model: Model) -> list[WeightPart]:
 
 
 def _bytes(model: Model, setup: Setup, parts: list[WeightPart], tokens: float) -> float:
-    """Bytes of the weights that a step of `tokens` tokens reads."""
+    """Return the bytes of the weights that a step of `tokens` tokens reads."""
     bits, hit = precision(model, setup.quantization, setup.float32), _experts_hit(model, tokens)
     if bits is None:
         raise BadUsage("the quantization of the model is unknown: diag cannot compute its ceilings")
-    return _on_one_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))
+    return _per_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))
 
 
 def _operands(model: Model, setup: Setup, parts: list[WeightPart]) -> float:
-    """Numbers that one token is multiplied with."""
+    """Return the count of numbers that one token is multiplied with."""
     share = _experts_hit(model, 1)
-    return _on_one_gpu(setup, parts, lambda part: share if part.kind == "expert" else 1)
+    return _per_gpu(setup, parts, lambda part: share if part.kind == "expert" else 1)
 
 
-def _on_one_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPart], float]) -> float:
+def _per_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPart], float]) -> float:
     return sum(part.elements * each(part) / min(part.ways, setup.tensor) for part in parts)
 
 
 def _experts_hit(model: Model, tokens: float) -> float:
-    """The share of a layer's experts that at least one of so many tokens is expected to reach."""
+    """Return the expected share of a layer's experts that at least one of `tokens` tokens reaches."""
     if not (model.family and model.family.experts):
         return 1.0
     count = model.config.size(model.family.experts, most=2**16)
@@ -123,11 +129,8 @@ def _experts_hit(model: Model, tokens: float) -> float:
     return 1 - missed
 
 
-# -- attention and all-reduce -----------------------------------------------------------------------------------------
-
-
 def _attention_flops(model: Model, absorbed: bool) -> float:
-    """Operations for one token and one that it attends to in one layer; MLA decodes in its latent space."""
+    """Return the operations in one layer for a token and one that it attends to; MLA decodes in its latent space."""
     if not model.latent:
         return 4.0 * model.heads * model.head_dim
     config = model.config
@@ -137,7 +140,99 @@ def _attention_flops(model: Model, absorbed: bool) -> float:
     return 2.0 * model.heads * sum(config.size(name) for name in sizes)
 
 
-def _sent(model: Model, setup: Setup, tokens: float) -> float:
-    """Bytes that a GPU sends: two all-reduces of the hidden state a layer, around a ring."""
+def _all_reduce_bytes(model: Model, setup: Setup, tokens: float) -> float:
+    """Return the bytes that a GPU sends: two all-reduces of the hidden state a layer, around a ring."""
     ring = 2 * (setup.tensor - 1) / setup.tensor
     return tokens * 2 * model.layers * model.hidden * (4 if setup.float32 else 2) * ring
+
+
+def matrix_rate(gpu: GpuModel, kind: str) -> float:
+    """Return operations a second with weights of a type (`matrix_type`); 4-bit integers are widened to 16 bits."""
+    if kind == "mxfp4":  # only Blackwell multiplies it, with activations of 8 bits
+        kind = "fp8" if "fp4" in gpu.flops else "bf16"
+    return gpu.flops.get(kind, gpu.flops["bf16"])
+
+
+def matrix_type(model: Model, setup: Setup) -> str:
+    """Return the type of the weights, in which kernels compute if the GPU can."""
+    settings = model.quantization or {}
+    method = str(settings.get("quant_method", settings.get("quant_algo", setup.quantization))).lower()
+    if method == "compressed-tensors":
+        weights = compressed_weights(settings)
+        return f"{'fp' if weights.get('type') == 'float' else 'int'}{weights.get('num_bits')}"
+    if method == "mxfp4":
+        return method
+    written = f"{method} {settings.get('quant_algo', '')}".lower()
+    return next((kind for kind in ("fp8", "fp4", "int8") if kind in written), "bf16")
+
+
+# -- samples, from which PromQL computes shares of ceilings; all are of one GPU
+
+DTYPES = ("bf16", "fp8", "fp4", "int8", "int4", "mxfp4")
+"""The types that `matrix_type` returns."""
+_WORDS = ("dtype", "kv_cache_dtype")
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+Known = tuple[tuple[str, float | str], ...]
+
+
+def gpu_samples(name: str, labels: tuple[str, ...]) -> Iterator[Sample]:
+    """Yield the data sheet of a GPU by its product name; nothing for an unknown name."""
+    gpu = gpus.find(name)
+    if gpu is None:
+        return
+    yield "diag_gpu_memory_bandwidth_max_bytes_per_second", labels, gpu.bandwidth
+    for dtype in DTYPES:
+        yield "diag_gpu_flops_max", (*labels, dtype), matrix_rate(gpu, dtype)
+    if gpu.nvlink:
+        yield "diag_gpu_nvlink_max_bytes_per_second", labels, gpu.nvlink / 2
+
+
+def server_samples(config: RunningConfig, facts: ServerFacts) -> tuple[Sample, ...]:
+    """Return the work of a server; () unless its command is known and its model's config.json is on this host."""
+    command = facts.process or facts.launch or (f"vllm serve {shlex.quote(facts.root)}" if facts.root else "")
+    settings = config.settings
+    known = tuple((name, settings[name].value) for name in (*_SIZES, *_WORDS) if name in settings)
+    if config.incomplete or not command or any(value == SET for _, value in known):
+        return ()
+    return _command_samples(command, facts.version.partition("+")[0], known)
+
+
+@lru_cache(maxsize=64)  # an exporter asks at every scrape
+def _command_samples(command: str, version: str, known: Known) -> tuple[Sample, ...]:
+    """Return the work of a command; `known` are the settings of the running server, which count more."""
+    try:
+        started = parse(command, version)
+        folder = find(started.model, started.environment, started.get("--revision") or "")
+        model = read(folder, started.model, version)
+        planned = planned_setup(started, model, GpuSpec(), version)
+
+        running = dict(known)
+        tensor, pipeline, data = (int(running.get(name, 0)) for name in _SIZES)
+        dtype, kv_dtype = (str(running.get(name, "auto")) for name in _WORDS)
+        planned = replace(
+            planned,
+            tensor=tensor or planned.tensor,
+            pipeline=pipeline or planned.pipeline,
+            data=data or planned.data,
+            float32=planned.float32 or dtype.removeprefix("torch.") in ("float32", "float"),
+            kv_dtype=planned.kv_dtype if kv_dtype == "auto" else kv_dtype,
+        )
+        if started.elsewhere or planned.savings:
+            return ()
+        every, experts = weights(model, planned)
+        token, kind, share = prefill(model, planned, 1, 1), matrix_type(model, planned), experts_share(model)
+        full = sum(math.isinf(reach(model, at, math.inf)) for at in range(model.layers))
+        cached = full * layer_bytes(model, planned)
+    except (BadUsage, NotCovered, ArithmeticError):
+        return ()
+    if experts and planned.data > 1:
+        return ()  # they are spread over all engines, in one of several ways
+    stages = planned.pipeline
+    samples: tuple[Sample, ...] = (
+        ("diag_vllm_weight_bytes", ("every_step",), every / stages),
+        ("diag_vllm_weight_bytes", ("experts",), experts / stages),
+        ("diag_vllm_experts_per_token_ratio", (), share),
+        ("diag_vllm_flops_per_token", (kind,), token.matrix_flops / stages),
+        ("diag_vllm_all_reduce_bytes_per_token", (), token.sent_bytes / stages),
+    )
+    return (*samples, ("diag_vllm_kv_cache_bytes_per_token", (), cached / stages)) if full else samples

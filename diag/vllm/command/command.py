@@ -7,20 +7,75 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.lazy_regex import lazy
 from diag.core.yaml import load
 from diag.vllm.flags.registry import Option, known, release, understood
 
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
+_SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
+
+
+class Given(NamedTuple):
+    """One option: its spelling, its `values` (none for a switch), and the words it takes in the command.
+
+    `option` is None if no release has it; `words` is empty if a YAML file gives it.
+    """
+
+    spelled: str
+    values: tuple[str, ...]
+    option: Option | None
+    words: range = range(0)
+
+    @property
+    def name(self) -> str:
+        """The whole name of the flag, --tensor-parallel-size for -tp; the spelling of an unknown one."""
+        return (self.option.flag.alias or self.option.flag.name) if self.option else self.spelled
+
+
+def options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given, ...], list[int]]:
+    """Split a command line into options; also return the places of the words that belong to no option."""
+    given, loose, at = [], [], start
+    while at < len(words):
+        if not _is_option(words[at]):
+            loose += [at] if words[at] != "--" else []
+            at += 1
+            continue
+
+        name, joined, value = words[at].partition("=")
+        option = understood(name, version)
+        if re.fullmatch(r"-O\w+", name):
+            joined, value = "=", name[2:]
+        if name == "-O":  # a level, or JSON
+            level = value if joined else "".join(words[at + 1 : at + 2])
+            option = understood(f"-O{level}" if level.isdigit() else name, version)
+
+        end = at + 1
+        takes = option.flag.takes if option else "optional"
+        if not joined and takes == "none" and not (option and option.key):
+            end += "".join(words[end : end + 1]).lower() in ("true", "false")  # a word of its own up to 0.8
+        elif not joined:
+            most = len(words) if takes == "many" else min(end + 1, len(words))
+            while end < most and words[end] != "--" and not _is_option(words[end]):
+                end += 1
+        given.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
+        at = end
+    return tuple(given), loose
+
+
+def _is_option(word: str) -> bool:
+    """Return True for an option as argparse sees it: no number, and no space in its name."""
+    spaced = re.search(r"\s", word.partition("=")[0])
+    return word.startswith("-") and word not in ("-", "--") and not spaced and not _NUMBER.fullmatch(word)
+
 
 def read_config_file(file: Path) -> Mapping[str, Any]:
-    """Its keys; BadUsage where it cannot be read or holds none."""
+    """Read the keys of a --config file; BadUsage if it cannot be read or has none."""
     try:
         content = load(file)
     except OSError as error:
         raise BadUsage(f"--config {file} cannot be read: {error.strerror}") from error
-    written_out = [f"--{key}".replace("_", "-") in known() for key in content] if isinstance(content, dict) else []
+    flags = [f"--{key}".replace("_", "-") in known() for key in content] if isinstance(content, dict) else []
     # nothing of a file is shown unless half of its keys are flags, written out
-    if not isinstance(content, dict) or sum(written_out) < len(written_out) / 2:
+    if not isinstance(content, dict) or sum(flags) < len(flags) / 2:
         raise BadUsage(f"--config {file} holds no flags: expected lines such as `max-num-seqs: 64`")
     return {str(key): value for key, value in content.items()}
 
@@ -35,91 +90,28 @@ def is_dropped(key: str, value: Any, version: str) -> bool:
     return value is False and ignored
 
 
-def config_words(key: str, value: Any) -> tuple[str, tuple[str, ...]]:
-    """The flag that a key becomes, and its values."""
-    if isinstance(value, bool):
-        return (f"--{key}" if value else f"--no-{key}"), ()
-    values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-    return f"--{key}", tuple(map(str, values))
-
-
-_NUMBER = lazy(r"-\d+|-\d*\.\d+")
-_SWITCHED = ("true", "false")
-
-
-class Given(NamedTuple):
-    """One option: as it was `spelled`, its `values` (none for a switch), and the words it takes in the command.
-
-    `option` is None where no release knows it; `words` is empty where a YAML file gives it.
-    """
-
-    spelled: str
-    values: tuple[str, ...]
-    option: Option | None
-    words: range = range(0)
-
-    @property
-    def name(self) -> str:
-        """The flag by its whole name, --tensor-parallel-size for -tp; as it was spelled where it is not known."""
-        return (self.option.flag.alias or self.option.flag.name) if self.option else self.spelled
-
-
-def options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given, ...], list[int]]:
-    """The options of a command line and the places of the words that belong to none of them."""
-    given, loose, at = [], [], start
-    while at < len(words):
-        if not _is_option(words[at]):
-            loose += [at] if words[at] != "--" else []
-            at += 1
-            continue
-        end = at + 1
-        name, joined, value = words[at].partition("=")
-        option = understood(name, version)
-        if re.fullmatch(r"-O\w+", name):
-            joined, value = "=", name[2:]
-        if name == "-O":  # a level, or JSON
-            level = value if joined else "".join(words[at + 1 : at + 2])
-            option = understood(f"-O{level}" if level.isdigit() else name, version)
-        if not joined:
-            end += _taken(option, words[at + 1 :])
-        given.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
-        at = end
-    return tuple(given), loose
-
-
-def _taken(option: Option | None, rest: Sequence[str]) -> int:
-    """How many of the following words are this option's values; one, perhaps, of an option that is not known."""
-    takes = option.flag.takes if option else "optional"
-    if takes == "none" and not (option and option.key):
-        return int(bool(rest) and rest[0].lower() in _SWITCHED)  # as some releases up to 0.8 had it
-    free = next((at for at, word in enumerate(rest) if word == "--" or _is_option(word)), len(rest))
-    return free if takes == "many" else min(free, 1)
-
-
-def _is_option(word: str) -> bool:
-    """Return True for an option as argparse sees it: no number, and no space in its name."""
-    spaced = re.search(r"\s", word.partition("=")[0])
-    return word.startswith("-") and word not in ("-", "--") and not spaced and not _NUMBER.fullmatch(word)
-
-
 def from_file(content: Mapping[str, Any], version: str) -> tuple[Given, ...]:
-    """The options that a --config file gives, without those that vLLM passes over."""
-    kept = (config_words(key, value) for key, value in content.items() if not is_dropped(key, value, version))
-    return tuple(Given(name, values, understood(name, version)) for name, values in kept)
-
-
-_SERVER = lazy(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
+    """Return the options that a --config file gives, without those that vLLM drops."""
+    found = []
+    for key, value in content.items():
+        if is_dropped(key, value, version):
+            continue
+        flag = f"--no-{key}" if value is False else f"--{key}"
+        texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        values = () if isinstance(value, bool) else tuple(map(str, texts))
+        found.append(Given(flag, values, understood(flag, version)))
+    return tuple(found)
 
 
 class Command(NamedTuple):
     """A launch command: `words[:arguments]` are environment and program, the rest vLLM's; `config` is --config's file.
 
-    `strays` are the places of words that belong to nothing, `image` is the container's, and `entry` the place from
-    which on words go to the image's own entry point (None: to a program that is named). `elsewhere` says where its
-    folders are when they are not here. `dropped` are keys of the config file whose `false` vLLM passes over. `more`
-    counts the servers that the same text starts after this one; they are not read. `around` are the commands in a
-    word of which this one stands (sh -c '...'), the outermost first, each with the place of that word; `exported` are
-    the assignments of the script before it.
+    `strays` are the places of words that belong to no option, `image` is the container's, and `entry` the place from
+    which on words go to the image's own entry point (None: to a program that is named). `elsewhere` names the location
+    of its folders if they are not on this host. `dropped` are keys of the config file whose `false` vLLM ignores.
+    `more` counts later servers of the same text; they are not read. `around` holds the commands around this one
+    (sh -c '...'), the outermost first, each with the place of the word that holds it; `exported` are the assignments of
+    the script before it.
     """
 
     words: tuple[str, ...]
@@ -144,11 +136,11 @@ class Command(NamedTuple):
         return any(map(is_server, before)) and "serve" not in before
 
     def all(self, flag: str) -> tuple[Given, ...]:
-        """Every mention of a flag, what counts last."""
+        """Return every mention of a flag; the last one counts."""
         return tuple(given for given in self.given if given.name == flag and not (given.option and given.option.key))
 
     def get(self, flag: str) -> str | None:
-        """The value of a flag, "" for a switch that is on or off, None where it is not given."""
+        """Return the value of a flag, "" for a switch, None if it is not given."""
         found = self.all(flag)
         return " ".join(found[-1].values) if found else None
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.lazy_regex import lazy
 from diag.core.yaml import documents
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
@@ -16,19 +15,19 @@ from diag.vllm.command.redaction import is_secret
 from diag.vllm.command.shell import Bare, default, statements
 from diag.vllm.flags.registry import understood
 
-_IMAGE = lazy(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_CONTAINERS = lazy(
+_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_CONTAINERS = re.compile(
     r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
 )
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
-IS_ALONE = lazy(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
-"""Options of `docker run` that take no value: what follows any other one is not the image."""
+IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+"""Options of `docker run` that take no value: the word after any other option is not the image."""
 
 
 class Image(NamedTuple):
-    """`arguments` is where vLLM's own begin, None where the container starts something else.
+    """`arguments` is the place of vLLM's first argument, None if the container starts another program.
 
-    `entry` is the place from which on words go to the image's own entry point, None where a program is named.
+    `entry` is the place from which on words go to the image's own entry point, None if a program is named.
     """
 
     name: str = ""
@@ -37,7 +36,10 @@ class Image(NamedTuple):
 
 
 def image(words: Sequence[str]) -> Image:
-    """Find the image and vLLM's arguments in `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...`."""
+    """Find the image and vLLM's arguments in `docker run IMAGE ...` or `kubectl run --image=IMAGE -- ...`.
+
+    The image's own entry point is taken for vLLM's; a program of --entrypoint gets the words after the image.
+    """
     words = [default(word) for word in words]
     able = (at for at, word in enumerate(words) if _CONTAINERS.fullmatch(Path(word).name) or word.startswith("$"))
     program = next(able, len(words))
@@ -47,22 +49,22 @@ def image(words: Sequence[str]) -> Image:
         before, named = words[at - 1], words[at].removeprefix("--image=")
         is_option = before == "--image" or named != words[at]
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
-        if (is_option if by_option else not is_value) and _IMAGE.fullmatch(named):
-            after_dashes = words.index("--") + 1 if "--" in words else len(words)
-            return _entered(words, after_dashes if by_option else at + 1, named)
+        if not (is_option if by_option else not is_value) or not _IMAGE.fullmatch(named):
+            continue
+
+        entry = at + 1
+        if by_option:
+            entry = words.index("--") + 1 if "--" in words else len(words)
+        programs = [
+            option.partition("=")[2] or after
+            for option, after in pairwise(words[:entry])
+            if option.partition("=")[0] == "--entrypoint"
+        ]
+        serves = words[entry : entry + 1] == ["serve"]
+        if programs and not (Path(programs[-1]).name == "vllm" and serves):
+            return Image(named)
+        return Image(named, entry + serves, None if programs else entry)
     return Image()
-
-
-def _entered(words: Sequence[str], entry: int, name: str) -> Image:
-    """The image's own entry point is taken for vLLM's; another one is the program of the words after the image."""
-    options = [
-        (option, after) for option, after in pairwise(words[:entry]) if option.partition("=")[0] == "--entrypoint"
-    ]
-    program = [option.partition("=")[2] or after for option, after in options]
-    serves = list(words[entry : entry + 1]) == ["serve"]
-    if program and not (Path(program[-1]).name == "vllm" and serves):
-        return Image(name)
-    return Image(name, entry + serves, None if program else entry)
 
 
 def elsewhere(words: Sequence[str]) -> str:
@@ -82,34 +84,40 @@ def is_manifest(file: Path) -> bool:
 
 
 def started(file: Path) -> Iterator[str]:
-    """A `docker run` for every container that has to do with vLLM; none where the file is no manifest."""
+    """Yield a `docker run` for every container that mentions vLLM; nothing if the file is no manifest."""
     for document in documents(file):
-        yield from _within(document, "")
+        yield from _docker_runs(document, "")
 
 
-def _within(node: Any, under: str) -> Iterator[str]:
-    if isinstance(node, dict):
-        yield from _container(node, under in _PODS)
-        for key, child in node.items():
-            yield from _within(child, str(key))
-    for child in node if isinstance(node, list) else ():
-        yield from _within(child, under)
+def _docker_runs(node: Any, under: str) -> Iterator[str]:
+    if isinstance(node, list):
+        for child in node:
+            yield from _docker_runs(child, under)
+    if not isinstance(node, dict):
+        return
 
-
-def _container(node: Mapping[Any, Any], of_pod: bool) -> Iterator[str]:
-    """Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`."""
-    program, *more = _words(node.get("command" if of_pod else "entrypoint")) or [""]
-    words = [*more, *_words(node.get("args" if of_pod else "command"))]
+    # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
+    of_pod = under in _PODS
+    program, *words = _words(node.get("command" if of_pod else "entrypoint")) or [""]
+    words += _words(node.get("args" if of_pod else "command"))
     image = node.get("image")
-    if isinstance(image, str) and ("vllm" in image or any("vllm" in word for word in (program, *words))):
-        named = image if "vllm" in image else "vllm"
-        options = [word for pair in _environment(node) for word in ("-e", pair)]
+    if isinstance(image, str) and any("vllm" in text for text in (image, program, *words)):
+        options = list[str]()
+        variables = node.get("env", node.get("environment"))
+        if isinstance(variables, dict):
+            variables = [f"{name}={value}" for name, value in variables.items()]
+        for entry in variables if isinstance(variables, list) else ():
+            by_name = isinstance(entry, dict) and "value" in entry
+            pair = f"{entry.get('name')}={entry['value']}" if by_name else entry
+            options += ["-e", pair] if isinstance(pair, str) and "=" in pair else []
         options += ["--entrypoint", program] if program else []
-        yield shlex.join(["docker", "run", *options, named, *words])
+        yield shlex.join(["docker", "run", *options, image if "vllm" in image else "vllm", *words])
+    for key, child in node.items():
+        yield from _docker_runs(child, str(key))
 
 
 def _words(value: Any) -> list[str]:
-    """A list of words, or a text that a shell would split."""
+    """Return a list of words; a text is split as by a shell."""
     if isinstance(value, str):
         try:
             return shlex.split(value)
@@ -118,45 +126,34 @@ def _words(value: Any) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else []
 
 
-def _environment(node: Mapping[Any, Any]) -> Iterator[str]:
-    variables = node.get("env", node.get("environment"))
-    if isinstance(variables, dict):
-        yield from (f"{name}={value}" for name, value in variables.items())
-    for entry in variables if isinstance(variables, list) else ():
-        if isinstance(entry, dict) and "value" in entry:
-            yield f"{entry.get('name')}={entry['value']}"
-        elif isinstance(entry, str) and "=" in entry:
-            yield entry
-
-
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
-"""Of an array, since an array may be made of arrays."""
+"""Words of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
-"""Options that no release has: to say what each of them may have meant takes some milliseconds."""
-_ASSIGNMENT = lazy(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PROGRAM = lazy(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_SCRIPT = lazy(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
-_SHELL = lazy(r"-[a-z]*c|--(?:command|wrap)")
+"""Most unknown options: the search for similar flags takes some milliseconds for each."""
+_ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
+_SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
-_SUBSTITUTED = lazy(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
-_MENTIONS = lazy(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
-"""Commands whose words are about a server, and start none."""
+_SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
+_MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
+"""Commands that mention a server and start none."""
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"
 )
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
-    """The command in a text, or in the file that the text names; BadUsage where it starts no server.
+    """Parse the command in a text, or in the file that the text names; BadUsage if it starts no server.
 
-    A YAML file of --config is looked for in `folder`.
+    The path of a --config file is relative to `folder`.
     """
-    return parse(_content(text), version, folder)
+    return parse(_read_text(text), version, folder)
 
 
 def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
-    """The command in a text; BadUsage where it starts no server.
+    """Parse the command in a text; BadUsage if it starts no server.
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
@@ -164,55 +161,61 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
     environment: dict[str, str] = {}
     exported: dict[str, str] = {}
     for at, words in enumerate(commands):
-        filled = _split(words, environment)
-        found = _started(filled, environment, folder, version)
+        filled = list[str]()
+        for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
+            value = _expand(word, environment) if isinstance(word, Bare) else ""
+            filled += value.split() if " " in value and "$" not in value else [word]
+        found = _find_server(filled, environment, folder, version)
         if found:
-            later = sum(_arguments(statement) is not None for statement in commands[at + 1 :])
+            rest = commands[at + 1 :]
+            later = sum(_serve_end(words) is not None or image(words).arguments is not None for words in rest)
             is_far = found.around and found.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             return found._replace(more=later, exported=(*passed_on, *found.exported))
-        environment |= _assigned(filled)
+        environment |= _assignments(filled)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
-            exported |= _assigned(filled)
+            exported |= _assignments(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The words of each command, with the arrays of the same text in them; an array that is a command itself is one."""
+    """Yield the words of each command, its arrays filled in; an array that is itself a command is yielded too."""
     arrays: dict[str, list[str]] = {}
     for name, words in statements(text):
         filled = [word for word in words for word in arrays.get(word, [word])]
-        if not name or _explicit(words) is not None:
+        if not name or _serve_end(words) is not None:
             yield filled
             continue
         use = f"${{{name.removesuffix('+')}[@]}}"
         arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
 
 
-def _split(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Split unquoted variables into words as a shell does: ARGS="--a 1"; ... $ARGS."""
-    filled = (_expanded(word, environment) if isinstance(word, Bare) else "" for word in words)
-    pairs = zip(words, filled, strict=True)
-    splits = ((word, text.split() if " " in text and "$" not in text else [word]) for word, text in pairs)
-    return [part for _, parts in splits for part in parts]
+def _find_server(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str
+) -> Command | None:
+    """Return the server that a command of a script starts, itself or by a script in one of its words: sh -c '...'."""
+    start = _serve_end(words)
+    inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
+    runs = any(Path(word).name in _RUNNERS for word in words)
+    for place, (before, word) in enumerate(pairwise(["", *words]) if start is None else ()):
+        substituted = _SUBSTITUTED.fullmatch(word)
+        script = substituted[1] if substituted else word if runs or _SHELL.fullmatch(before) else ""
+        if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
+            inner, at = script, place
+            break
 
-
-def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str) -> Command | None:
-    """The server that one command of a script starts, itself or by a script in a word of its: sh -c '...'."""
-    start = _explicit(words)
-    inner, at = _inner(words) if start is None else ("", 0)
-    contained = _contained(words, environment)
+    contained = _find_image(words, environment)
     if inner:
-        place = elsewhere(words)
+        location = elsewhere(words)
         try:
-            found = parse(inner, version, None if place else folder)
+            found = parse(inner, version, None if location else folder)
         except BadUsage:
             return None
         return found._replace(
-            environment={**environment, **_assigned(words), **found.environment},
+            environment={**environment, **_assignments(words), **found.environment},
             image=found.image or contained.name,
-            elsewhere=found.elsewhere or place,
+            elsewhere=found.elsewhere or location,
             around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
         )
     if start is None and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
@@ -220,31 +223,20 @@ def _started(words: Sequence[str], environment: Mapping[str, str], folder: Path 
     start = contained.arguments if start is None else start
     if start is None:
         return None
-    return _command(words, start, {**environment, **_assigned(words[:start])}, folder, version)
+    return _command(words, start, {**environment, **_assignments(words[:start])}, folder, version)
 
 
-def _inner(words: Sequence[str]) -> tuple[str, int]:
-    """The script that another shell, perhaps on another host, is given to run, and the place of the word that it is.
-
-    The text is "" where no script is about vLLM.
-    """
-    runs = any(Path(word).name in _RUNNERS for word in words)
-    for at, (before, word) in enumerate(pairwise(["", *words])):
-        substituted = _SUBSTITUTED.fullmatch(word)
-        script = substituted[1] if substituted else word if runs or _SHELL.fullmatch(before) else ""
-        if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
-            return script, at
-    return "", 0
-
-
-def _assigned(words: Sequence[str]) -> dict[str, str]:
-    """The variables that these words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
+def _assignments(words: Sequence[str]) -> dict[str, str]:
+    """Return the variables that words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
     found = (_ASSIGNMENT.fullmatch(word) for word in words)
     return {assignment[1]: assignment[2] for assignment in found if assignment and assignment[1] != "ExecStart"}
 
 
-def _content(text: str) -> str:
-    """The text itself, or what is in the file of that name; of a manifest the commands of its containers."""
+def _read_text(text: str) -> str:
+    """Return the text, or the content of the file that it names; for YAML the commands of its containers.
+
+    A file for --config becomes the command with that file.
+    """
     file = Path(text)
     try:
         if "\n" in text or not file.is_file():
@@ -257,19 +249,12 @@ def _content(text: str) -> str:
         return text
     if len(content) > MOST_BYTES or b"\0" in content:
         raise BadUsage(f"{text} is not a text file with a command")
-    if file.suffix in (".yaml", ".yml"):
-        return "\n".join(started(file)) or _configured(file)
-    return content.decode("utf-8", "replace")
+    if file.suffix not in (".yaml", ".yml"):
+        return content.decode("utf-8", "replace")
 
-
-def _arguments(words: Sequence[str]) -> int | None:
-    """Return the place of vLLM's first argument; None if the words start no server."""
-    start = _explicit(words)
-    return start if start is not None else image(words).arguments
-
-
-def _configured(file: Path) -> str:
-    """The command that a file for --config stands for; BadUsage where it is another kind of YAML."""
+    commands = "\n".join(started(file))
+    if commands:
+        return commands
     flags = [understood(f"--{key}") for document in documents(file) if isinstance(document, dict) for key in document]
     if is_manifest(file) or (flags and flags.count(None) > len(flags) / 2):
         raise BadUsage(
@@ -278,12 +263,12 @@ def _configured(file: Path) -> str:
     return f"vllm serve --config {shlex.quote(str(file.absolute()))}"
 
 
-def _contained(words: Sequence[str], environment: Mapping[str, str]) -> Image:
+def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 
 
-def _explicit(words: Sequence[str]) -> int | None:
-    """Past `vllm serve` or the module, wherever they stand."""
+def _serve_end(words: Sequence[str]) -> int | None:
+    """Return the place after `vllm serve` or vLLM's module; None if there is neither."""
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
         if _PROGRAM.fullmatch(Path(word).name) and after == "serve":
@@ -300,16 +285,24 @@ def _command(
     given, loose = options(filled, start, version)
     if sum(option.option is None for option in given) > _MOST_UNKNOWN:
         raise BadUsage(f"more than {_MOST_UNKNOWN} options of the command are none of vLLM's: {EXPECTED}")
-    contained, place = _contained(words, environment), elsewhere(words[:start])
+    contained, place = _find_image(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
-    content = _configuration(folder, config) if folder is not None and is_here else {}
+    content: Mapping[str, Any] = {}
+    try:
+        if folder is not None and is_here:
+            content = read_config_file(folder / config)
+    except BadUsage:
+        if redaction.name(config):
+            raise
+        # the name may be a secret, and the error has it
+        raise BadUsage("the --config file cannot be read, or holds no flags") from None
     command = Command(
         words=tuple(words),
         arguments=start,
         environment=environment,
         model="",
-        given=(*from_file(content, version), *given),  # what the command line says counts more
+        given=(*from_file(content, version), *given),  # the command line counts more
         config=config,
         image=contained.name,
         entry=contained.entry,
@@ -321,22 +314,12 @@ def _command(
     return command._replace(model=named, strays=tuple(loose[takes_one:]))
 
 
-def _configuration(folder: Path, config: str) -> Mapping[str, Any]:
-    """Read the file of --config; if its name may not be shown, the error does not say what is wrong with it."""
-    try:
-        return read_config_file(folder / config)
-    except BadUsage:
-        if redaction.name(config):
-            raise
-        raise BadUsage("the --config file cannot be read, or holds no flags") from None
-
-
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The words with what the text itself says of their variables."""
-    return [_expanded(word, environment) for word in words]
+    """Fill in the variables that the text itself sets."""
+    return [_expand(word, environment) for word in words]
 
 
-def _expanded(word: str, environment: Mapping[str, str]) -> str:
+def _expand(word: str, environment: Mapping[str, str]) -> str:
     """Replace variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
     plain = {
         name: value
@@ -344,4 +327,4 @@ def _expanded(word: str, environment: Mapping[str, str]) -> str:
         if "$" not in value and "`" not in value and not is_secret(name)
     }
     filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
-    return word if filled == word else filled
+    return word if filled == word else filled  # an unchanged Bare stays one

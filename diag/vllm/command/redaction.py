@@ -11,39 +11,38 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from diag.core.lazy_regex import lazy
 from diag.vllm.command.command import Given
 from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
-from diag.vllm.flags.registry import Option, known, understood
+from diag.vllm.flags.registry import known, understood
 
-_SECRET = lazy(
+_SECRET = re.compile(
     r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)"
     r"|(?:.*[-_.])?(?:pass|pat|o?auth))\d*(?:[-_.].*)?"
 )
 _HARMLESS = ("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token")
 _PARENTHESES = r"\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)"
 _FILLED_IN = rf"\${_PARENTHESES}|\$\{{[^{{}}\n]*\}}|`[^`\n]*`"
-_ASSIGNED = lazy(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
-_FIELD = lazy(
+_ASSIGNED = re.compile(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
+_FIELD = re.compile(
     r"""(?<!\\)(?P<mark>\\*["'])(?P<name>[\w.-]+)(?P=mark)(?P<colon>\s*:\s*)(?P<value>"""
     r"""(?P<quote>\\*["'])(?:\\.|[^\\])*?(?:(?P=quote)|$)|\[[^\]]*\]|\{[^{}]*\}|-?\d[\w.+-]*)""",
     re.DOTALL,
 )
-"""A field of an object as JSON or Python writes it, perhaps in a string of another one."""
+"""A field of an object as JSON or Python writes it, perhaps inside a string."""
 _INSIDE = (
-    (lazy(r"(://)[^\s'\"@]{1,400}@"), rf"\1{HIDDEN}@"),
-    (lazy(r"(://[^\s?#'\"]{1,400})[?#][^\s'\"]*"), r"\1"),
-    (lazy(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
-    (lazy(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
-    (lazy(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
-    (lazy(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
-    (lazy(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
-    (lazy(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
+    (re.compile(r"(://)[^\s'\"@]{1,400}@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"(://[^\s?#'\"]{1,400})[?#][^\s'\"]*"), r"\1"),
+    (re.compile(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
+    (re.compile(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
+    (re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
+    (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
+    (re.compile(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
 )
 
 
 def hidden(text: str) -> str:
-    """Replace what looks like a secret by its shape, wherever it stands."""
+    """Replace every text that looks like a secret, anywhere in a free text."""
     text = _ASSIGNED.sub(lambda found: f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0], text)
     text = _FIELD.sub(_field, text)
     for pattern, instead in _INSIDE:
@@ -57,18 +56,15 @@ def is_secret(name: str) -> bool:
     option = understood(name) if name.startswith("-") else None
     if option and not option.key:
         return option.flag.takes != "none" and _is_secret(option.flag.name)
-    return _is_secret(name) or (option is None and _may_abbreviate(name))
+    if _is_secret(name):
+        return True
+    begun = name.replace("_", "-")  # a release may read it as an abbreviation of an option with a secret
+    may_abbreviate = option is None and begun.startswith("--") and len(begun) > 2
+    return may_abbreviate and any(whole.startswith(begun) and is_secret(whole) for whole in known())
 
 
 def _is_secret(name: str) -> bool:
     return bool(_SECRET.fullmatch(name)) and not name.replace("-", "_").lower().endswith(_HARMLESS)
-
-
-def _may_abbreviate(name: str) -> bool:
-    """Return True if a release may read the name as an abbreviation of an option with a secret."""
-    begun = name.replace("_", "-")
-    beginning = begun.startswith("--") and len(begun) > 2
-    return beginning and any(name.startswith(begun) and is_secret(name) for name in known())
 
 
 def _field(found: re.Match[str]) -> str:
@@ -83,54 +79,54 @@ def _field(found: re.Match[str]) -> str:
 _CONTENT = json.loads((Path(__file__).parent / "harmless.json").read_text(encoding="utf-8"))
 
 FLAGS = frozenset[str](_CONTENT["flags"])
-"""The flags of vLLM that take a name, a folder, a host or a URL; of others only numbers, switches and choices are
-shown.
+"""Flags of vLLM that take a name, a folder, a host or a URL; of others only numbers, switches and choices are shown.
 
-Not among them, since they hold secrets or anything at all: --api-key, --hf-token, --ssl-*, --additional-config,
+Left out, since they hold secrets or anything at all: --api-key, --hf-token, --ssl-*, --additional-config,
 --model-loader-extra-config and their like.
 """
 VARIABLES = frozenset[str](_CONTENT["variables"])
-"""By whole name: vLLM's envs.py of the releases known, and the documentation of NCCL, RCCL, CUDA, PyTorch, OpenMP, UCX,
-Triton and Hugging Face. Not among them: keys, tokens, URLs, and texts that people make up.
+"""Whole names from vLLM's envs.py of the known releases, and the documentation of NCCL, RCCL, CUDA, PyTorch, OpenMP,
+UCX, Triton and Hugging Face. Left out: keys, tokens, URLs, and texts that people make up.
 """
 KEYS = frozenset[str](_CONTENT["keys"])
-"""Of the JSON objects that flags take: the fields of vllm/config, and those of rope scaling, generation and media."""
+"""Keys of the JSON objects that flags take: the fields of vllm/config, rope scaling, generation and media."""
 NAMED_KEYS = frozenset[str](_CONTENT["named_keys"])
 """Keys whose value is a name or a folder; of the others only numbers and switches are shown."""
 
 
-_SECRETS = lazy(r"--(?:api-key|hf-token|ssl-.*)")
-_PLAIN = lazy(
+_SECRETS = re.compile(r"--(?:api-key|hf-token|ssl-.*)")
+_PLAIN = re.compile(
     r"[+-]?[\d_.]{1,24}(?:[eE][+-]?\d{1,3})?[kmgtKMGT]?(?:i?[bB])?|(?i:true|false|none|null|auto)|\*|"
     r"(?:(?:image|video|audio)=\d{1,9},?){1,3}"
 )
-_LISTED = lazy(r"[\d.,:|-]{1,60}")
-_NAME = lazy(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|%[hi])*", re.ASCII)
+_LISTED = re.compile(r"[\d.,:|-]{1,60}")
+_NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|%[hi])*", re.ASCII)
 _MOST = 256
-_URL = lazy(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
-_VARIABLE = lazy(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])", re.ASCII)
-_DEFAULT = lazy(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
-_TOKEN = lazy(
+_URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])", re.ASCII)
+_DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
+_TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-|AKIA|ASIA|eyJ)[A-Za-z0-9_-]{3,}"
     r"|[0-9a-fA-F]{24,}|(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{18,}|[A-Za-z]{40,}|\d{17,}",
     re.ASCII,
 )
-"""Tokens by their beginning, and what no person writes: long, and of letters and digits."""
-_COMMIT = lazy(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
+"""Tokens by their beginning, and long words of letters and digits, which no person writes."""
+_COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
-_WORDS = lazy(r"--[a-z]{2,12}(?:-[a-z]{1,12})*")
+_WORDS = re.compile(r"--[a-z]{2,12}(?:-[a-z]{1,12})*")
 _READ = {"--api-key": "vllm_api_key"}
 """Flags that have a variable of vLLM's own under another name."""
 _LIKE = 0.8
+"""Similarity to a flag of vLLM from which an unknown flag may be shown."""
 _LONGER = 2
-"""How close an unknown flag is to one of vLLM's that it may be shown, and by how many characters it may be longer.
+"""Characters by which an unknown flag may be longer than the flag that it is like: a key may stand behind the flag.
 
-Of words without digits it may be longer by more than that, where no key could be behind it.
+A word without digits may be longer by more, unless the flag is a secret's.
 """
 
 
 def name(text: str, revision: bool = False) -> str:
-    """A name, a folder or a URL as it may be shown, "" where it may not: a URL without user, query and fragment."""
+    """Return a name, a folder or a URL without user, query and fragment; "" if it may not be shown."""
     url = _URL.fullmatch(text)
     text = f"{url[1]}{url[2]}{url[3]}" if url else text
     known = _COMMIT.sub("", text) if revision or "snapshots/" in text else text
@@ -141,7 +137,7 @@ def name(text: str, revision: bool = False) -> str:
 
 
 def image(text: str) -> str:
-    """The image of a container; "" where it may not be shown."""
+    """Return the image of a container; "" if it may not be shown."""
     tag, _, digest = text.partition("@sha256:")
     default = _DEFAULT.fullmatch(text)
     is_known = re.fullmatch(r"(?:[0-9a-f]{64})?", digest) and (name(tag) == tag or (default and name(default[1])))
@@ -154,12 +150,12 @@ def is_variable(text: str) -> bool:
 
 
 def variable(key: str, text: str) -> str:
-    """The value of an environment variable; "" where it may not be shown."""
+    """Return the value of an environment variable; "" if it may not be shown."""
     return name(text) if key in VARIABLES and "://" not in text else ""
 
 
 def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables of a text whose values may stand in their place."""
+    """Return the variables whose values may replace them in a command."""
     return {key: default(text) for key, text in environment.items() if not is_secret(key)}
 
 
@@ -169,7 +165,7 @@ def takes_secret(given: Given) -> bool:
 
 
 def flag(given: Given) -> str:
-    """A flag as it was spelled; "" where it is none of vLLM's, nor close to one."""
+    """Return a flag as it was spelled; "" if it is no flag of vLLM, nor close to one."""
     if given.option is None:
         return given.spelled if is_like_a_flag(given.spelled) else ""
     if re.match(r"-O[^.]", given.spelled):
@@ -185,19 +181,16 @@ def is_like_a_flag(spelled: str) -> bool:
         return True
     if understood(spelled.partition(".")[0]):
         return "." not in spelled or KEYS.issuperset(spelled.split(".")[1:])
-    begins = spelled.startswith("--") and any(name.startswith(spelled.replace("_", "-")) for name in known())
-    return begins or _is_slip(spelled)
-
-
-def _is_slip(spelled: str) -> bool:
-    """Return True if a word is close to a vLLM flag and hardly longer: a longer word may have a key behind the flag."""
-    near = get_close_matches(spelled.replace("_", "-").lower(), known(), 1, _LIKE) if len(spelled) < 60 else []
+    begun = spelled.replace("_", "-")
+    if spelled.startswith("--") and any(name.startswith(begun) for name in known()):
+        return True
+    near = get_close_matches(begun.lower(), known(), 1, _LIKE) if len(spelled) < 60 else []
     is_plain = bool(_WORDS.fullmatch(spelled)) and not any(map(is_secret, near))
     return bool(near) and (is_plain or len(spelled) <= len(near[0]) + _LONGER)
 
 
 def value(given: Given, text: str, place: int = 1) -> str:
-    """A flag's value as it may be shown, or the variable that stands for it."""
+    """Return a flag's value, or the variable that replaces it if it may not be shown."""
     if PLACEHOLDER.fullmatch(text):
         return text
     shown = None if takes_secret(given) or HIDDEN in text else _shown(given, text)
@@ -205,7 +198,10 @@ def value(given: Given, text: str, place: int = 1) -> str:
 
 
 def listed(given: Given, words: Sequence[str]) -> list[str]:
-    """The values of a flag that takes several; behind one that may not be shown, none is: it may be a flag misspelt."""
+    """Return the values of a flag that takes several.
+
+    After a value that may not be shown none is shown: a later one may be a misspelt flag.
+    """
     done = list[str]()
     for place, word in enumerate(words, 1):
         is_behind = any(shown != before for shown, before in zip(done, words, strict=False))
@@ -213,8 +209,8 @@ def listed(given: Given, words: Sequence[str]) -> list[str]:
     return done
 
 
-def said(given: Given) -> str:
-    """A flag's values in a sentence; "its value" where one may not be shown."""
+def quoted_values(given: Given) -> str:
+    """Quote a flag's values for a sentence; "its value" if one may not be shown."""
     texts = [value(given, text) for text in given.values]
     return "its value" if list(given.values) != texts else repr(" ".join(texts)[:60])
 
@@ -233,49 +229,40 @@ def _variable(given: Given, place: int) -> str:
 
 
 def _shown(given: Given, text: str) -> str | None:
-    """The value; None where it may not be shown."""
+    """Return the value of a flag; None if it may not be shown."""
     option, fallback = given.option, _DEFAULT.fullmatch(text)
     if option is None:
         return None
     if is_variable(text) or (fallback and _shown(given, fallback[1]) == fallback[1]):
         return text
     if text[:1] in ("{", "["):
-        return _json(text)
+        try:
+            return json.dumps(_part(json.loads(text, object_pairs_hook=lambda pairs: pairs), ""))
+        except (ValueError, RecursionError):
+            return None
     if given.spelled.startswith("-O") and not option.key:
         return text if text.isdigit() else None
-    return text if _is_plain(option, text) else _named(option, text) or None
 
-
-def _is_plain(option: Option, text: str) -> bool:
-    """Return True if a value is a number, a switch or a choice."""
-    flag = option.flag
-    if flag.takes == "none" and not option.key:
-        return text.lower() in ("true", "false", "0", "1")
-    choices = [choice for form in (flag, *(older for _, older in flag.until)) for choice in form.choices]
-    is_number = flag.value != "text" or option.key or flag.name[2:] in FLAGS
-    return bool(is_number and (_PLAIN.fullmatch(text) or _LISTED.fullmatch(text))) or text in choices
-
-
-def _named(option: Option, text: str) -> str:
-    """The name, the folder or the URL that the flag takes; "" where it takes none, or a URL that would lose a part."""
     flag, key = option.flag, option.key.rpartition(".")[2]
-    is_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
-    shown = name(text, flag.name in _REVISIONS) if is_name else ""
-    return "" if "://" in text and shown != text else shown
+    if flag.takes == "none" and not option.key:
+        is_plain = text.lower() in ("true", "false", "0", "1")
+    else:
+        choices = [choice for form in (flag, *(older for _, older in flag.until)) for choice in form.choices]
+        may_be_number = flag.value != "text" or option.key or flag.name[2:] in FLAGS
+        is_plain = text in choices or bool(may_be_number and (_PLAIN.fullmatch(text) or _LISTED.fullmatch(text)))
+    if is_plain:
+        return text
 
-
-def _json(text: str) -> str | None:
-    """JSON whose keys are known and whose values are numbers, switches or names; None where there is more in it."""
-    try:
-        content = json.loads(text, object_pairs_hook=lambda pairs: pairs)
-        shown = _part(content, "")
-    except (ValueError, RecursionError):
-        return None
-    return json.dumps(shown)
+    takes_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
+    shown = name(text, flag.name in _REVISIONS) if takes_name else ""
+    return None if "://" in text and shown != text else shown or None  # no URL is shown in part
 
 
 def _part(content: Any, key: str) -> Any:
-    """ValueError where it may not be shown; an object is a list of pairs, that of nothing an empty one."""
+    """Return JSON with known keys, and numbers, switches or names; ValueError if it has more.
+
+    An object comes as a list of pairs, so that a repeated key is seen.
+    """
     if isinstance(content, list) and content and all(isinstance(part, tuple) for part in content):
         keys = [name for name, _ in content]
         if len({*keys}) < len(keys) or not KEYS.issuperset(keys):

@@ -9,11 +9,10 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from diag.core.errors import BadUsage
-from diag.core.lazy_regex import lazy
 from diag.vllm.command.command import Command
 
 _KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"}
-_PIECE = lazy(
+_PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
       | (?P<opening>["`]|\$[({]|[<>]\()
       | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
@@ -22,16 +21,16 @@ _PIECE = lazy(
       | (?P<plain>[^'"`$\\\s;&|()<>]+|\$|[^'"`\\])""",
     re.VERBOSE | re.DOTALL,
 )
-_INSIDE = lazy(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
+_INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
-_ESCAPED = lazy(r"\\(?:\n|([$`\"\\]))")
-_ARRAY = lazy(r"\w+\+?=")
-PIPED = lazy(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
-"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, noted down without the quotation marks that a shell needs."""
-_HEREDOC = lazy(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
-_FAR = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
-"""What runs a shell on another host or in a container: its files are not here."""
-_SHELL = lazy(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
+_ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
+_ARRAY = re.compile(r"\w+\+?=")
+PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
+"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, without the quotation marks that a shell needs."""
+_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
+_FAR = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
+"""Programs that run a shell on another host or in a container: its files are not on this host."""
+_SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
 class Bare(str):
@@ -48,12 +47,12 @@ class _Operator(str):
 
 
 def statements(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The words of each command, without redirections; those of an array ARGS=(...) with its name, otherwise "".
+    """Yield the words of each command without redirections, after the name of the array ARGS=(...) or "".
 
-    A name with a + at its end adds to the array. BadUsage where a quotation is not closed.
+    A name with a + at its end adds to the array. BadUsage if a quotation is not closed.
     """
     name, words, skip = "", list[str](), False
-    for token in _tokens(_without_documents(PIPED.sub(r"\1'\2'", text))):
+    for token in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
         if not isinstance(token, _Operator):
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
@@ -69,8 +68,8 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
     yield name, words
 
 
-def _without_documents(text: str) -> str:
-    """Without here-documents; what a shell is to read there becomes the script that it is given: bash -c '...'."""
+def _inline_documents(text: str) -> str:
+    """Remove here-documents; one that a shell reads becomes its script: bash -c '...'."""
     lines, kept, at = text.split("\n"), list[str](), 0
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
@@ -89,7 +88,7 @@ def _without_documents(text: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """The words and the operators between them."""
+    """Yield the words of a script and the operators between them."""
     at = 0
     while at < len(text):
         if text[at] == "#":
@@ -105,11 +104,11 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 def _word(text: str, start: int) -> tuple[str, int]:
-    """The word that begins there, without its quotation marks, and where it ends."""
+    """Return the word that begins at `start`, without its quotation marks, and its end."""
     at, parts, bare = start, list[str](), False
     while (found := _PIECE.match(text, at)) and found.lastgroup not in ("gap", "operator"):
         opened = found["opening"]
-        at = _past(text, at) if opened else found.end()
+        at = _nested_end(text, at) if opened else found.end()
         inner = text[found.start() : at]
         bare = bare or found[0] == "$" or bool(opened and opened != '"')
         parts.append(
@@ -127,8 +126,8 @@ def _word(text: str, start: int) -> tuple[str, int]:
     return word, at
 
 
-def _past(text: str, at: int) -> int:
-    """Past the quotation or the substitution that begins there, with what is nested in it."""
+def _nested_end(text: str, at: int) -> int:
+    """Return the end of the quotation or substitution that begins at `at`, with all that is nested in it."""
     ends = list[str]()
     while found := (_PIECE if not ends else _INSIDE).search(text, at):
         piece, at = found[0], found.end()
@@ -145,26 +144,26 @@ def _past(text: str, at: int) -> int:
 
 
 HIDDEN = "REDACTED"
-"""What stands in a quoted line of a log, and in recordings of older releases, in the place of a secret."""
-PLACEHOLDER = lazy(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
-"""What stands in a command in the place of a value: a shell that lacks the variable refuses to run the command."""
-_OPEN = lazy(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
-_DEFAULT = lazy(r"\$\{\w+:?-([^{}$]*)\}")
-_NAMED = lazy(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
+"""Replaces a secret in a quoted line of a log, and in recordings of older releases."""
+PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
+"""Replaces a value in a command: a shell that lacks the variable refuses to run the command."""
+_OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
+_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+_NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
 
 def placeholder(name: str) -> str:
-    """The variable that stands for a hidden value of that name."""
+    """Return the variable that stands for a hidden value of that name."""
     return f"${{{re.sub(r'[^A-Z0-9]+', '_', name.upper()).strip('_').lstrip('0123456789_')[:60] or 'VALUE'}:?}}"
 
 
 def line(words: Sequence[str]) -> str:
-    """Quoted where a shell needs it."""
+    """Join words to a line, with the quotation marks that a shell needs."""
     return " ".join(map(_quoted, words))
 
 
 def written(command: Command) -> str:
-    """The command in one line, with the commands around it that start it and the variables that are exported to it."""
+    """Write a command in one line, with the commands around it and the variables that are exported to it."""
     text = line([*command.exported, *command.words])
     for words, place in reversed(command.around):
         outer = [_quoted(word) for word in words]
@@ -186,16 +185,12 @@ def _value(text: str) -> str:
     if text.startswith("~/"):
         return f"~/{_value(text[2:])}" if len(text) > 2 else text
     if PLACEHOLDER.search(text):
-        return _with_placeholders(text)
+        done, end = "", 0
+        for found in PLACEHOLDER.finditer(text):
+            done += (_value(text[end : found.start()]) if found.start() > end else "") + f'"{found[0]}"'
+            end = found.end()
+        return done + (_value(text[end:]) if text[end:] else "")
     return f'"{text}"' if _OPEN.fullmatch(text) else shlex.quote(text)
-
-
-def _with_placeholders(text: str) -> str:
-    done, end = "", 0
-    for found in PLACEHOLDER.finditer(text):
-        done += (_value(text[end : found.start()]) if found.start() > end else "") + f'"{found[0]}"'
-        end = found.end()
-    return done + (_value(text[end:]) if text[end:] else "")
 
 
 def default(text: str) -> str:

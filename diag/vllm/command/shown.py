@@ -1,7 +1,7 @@
 """Show a launch command by an allow-list. Every other word becomes a variable that has to be set, "${NAME:?}".
 
-Shown are the flags of vLLM, the values that `values` knows to be harmless, variables of `harmless.VARIABLES`, and of
-the programs around vLLM those words that are listed here. Other commands of the same text are left out.
+Flags of vLLM are shown, values and variables that `redaction` lists as harmless, and the words of programs around
+vLLM that are listed here. Other commands of the same text are left out.
 """
 
 import re
@@ -10,16 +10,15 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 
 from diag.core.errors import BadUsage
-from diag.core.lazy_regex import lazy
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given, is_server
 from diag.vllm.command.parse import IS_ALONE, filled_in, parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder, written
 
-_ASSIGNMENT = lazy(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
-_NAME = lazy(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
-_PROGRAMS = lazy(
+_ASSIGNMENT = re.compile(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
+_PROGRAMS = re.compile(
     r"python[\d.]*|vllm|env|exec|nohup|nice|ionice|numactl|taskset|setsid|stdbuf|timeout|time|sudo|docker|podman|nerdctl"
     r"|docker-compose|apptainer|singularity|kubectl|oc|ssh|pdsh|pssh|srun|tmux|screen|eval|su|watch|(?:ba|z|k|da)?sh"
     r"|uv|poetry|conda|torchrun|run|serve|new-session|--|-"
@@ -31,7 +30,7 @@ _OPTIONS = frozenset(
         *("--cpus", "--cpuset-cpus", "--memory", "--ulimit", "--cpunodebind", "--membind", "--physcpubind"),
     )
 )
-"""Options of those programs that are shown, each with a value that is a number or one of _WORDS."""
+"""Options of these programs that are shown, each with a value that is a number or one of _WORDS."""
 _WORDS = frozenset(
     (
         *("all", "host", "none", "nvidia", "bridge", "private", "always", "never", "no", "on-failure"),
@@ -39,33 +38,19 @@ _WORDS = frozenset(
         *("/bin/sh", "/bin/bash", "memlock=-1", "stack=67108864"),
     )
 )
-_NUMBERS = lazy(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
+_NUMBERS = re.compile(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
 
 
 def shown(text: str) -> str:
-    """The command in a text as one line to paste, in which nothing stands that may be a secret.
+    """Return the command in a text as one line to paste, without any word that may be a secret.
 
-    "" where the text cannot be read or has nothing of vLLM in it. What is shown already is shown as it is.
+    "" if the text cannot be parsed or has nothing of vLLM in it. A line that is already shown stays as it is.
     """
     try:
         return written(masked(parse(text))) if text else ""
     except BadUsage:
-        return _of_a_wrapper(text)
-
-
-def masked(command: Command) -> Command:
-    """The command without what may not be shown; as many words as before."""
-    words = filled_in(command.words, redaction.harmless(command.environment))
-    return command._replace(
-        words=(*_prefix(words[: command.arguments], None, command.image), *_arguments(command, words)),
-        exported=tuple(_prefix(command.exported)),
-        around=tuple((_prefix(outer, place, command.image), place) for outer, place in command.around),
-    )
-
-
-def _of_a_wrapper(text: str) -> str:
-    """A program of the site's own that passes vLLM's flags on: its name is not shown."""
-    try:
+        pass
+    try:  # a program of the site's own that passes vLLM's flags on: its name is not shown
         command = parse(f"vllm serve {text}")
     except BadUsage:
         return ""
@@ -75,8 +60,9 @@ def _of_a_wrapper(text: str) -> str:
     return line([*[placeholder("program")] * bool(command.model), *rest])
 
 
-def _arguments(command: Command, words: Sequence[str]) -> list[str]:
-    """The arguments of vLLM itself: flags, their values, and the model."""
+def masked(command: Command) -> Command:
+    """Replace the words of a command that may not be shown; it keeps its number of words."""
+    words = filled_in(command.words, redaction.harmless(command.environment))
     found = {}
     for at in range(command.arguments, len(words)):
         is_open = redaction.is_variable(words[at]) or PLACEHOLDER.fullmatch(words[at])
@@ -86,13 +72,17 @@ def _arguments(command: Command, words: Sequence[str]) -> list[str]:
     before = None
     for given in command.given:
         if given.words:
-            found |= zip(given.words, _option(given, words, before), strict=True)
+            found |= zip(given.words, _show_option(given, words, before), strict=True)
             before = given
-    return [found[at] for at in sorted(found)]
+    return command._replace(
+        words=(*_show_prefix(words[: command.arguments], None, command.image), *(found[at] for at in sorted(found))),
+        exported=tuple(_show_prefix(command.exported)),
+        around=tuple((_show_prefix(outer, place, command.image), place) for outer, place in command.around),
+    )
 
 
-def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
-    """The words of an option: its name where it is of vLLM, its values where they are harmless."""
+def _show_option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
+    """Yield the words of an option: its name if vLLM has it, and its harmless values."""
     first, *more = words[given.words.start : given.words.stop]
     is_due = before and before.option and redaction.takes_secret(before) and not before.values and not given.option
     known = "" if is_due else redaction.flag(given)
@@ -106,24 +96,24 @@ def _option(given: Given, words: Sequence[str], before: Given | None) -> Iterato
     yield from redaction.listed(given, more)
 
 
-def _prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
-    """The words around vLLM's arguments; of a program that is not known no option is."""
+def _show_prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
+    """Return the words around vLLM's arguments; options of an unknown program are hidden."""
     done, is_known = list[str](), False
     for at, (before, whole) in enumerate(pairwise(["", *words])):
         word = whole.removeprefix("ExecStart=")
         is_program = bool(_PROGRAMS.fullmatch(PurePosixPath(word).name) and redaction.name(word))
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
-        shown = word if at == script else _word(word, before if is_known else "", is_program, image)
+        shown = word if at == script else _show_word(word, before if is_known else "", is_program, image)
         is_known = is_program or (is_known and (is_value or word.startswith("-") or bool(shown)))
         done.append(shown or placeholder(f"word_{at + 1}"))
     return tuple(done)
 
 
-def _word(word: str, before: str, is_program: bool, image: str) -> str:
-    """A word before vLLM's arguments; "" where it may not be shown."""
+def _show_word(word: str, before: str, is_program: bool, image: str) -> str:
+    """Return a word before vLLM's arguments; "" if it may not be shown."""
     assigned = _ASSIGNMENT.fullmatch(word)
     name, equals, value = word.partition("=")
-    if before in ("-e", "--env") and _NAME.fullmatch(word):  # of the shell's, under its own name
+    if before in ("-e", "--env") and _NAME.fullmatch(word):  # the shell's variable of that name
         return word if word in VARIABLES else f"{word}={placeholder(word)}"
     if name == "--env" and _NAME.fullmatch(value):
         return word if value in VARIABLES else f"{word}={placeholder(value)}"
@@ -132,16 +122,16 @@ def _word(word: str, before: str, is_program: bool, image: str) -> str:
         kept = text if PLACEHOLDER.fullmatch(text) else redaction.variable(variable, text)
         return f"{option}{variable}={kept or placeholder(variable)}"
     if name in _OPTIONS and equals:
-        return f"{name}={_value(value, name, image) or placeholder(name)}"
+        return f"{name}={_show_value(value, name, image) or placeholder(name)}"
     if is_program:
         return redaction.name(word)
     is_open = redaction.is_variable(word) or PLACEHOLDER.fullmatch(word)
     is_kept = is_open or is_server(word) or word in _OPTIONS or IS_ALONE.fullmatch(word)
-    return word if is_kept else _value(word, before, image)
+    return word if is_kept else _show_value(word, before, image)
 
 
-def _value(text: str, option: str, image: str) -> str:
-    """The value of another program's option; "" where it may not be shown."""
+def _show_value(text: str, option: str, image: str) -> str:
+    """Return the value of another program's option; "" if it may not be shown."""
     is_plain = option in _OPTIONS and (_NUMBERS.fullmatch(text) or text in _WORDS)
     is_image = default(text) == image and redaction.image(text)
     return text if is_plain or is_image or PLACEHOLDER.fullmatch(text) else ""

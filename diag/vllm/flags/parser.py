@@ -1,11 +1,11 @@
-"""Asks the real parser of an installed vLLM. Run by the interpreter that has it, as a script without anything of ours.
+"""Run the parser of an installed vLLM: a script for its interpreter, which may lack diag and its dependencies.
 
-It answers each line of its input by one of its output, as JSON:
+It answers each line of its input by a line of its output, as JSON:
 
     null               -> {"version": ..., "environment": [name, ...], "flags": {flag: {"takes", "no", ...}}}
-    [[word, ...], ...] -> {"version": ..., "refusals": ["" or why this command is refused, ...]}
+    [[word, ...], ...] -> {"version": ..., "refusals": [the error for this command or "", ...]}
 
-It imports torch (about 9 s and 600 MB), and starts no engine. The only file that speaks vllm.
+It imports torch (about 9 s and 600 MB), and starts no engine. No other file imports vllm.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MODULES = tuple(f"vllm.entrypoints.{name}.cli_args" for name in ("common", "launchers", "openai"))
-"""Where `make_arg_parser` is: from 0.33 on, 0.29 - 0.32, before."""
+"""Modules with `make_arg_parser`: from 0.33 on, 0.29 - 0.32, before."""
 PARSERS = ("vllm.utils.argparse_utils", "vllm.utils")
 TAKES = {None: "one", "?": "optional", "+": "many", "*": "many", 0: "none"}
 VALUES = {
@@ -29,18 +29,18 @@ VALUES = {
     "loads": "json",
     "parse_dataclass": "object",
 }
-"""By the name of the function that reads a value; what is not here is text, or the function's own business."""
+"""The kind of a value by the name of the function that reads it; other functions read text."""
 
 
 def parser() -> ArgumentParser:
-    """The parser of `vllm serve`."""
-    flexible = next(filter(None, (_of(name, "FlexibleArgumentParser") for name in PARSERS)))
-    make = next(filter(None, (_of(name, "make_arg_parser") for name in MODULES)))
+    """Return the parser of `vllm serve`."""
+    flexible = next(filter(None, (_attribute(name, "FlexibleArgumentParser") for name in PARSERS)))
+    make = next(filter(None, (_attribute(name, "make_arg_parser") for name in MODULES)))
     made: ArgumentParser = make(flexible(prog="vllm serve"))
     return made
 
 
-def _of(module: str, name: str) -> Any:
+def _attribute(module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError:
@@ -48,7 +48,7 @@ def _of(module: str, name: str) -> Any:
 
 
 def describe() -> dict[str, Any]:
-    """Every flag with how many words it takes and of what kind, its --no- form, and its other names."""
+    """Return every flag with the number and kind of its words, its --no- form, and its other names."""
     flags: dict[str, Any] = {}
     for action in parser()._actions:
         names = [
@@ -56,35 +56,38 @@ def describe() -> dict[str, Any]:
         ]
         short = [name for name in action.option_strings if not name.startswith("--")]
         negated = any(name.startswith("--no-") for name in action.option_strings)
-        of_value = {} if action.nargs == 0 else _of_value(action)
+        value: dict[str, Any] = {}
+        if action.nargs != 0:
+            functions = list(_function_names(action.type))
+            # a function of vLLM's own may spell the choices otherwise
+            choices = [] if "<lambda>" in functions else [str(one) for one in action.choices or () if one is not None]
+            kind = VALUES.get(functions[-1], "text")
+            value = {"value": kind, "null": "_optional_type" in functions, "choices": choices}
         for at, name in enumerate(names):
             alias = {"alias": names[0]} if at else {}
-            flags[name] = {"takes": TAKES[action.nargs], "no": negated, "short": short, **of_value, **alias}
-    return {"version": version(), "environment": sorted(_of("vllm.envs", "environment_variables")), "flags": flags}
+            flags[name] = {"takes": TAKES[action.nargs], "no": negated, "short": short, **value, **alias}
+    return {
+        "version": version(),
+        "environment": sorted(_attribute("vllm.envs", "environment_variables")),
+        "flags": flags,
+    }
 
 
 def version() -> str:
-    """The release, without what it was built for."""
-    return str(_of("vllm", "__version__")).partition("+")[0]
+    """Return the release without its build, 0.32.0 for 0.32.0+cpu."""
+    return str(_attribute("vllm", "__version__")).partition("+")[0]
 
 
-def _of_value(action: Any) -> dict[str, Any]:
-    """The kind of a value, whether None is one, and the choices; a function of vLLM's own may spell these otherwise."""
-    names = list(_names(action.type))
-    choices = [] if "<lambda>" in names else [str(choice) for choice in action.choices or () if choice is not None]
-    return {"value": VALUES.get(names[-1], "text"), "null": "_optional_type" in names, "choices": choices}
-
-
-def _names(read: Any) -> Iterator[str]:
-    """The function that reads a value, and the one that it calls: an optional value has one around it."""
+def _function_names(read: Any) -> Iterator[str]:
+    """Yield the name of the function that reads a value, and of the function that it wraps for an optional value."""
     name = getattr(read, "__qualname__", "")
     yield name.rpartition(".")[2]
     if name.startswith(("optional_type.", "parse_type.")):
-        yield from _names(read.__closure__[0].cell_contents)
+        yield from _function_names(read.__closure__[0].cell_contents)
 
 
 def refusal(words: list[str], vllm: ArgumentParser) -> str:
-    """Why the parser refuses these words, in its own; "" where it does not."""
+    """Return the error of the parser for these words; "" if it accepts them."""
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
@@ -97,7 +100,6 @@ def refusal(words: list[str], vllm: ArgumentParser) -> str:
 
 
 def answer(commands: list[list[str]] | None) -> dict[str, Any]:
-    """Answer a request."""
     if commands is None:
         return describe()
     vllm = parser()
@@ -106,6 +108,6 @@ def answer(commands: list[list[str]] | None) -> dict[str, Any]:
 
 if __name__ == "__main__":
     out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # vLLM greets on it
+    with contextlib.redirect_stdout(sys.stderr):  # vLLM prints its banner there
         for line in sys.stdin:
             print(json.dumps(answer(json.loads(line))), file=out, flush=True)

@@ -1,6 +1,6 @@
 """vLLM's command-line flags by release: which exist, how many words they take, their short names and defaults.
 
-The data is flags.json (read from the source of 59 releases, and from the parsers of 26 by `diag.vllm.flags.update`).
+The data is flags.json (read from the source of 59 releases, and from the parsers of 26 by `installed_parser.py`).
 """
 
 import json
@@ -18,16 +18,15 @@ Takes = Literal["one", "optional", "many", "none"]
 Value = Literal["integer", "size", "number", "json", "object", "text"]
 """A size is a whole number, perhaps with a suffix: 8k is 8000, 8K is 8192; an object is one of JSON."""
 
-
-_NEVER: Mapping[str, Any] = MappingProxyType({})
+_NO_FORMS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Flag(NamedTuple):
-    """`first` and `last` are the releases whose parser accepts it; `no` whether it has a --no- form.
+    """A flag; the releases from `first` to `last` accept it, and `no` is True if it has a --no- form.
 
-    `choices` are empty where any value will do, `null` is whether None is one; `alias` is the flag that it only is
-    another name of. All this is as in the newest release that was `described`; `until` has what was otherwise up to
-    and including a release, the oldest first.
+    `choices` are empty if any value is accepted, `null` is True if None is; `alias` is the flag that this is another
+    name of. All this is as in the newest `described` release; `until` has the older forms, each with the last release
+    that has it, the oldest first.
     """
 
     name: str
@@ -43,14 +42,14 @@ class Flag(NamedTuple):
     until: tuple[tuple[str, "Flag"], ...] = ()
 
     def at(self, version: str) -> "Flag":
-        """The flag as that release has it; the newest form for an unknown one."""
+        """Return the flag as a release has it; the newest form for an unknown release."""
         at = release(version)
         return next((flag for last, flag in self.until if at and at <= release(last)), self)
 
     def in_release(self, version: str) -> bool:
-        """Return True if a release accepts the flag; True for an unknown one.
+        """Return True if a release accepts the flag, or is unknown.
 
-        A release newer than all known ones is taken to accept what the newest known one does.
+        A release newer than all known ones is taken to accept the flags of the newest known one.
         """
         at = release(version)
         ends = release(self.last)
@@ -58,7 +57,7 @@ class Flag(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A word of a command line understood: its flag, whether it is switched on, and the key behind a dot."""
+    """The meaning of a word of a command line: its flag, on or off, and the key behind a dot."""
 
     flag: Flag
     on: bool = True
@@ -71,7 +70,7 @@ def _content() -> dict[str, Any]:
     return content
 
 
-def _flag(name: str, versions: list[str], takes: Takes, until: Mapping[str, Any] = _NEVER, **more: Any) -> Flag:
+def _flag(name: str, versions: list[str], takes: Takes, until: Mapping[str, Any] = _NO_FORMS, **more: Any) -> Flag:
     fields: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value for field, value in more.items()
     }
@@ -81,29 +80,29 @@ def _flag(name: str, versions: list[str], takes: Takes, until: Mapping[str, Any]
 
 @cache
 def versions() -> tuple[str, ...]:
-    """The releases that are known, the oldest first."""
+    """Return the known releases, the oldest first."""
     return tuple(_content()["versions"])
 
 
 @cache
 def known() -> dict[str, Flag]:
-    """Every flag of any release by its name, --max-num-seqs for one."""
+    """Return every flag of any release by its name, such as --max-num-seqs."""
     return {name: _flag(name, **entry) for name, entry in _content()["flags"].items()}
 
 
 def described() -> str:
-    """The newest release whose own parser said what values each flag takes."""
+    """Return the newest release whose parser was read."""
     return parsers()[-1]
 
 
 @cache
 def parsers() -> tuple[str, ...]:
-    """The releases whose own parser said so, the oldest first."""
+    """Return the releases whose parser was read, the oldest first."""
     return tuple(_content()["parsers"])
 
 
 def nearest(version: str) -> str:
-    """The first of these releases that is not older than this one, else the newest."""
+    """Return the first release with a known parser that is not older than `version`, else the newest."""
     return next((parser for parser in parsers() if release(version) <= release(parser)), described())
 
 
@@ -114,13 +113,13 @@ def is_described(version: str) -> bool:
 
 @cache
 def environment() -> frozenset[str]:
-    """The variables VLLM_... that the described release reads."""
+    """Return the variables VLLM_... that the newest described release reads."""
     return frozenset(_content()["environment"])
 
 
 @cache
 def _short() -> dict[str, Flag]:
-    """Flags by their short names, including names that only some releases have."""
+    """Return flags by their short names, including names that only some releases have."""
     flags = known().values()
     older = {short: flag for flag in flags for _, form in flag.until for short in form.short}
     return older | {short: flag for flag in flags for short in flag.short}
@@ -128,26 +127,25 @@ def _short() -> dict[str, Flag]:
 
 @lru_cache(maxsize=4096)
 def understood(word: str, version: str = "") -> Option | None:
-    """The flag that a word such as --max_num_seqs, -tp, --no-x, -O3, --x.key or an abbreviation means to a release."""
-    option = _understood(word, version)
-    return option._replace(flag=option.flag.at(version)) if option else None
-
-
-def _understood(word: str, version: str) -> Option | None:
-    if word.startswith("-O") and not word.startswith("--"):
-        level = known()["--optimization-level"]
-        return Option(known()["--compilation-config"] if word == "-O" or not level.in_release(version) else level)
+    """Return the flag that a release reads in a word: --max_num_seqs, -tp, --no-x, -O3, --x.key or an abbreviation."""
     name, _, key = word.partition(".")
-    if not name.startswith("--"):
-        return Option(_short()[name], key=key) if name in _short() else None
-    name = name.replace("_", "-")
-    if name in known():
-        longer = None if known()[name].in_release(version) else _abbreviated(name, version)
-        return longer or Option(known()[name], key=key)
-    positive = known().get("--" + name.removeprefix("--no-"))
-    if positive and name.startswith("--no-"):
-        return Option(positive, on=False)
-    return _abbreviated(name, version)
+    option: Option | None = None
+    if word.startswith("-O"):
+        level = known()["--optimization-level"]
+        option = Option(known()["--compilation-config"] if word == "-O" or not level.in_release(version) else level)
+    elif not name.startswith("--"):
+        option = Option(_short()[name], key=key) if name in _short() else None
+    else:
+        name = name.replace("_", "-")
+        positive = known().get("--" + name.removeprefix("--no-"))
+        if name in known():
+            longer = None if known()[name].in_release(version) else _abbreviated(name, version)
+            option = longer or Option(known()[name], key=key)
+        elif positive and name.startswith("--no-"):
+            option = Option(positive, on=False)
+        else:
+            option = _abbreviated(name, version)
+    return option._replace(flag=option.flag.at(version)) if option else None
 
 
 def _abbreviated(name: str, version: str) -> Option | None:
@@ -157,7 +155,7 @@ def _abbreviated(name: str, version: str) -> Option | None:
 
 
 def releases(word: str, narrowed: tuple[str, str] = ("", "")) -> tuple[str, str]:
-    """The first and the last release with a flag, "" for an open end; narrowed further by a range of the same kind."""
+    """Return the first and the last release with a flag, "" for an open end, within the range `narrowed`."""
     option = understood(word.partition("=")[0])
     oldest, newest = versions()[0], versions()[-1]
     first, last = (option.flag.first, option.flag.last) if option else ("", "")
@@ -167,13 +165,13 @@ def releases(word: str, narrowed: tuple[str, str] = ("", "")) -> tuple[str, str]
 
 @lru_cache(maxsize=1024)
 def release(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version, (0, 32, 0); empty where there are none."""
+    """Return the first three numbers of a version, (0, 32, 0); () if there are none."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
 Since = tuple[tuple[str, float | None], ...]
-"""Releases and the default from each of them on, the oldest first; None where it depends on the model or the host."""
+"""Releases and the default from each on, the oldest first; None if it depends on the model or the host."""
 
 _ALWAYS = "0.0.0"
 _DEFAULTS: Mapping[str, Since] = {
@@ -196,7 +194,7 @@ _DEFAULTS: Mapping[str, Since] = {
     "--enforce-eager": ((_ALWAYS, 0.0),),
     "--disable-custom-all-reduce": ((_ALWAYS, 0.0),),
     "--api-server-count": ((_ALWAYS, 1.0), ("0.15.0", None)),  # then one for each data-parallel rank
-    "--async-scheduling": ((_ALWAYS, 0.0), ("0.14.0", None)),  # then on by itself where the executor can
+    "--async-scheduling": ((_ALWAYS, 0.0), ("0.14.0", None)),  # then on if the executor supports it
     "--enable-chunked-prefill": ((_ALWAYS, None), ("0.8.0", 1.0), ("0.11.0", None)),
     "--enable-prefix-caching": ((_ALWAYS, 0.0), ("0.8.0", None)),
 }
@@ -223,7 +221,7 @@ UNSET = frozenset(
         "--quantization",
     }
 )
-"""Flags without a default of their own: where nobody sets one, there is no such bound, or it follows from others."""
+"""Flags without a default of their own: if they are not set, there is no such bound, or it follows from other flags."""
 
 _BIG, _HUGE = 70 * GIB, 160 * GIB
 _SEQS, _TOKENS = "--max-num-seqs", "--max-num-batched-tokens"
@@ -233,12 +231,12 @@ _HUGE_BATCH: Mapping[str, float] = {_SEQS: 1024.0, _TOKENS: 16384.0}
 
 
 def default(flag: str, version: str, gpu_bytes: float | None = None, gpu_name: str = "") -> float | None:
-    """The default of a flag such as --max-num-seqs in a release, switches as 0 and 1.
+    """Return the default of a flag such as --max-num-seqs in a release, switches as 0 and 1.
 
-    `gpu_bytes` is the memory of one GPU as NVML counts it, `gpu_name` what NVML calls it. None where the release has no
-    such flag, where it has no number of its own (`UNSET`), and where it depends on what is not known. An unknown
-    release ("") has a default that all releases share. vLLM lowers --max-num-seqs to --max-num-batched-tokens, and that
-    to --max-num-seqs x --max-model-len; `--performance-mode throughput` doubles both.
+    `gpu_bytes` and `gpu_name` are the memory and the name of one GPU in NVML. None if the release has no such flag, if
+    the flag has no default of its own (`UNSET`), or if the default depends on something unknown. An unknown release
+    ("") has only defaults that all releases share. vLLM lowers --max-num-seqs to --max-num-batched-tokens, and that to
+    --max-num-seqs x --max-model-len; `--performance-mode throughput` doubles both.
     """
     if flag not in known() or not known()[flag].in_release(version):
         return None
@@ -254,10 +252,15 @@ def default(flag: str, version: str, gpu_bytes: float | None = None, gpu_name: s
 
 
 def _batch(flag: str, version: str, gpu_bytes: float | None, gpu_name: str) -> float | None:
-    """Return a default that depends on the GPU's memory; None without a GPU, since CPUs and TPUs have others."""
+    """Return a default that depends on the GPU; None without a GPU, since CPUs and TPUs have others."""
     at = release(version)
+    if at < (0, 8, 0):  # as many tokens as --max-model-len, or fewer
+        return _SMALL_BATCH[flag] if at and flag == _SEQS else None
     if at < (0, 8, 5):
-        return _early_batch(flag, at, gpu_bytes, gpu_name)
+        if flag == _SEQS:  # it is unknown if 0.8.4 has 1,024 requests on small GPUs already
+            return _BIG_BATCH[flag] if at < (0, 8, 4) or (gpu_bytes is not None and gpu_bytes >= _BIG) else None
+        is_hopper = "h100" in gpu_name or "h200" in gpu_name
+        return (_BIG_BATCH if is_hopper else _SMALL_BATCH)[flag] if gpu_name else None
     if gpu_bytes is None:
         return None
     if gpu_bytes >= _HUGE and at >= (0, 28, 0):
@@ -267,15 +270,3 @@ def _batch(flag: str, version: str, gpu_bytes: float | None, gpu_name: str) -> f
         return None
     is_small = gpu_bytes < _BIG or any(name in gpu_name for name in small)
     return (_SMALL_BATCH if is_small else _BIG_BATCH)[flag]
-
-
-def _early_batch(flag: str, at: tuple[int, ...], gpu_bytes: float | None, gpu_name: str) -> float | None:
-    """Up to 0.8.4: tokens by name; whether 0.8.4 itself has 1,024 requests on small GPUs already is not known."""
-    if at < (0, 8, 0):
-        return _SMALL_BATCH[flag] if at and flag == _SEQS else None  # as many tokens as --max-model-len, or fewer
-    if flag == _SEQS:
-        sure = at < (0, 8, 4) or (gpu_bytes is not None and gpu_bytes >= _BIG)
-        return _BIG_BATCH[flag] if sure else None
-    if not gpu_name:
-        return None
-    return (_BIG_BATCH if "h100" in gpu_name or "h200" in gpu_name else _SMALL_BATCH)[flag]

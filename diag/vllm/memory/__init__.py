@@ -1,1 +1,1 @@
-"""How much GPU memory a server needs, by vLLM's own rules."""
+"""The GPU memory that a server needs, by vLLM's own rules."""

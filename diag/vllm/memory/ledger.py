@@ -31,19 +31,19 @@ GRAPHS, NON_TORCH, KV_CACHE = "CUDA graphs", "non-torch", "KV cache"
 GRAPHS_GIB = 0.1, 2.0
 """Captured CUDA graphs in public logs: 0.23 (8B), 0.37 (0.6B), 0.67 (7B), 1.62 estimated (35B MoE)."""
 NON_TORCH_GIB, NON_TORCH_GIB_PARALLEL = (0.05, 0.4), (0.2, 1.2)
-"""What torch did not allocate: 0.05 - 0.26 on one GPU; 0.20 - 0.33 with TP 2 and 4, 0.95 with expert parallelism."""
+"""Memory outside torch: 0.05 - 0.26 on one GPU; 0.20 - 0.33 with TP 2 and 4, 0.95 with expert parallelism."""
 CONTEXT_GIB = 0.3, 0.6
 """A CUDA context, outside the budget: 78.84 of 79.25 and 22.93 of 23.56 free when vLLM starts."""
 USUAL_GRAPHS_GIB = 0.5
 """Graphs are outside the budget too up to 0.19.1, where vLLM did not count them."""
 
 Measured = Mapping[str, ByteRange]
-"""What the log says in bytes, as far as it is rounded, by the name of the row."""
+"""Bytes from the log by the name of the row, as a range since the log rounds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the ledger: bytes on one GPU as computed, None where they cannot be, and as logged."""
+    """A line of the ledger: bytes on one GPU as computed, None if they cannot be, and as logged."""
 
     name: str
     computed: ByteRange | None
@@ -53,14 +53,14 @@ class Row:
 
     @property
     def size(self) -> ByteRange | None:
-        """The size to use: the logged one, unless it only rounds an exact one."""
+        """Return the size to use: the logged one, unless it only rounds an exact one."""
         if self.logged is None or (self.basis == "exact" and self.difference == 0):
             return self.computed
         return self.logged
 
     @property
     def difference(self) -> int | None:
-        """Bytes by which the log lies outside what was computed; 0 within it, None where one is unknown."""
+        """Return the bytes by which the log is outside the computed range; 0 inside, None if one is unknown."""
         if self.logged is None or self.computed is None:
             return None
         above, below = self.logged.low - self.computed.high, self.logged.high - self.computed.low
@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All of it; `layout` is None where the KV cache cannot be computed, `reasons` are those for the verdict."""
+    """The memory of one GPU; `layout` is None if the KV cache cannot be computed, `reasons` explain the verdict."""
 
     setup: Setup
     model: Model
@@ -82,22 +82,21 @@ class Ledger:
 
     @property
     def kv_cache(self) -> ByteRange | None:
-        """Bytes for the KV cache."""
         return next(row.size for row in self.rows if row.name == KV_CACHE)
 
     @property
     def needed(self) -> int | None:
-        """Bytes of KV cache that a request of the longest context takes."""
+        """Return the bytes of KV cache that a request of the longest context takes."""
         return self.layout.blocks(self.setup.length) * self.block_bytes if self.layout else None
 
     @property
     def token_bytes(self) -> float | None:
-        """Bytes of a token beyond every sliding window."""
+        """Return the bytes of a token beyond every sliding window."""
         return self.layout.groups * self.block_bytes / self.layout.block if self.layout else None
 
     @property
     def concurrency(self) -> tuple[float, float] | None:
-        """How many requests of the longest context the KV cache holds, as vLLM counts them."""
+        """Return the requests of the longest context that the KV cache holds, as vLLM counts them."""
         if not (self.layout and self.blocks):
             return None
         request = self.layout.blocks(self.setup.length)
@@ -105,13 +104,13 @@ class Ledger:
 
     @property
     def tokens(self) -> ByteRange | None:
-        """How many tokens the KV cache holds, as vLLM's log counts them."""
+        """Return the tokens that the KV cache holds, as vLLM's log counts them."""
         requests = self.concurrency
         return ByteRange(*(int(count * self.setup.length) for count in requests)) if requests else None
 
     @property
     def longest(self) -> ByteRange | None:
-        """The longest context that the KV cache holds, up to the model's own."""
+        """Return the longest context that the KV cache holds, up to the model's own."""
         if not (self.layout and self.blocks):
             return None
         bounds = (self.layout.longest(blocks, self.model.longest) for blocks in (self.blocks.low, self.blocks.high))
@@ -120,9 +119,9 @@ class Ledger:
 
 @dataclass
 class _LedgerWriter:
-    """The rows while they are written, with what the log says beside them.
+    """The rows while they are written, each with its size in the log.
 
-    Where the log says what is left in the end, that is computed from the shape alone: two ways to the same number.
+    If the log has the size of the KV cache, that row is computed from the shape alone, so that both can be compared.
     """
 
     measured: Measured
@@ -135,36 +134,46 @@ class _LedgerWriter:
 
 
 def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledger:
-    """The ledger of one GPU, of the fullest stage of pipeline parallelism; BadUsage for what vLLM refuses."""
+    """Return the ledger of one GPU, of the fullest pipeline stage; BadUsage if vLLM refuses the setup."""
     check(model, setup)
     try:
         layout, unknown = cache_layout(model, setup), ""
     except NotCovered as error:
         layout, unknown = None, str(error)
-    stages = [_of_stage(model, setup, measured or {}, layout, stage) for stage in weights(model, setup)]
-    tightest = min(stages, key=_room)
-    certain, doubts = _certain(tightest), _doubts(tightest, unknown)
+    stages = [_stage_ledger(model, setup, measured or {}, layout, stage) for stage in weights(model, setup)]
+    # the least KV cache, in blocks if their size is known, else in bytes
+    tightest = min(stages, key=lambda stage: (stage.blocks or stage.kv_cache or ByteRange.of(0)).low)
+    certain, doubts = _refusals(tightest), _doubts(tightest, unknown)
     if setup.savings:
-        certain, doubts = [], list(dict.fromkeys((*certain, *_not_counted(setup.savings), *doubts)))
+        certain, doubts = [], list(dict.fromkeys((*certain, *_uncounted_texts(setup.savings), *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
     return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
 
 
-def _room(found: Ledger) -> int:
-    """Return the least KV cache of a stage, in blocks if their size is known, else in bytes."""
-    if found.blocks:
-        return found.blocks.low
-    return found.kv_cache.low if found.kv_cache else 0
-
-
-def _of_stage(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
+def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
     writer = _LedgerWriter(measured)
-    if setup.cpu:
-        writer.write(WEIGHTS, stage.weights, stage.basis, f"{stage.source}, in host memory beside the KV cache")
-    usage = [] if setup.cpu else _usage(writer, model, setup, stage)
     is_uniform = layout is not None and layout.groups == 1 and not layout.windows
     block_bytes = layout.block_bytes(stage.layers if is_uniform else None) if layout else 0
-    size = writer.write(KV_CACHE, *_kv_cache(setup, usage, block_bytes))
+    usage: list[ByteRange | None] = []
+    source = "the budget minus all of the above"
+    if setup.cpu:
+        writer.write(WEIGHTS, stage.weights, stage.basis, f"{stage.source}, in host memory beside the KV cache")
+        source = f"set by {CPU_SPACE}"
+    else:
+        usage = _usage(writer, model, setup, stage)
+
+    known = [size for size in usage if size]
+    if setup.blocks and block_bytes:
+        fixed = ByteRange.of(setup.blocks * block_bytes)
+        size = writer.write(KV_CACHE, fixed, "exact", "--num-gpu-blocks-override")
+    elif setup.kv_cache_bytes is not None:
+        source = CPU_SPACE if setup.cpu else "--kv-cache-memory-bytes, whatever the budget"
+        size = writer.write(KV_CACHE, ByteRange.of(setup.kv_cache_bytes), "exact", source)
+    elif usage and len(known) == len(usage):
+        size = writer.write(KV_CACHE, known[0].less(*known[1:]), "estimated", source)
+    else:
+        size = writer.write(KV_CACHE, None, "unknown", source)
+
     blocks = None
     if size and block_bytes:
         blocks = ByteRange(*(max(bound, 0) // block_bytes for bound in (size.low, size.high)))
@@ -172,51 +181,36 @@ def _of_stage(model: Model, setup: Setup, measured: Measured, layout: CacheLayou
 
 
 def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> list[ByteRange | None]:
-    """The budget, and what counts against it."""
-    budget = writer.write(BUDGET, *_budget(setup))
-    weighed = writer.write(WEIGHTS, stage.weights, stage.basis, stage.source)
+    """Write the budget and the rows that count against it, and return their sizes."""
+    share = quantity(setup.utilization, "share")
+    if setup.total is None:
+        source = f"{share} of the GPU: give --gpu h100, --gpu-memory 79.1GiB or --log"
+        usage = [writer.write(BUDGET, None, "unknown", source)]
+    else:
+        size = ByteRange.of(round(setup.total * setup.utilization))
+        usage = [writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")]
+    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source))
+
     step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
     peak = activations(model, setup) if model.family else None
-    active = writer.write(ACTIVATIONS, peak, "estimated" if peak else "unknown", step)
-    captured = writer.write(GRAPHS, *_graphs(setup))
+    usage.append(writer.write(ACTIVATIONS, peak, "estimated" if peak else "unknown", step))
+
+    if setup.eager:
+        captured = writer.write(GRAPHS, ByteRange.of(0), "exact", "none with --enforce-eager")
+    else:
+        where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
+        captured = writer.write(GRAPHS, ByteRange.gib(GRAPHS_GIB), "estimated", where)
+    usage += [captured] if setup.graphs_in_budget else []
+
     is_parallel = setup.gpus * setup.data > 1
     buffers = "buffers of NCCL and CUDA libraries" if is_parallel else "buffers of CUDA libraries"
     bounds = NON_TORCH_GIB_PARALLEL if is_parallel else NON_TORCH_GIB
-    other = writer.write(NON_TORCH, ByteRange.gib(bounds), "estimated", buffers)
-    return [budget, weighed, active, other, *([captured] if setup.graphs_in_budget else [])]
+    usage.append(writer.write(NON_TORCH, ByteRange.gib(bounds), "estimated", buffers))
+    return usage
 
 
-def _budget(setup: Setup) -> tuple[ByteRange | None, Basis, str]:
-    share = quantity(setup.utilization, "share")
-    if setup.total is None:
-        return None, "unknown", f"{share} of the GPU: give --gpu h100, --gpu-memory 79.1GiB or --log"
-    return ByteRange.of(round(setup.total * setup.utilization)), "exact", f"{share} of {gibibytes(setup.total)}"
-
-
-def _graphs(setup: Setup) -> tuple[ByteRange, Basis, str]:
-    if setup.eager:
-        return ByteRange.of(0), "exact", "none with --enforce-eager"
-    where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
-    return ByteRange.gib(GRAPHS_GIB), "estimated", where
-
-
-def _kv_cache(setup: Setup, usage: Sequence[ByteRange | None], block_bytes: int) -> tuple[ByteRange | None, Basis, str]:
-    if setup.blocks and block_bytes:
-        return ByteRange.of(setup.blocks * block_bytes), "exact", "--num-gpu-blocks-override"
-    if setup.kv_cache_bytes is not None:
-        flag = CPU_SPACE if setup.cpu else "--kv-cache-memory-bytes, whatever the budget"
-        return ByteRange.of(setup.kv_cache_bytes), "exact", flag
-    known = [size for size in usage if size]
-    if not usage or len(known) < len(usage):
-        return None, "unknown", f"set by {CPU_SPACE}" if setup.cpu else "the budget minus all of the above"
-    return known[0].less(*known[1:]), "estimated", "the budget minus all of the above"
-
-
-# -- the verdict ------------------------------------------------------------------------------------------------------
-
-
-def _certain(found: Ledger) -> list[str]:
-    """Why it does not fit, at whichever end of the ranges."""
+def _refusals(found: Ledger) -> list[str]:
+    """Return the reasons why the server does not fit, at whichever end of the ranges."""
     setup, layout, blocks, kv_cache = found.setup, found.layout, found.blocks, found.kv_cache
     if kv_cache and kv_cache.high <= 0:
         return [f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little"]
@@ -232,7 +226,7 @@ def _certain(found: Ledger) -> list[str]:
 
 
 def _doubts(found: Ledger, unknown: str) -> list[str]:
-    """Why it is uncertain before a start whether it fits."""
+    """Return the reasons why it is uncertain if the server fits."""
     setup, layout, blocks = found.setup, found.layout, found.blocks
     reasons = [unknown] if unknown else []
     if setup.cpu and found.kv_cache is None:
@@ -246,16 +240,16 @@ def _doubts(found: Ledger, unknown: str) -> list[str]:
 
 
 def uncounted(found: Ledger) -> list[str]:
-    """List what takes memory and stands in no row; empty if the log has the size of the KV cache."""
+    """List memory that is in no row; [] if the log has the size of the KV cache."""
     if any(row.name == KV_CACHE and row.logged for row in found.rows):
         return []
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
     sees = found.model.vision and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
     vision = ["activations of the vision encoder"] if sees else []
-    return missing + _not_counted((*found.setup.uncounted, *vision, *found.setup.savings))
+    return missing + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 
 
-def _not_counted(reasons: Sequence[str]) -> list[str]:
+def _uncounted_texts(reasons: Sequence[str]) -> list[str]:
     return [f"not counted: {reason}" for reason in reasons]
 
 
@@ -284,7 +278,7 @@ MOST_GPUS = 64
 LEAST_LENGTH = 2048
 """Shorter contexts are of no practical use: other changes are tried."""
 _STEPS = ((65536, 4096), (8192, 1024), (0, 256))
-"""From a length on, the multiple that people set."""
+"""Lengths from which on a multiple is usual, and the multiple."""
 
 
 @dataclass(frozen=True)
@@ -295,30 +289,30 @@ class Suggestion:
     value: str
     setup: Setup
     measured: Measured
-    """What of the log still holds with it."""
+    """The rows of the log that are valid with this value too."""
 
 
 def rounded(length: int, most: int) -> int:
-    """Down to what people set: a multiple of 4,096 from 65,536 on, of 1,024 from 8,192 on, of 256; the most itself."""
+    """Round down to a usual length: a multiple of 4,096 from 65,536 on, of 1,024 from 8,192 on, of 256; or `most`."""
     if length >= most:
         return most
     return length - length % next(step for start, step in _STEPS if length >= start)
 
 
 def safe_length(found: Ledger) -> int | None:
-    """The longest context that fits for certain; None where that is not known."""
+    """Return the longest context that fits for certain; None if it is unknown."""
     return rounded(found.longest.low, found.model.longest) if found.longest and not uncounted(found) else None
 
 
 def safe_sequences(found: Ledger) -> int | None:
-    """How many requests of the longest context run at a time without preemption, for certain."""
+    """Return the requests of the longest context that certainly run at a time without preemption; None if unknown."""
     if not (found.layout and found.blocks) or uncounted(found):
         return None
     return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
 
 
 def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
-    """Flags that make it fit alone; where none does, an fp8 KV cache or more GPUs with a shorter context."""
+    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
     model, start = found.model, Suggestion("", "", found.setup, measured)
     kinds = (_larger_share(start), _fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
     alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]
@@ -334,7 +328,7 @@ def _fits(model: Model, suggestion: Suggestion) -> bool:
 
 
 def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
-    """The longest context that fits, after what was changed before."""
+    """Yield the longest context that fits after the changes of `before`."""
     length = safe_length(ledger(model, before.setup, before.measured)) or 0
     if LEAST_LENGTH <= length < before.setup.length:
         setup = replace(before.setup, length=length, auto_length=False)
@@ -343,7 +337,7 @@ def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
 
 
 def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
-    """Larger shares of the GPU, the smallest first; a smaller one where too little is left outside the present one."""
+    """Yield larger shares of the GPU, the smallest first; a smaller one if too little is left outside the budget."""
     setup, total = start.setup, start.setup.total
     if total is None or setup.cpu or setup.kv_cache_bytes is not None or setup.blocks is not None:
         return
@@ -360,7 +354,6 @@ def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
 
 
 def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
-    """Half the bytes for every token."""
     if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, start.setup):
         yield Suggestion("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
 
@@ -384,7 +377,7 @@ def supports_fp8_cache(model: Model, setup: Setup) -> bool:
 
 
 def _more_gpus(model: Model, start: Suggestion) -> Iterator[Suggestion]:
-    """More GPUs of the same kind, as many as vLLM can divide the model among; nothing was measured on those."""
+    """Yield more GPUs of one kind among which vLLM can divide the model; the log has no measurements of them."""
     tensor = 2 * start.setup.tensor
     while not start.setup.cpu and tensor <= MOST_GPUS:
         setup = replace(start.setup, tensor=tensor)

@@ -1,9 +1,9 @@
-"""The settings of a command that decide about memory, with defaults filled in, and what vLLM refuses at its start."""
+"""The settings of a command that determine its memory, with defaults filled in; and the settings that vLLM refuses."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import gcd
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, parse_size
@@ -15,7 +15,7 @@ from diag.vllm.memory.model import Model
 from diag.vllm.memory.weights import block_size, feed_forward_width, group_size
 
 MOST, MOST_TOKENS = 2**42, 2**26
-"""Bytes of any memory, and tokens or requests of a step: more is a typing error."""
+"""Most bytes of a memory, and most tokens or requests of a step: a larger value is a typing error."""
 _UNCOUNTED: Mapping[str, str] = {
     "--speculative-config": "the draft model",
     "--speculative-model": "the draft model",
@@ -26,13 +26,13 @@ _UNCOUNTED: Mapping[str, str] = {
     "--rope-scaling": "what --rope-scaling changes",
     "--num-redundant-experts": "redundant experts",
 }
-"""Flags that take memory in a way that is not computed."""
+"""Flags that take memory that is not computed."""
 _SAVINGS: Mapping[str, str] = {
     "--hf-overrides": "what --hf-overrides changes",
     "--decode-context-parallel-size": "decode context parallelism",
     "--offload-group-size": "weights that --offload-group-size keeps in host memory",
 }
-"""Flags that may save some of what is computed."""
+"""Flags that may save some of the computed memory."""
 _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
@@ -41,7 +41,7 @@ _CPU_BLOCK, _BLOCK = 128, 16
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One GPU: its memory in bytes as CUDA counts it, None where it is not known, and its name."""
+    """One GPU: its memory in bytes as CUDA counts it, None if it is unknown, and its name."""
 
     total: int | None = None
     name: str = ""
@@ -49,13 +49,13 @@ class GpuSpec:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a server is to run; sizes are in bytes.
+    """The settings of a server; sizes are in bytes.
 
-    `length` is --max-model-len, `auto_length` where vLLM chooses it itself, `allows_overlong` where it may exceed the
-    model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is what a log says is free at the
-    start. `graphs_in_budget` is whether CUDA graphs count against the budget (0.20.0 and later).
-    `expert_parallel` keeps each expert whole on one GPU. `capability` is CUDA's of the GPU, 0 where it is not known.
-    `uncounted` takes memory that stands in no row, `savings` may reduce what does.
+    `length` is --max-model-len, `auto_length` is True if vLLM chooses it, `allows_overlong` if it may exceed the
+    model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is the free memory at the start, by
+    the log. `graphs_in_budget` is True if CUDA graphs count against the budget (0.20.0 and later). `expert_parallel`
+    keeps each expert whole on one GPU. `capability` is the GPU's in CUDA, 0 if it is unknown. `uncounted` names
+    memory that is in no row, `savings` names what may reduce a row.
     """
 
     version: str
@@ -89,24 +89,24 @@ class Setup:
 
     @property
     def in_flight(self) -> int:
-        """Tokens that may be scheduled and not settled: two steps of them since scheduling is asynchronous."""
+        """Return the tokens that may be in flight: two steps of them since scheduling is asynchronous."""
         steps = 2 if release(self.version) >= (0, 14, 0) else 1
         return max(steps, self.pipeline) * self.batched_tokens
 
     @property
     def gpus(self) -> int:
-        """How many GPUs share the work of one replica."""
+        """Return the number of GPUs that share the work of one replica."""
         return self.tensor * self.pipeline
 
 
 def invalid(what: str, text: str, expected: str) -> str:
-    """The sentence on a value that cannot be used, without secrets."""
+    """Return the sentence about an invalid value, without secrets."""
     given = redaction.number(text)
     return f"invalid value for {what}{f': {given}' if given else ''} (expected {expected})"
 
 
 def size(text: str, what: str, least: int = 1, most: int = MOST) -> int:
-    """A number with a unit, 32k or 79.1GiB, as a whole number; BadUsage where it is none, or absurd."""
+    """Read a number with a unit, 32k or 79.1GiB, as a whole number; BadUsage if it is none, or absurd."""
     number = parse_size(text) or 0
     if not least <= number <= most:
         bounds = f"{least / GIB:g} to {most / GIB:g} GiB" if least >= GIB else f"{least} to {most}"
@@ -115,7 +115,7 @@ def size(text: str, what: str, least: int = 1, most: int = MOST) -> int:
 
 
 def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Setup:
-    """The setup of a command; what it does not say is the default of the release, of the newest where none is given."""
+    """Return the setup of a command, with the defaults of the release, without one of the newest release."""
     version = version or versions()[-1]
     if not release(version):
         named = redaction.name(version)[:40]
@@ -127,16 +127,28 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     if given is not None and not auto_length:
         length = size(given, "--max-model-len", most=2**30)
 
+    fixed, space, kv_cache_bytes = command.get("--kv-cache-memory-bytes"), command.environment.get(CPU_SPACE), None
+    if fixed is not None:
+        kv_cache_bytes = size(fixed, "--kv-cache-memory-bytes")
+    elif cpu and space:
+        kv_cache_bytes = size(f"{space}GiB", CPU_SPACE)
+
+    flag, expected = "--gpu-memory-utilization", "a number above 0 and up to 1"
+    share = _number(command, flag, default(flag, version) or 0.92, lambda share: 0 < share <= 1, expected)
     estimates = command.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     graphs_in_budget = estimates == "1" if estimates in ("0", "1") else number >= (0, 20, 0)
     overlong = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
     overlong = overlong or command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+    savings = [why for flag, why in _SAVINGS.items() if _mentions(command, flag)]
+    if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
+        savings.append(f"how {PARTITION} divides the layers")
+
     return Setup(
         version=version,
         total=gpu.total,
         length=length,
         auto_length=auto_length,
-        utilization=_share(command, version),
+        utilization=share,
         tensor=_count(command, "--tensor-parallel-size"),
         pipeline=_count(command, "--pipeline-parallel-size"),
         data=_count(command, "--data-parallel-size"),
@@ -146,9 +158,9 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         kv_dtype=command.get("--kv-cache-dtype") or "auto",
         float32=command.get("--dtype") in ("float32", "float"),
         quantization=command.get("--quantization") or "",
-        kv_cache_bytes=_kv_cache_bytes(command, cpu),
+        kv_cache_bytes=kv_cache_bytes,
         blocks=_whole(command, "--num-gpu-blocks-override"),
-        offload=int(_number(command, "--cpu-offload-gb") * GIB),
+        offload=int(_number(command, "--cpu-offload-gb", 0, lambda gib: 0 <= gib < 2**20, "a size in GiB") * GIB),
         eager=bool(command.switched("--enforce-eager")) or cpu,
         graphs_in_budget=graphs_in_budget,
         hybrid=number >= (0, 9, 1) and not command.switched("--disable-hybrid-kv-cache-manager") and not cpu,
@@ -156,7 +168,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         text_only=bool(command.switched("--language-model-only")),
         allows_overlong=overlong,
         uncounted=tuple(dict.fromkeys(_uncounted(command, model))),
-        savings=tuple(_savings(command)),
+        savings=tuple(savings),
         capability=capability(gpu.name),
         expert_parallel=bool(command.switched("--enable-expert-parallel")),
     )
@@ -177,12 +189,6 @@ def _uncounted(command: Command, model: Model) -> Iterator[str]:
         yield f"what the files leave unquantized by {model.unquantized.unread[0][:60]!r}"
 
 
-def _savings(command: Command) -> Iterator[str]:
-    yield from (why for flag, why in _SAVINGS.items() if _mentions(command, flag))
-    if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
-        yield f"how {PARTITION} divides the layers"
-
-
 def _whole(command: Command, flag: str) -> int | None:
     given = command.get(flag)
     return None if given is None else size(given, flag, most=MOST_TOKENS)
@@ -195,32 +201,19 @@ def _count(command: Command, flag: str) -> int:
     return given
 
 
-def _number(command: Command, flag: str) -> float:
+def _number(command: Command, flag: str, usual: float, is_valid: Callable[[float], bool], expected: str) -> float:
     given = command.get(flag)
     try:
-        value = float(given) if given is not None else 0.0
+        value = usual if given is None else float(given)
     except ValueError:
-        value = -1.0
-    if not 0 <= value < 2**20:
-        raise BadUsage(invalid(flag, str(given), "a size in GiB"))
-    return value
-
-
-def _share(command: Command, version: str) -> float:
-    given = command.get("--gpu-memory-utilization")
-    if given is None:
-        return default("--gpu-memory-utilization", version) or 0.92
-    try:
-        value = float(given)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise BadUsage(invalid("--gpu-memory-utilization", given, "a number above 0 and up to 1"))
+        value = math.nan
+    if not is_valid(value):
+        raise BadUsage(invalid(flag, str(given), expected))
     return value
 
 
 def _default(flag: str, version: str, gpu: GpuSpec, worst: int) -> int:
-    """The release's default; the largest of all where it depends on what is not known."""
+    """Return the release's default; the largest of all if it depends on something unknown."""
     return int(default(flag, version, gpu.total, gpu.name) or worst)
 
 
@@ -234,24 +227,38 @@ def _batched_tokens(command: Command, version: str, gpu: GpuSpec, length: int) -
     return max(length, 2048) if is_whole_prompt else usual
 
 
-def _kv_cache_bytes(command: Command, cpu: bool) -> int | None:
-    given = command.get("--kv-cache-memory-bytes")
-    if given is not None:
-        return size(given, "--kv-cache-memory-bytes")
-    space = command.environment.get(CPU_SPACE) if cpu else None
-    return size(f"{space}GiB", CPU_SPACE) if space else None
-
-
 _FINER_BLOCKS, _LEAST_BLOCK = (0, 29, 0), 32
-"""Since when blocks of fp8 experts may be cut, and the smallest block then."""
+"""The first release that cuts blocks of fp8 experts, and the smallest block then."""
 
 
 def check(model: Model, setup: Setup) -> None:
-    """Refuse what vLLM refuses: BadUsage, with a value that works."""
-    _check_division(model, setup)
-    if model.family and setup.tensor * setup.data > 1:
-        _check_groups(model, setup)
-        _check_blocks(model, setup)
+    """Refuse a setup that vLLM refuses: BadUsage, with a value that works."""
+    refused = f"vLLM refuses --tensor-parallel-size {setup.tensor}: it does not divide the model's"
+    if model.heads % setup.tensor:
+        sizes = [size for size in range(1, 65) if not model.heads % size and _divides_kv_heads(model, size)]
+        raise BadUsage(f"{refused} {model.heads} attention heads; possible sizes: {', '.join(map(str, sizes))}")
+    if not _divides_kv_heads(model, setup.tensor):
+        raise BadUsage(f"{refused} {model.kv_heads} key-value heads")
+    family, width = model.family, feed_forward_width(model)
+    if not (family and family.experts) and width % setup.tensor:
+        raise BadUsage(f"{refused} {width:,} feed-forward columns")
+
+    if family and setup.tensor * setup.data > 1:
+        group = group_size(model.quantization or {})  # of awq, gptq and compressed-tensors
+        attention = model.heads * (model.config.size("v_head_dim") if model.latent else model.head_dim)
+        for inputs in (attention,) if family.experts else (attention, width):
+            share = inputs // setup.tensor
+            if group and group < inputs and share % group:
+                raise BadUsage(_splits_scale(setup, f"{share:,} inputs of a matrix", f"groups of {group}"))
+
+        block = block_size(model.quantization or {})  # of fp8 experts
+        if family.experts and block and not setup.expert_parallel:
+            share = model.config.size(family.width) // (setup.tensor * setup.data)
+            # newer releases cut the blocks down to 32 (fused_moe/oracle/fp8.py)
+            is_cut = release(setup.version) >= _FINER_BLOCKS and math.gcd(block, share, model.hidden) >= _LEAST_BLOCK
+            if share % block and not is_cut:
+                raise BadUsage(_splits_scale(setup, f"{share:,} columns of an expert", f"blocks of {block}"))
+
     if setup.pipeline > model.layers > 0:
         raise BadUsage(f"--pipeline-parallel-size {setup.pipeline} is more than the model's {model.layers} layers")
     if setup.length > model.longest and not setup.allows_overlong:
@@ -260,44 +267,9 @@ def check(model: Model, setup: Setup) -> None:
         )
 
 
-def _check_division(model: Model, setup: Setup) -> None:
-    """Refuse a tensor parallelism that does not divide the model's heads and feed-forward layers."""
-    refused = f"vLLM refuses --tensor-parallel-size {setup.tensor}: it does not divide the model's"
-    if model.heads % setup.tensor:
-        sizes = [size for size in range(1, 65) if not model.heads % size and _divides_kv_heads(model, size)]
-        raise BadUsage(f"{refused} {model.heads} attention heads; possible sizes: {', '.join(map(str, sizes))}")
-    dense = 0 if model.family and model.family.experts else feed_forward_width(model)
-    if not _divides_kv_heads(model, setup.tensor):
-        raise BadUsage(f"{refused} {model.kv_heads} key-value heads")
-    if dense % setup.tensor:
-        raise BadUsage(f"{refused} {dense:,} feed-forward columns")
-
-
 def _divides_kv_heads(model: Model, tensor: int) -> bool:
     """Return True if key-value heads can be divided, or each copied to equally many GPUs."""
     return bool(model.latent) or not (model.kv_heads % tensor and tensor % model.kv_heads)
-
-
-def _check_groups(model: Model, setup: Setup) -> None:
-    """Groups of inputs: awq, gptq and compressed-tensors."""
-    group = group_size(model.quantization or {})
-    attention = model.heads * (model.config.size("v_head_dim") if model.latent else model.head_dim)
-    has_experts = bool(model.family and model.family.experts)
-    for inputs in (attention,) if has_experts else (attention, feed_forward_width(model)):
-        share = inputs // setup.tensor
-        if group and group < inputs and share % group:
-            raise BadUsage(_splits_scale(setup, f"{share:,} inputs of a matrix", f"groups of {group}"))
-
-
-def _check_blocks(model: Model, setup: Setup) -> None:
-    """Blocks of fp8 experts, up to 0.28; newer releases cut the blocks down to 32 (fused_moe/oracle/fp8.py)."""
-    family, block = model.family, block_size(model.quantization or {})
-    if not (family and family.experts and block) or setup.expert_parallel:
-        return
-    share = model.config.size(family.width) // (setup.tensor * setup.data)
-    is_cut = release(setup.version) >= _FINER_BLOCKS and gcd(block, share, model.hidden) >= _LEAST_BLOCK
-    if share % block and not is_cut:
-        raise BadUsage(_splits_scale(setup, f"{share:,} columns of an expert", f"blocks of {block}"))
 
 
 def _splits_scale(setup: Setup, share: str, unit: str) -> str:

@@ -4,7 +4,7 @@ A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from diag.vllm.memory.model import Architecture, Config, Model
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
 MOST_WAYS = 2**16
-"""More ways than there are GPUs: a matrix that is always divided."""
+"""More ways than a server has GPUs: the matrix is always divided."""
 _HALF = 16.0
 
 Kind = Literal["plain", "linear", "expert", "vocabulary"]
@@ -21,9 +21,9 @@ Kind = Literal["plain", "linear", "expert", "vocabulary"]
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Some matrices: how many numbers they hold and among how many GPUs at most they can be divided.
+    """Some matrices: the count of their numbers, and the most GPUs among which they can be divided.
 
-    `modules` are their names in the layer, of matrices of one size.
+    `modules` are their names in the layer; they all have one size.
     """
 
     elements: int
@@ -34,9 +34,9 @@ class WeightPart:
 
 @dataclass(frozen=True)
 class Precision:
-    """Bits that a number takes in matrices of each kind; `exact` where no scales had to be estimated.
+    """Bits of a number in matrices of each kind; `exact` is False if scales are estimated.
 
-    `padded` is whether vLLM may enlarge the experts for its kernels.
+    `padded` is True if vLLM may enlarge the experts for its kernels.
     """
 
     linear: float = _HALF
@@ -47,33 +47,45 @@ class Precision:
     padded: bool = False
 
     def of(self, part: WeightPart) -> float:
-        """Bits of one number of this part."""
+        """Return the bits of one number of a part."""
         return {"linear": self.linear, "expert": self.expert}.get(part.kind, self.plain)
 
 
-# -- a layer ----------------------------------------------------------------------------------------------------------
-
-
-def layer(model: Model, at: int) -> tuple[WeightPart, ...]:
-    """The matrices of a layer of a model whose family is known."""
+def layer(model: Model, at: int) -> list[WeightPart]:
+    """Return the matrices of a layer of a model whose family is known."""
     family = model.family
     assert family is not None
-    attention = _latent(model) if model.latent else _attention(model, family)
-    has_experts = family.experts and _has_experts(model, family, at)
-    feed = _experts(model, family) if has_experts else _dense(model, model.config.size(family.dense))
-    parts = (*attention, *feed, WeightPart(family.norms * model.hidden))
-    return tuple(chain.from_iterable(_by_bits(model, at, part) for part in parts))
+    config = model.config
+    if not family.experts:
+        has_experts = False
+    elif model.architecture.startswith("Deepseek"):
+        step = config.size("moe_layer_freq", 1)
+        has_experts = at >= config.size("first_k_dense_replace", 0, least=0) and at % step == 0
+    else:
+        step = config.size("decoder_sparse_step", config.size("interleave_moe_layer_step", 1))
+        has_experts = at not in config.list("mlp_only_layers") and (at + 1) % step == 0
 
+    parts = [*(_latent(model) if model.latent else _attention(model, family))]
+    if has_experts:
+        parts += _experts(model, family)
+    else:
+        width = config.size(family.dense)
+        parts.append(WeightPart(3 * model.hidden * width, MOST_WAYS, "linear", _gate_up_down("mlp")))
+        if config.switch("mlp_bias"):
+            parts += [WeightPart(2 * width, MOST_WAYS), WeightPart(model.hidden)]
+    parts.append(WeightPart(family.norms * model.hidden))
 
-def _by_bits(model: Model, at: int, part: WeightPart) -> Iterator[WeightPart]:
-    """The quantized matrices, and those that the files leave unquantized."""
-    unquantized = sum(model.unquantized.has(f"model.layers.{at}.{module}") for module in part.modules)
-    if not unquantized:
-        yield part
-        return
-    for count, kind in ((len(part.modules) - unquantized, part.kind), (unquantized, "plain")):
-        if count:
-            yield WeightPart(part.elements * count // len(part.modules), part.ways, kind)
+    found = []
+    for part in parts:
+        every = len(part.modules)
+        plain = sum(model.unquantized.has(f"model.layers.{at}.{module}") for module in part.modules)
+        if not plain:
+            found.append(part)
+            continue
+        if plain < every:
+            found.append(replace(part, elements=part.elements * (every - plain) // every, modules=()))
+        found.append(WeightPart(part.elements * plain // every, part.ways, "plain"))  # not quantized by the files
+    return found
 
 
 def _attention(model: Model, family: Architecture) -> Iterator[WeightPart]:
@@ -94,7 +106,7 @@ def _attention(model: Model, family: Architecture) -> Iterator[WeightPart]:
 
 
 def _latent(model: Model) -> Iterator[WeightPart]:
-    """DeepSeek's multi-head latent attention; the way down is copied to every GPU, the way up divided by heads."""
+    """Yield DeepSeek's multi-head latent attention; down copied to every GPU, up divided by heads."""
     config, hidden, heads = model.config, model.hidden, model.heads
     rank, rope = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
     nope, value = config.size("qk_nope_head_dim"), config.size("v_head_dim")
@@ -110,7 +122,7 @@ def _latent(model: Model) -> Iterator[WeightPart]:
 
 
 def absorbed(model: Model) -> WeightPart:
-    """The copy of kv_b_proj that vLLM's MLA makes after loading, in the model's own type; nothing without MLA."""
+    """Return the copy of kv_b_proj that vLLM's MLA makes after loading, in the model's own type; empty without MLA."""
     if not model.latent:
         return WeightPart(0)
     config = model.config
@@ -118,26 +130,8 @@ def absorbed(model: Model) -> WeightPart:
     return WeightPart(model.layers * config.size("kv_lora_rank") * model.heads * width, MOST_WAYS)
 
 
-def _dense(model: Model, width: int) -> Iterator[WeightPart]:
-    yield WeightPart(3 * model.hidden * width, MOST_WAYS, "linear", _gate_up_down("mlp"))
-    if model.config.switch("mlp_bias"):
-        yield WeightPart(2 * width, MOST_WAYS)
-        yield WeightPart(model.hidden)
-
-
 def _gate_up_down(block: str) -> tuple[str, ...]:
     return tuple(f"{block}.{matrix}_proj" for matrix in ("gate", "up", "down"))
-
-
-def _has_experts(model: Model, family: Architecture, at: int) -> bool:
-    config = model.config
-    if model.architecture.startswith("Deepseek"):
-        step = config.size("moe_layer_freq", 1)
-        return at >= config.size("first_k_dense_replace", 0, least=0) and at % step == 0
-    if at in config.list("mlp_only_layers"):
-        return False
-    step = config.size("decoder_sparse_step", config.size("interleave_moe_layer_step", 1))
-    return (at + 1) % step == 0
 
 
 def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
@@ -147,7 +141,7 @@ def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
     yield WeightPart(count * hidden)  # the router
     if model.architecture == "GptOssForCausalLM":
         yield WeightPart(count * (2 * width + hidden + 1))  # biases
-    shared = width  # of the experts that process every token
+    shared = width  # the width of the experts that process every token
     if model.architecture != "Llama4ForConditionalGeneration":
         alone = config.size("shared_expert_intermediate_size", 0, least=0)
         shared = alone or width * config.size("n_shared_experts", 0, least=0)
@@ -157,17 +151,14 @@ def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
         yield WeightPart(hidden)
 
 
-# -- a model ----------------------------------------------------------------------------------------------------------
-
-
 def embedding(model: Model) -> WeightPart:
-    """The matrix of the embedding, or of the head, which has the same shape."""
+    """Return the matrix of the embedding, or of the head, which has the same shape."""
     rows = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return WeightPart(rows * model.hidden, MOST_WAYS, "vocabulary")
 
 
 def rotary(model: Model) -> WeightPart:
-    """The sines and cosines of every position, which vLLM keeps beside the weights: 32 MiB for Llama 3.1."""
+    """Return the sines and cosines of every position, which vLLM keeps beside the weights: 32 MiB for Llama 3.1."""
     share = model.config.fields.get("partial_rotary_factor")
     part = share if isinstance(share, int | float) and 0 < share <= 1 else 1
     width = model.config.size("qk_rope_head_dim") if model.latent else int(model.head_dim * part)
@@ -175,7 +166,7 @@ def rotary(model: Model) -> WeightPart:
 
 
 def vision(model: Model) -> WeightPart:
-    """The vision encoder, approximately: four square matrices and two wide ones a layer."""
+    """Estimate the vision encoder: four square matrices and two wide ones a layer."""
     if not model.vision:
         return WeightPart(0)
     config = Config(model.vision, str(model.folder / "config.json"))
@@ -185,7 +176,7 @@ def vision(model: Model) -> WeightPart:
 
 
 def stages(model: Model, count: int) -> list[range]:
-    """The layers of each stage of pipeline parallelism: what is left over goes to the last ones but one."""
+    """Return the layers of each pipeline stage; vLLM adds the remainder to the stages before the last one."""
     share, rest = divmod(model.layers, count)
     sizes = [share + (1 if count - 1 - rest <= at < count - 1 else 0) for at in range(count)]
     starts = [sum(sizes[:at]) for at in range(count)]
@@ -193,7 +184,7 @@ def stages(model: Model, count: int) -> list[range]:
 
 
 def of_stage(model: Model, layers: range) -> list[WeightPart]:
-    """The parts of a stage; a model on one stage whose head is its embedding has it once."""
+    """Return the parts of a stage; if the head is the embedding, a model on one stage has it once."""
     parts = list(chain.from_iterable(layer(model, at) for at in layers))
     first, last = layers.start == 0, layers.stop == model.layers
     if first:
@@ -209,12 +200,12 @@ def feed_forward_width(model: Model) -> int:
 
 
 def parameters(model: Model) -> int:
-    """How many numbers its language part holds."""
+    """Return the count of numbers in the language part of a model."""
     return sum(part.elements for part in of_stage(model, range(model.layers))) - vision(model).elements
 
 
 def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> int:
-    """Bytes on one GPU: matrices divided `tensor` ways, experts `experts` ways."""
+    """Return the bytes on one GPU: matrices divided `tensor` ways, experts `experts` ways."""
     return round(
         sum(
             part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
@@ -223,42 +214,38 @@ def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: i
     )
 
 
-# -- quantization -----------------------------------------------------------------------------------------------------
-
-
 def precision(model: Model, wanted: str = "", float32: bool = False) -> Precision | None:
-    """Bits by kind of matrix, None for a method that is not known.
+    """Return the bits by kind of matrix; None for an unknown method.
 
-    `wanted` is --quantization, which quantizes while it loads where the files are not quantized.
+    `wanted` is --quantization, with which vLLM quantizes files that are not quantized as it loads them.
     """
     plain = 2 * _HALF if float32 else _HALF
     settings = model.quantization or {}
     method = str(settings.get("quant_method", settings.get("quant_algo", wanted))).lower()
+    algorithm = str(settings.get("quant_algo", "")).lower()
     if not method:
         return Precision(plain, plain, plain)
     if method == "mxfp4":
         return Precision(plain, 4 + 8 / 32, plain, False, "mxfp4 experts, 8-bit scales of 32", True)
-    bits = _bits(method, settings)
-    return None if bits is None else Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales")
 
-
-def _bits(method: str, settings: Mapping[str, Any]) -> float | None:
-    """Bits of a number with its share of the scales and zero points."""
-    algorithm = str(settings.get("quant_algo", "")).lower()
+    # bits of a number with its share of the scales and zero points
     if "nvfp4" in algorithm or method == "modelopt_fp4":
-        return 4 + 8 / 16
-    if method in ("fp8", "fbgemm_fp8", "ptpc_fp8", "experts_int8") or "fp8" in algorithm:
-        return 8.0
-    if method == "bitsandbytes":
-        return 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
-    if method == "compressed-tensors":
-        settings = compressed_weights(settings)
-    width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
-    if method not in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors") or width not in (2, 3, 4, 8):
+        bits = 4 + 8 / 16
+    elif method in ("fp8", "fbgemm_fp8", "ptpc_fp8", "experts_int8") or "fp8" in algorithm:
+        bits = 8.0
+    elif method == "bitsandbytes":
+        bits = 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
+    elif method in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors"):
+        settings = compressed_weights(settings) if method == "compressed-tensors" else settings
+        width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
+        if width not in (2, 3, 4, 8):
+            return None
+        group = _group(settings)
+        scale = 8 if settings.get("type") == "float" else _HALF + width  # NVFP4; the others have a zero point
+        bits = width + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0.0)
+    else:
         return None
-    group = _group(settings)
-    scale = 8 if settings.get("type") == "float" else _HALF + width  # of NVFP4; of others with a zero point
-    return float(width) + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0)
+    return Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales")
 
 
 def _group(settings: Mapping[str, Any]) -> Any:
@@ -266,7 +253,7 @@ def _group(settings: Mapping[str, Any]) -> Any:
 
 
 def group_size(settings: Mapping[str, Any]) -> int:
-    """Inputs of a matrix that share a scale; 0 where a quantization_config says nothing of such."""
+    """Return the inputs of a matrix that share a scale; 0 if a quantization_config has no groups."""
     method = str(settings.get("quant_method", "")).lower()
     if method == "compressed-tensors":
         packed = compressed_weights(settings)
@@ -277,14 +264,14 @@ def group_size(settings: Mapping[str, Any]) -> int:
 
 
 def block_size(settings: Mapping[str, Any]) -> int:
-    """Columns of an fp8 matrix that share a scale; 0 where there are no blocks."""
+    """Return the columns of an fp8 matrix that share a scale; 0 if there are no blocks."""
     blocks = settings.get("weight_block_size")
     size = blocks[0] if isinstance(blocks, list) and blocks else 0
     return size if isinstance(size, int) and size > 0 else 0
 
 
 def compressed_weights(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How the first group of layers keeps its weights."""
+    """Return the settings for the weights of the first group of layers."""
     groups = settings.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
     weights = first.get("weights") if isinstance(first, dict) else None

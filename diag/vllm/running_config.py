@@ -1,0 +1,379 @@
+"""The running configuration of a server: each setting with its source. No default is assumed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, reduce
+from typing import Any, Literal, NamedTuple
+
+from diag.core.errors import BadUsage
+from diag.core.formatting import flag_integer, printable
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command
+from diag.vllm.command.parse import parse
+from diag.vllm.command.redaction import VARIABLES, is_secret
+from diag.vllm.command.shell import PLACEHOLDER
+
+Value = float | str
+Config = dict[str, float]
+Labels = Mapping[str, str]
+Values = Mapping[str, Value]
+Kind = Literal["size", "share", "switch"]
+"""A whole number (perhaps with a suffix k, m, g), a plain number, or a boolean."""
+
+FLAGS: Mapping[str, Kind] = {
+    **dict.fromkeys(
+        (
+            *("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs"),
+            *("max_num_queued_reqs", "max_num_queued_tokens", "max_num_partial_prefills"),
+            *("max_long_partial_prefills", "long_prefill_token_threshold", "max_model_len"),
+            *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+            *("data_parallel_size_local", "api_server_count", "max_loras", "max_cpu_loras", "stream_interval"),
+            *("block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
+            "kv_cache_size_tokens",
+        ),
+        "size",
+    ),
+    **dict.fromkeys(
+        (
+            *("kv_cache_max_concurrency", "gpu_memory_utilization", "watermark", "cpu_offload_gb"),
+            "swap_space",
+        ),
+        "share",
+    ),
+    **dict.fromkeys(
+        (
+            *("enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"),
+            "disable_custom_all_reduce",
+        ),
+        "switch",
+    ),
+}
+"""Settings that may be published as `diag_vllm_config`; no others of a configuration are read, recorded or printed."""
+_SMALLEST, _LARGEST = 1e-9, 1e18
+"""Bounds of a setting: vLLM writes no number beyond them, and two such numbers have no quotient or product."""
+WORDS = (
+    "attention_backend",
+    "device",
+    "distributed_executor_backend",
+    "dtype",
+    "kv_cache_dtype",
+    "performance_mode",
+    "quantization",
+    "scheduling_policy",
+)
+"""Settings that are a word, harmless if they look like one; shown in reports, never published as a metric."""
+_FLAG_ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
+_WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
+_VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE")
+_VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
+_ADDRESS = re.compile(r"\d+\.\d+\.\d|[A-Za-z]\.|\.[A-Za-z]|::|(?:[0-9A-Fa-f]+:){3}|(?<!\w)[A-Za-z][A-Za-z0-9-]*:\d{2}")
+_ADDRESSED = re.compile(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
+SET = "(set)"
+"""Replaces a value that is not shown, or cannot be read."""
+_LEFT_TO_VLLM = ("", "auto", "-1", "None")
+"""Values with which vLLM chooses a number itself."""
+
+
+class Launch(NamedTuple):
+    """The settings in FLAGS and WORDS that a command gives, and its environment; SET for a hidden value.
+
+    `incomplete` is the reason why other flags may be set, "" if none can be.
+    """
+
+    flags: Mapping[str, Value] = {}
+    environment: Mapping[str, str] = {}
+    incomplete: str = "the launch command is unknown"
+
+
+def read_launch(text: str) -> Launch:
+    """Read a command that starts vLLM; BadUsage if a quotation is not closed."""
+    if not text.strip():
+        return Launch()
+    incomplete = ""
+    try:
+        command = parse(text)
+    except BadUsage:
+        command = parse(f"vllm serve {text}")  # a program of the site's own that passes flags on
+        incomplete = "the launch command is a wrapper around vLLM"
+    if command.config:
+        incomplete = "the launch command reads a --config file"
+    # a shell may replace a variable by flags; a hidden value is no flag, a hidden word may be one
+    arguments = " ".join(command.words[command.arguments :])
+    if "$" in PLACEHOLDER.sub(lambda found: "$" if found[1].startswith("WORD_") else "", arguments):
+        incomplete = incomplete or "the launch command contains shell variables"
+
+    names = sorted(name for name in command.environment if name.startswith(_VARIABLES) and not is_secret(name))
+    environment = dict.fromkeys(names, SET)
+    for name in names:
+        value = command.environment[name]
+        is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
+        if is_harmless and not _ADDRESSED.fullmatch(name) and not _ADDRESS.search(value):
+            environment[name] = value
+    return Launch(_flags(command), environment, incomplete)
+
+
+def _flags(command: Command) -> Mapping[str, Value]:
+    """Read the values of FLAGS and WORDS; the last one counts if a flag is repeated."""
+    found: dict[str, Value] = {}
+    for given in command.given:
+        option, text = given.option, "".join(given.values)
+        if option is None or option.key:
+            continue
+        name = option.flag.name.removeprefix("--").replace("-", "_")
+        name = _FLAG_ALIASES.get(name, name)
+        value: Value | None = None
+        if name in WORDS:
+            value = word(text)
+            value = None if value == "auto" else value  # vLLM chooses it itself
+        elif FLAGS.get(name) == "switch":
+            value = float(option.on != (text.lower() in ("false", "0")))
+        elif name in FLAGS and option.on and text not in _LEFT_TO_VLLM:
+            parsed = number(text) if FLAGS[name] == "share" else flag_integer(text)
+            value = SET if parsed is None else parsed
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def word(value: object) -> str | None:
+    """Read a setting that is a word; None if it is not set, SET if it may be more than a harmless name."""
+    name = str(value).removeprefix("torch.")
+    if name in ("", "None"):
+        return None
+    return name if _WORD_VALUE.fullmatch(name) and redaction.name(name) == name else SET
+
+
+def number(text: object) -> float | None:
+    """Read a setting that is a number, booleans as 0 and 1; None if it is not set or no plausible number."""
+    switch = {"True": 1.0, "False": 0.0}.get(str(text))
+    if switch is not None:
+        return switch
+    try:
+        value = float(str(text))
+    except ValueError:
+        return None
+    return value if value == 0 or _SMALLEST <= abs(value) <= _LARGEST else None
+
+
+_CLOSE = 0.01
+_OPEN = ("dtype", "quantization")
+"""Words that are "auto" until a source has read the model."""
+_SECTIONS = (
+    *("model_config", "cache_config", "parallel_config", "scheduler_config", "attention_config", "lora_config"),
+    *("offload_config", "offload_config.uva", "device_config"),
+)
+_NAMES = {
+    "cache_dtype": "kv_cache_dtype",
+    "policy": "scheduling_policy",
+    "backend": "attention_backend",
+    "device_config": "device",
+    "device_type": "device",
+    "_api_process_count": "api_server_count",
+}
+"""Names of vLLM's own configuration that differ from the flag's."""
+
+SERVER_INFO, PROCESS, LOG, PAGE = "/server_info", "process command line", "log", "/metrics"
+EXPORTER, MODELS, LAUNCH = "exporter", "/v1/models", "launch command"
+TRUST = (SERVER_INFO, PROCESS, LOG, PAGE, EXPORTER, MODELS, LAUNCH)
+"""Sources, the most trusted first: the engine, the command of its process, its log, the command from the user."""
+OWN_TRUST = (SERVER_INFO, PAGE, LOG, EXPORTER, MODELS, PROCESS, LAUNCH)
+"""Sources of a setting in OWN: a command has only the requested value."""
+OWN = frozenset(
+    {
+        *("num_gpu_blocks", "num_gpu_blocks_override", "block_size", "kv_cache_memory_bytes"),  # of one KV cache
+        *("kv_cache_size_tokens", "kv_cache_max_concurrency", "data_parallel_size"),
+        *("max_model_len", "max_num_batched_tokens", "enforce_eager", "async_scheduling"),
+        *("enable_prefix_caching", "enable_chunked_prefill", "dtype", "attention_backend"),
+    }
+)
+"""Settings that vLLM may change: larger blocks for a hybrid model, more tokens for an image."""
+
+
+class ServerFacts(NamedTuple):
+    """Facts about a server from outside its page: /version, /v1/models, /server_info, its log, its launch command.
+
+    `root` is the model's folder or id in /v1/models; `process` is the command of the server's process, if that was
+    found; `launch` is the command that the user gave; `log_whole` is True if the log has everything that was set.
+    """
+
+    version: str = ""
+    models: tuple[str, ...] = ()
+    max_model_len: float | None = None
+    server_info: Mapping[str, Value] = {}
+    log: Mapping[str, Value] = {}
+    launch: str = ""
+    process: str = ""
+    log_whole: bool = False
+    root: str = ""
+
+
+class SourcedValue(NamedTuple):
+    """One value of a setting, and its source."""
+
+    value: Value
+    source: str
+
+
+class Setting(NamedTuple):
+    """A setting by its most trusted source, and the values of the `others`, which may agree.
+
+    A source with a hidden value (SET) is trusted least.
+    """
+
+    name: str
+    value: Value
+    source: str
+    others: tuple[SourcedValue, ...] = ()
+
+    @property
+    def conflicts(self) -> tuple[SourcedValue, ...]:
+        """Return the other sources with another value."""
+        return tuple(other for other in self.others if not _agree(self.name, self.value, other.value))
+
+
+class RunningConfig(NamedTuple):
+    """The settings and the environment of a running server, by name.
+
+    `incomplete` is "" if everything that was set is here, so that other flags have their defaults; else the reason.
+    `device` is "cpu" or "cuda", "" if no source names it.
+    """
+
+    settings: Mapping[str, Setting] = {}
+    environment: Mapping[str, str] = {}
+    incomplete: str = Launch().incomplete
+    problems: tuple[str, ...] = ()
+    device: str = ""
+
+    @property
+    def numbers(self) -> Config:
+        """Return the numbers published as `diag_vllm_config`."""
+        return {name: setting.value for name, setting in self.settings.items() if not isinstance(setting.value, str)}
+
+    def notes(self, instance: str) -> list[str]:
+        """Return a sentence for each number on which the sources conflict."""
+        numbers = [setting for setting in self.settings.values() if not isinstance(setting.value, str)]
+        found = list(self.problems)
+        for setting in numbers:
+            used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
+            for other in setting.conflicts:
+                found.append(f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used")
+        return found
+
+
+def _agree(name: str, value: Value, other: Value) -> bool:
+    """Return True for nearly equal numbers and equal words; a word that is open or hidden agrees with any other."""
+    if isinstance(value, str) or isinstance(other, str):
+        return value == other or SET in (value, other) or (name in _OPEN and "auto" in (value, other))
+    return abs(value - other) <= _CLOSE * abs(value)
+
+
+def from_page(infos: Sequence[Labels], engines: int) -> Config:
+    """Read the labels of every `vllm:cache_config_info` of a page (vLLM 0.9 - 0.33); `engines` is 0 if unknown."""
+    if not infos:
+        return {}
+    config: Config = {}
+    for info in infos:  # if engines differ, the smallest KV cache counts: it fills up first
+        config |= {name: min(value, config.get(name, value)) for name, value in numbers(info).items()}
+    if engines:
+        config["data_parallel_size"] = float(engines)
+
+    info = infos[0]
+    tokens = config.get("kv_cache_size_tokens")
+    if not tokens:  # before 0.24; with a sliding window or state-space layers a block is not worth its size in tokens
+        plain = info.get("sliding_window") == "None" and info.get("mamba_block_size", "None") == "None"
+        blocks, size = config.get("num_gpu_blocks"), config.get("block_size")
+        # num_gpu_blocks is the sum over all engines
+        tokens = blocks * size // max(engines, 1) if plain and blocks and size else None
+    if tokens:
+        config["kv_cache_size_tokens"] = tokens
+    concurrency = config.get("kv_cache_max_concurrency")
+    if tokens and concurrency and "kv_cache_size_tokens" in info:
+        config["max_model_len"] = float(round(tokens / concurrency))
+    return config
+
+
+def numbers(texts: Mapping[str, object]) -> Config:
+    """Return the settings in FLAGS that are set, out of any names and values."""
+    read = ((name, number(texts[name])) for name in FLAGS if name in texts)
+    return {name: value for name, value in read if value is not None}
+
+
+def words(texts: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings in WORDS that are set, under the name of their flag."""
+    read = ((_NAMES.get(name, name), word(value)) for name, value in texts.items())
+    return {name: value for name, value in read if name in WORDS and value is not None}
+
+
+def settings(texts: Mapping[str, object]) -> dict[str, Value]:
+    """Return the settings in FLAGS and WORDS, out of vLLM's own names."""
+    named = {_NAMES.get(name, name): value for name, value in texts.items()}
+    return {**numbers(named), **words(named)}
+
+
+def words_of_page(infos: Sequence[Labels]) -> dict[str, str]:
+    """Return the words in the labels of `vllm:cache_config_info`, which all engines have in common."""
+    return words({"cache_dtype": infos[0].get("cache_dtype")}) if infos else {}
+
+
+def from_server_info(answer: Any) -> dict[str, Value]:
+    """Read the flags from the answer of /server_info?config_format=json (vLLM >= 0.11, development mode)."""
+    whole = _inside(answer, "vllm_config")
+    config = settings(whole)
+    for path in _SECTIONS:
+        config |= settings(reduce(_inside, path.split("."), whole))
+    return config
+
+
+def _inside(node: Any, name: str) -> dict[str, Any]:
+    found = node.get(name) if isinstance(node, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = None) -> RunningConfig:
+    """Return the running configuration of a target; `by_page` are the labels of its page.
+
+    An exporter relays what it was given: if another source has the same value, that source counts.
+    """
+    process, process_problem = _read(facts.process)
+    given, launch_problem = _read(facts.launch)
+    command = process if facts.process else given
+    sources: dict[str, Values] = {
+        SERVER_INFO: facts.server_info,
+        PROCESS: process.flags,
+        LOG: facts.log,
+        PAGE: by_page,
+        MODELS: {} if facts.max_model_len is None else {"max_model_len": facts.max_model_len},
+        LAUNCH: given.flags,
+    }
+    sources[EXPORTER] = {
+        name: value
+        for name, value in (by_exporter or {}).items()
+        if not any(name in values and _agree(name, value, values[name]) for values in sources.values())
+    }
+
+    found: dict[str, Setting] = {}
+    for name in sorted({name for values in sources.values() for name in values}):
+        order = OWN_TRUST if name in OWN else TRUST
+        values = [SourcedValue(sources[source][name], source) for source in order if name in sources[source]]
+        first, *others = sorted(values, key=lambda sourced: sourced.value == SET)
+        found[name] = Setting(name, first.value, first.source, tuple(others))
+
+    on_cpu = facts.version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in command.environment)
+    device = str(found["device"].value) if "device" in found else SET
+    return RunningConfig(
+        settings=found,
+        environment=command.environment,
+        incomplete="" if facts.server_info or facts.log_whole else command.incomplete,
+        problems=tuple(filter(None, (process_problem, launch_problem))),
+        device=device.partition(":")[0] if device != SET else "cpu" if on_cpu else "",
+    )
+
+
+@lru_cache(maxsize=256)  # an exporter asks at every scrape
+def _read(command: str) -> tuple[Launch, str]:
+    """Read the settings of a command; also return the problem with it, or ""."""
+    try:
+        return read_launch(command), ""
+    except BadUsage as error:
+        problem = "the launch command could not be parsed"
+        return Launch(incomplete=problem), f"{problem}: {error}"

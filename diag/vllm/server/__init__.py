@@ -1,1 +1,0 @@
-"""The configuration of a running server, each value with its source."""
