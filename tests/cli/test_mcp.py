@@ -6,15 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
 from support.bad_servers import Reply, hang, on_metrics, serving, talking
 from support.paths import MODELS, ROOT
+
+from diag.commands import explain
+from diag.commands.mcp import server
+from diag.commands.mcp.targets import AllowedTargets
 
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
 RECORDINGS = ("--recordings", "tests/recordings")
@@ -104,10 +111,13 @@ def test_bad_arguments_are_refused_in_a_sentence() -> None:
     async def talk() -> None:
         async with session("http://127.0.0.1:9", *RECORDINGS, mode="legacy") as client:
             assert "there is no tool record: the tools are doctor" in await refused(client, "record", target="x")
-            assert "'token' was unexpected" in await refused(client, "doctor", target="healthy", token="secret")
-            assert "is not of type 'boolean'" in await refused(client, "doctor", target="healthy", detail="yes")
-            assert "'command' is a required property" in await refused(client, "lint")
-            assert "does not fit its maxLength" in await refused(client, "lint", command="x" * 70_000)
+            assert "token: Extra inputs are not permitted" in await refused(client, "doctor", token="secret")
+            assert "detail: Input should be a valid boolean" in await refused(client, "doctor", detail="yes")
+            assert "command: Field required" in await refused(client, "lint")
+            assert "should have at most 65536 characters" in await refused(client, "lint", command="x" * 70_000)
+            for arguments in ({"secret" * 100: 1}, {"concurrency": "8"}, {"gpu": 7}):  # is not echoed, nor converted
+                assert "secret" * 10 not in (refusal := await refused(client, "budget", **arguments))
+                assert "not permitted" in refusal or "should be a valid" in refusal
             assert "/etc is not among the targets" in await refused(client, "doctor", target="/etc")
             assert "only it knows other times" in await refused(client, "doctor", target="healthy", at="-2h")
             assert "before must be a recording" in await refused(client, "verify", before="x", after="healthy")
@@ -154,6 +164,54 @@ def test_a_call_that_takes_too_long_is_given_up() -> None:
 
     with talking(hang) as slow:
         asyncio.run(talk(slow.url))
+
+
+def broken(folder: object) -> str:
+    raise ValueError("hunter2")
+
+
+def misfit(folder: object) -> object:
+    return SimpleNamespace(splitlines=lambda: [{"hunter2": "hunter2"}])  # the schema wants texts
+
+
+@pytest.mark.parametrize("pages", [broken, misfit])
+def test_a_defect_shows_no_value_and_does_not_end_the_server(
+    pages: object, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def talk() -> None:
+        async with Client(server.DiagServer(AllowedTargets(), frozenset(), "", 10)) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(explain, "list_incidents", pages)
+                assert "explain failed by a defect of diag" in await refused(client, "explain")
+            assert (await asked(client, "explain"))["incidents"]
+
+    asyncio.run(talk())
+    out, err = capfd.readouterr()
+    assert out == "" and "internal error: " in err and "hunter2" not in err
+
+
+def test_four_calls_run_at_once_and_each_sends_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most, notices = set[object](), [0], list[float]()
+
+    def slow(folder: object) -> str:
+        call = object()
+        running.add(call)
+        most[0] = max(most[0], len(running))
+        time.sleep(0.3)
+        running.remove(call)
+        return "a page"
+
+    async def noticed(progress: float, total: float | None, message: str | None) -> None:
+        notices.append(progress)
+
+    async def talk() -> None:
+        async with Client(server.DiagServer(AllowedTargets(), frozenset(), "", 10)) as client:
+            await asyncio.gather(*(client.call_tool("explain", {}, progress_callback=noticed) for _ in range(10)))
+
+    monkeypatch.setattr(explain, "list_incidents", slow)
+    monkeypatch.setattr(server, "PROGRESS_SECONDS", 0.1)
+    asyncio.run(talk())
+    assert most == [4] and len(notices) >= 10
 
 
 def test_mcp_server_skips_invalid_input_and_ends_on_ctrl_c() -> None:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 from support import rewriting
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
 from support.reports import present_only, uncounted
@@ -26,7 +27,7 @@ from diag.report import markdown, terminal
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.doctor.schema.json")
-ANSWER = validator(tools.REPORT)
+ANSWER = validator(TypeAdapter(tools.DoctorAnswer).json_schema())
 
 
 @cache

@@ -16,7 +16,7 @@ ONE_FILE = {
     "bcrypt": "exporter/web_config.py",
     "kubernetes": "sources/kubernetes/cluster.py",
     "mcp": "commands/mcp/server.py",
-    "jsonschema": "commands/mcp/server.py",
+    "pydantic": "commands/mcp/",
     "yaml": "core/yaml.py",
     "vllm": "vllm/flags/parser.py",
     "typer": "cli/",

@@ -9,7 +9,7 @@ from support.paths import ROOT
 
 from diag.cli import options
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
-from diag.commands.mcp.tools import COMMAND
+from diag.commands.mcp.tools import LONGEST_COMMAND
 from diag.core import files, yaml
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
@@ -57,7 +57,7 @@ STATED = {
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
-    "launch command given to `diag mcp`": f"{COMMAND['maxLength']:,} characters",
+    "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",
     "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
     "`--for`": f"{options.LONGEST_WATCH:,.0f} s",
     "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",

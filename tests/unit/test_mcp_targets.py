@@ -9,12 +9,11 @@ from diag.commands import lint
 from diag.commands.mcp.answers import fitted, marked, quoted, written
 from diag.commands.mcp.command import McpOptions, run
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed, allowed
-from diag.commands.mcp.tools import TOOLS
+from diag.commands.mcp.tools import AgentTools
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
-budget = next(tool for tool in TOOLS if tool.name == "budget")
 BASE = ObserveOptions([], log="vllm.log", launch="vllm serve m")
 
 
@@ -84,7 +83,7 @@ def test_no_file_is_opened_for_a_command_of_an_agent(tmp_path: Path) -> None:
     assert "broken" not in str(foreign) and str(foreign).count("not looked at for a command from elsewhere") == 3
     for what in (command, str(tmp_path), f"vllm serve {tmp_path}", str(tmp_path / "config.json")):
         with pytest.raises(NotAllowed, match="opened for an agent"):
-            budget.work(AllowedTargets(), {"command": what, "gpu": "h100"})
+            AgentTools(AllowedTargets()).budget(command=what, gpu="h100")
 
 
 def test_invalid_folder_and_log_on_standard_input_are_refused(tmp_path: Path) -> None:

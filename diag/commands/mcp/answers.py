@@ -28,6 +28,18 @@ _READING = ("signal", "value", "comparison", "threshold", "unit")
 _TO_ACT = ("Meaning", "Impact", "Immediate mitigation", "Fix (remediation), trade-off, rollback", "Do NOT")
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _MOST_NORMAL = 3
+COMPACT, DETAILED = 2_000, 20_000
+"""Tokens of an answer at most: without and with detail."""
+CHARACTERS = 3
+"""Characters per token. JSON has 3.5 and more with the usual tokenizers, so this overestimates tokens."""
+OPEN, CLOSE = "⟦", "⟧"
+MOST_ESCAPED = 4_000
+WHOLE = ("relaunch", "corrected_command")
+"""Texts that are left out rather than cut: half a command is a different command."""
+_STEPS = ((50, 4000), (40, 2000), (30, 1200), (20, 800), (12, 500), (8, 300), (5, 200), (3, 140), (2, 100), (1, 60))
+"""Entries of a list and characters of a text; the first pair with which an answer fits is used."""
+_NAME = re.compile(r"(?:--)?\w{1,64}(?:[.:/,=@+-]{1,3}\w{1,64})*%?", re.ASCII)
+_LONGEST_NAME = 64
 
 
 # -- doctor -----------------------------------------------------------------------------------------------------------
@@ -123,21 +135,17 @@ def memory(whole: Document, detail: bool) -> Document:
     if detail:
         return whole
     if "configurations" in whole:
-        first: dict[str, Document] = {}
-        for configuration in whole["configurations"]:
-            if configuration["verdict"] == "fits":
-                first.setdefault(configuration["gpu"], configuration)
-        names = ("gpu", "tensor_parallel_size", "requests", "batch")
-        rates = [(row["decode"] or {}).get("tokens_per_second") for row in first.values()]
-        rows = [
-            _only(row, names) | {"output_tokens_per_second": rate}
-            for row, rate in zip(first.values(), rates, strict=True)
-        ]
+        rows: dict[str, Document] = {}
+        for row in whole["configurations"]:
+            if row["verdict"] == "fits" and row["gpu"] not in rows:
+                rate = (row["decode"] or {}).get("tokens_per_second")
+                rows[row["gpu"]] = _only(row, ("gpu", "tensor_parallel_size", "requests", "batch"))
+                rows[row["gpu"]]["output_tokens_per_second"] = rate
         page = _only(whole, ("model", "vllm", "context", "concurrency", "choices"))
-        return _filled(page | {"configurations": rows}, "model")
+        return _filled(page | {"configurations": list(rows.values())}, "model")
     page = _only(whole, ("model", "gpu", "vllm", "verdict", "reasons", "notes", "max_model_len", "max_num_seqs"))
-    rows = [_only(row, ("name", "bytes", "basis")) for row in whole["rows"]]
-    return _filled(page | {"rows": rows, "suggestions": whole["suggestions"]}, "model", "verdict")
+    page["rows"] = [_only(row, ("name", "bytes", "basis")) for row in whole["rows"]]
+    return _filled(page | _only(whole, ("suggestions",)), "model", "verdict")
 
 
 def configuration(whole: Document, detail: bool) -> Document:
@@ -155,17 +163,18 @@ def configuration(whole: Document, detail: bool) -> Document:
 def comparison(found: Verification, detail: bool) -> Document:
     """Return the incidents after a change beside those before; with detail also the loads and every signal."""
     whole = verify.document(found)
-    servers = whole["servers"] if detail else [_compared(server) for server in whole["servers"]]
+    servers = whole["servers"]
+    if not detail:
+        names = ("before", "after", "comparable", "reasons", "changes", "new_incidents", "user_metrics")
+        parts = ("incident", "severity", "subject", "primary", "verdict", "because", "fixes")
+        servers = [
+            _only(server, names) | {"incidents": [_filled(_only(one, parts), "primary") for one in server["incidents"]]}
+            for server in servers
+        ]
+        servers = [_filled(server, "comparable", "incidents") for server in servers]
     sides = {side: {"verdict": whole[side]["verdict"]} | _observed(whole[side]) for side in ("before", "after")}
     page = _only(whole, ("verdict", "headlines", "unmatched")) | sides | {"servers": servers}
     return _filled(page, "verdict", "headlines", "servers")
-
-
-def _compared(server: Mapping[str, Any]) -> Document:
-    names = ("incident", "severity", "subject", "primary", "verdict", "because", "fixes")
-    outcomes = [_filled(_only(outcome, names), "primary") for outcome in server["incidents"]]
-    kept = _only(server, ("before", "after", "comparable", "reasons", "changes", "new_incidents", "user_metrics"))
-    return _filled(kept | {"incidents": outcomes}, "comparable", "incidents")
 
 
 def _observed(seen: Mapping[str, Any]) -> Document:
@@ -184,18 +193,7 @@ def _filled(document: Mapping[str, Any], *always: str) -> Document:
     return {name: value for name, value in document.items() if name in always or value not in empty}
 
 
-COMPACT, DETAILED = 2_000, 20_000
-"""Tokens of an answer at most: without and with detail."""
-CHARACTERS = 3
-"""Characters per token. JSON has 3.5 and more with the usual tokenizers, so this overestimates tokens."""
-OPEN, CLOSE = "⟦", "⟧"
-MOST_ESCAPED = 4_000
-WHOLE = ("relaunch", "corrected_command")
-"""Texts that are left out rather than cut: half a command is a different command."""
-_STEPS = ((50, 4000), (40, 2000), (30, 1200), (20, 800), (12, 500), (8, 300), (5, 200), (3, 140), (2, 100), (1, 60))
-"""Entries of a list and characters of a text; the first pair with which an answer fits is used."""
-_NAME = re.compile(r"(?:--)?\w{1,64}(?:[.:/,=@+-]{1,3}\w{1,64})*%?", re.ASCII)
-_LONGEST_NAME = 64
+# -- quoting and shortening --------------------------------------------------------------------------------------------
 
 
 def texts(declared: object) -> Iterator[str]:

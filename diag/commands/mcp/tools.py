@@ -1,12 +1,14 @@
-"""The tools of `diag mcp`: JSON schemas of their arguments and answers, and the calls behind them.
+"""The tools of `diag mcp`: one typed function each, from which the SDK derives the schemas of arguments and answers.
 
-An answer may have more than its schema names.
+An answer may have more than its type names.
 """
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Required, cast
+
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
 
 from diag.commands import budget, doctor, explain, lint, observe, sizing, verify
 from diag.commands.mcp import answers
@@ -17,207 +19,251 @@ from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.vllm.command.parse import parse
 from diag.vllm.memory.model import is_folder
 
-Schema = dict[str, Any]
+LONGEST_COMMAND = 65_536
+"""Characters of a launch command."""
 
 
-def text(says: str, longest: int = 200) -> Schema:
-    """Return the schema of an argument that is a text."""
-    return {"type": "string", "description": says, "minLength": 1, "maxLength": longest}
+# -- arguments: an optional text is "" if it is not given -------------------------------------------------------------
 
 
-def _list(of: Schema | None = None) -> Schema:
-    return {"type": "array", "items": {"type": "string"} if of is None else of}
+def text(description: str, longest: int = 200, shortest: int = 0) -> Any:
+    """Return the bounds and the description of an argument that is a text."""
+    return Field(description=description, min_length=shortest or None, max_length=longest)
 
 
-def _object(**properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties}
+_A_TARGET = "URL, name of a recording, or prometheus: one of the targets that the server's instructions list"
+_A_COMMAND = "the launch command itself (vllm serve MODEL --flag value), a script or a manifest; no file name"
+_OF_PROMETHEUS = "with the target prometheus: "
+
+Detail = Annotated[bool, Field(description="all that is known, in up to ten times as many tokens")]
+Target = Annotated[str, text(_A_TARGET)]
+Version = Annotated[str, text("vLLM release: 0.32.0")]
 
 
-def _answer(*required: str, **properties: Schema) -> Schema:
-    cut = {"left_out": {**_list(), "description": "what was cut: ask with detail, or for less"}}
-    return {"type": "object", "required": list(required), "properties": {**properties, **cut}}
+# -- answers ----------------------------------------------------------------------------------------------------------
 
 
-_STRING: Schema = {"type": "string"}
-_MAYBE: Schema = {"type": ["string", "null"]}
-_NUMBER: Schema = {"type": ["number", "null"]}
-_YES: Schema = {"type": "boolean"}
-_SEVERITY: Schema = {"enum": ["info", "warning", "critical"]}
+class AgentAnswer(TypedDict, total=False):
+    """An answer."""
 
-DETAIL: Schema = {"type": "boolean", "description": "all that is known, in up to ten times as many tokens"}
-TARGET = text("URL, name of a recording, or prometheus: one of the targets that the server's instructions list")
-COMMAND = text(
-    "the launch command itself (vllm serve MODEL --flag value), a script or a manifest; no file name", 65_536
-)
-VERSION = text("vLLM release: 0.32.0")
-SCOPE = {
-    "at": text("with the target prometheus: end of the time window, 2026-11-20T03:12Z or -2h; default now"),
-    "window": text("with the target prometheus: length of the window, 15m or 24h"),
-    "instance": text("with the target prometheus: regular expression of the servers' instance label"),
-    "model": text("with the target prometheus: regular expression of the model's name"),
-}
-SIZES = {
-    "gpu": text("h100, a100-80, l40s ...; default: this host's"),
-    "gpu_memory": text("memory of one GPU: 79.1GiB"),
-    "all_gpus": {"type": "boolean", "description": "compare all GPUs that diag knows"},
-    "context": text("tokens of each request: 32k"),
-    "concurrency": {"type": "integer", "minimum": 1, "maximum": 2**20, "description": "requests at a time"},
-}
-
-_DIAGNOSIS = _object(
-    incident=_STRING,
-    state={"enum": ["present"]},
-    severity=_SEVERITY,
-    subject={"type": "object", "additionalProperties": _STRING},
-    primary=_YES,
-    explained_by=_MAYBE,
-    since={**_NUMBER, "description": "unix seconds; null: before the first scrape"},
-    until=_NUMBER,
-    ongoing=_YES,
-    title=_STRING,
-    impact=_STRING,
-    symptoms=_list({"type": "object"}),
-    ruled_out=_list({}),
-    not_ruled_out=_list({}),
-    quotes=_list({}),
-    fixes=_list({"type": "object"}),
-    relaunch=_MAYBE,
-)
-REPORT = _answer(
-    *("verdict", "headlines", "diagnoses", "observed"),
-    verdict={"enum": ["healthy", "warning", "critical", "unknown"]},
-    headlines={**_list(), "description": "the verdict in a line for each primary incident"},
-    shared={**_list(), "description": "the label that the ill servers of a fleet have and its healthy ones lack"},
-    observed={"type": "object"},
-    diagnoses={**_list(_DIAGNOSIS), "description": "the incidents that are present, primary ones first"},
-    unknown={**_list(), "description": "why finding nothing does not mean health"},
-    not_collected={**_list(), "description": "telemetry that is missing, and how to get it"},
-    notes=_list(),
-    normal=_list(),
-)
-PAGE = _answer(
-    title=_STRING,
-    sections=_list(_object(title=_STRING, text=_STRING)),
-    other_sections=_list(),
-    incidents=_list(),
-)
-FINDINGS = _answer(
-    *("vllm_version", "findings", "corrected_command"),
-    vllm_version=_STRING,
-    findings=_list(
-        _object(rule=_STRING, severity={"enum": ["error", "warning", "info"]}, message=_STRING, fix=_STRING)
-    ),
-    corrected_command=_MAYBE,
-    errors_left={"type": "integer"},
-    not_checked=_list(),
-)
-MEMORY = _answer(
-    "model",
-    model=_STRING,
-    verdict={"enum": ["fits", "does not fit", "cannot tell"]},
-    reasons=_list(),
-    notes=_list(),
-    rows=_list({"type": "object"}),
-    suggestions=_list(_object(flag=_STRING, value=_STRING)),
-    choices=_list(),
-    configurations=_list({"type": "object"}),
-)
-CONFIGURATION = _answer(
-    "servers",
-    servers=_list(_object(instance=_STRING, version=_MAYBE, model=_MAYBE, settings=_list({"type": "object"}))),
-    notes=_list(),
-)
-COMPARISON = _answer(
-    *("verdict", "headlines", "servers"),
-    verdict={"enum": ["fixed", "better", "no effect", "worse", "not comparable"]},
-    headlines=_list(),
-    servers=_list({"type": "object"}),
-    unmatched=_list(),
-)
+    left_out: Annotated[list[str], Field(description="what was cut: ask with detail, or for less")]
 
 
-Arguments = Mapping[str, Any]
-Document = dict[str, Any]
+class PresentIncident(TypedDict, total=False):
+    """An incident that is present."""
 
-
-class AgentTool(NamedTuple):
-    """One tool: `takes` are the properties of its arguments, `needs` the required ones, `gives` its output schema.
-
-    `declared` is True if its answer holds only declarations of diag and the site, so that nothing is quoted.
-    """
-
-    name: str
+    incident: str
+    state: Literal["present"]
+    severity: Literal["info", "warning", "critical"]
+    subject: dict[str, str]
+    primary: bool
+    explained_by: str | None
+    since: Annotated[float | None, Field(description="unix seconds; null: before the first scrape")]
+    until: float | None
+    ongoing: bool
     title: str
-    says: str
-    takes: Mapping[str, Any]
-    needs: tuple[str, ...]
-    gives: Mapping[str, Any]
-    work: Callable[[AllowedTargets, Arguments], Document]
-    declared: bool = False
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The schema of its arguments; it refuses unknown arguments, such as a token."""
-        takes = {**self.takes, "detail": DETAIL}
-        return {"type": "object", "properties": takes, "required": list(self.needs), "additionalProperties": False}
+    impact: str
+    symptoms: list[dict[str, Any]]
+    ruled_out: list[Any]
+    not_ruled_out: list[Any]
+    quotes: list[Any]
+    fixes: list[dict[str, Any]]
+    relaunch: str | None
 
 
-def _doctor(targets: AllowedTargets, given: Arguments) -> Document:
-    span = TimeSpan(given.get("at", ""), given.get("window", TimeSpan().window))
-    these = {field: [given[name]] for name, field in (("instance", "instances"), ("model", "models")) if name in given}
-    report = doctor.run(targets.options(given.get("target", ""), Scope(span, **these)))
-    return answers.report(report, given.get("detail", False))
+class DoctorAnswer(AgentAnswer, total=False):
+    """A diagnosis."""
+
+    verdict: Required[Literal["healthy", "warning", "critical", "unknown"]]
+    headlines: Required[Annotated[list[str], Field(description="the verdict in a line for each primary incident")]]
+    shared: Annotated[
+        list[str], Field(description="the label that the ill servers of a fleet have and its healthy ones lack")
+    ]
+    observed: Required[dict[str, Any]]
+    diagnoses: Required[
+        Annotated[list[PresentIncident], Field(description="the incidents that are present, primary ones first")]
+    ]
+    unknown: Annotated[list[str], Field(description="why finding nothing does not mean health")]
+    not_collected: Annotated[list[str], Field(description="telemetry that is missing, and how to get it")]
+    notes: list[str]
+    normal: list[str]
 
 
-def _config(targets: AllowedTargets, given: Arguments) -> Document:
-    options = targets.options(given.get("target", ""))
-    return answers.configuration(
-        json.loads(observe.show_configuration(options, as_json=True)), given.get("detail", False)
-    )
+class ExplainAnswer(AgentAnswer, total=False):
+    """A page, or the list of incidents."""
+
+    title: str
+    sections: list[dict[str, str]]
+    other_sections: list[str]
+    incidents: list[str]
 
 
-def _verify(targets: AllowedTargets, given: Arguments) -> Document:
-    before = targets.recording(given["before"])
-    if not before:
-        raise NotAllowed(f"before must be a recording made before the change; the targets are: {targets.named()}")
-    return answers.comparison(verify.verify(before, targets.options(given["after"])), given.get("detail", False))
+class CommandFinding(TypedDict, total=False):
+    """A finding about a command."""
+
+    rule: str
+    severity: Literal["error", "warning", "info"]
+    message: str
+    fix: str
 
 
-def _explain(targets: AllowedTargets, given: Arguments) -> Document:
-    folder = targets.base.incidents
-    if "id" not in given:
-        return {"incidents": explain.list_incidents(folder).splitlines()}
-    return answers.runbook(explain.run(given["id"], folder), given.get("section", ""), given.get("detail", False))
+class LintAnswer(AgentAnswer, total=False):
+    """The findings about a command."""
+
+    vllm_version: Required[str]
+    findings: Required[list[CommandFinding]]
+    corrected_command: Required[str | None]
+    errors_left: int
+    not_checked: list[str]
 
 
-def _lint(targets: AllowedTargets, given: Arguments) -> Document:
-    command = _not_a_file(given["command"])
-    options = lint.LintOptions(given.get("vllm_version", ""), contract=targets.base.contract, foreign=True)
-    return answers.findings(json.loads(lint.run(command, options, as_json=True)[0]), given.get("detail", False))
+class BudgetAnswer(AgentAnswer, total=False):
+    """An estimate of GPU memory, or a comparison of GPUs."""
+
+    model: Required[str]
+    verdict: Literal["fits", "does not fit", "cannot tell"]
+    reasons: list[str]
+    notes: list[str]
+    rows: list[dict[str, Any]]
+    suggestions: list[dict[str, str]]
+    choices: list[str]
+    configurations: list[dict[str, Any]]
 
 
-def _budget(targets: AllowedTargets, given: Arguments) -> Document:
-    if ("command" in given) == ("target" in given):
-        raise NotAllowed("give either command (a launch command or a model) or target (a server, to compare GPUs)")
-    if "command" in given:
-        what = _without_files(given["command"])
-    else:
-        server = targets.options(given["target"])
-        if server.prometheus:
+class ServerSettings(TypedDict, total=False):
+    """The configuration of a server."""
+
+    instance: str
+    version: str | None
+    model: str | None
+    settings: list[dict[str, Any]]
+
+
+class ConfigAnswer(AgentAnswer, total=False):
+    """The configuration of each server."""
+
+    servers: Required[list[ServerSettings]]
+    notes: list[str]
+
+
+class VerifyAnswer(AgentAnswer, total=False):
+    """A comparison of two observations."""
+
+    verdict: Required[Literal["fixed", "better", "no effect", "worse", "not comparable"]]
+    headlines: Required[list[str]]
+    servers: Required[list[dict[str, Any]]]
+    unmatched: list[str]
+
+
+# -- the tools --------------------------------------------------------------------------------------------------------
+
+TITLES = {
+    "doctor": "Diagnose a vLLM server",
+    "explain": "Explain an incident or a lint rule",
+    "lint": "Check a launch command",
+    "budget": "Estimate GPU memory",
+    "config": "Show a server's configuration",
+    "verify": "Check whether a change fixed an incident",
+}
+"""All tools only read. Recording and ramping are left out: they write files, and put load on servers."""
+DECLARED = ("explain",)
+"""Tools whose answers hold only declarations of diag and the site, so that nothing is quoted."""
+
+
+class AgentTools(NamedTuple):
+    """The tools for the targets of an allow-list; a docstring is the tool's description for agents."""
+
+    targets: AllowedTargets
+
+    def doctor(
+        self,
+        target: Target = "",
+        at: Annotated[str, text(_OF_PROMETHEUS + "end of the time window, 2026-11-20T03:12Z or -2h; default now")] = "",
+        window: Annotated[str, text(_OF_PROMETHEUS + "length of the window, 15m or 24h")] = "",
+        instance: Annotated[str, text(_OF_PROMETHEUS + "regular expression of the servers' instance label")] = "",
+        model: Annotated[str, text(_OF_PROMETHEUS + "regular expression of the model's name")] = "",
+        detail: Detail = False,
+    ) -> DoctorAnswer:
+        """Diagnose a live vLLM server (it is watched for half a minute, up to two while it looks stuck), a recording,
+        or a fleet through Prometheus: incidents with evidence, what was ruled out, and the flag to change.
+        """
+        span = TimeSpan(at, window or TimeSpan().window)
+        scope = Scope(span, instances=[instance] if instance else (), models=[model] if model else ())
+        return cast(DoctorAnswer, answers.report(doctor.run(self.targets.options(target, scope)), detail))
+
+    def explain(
+        self,
+        id: Annotated[str, text("the id of an incident or of a lint rule")] = "",
+        section: Annotated[str, text("one section, whole")] = "",
+        detail: Detail = False,
+    ) -> ExplainAnswer:
+        """The runbook of an incident or the page of a lint rule; without an id, the list of incidents."""
+        folder = self.targets.base.incidents
+        if not id:
+            return {"incidents": explain.list_incidents(folder).splitlines()}
+        return cast(ExplainAnswer, answers.runbook(explain.run(id, folder), section, detail))
+
+    def lint(
+        self,
+        command: Annotated[str, text(_A_COMMAND, LONGEST_COMMAND, shortest=1)],
+        vllm_version: Version = "",
+        detail: Detail = False,
+    ) -> LintAnswer:
+        """Check a vLLM launch command for removed, ineffective, conflicting or harmful flags. Nothing is started."""
+        options = lint.LintOptions(vllm_version, contract=self.targets.base.contract, foreign=True)
+        found, _ = lint.run(_not_a_file(command), options, as_json=True)
+        return cast(LintAnswer, answers.findings(json.loads(found), detail))
+
+    def budget(
+        self,
+        command: Annotated[str, text(_A_COMMAND, LONGEST_COMMAND)] = "",
+        target: Target = "",
+        vllm_version: Version = "",
+        gpu: Annotated[str, text("h100, a100-80, l40s ...; default: this host's")] = "",
+        gpu_memory: Annotated[str, text("memory of one GPU: 79.1GiB")] = "",
+        all_gpus: Annotated[bool, Field(description="compare all GPUs that diag knows")] = False,
+        context: Annotated[str, text("tokens of each request: 32k")] = "",
+        concurrency: Annotated[int | None, Field(description="requests at a time", ge=1, le=2**20)] = None,
+        detail: Detail = False,
+    ) -> BudgetAnswer:
+        """Estimate the GPU memory of a launch command or a model, or compare GPUs (all_gpus, or gpu with concurrency):
+        what fits, how many requests, how fast at most. Nothing is started or downloaded.
+        """
+        if bool(command) == bool(target):
+            raise NotAllowed("give either command (a launch command or a model) or target (a server, to compare GPUs)")
+        if command:
+            what = _without_files(command)
+        else:
+            server = self.targets.options(target)
+            if server.prometheus:
+                raise NotAllowed(
+                    "budget needs a server or a recording: a Prometheus does not know how servers were started"
+                )
+            what = server.targets[0]
+        several = sizing.SizingOptions(all_gpus, gpu, context, concurrency, version=vllm_version)
+        options = budget.BudgetOptions(what, gpu, gpu_memory, "", vllm_version, several)
+        return cast(BudgetAnswer, answers.memory(json.loads(budget.run(options, as_json=True)[0]), detail))
+
+    def config(self, target: Target = "", detail: Detail = False) -> ConfigAnswer:
+        """The flags that a server runs with, each with where it was read; by default those that are not the default."""
+        shown = observe.show_configuration(self.targets.options(target), as_json=True)
+        return cast(ConfigAnswer, answers.configuration(json.loads(shown), detail))
+
+    def verify(
+        self,
+        before: Annotated[str, text("name of a recording", shortest=1)],
+        after: Annotated[str, text(_A_TARGET, shortest=1)],
+        detail: Detail = False,
+    ) -> VerifyAnswer:
+        """Compare a recording made before a change with the server, or a recording, after it: fixed or not, at the same
+        load, and at what cost for users.
+        """
+        recorded = self.targets.recording(before)
+        if not recorded:
             raise NotAllowed(
-                "budget needs a server or a recording: a Prometheus does not know how servers were started"
+                f"before must be a recording made before the change; the targets are: {self.targets.named()}"
             )
-        what = server.targets[0]
-    version = given.get("vllm_version", "")
-    several = sizing.SizingOptions(
-        given.get("all_gpus", False),
-        given.get("gpu", ""),
-        given.get("context", ""),
-        given.get("concurrency"),
-        version=version,
-    )
-    options = budget.BudgetOptions(what, given.get("gpu", ""), given.get("gpu_memory", ""), "", version, several)
-    return answers.memory(json.loads(budget.run(options, as_json=True)[0]), given.get("detail", False))
+        return cast(VerifyAnswer, answers.comparison(verify.verify(recorded, self.targets.options(after)), detail))
 
 
 def _not_a_file(command: str) -> str:
@@ -241,66 +287,3 @@ def _without_files(command: str) -> str:
     if is_folder(model) or Path(model).is_absolute() or model.startswith(("~", ".")):
         raise NotAllowed("name the model by its Hugging Face id: no folder of this host is opened for an agent")
     return command
-
-
-TOOLS = (
-    AgentTool(
-        "doctor",
-        "Diagnose a vLLM server",
-        "Diagnose a live vLLM server (it is watched for half a minute, up to two while it looks stuck), a recording, or"
-        " a fleet through Prometheus: incidents with evidence, what was ruled out, and the flag to change.",
-        {"target": TARGET, **SCOPE},
-        (),
-        REPORT,
-        _doctor,
-    ),
-    AgentTool(
-        "explain",
-        "Explain an incident or a lint rule",
-        "The runbook of an incident or the page of a lint rule; without an id, the list of incidents.",
-        {"id": text("the id of an incident or of a lint rule"), "section": text("one section, whole")},
-        (),
-        PAGE,
-        _explain,
-        declared=True,
-    ),
-    AgentTool(
-        "lint",
-        "Check a launch command",
-        "Check a vLLM launch command for removed, ineffective, conflicting or harmful flags. Nothing is started.",
-        {"command": COMMAND, "vllm_version": VERSION},
-        ("command",),
-        FINDINGS,
-        _lint,
-    ),
-    AgentTool(
-        "budget",
-        "Estimate GPU memory",
-        "Estimate the GPU memory of a launch command or a model, or compare GPUs (all_gpus, or gpu with concurrency):"
-        " what fits, how many requests, how fast at most. Nothing is started or downloaded.",
-        {"command": COMMAND, "target": TARGET, "vllm_version": VERSION, **SIZES},
-        (),
-        MEMORY,
-        _budget,
-    ),
-    AgentTool(
-        "config",
-        "Show a server's configuration",
-        "The flags that a server runs with, each with where it was read; by default those that are not the default.",
-        {"target": TARGET},
-        (),
-        CONFIGURATION,
-        _config,
-    ),
-    AgentTool(
-        "verify",
-        "Check whether a change fixed an incident",
-        "Compare a recording made before a change with the server, or a recording, after it: fixed or not, at the same"
-        " load, and at what cost for users.",
-        {"before": text("name of a recording"), "after": TARGET},
-        ("before", "after"),
-        COMPARISON,
-        _verify,
-    ),
-)
-"""All tools only read. Recording and ramping are left out: they write files, and put load on servers."""
