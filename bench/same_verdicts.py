@@ -64,6 +64,8 @@ def main() -> int:
     recordings = [file.parent for folder in folders for file in folder.glob("*/metrics*")]
     checkouts = ROOT, given.checkout.resolve()
     here, there = map(incidents, checkouts)
+    if not here & there:
+        parser.error(f"{given.checkout} lacks runbooks/, which name its incidents: give a whole checkout")
     different = 0
     for recording in sorted(set(recordings)):
         ours, theirs = (decisions(report(checkout, recording), here & there) for checkout in checkouts)

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from http.client import LineTooLong  # noqa: TID251  what the handler catches; no request is made
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, BinaryIO, NamedTuple, Protocol
 

@@ -11,7 +11,7 @@ from support.paths import ROOT, TESTS
 
 PACKAGE = ROOT / "diag"
 FILES = sorted(PACKAGE.rglob("*.py"))
-ONE_FILE = {
+ONE_FILE: dict[str, str | tuple[str, ...]] = {
     "grafanalib": "artefacts/grafana.py",
     "bcrypt": "exporter/web_config.py",
     "kubernetes": "sources/kubernetes/cluster.py",
@@ -29,7 +29,12 @@ ONE_FILE = {
     "prometheus_api_client": "sources/prometheus/client.py",
     "psutil": "exporter/process/table.py",
     "pynvml": "exporter/gpu/nvml.py",
+    "requests": "sources/prometheus/client.py",
+    "http.client": ("http/", "exporter/http_server.py"),
+    "urllib.request": "http/",
+    "httpx": (),
 }
+"""The file or folder of each library, also of those in Python that send requests; nothing else lists them."""
 
 
 def imported(file: Path) -> set[str]:
@@ -62,9 +67,9 @@ def test_a_class_name_exists_once() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_a_library_stands_behind_one_file(file: Path) -> None:
-    inside = str(file.relative_to(PACKAGE))
-    tops = {name.split(".")[0] for name in imported(file)}
-    assert not {name for name, home in ONE_FILE.items() if name in tops and not inside.startswith(home)}
+    inside, names = str(file.relative_to(PACKAGE)), imported(file)
+    used = {library for library in ONE_FILE if any(f"{name}.".startswith(f"{library}.") for name in names)}
+    assert not {library for library in used if not inside.startswith(ONE_FILE[library])}
 
 
 def test_no_test_imports_another_one() -> None:
