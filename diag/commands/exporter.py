@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words
 from diag.core.formatting import listed, printable, quantity
-from diag.core.metric_families import Sample
+from diag.core.metric_families import Sample, render
 from diag.exporter import http_server as serve
 from diag.exporter.log.tail import STDIN, parse_timezone
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
@@ -80,7 +80,7 @@ class Exporter:
             tuple(filter(None, map(str.strip, options.gpus.split(",")))),
         )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
-        self._host_page = HostPage(self._host, self._probe.samples if self._probe else tuple)
+        self._host_page = HostPage(self._host, render, self._probe.samples if self._probe else tuple)
         self._liveness = LivenessThread(address.instance, partial(self.page, options.timeout))
 
     def page(self, seconds: float) -> bytes:
@@ -88,7 +88,9 @@ class Exporter:
         vllm = self._vllm_thread.collect()
         self._vllm.wait_until_sent()
         collections = self._host_page.collect()
-        return self._host_page.page(vllm.result(seconds), collections, seconds)
+        scraped = vllm.result(seconds)
+        own = scraped.value.page if scraped.value else b""
+        return b"".join([own, *self._host_page.parts(scraped, collections, seconds)])
 
     def answer(self, path: str, seconds: float) -> serve.Answer:
         """Return the page at /metrics, the probes at /livez and /readyz, and a list of these paths at /."""

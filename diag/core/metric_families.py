@@ -353,6 +353,12 @@ MOST_HEADS = 20_000
 """Processes come and go, and every PID is a series of its own."""
 
 
+def labelled(samples: Iterable[Sample]) -> "Iterator[tuple[dict[str, str], float]]":
+    """Yield the labels, with `__name__`, and the value of each sample."""
+    for name, labels, value in samples:
+        yield {"__name__": name, **dict(zip(FAMILIES[name].labels, labels, strict=True))}, float(value)
+
+
 def plain(samples: Iterable[Sample]) -> bytes:
     """Write samples as bare lines, for a page that only diag reads; prometheus_client takes a while to load."""
     lines = []

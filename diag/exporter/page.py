@@ -18,8 +18,9 @@ from queue import SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 from diag import __version__
+from diag.core import debug_log
 from diag.core.formatting import printable
-from diag.core.metric_families import Collector, Sample, render
+from diag.core.metric_families import Collector, Sample
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.log.tail import LogTail
 from diag.exporter.process.collector import ProcessCollector
@@ -156,27 +157,32 @@ TURN = 0.01
 """Seconds between the starts of two collectors. Two that run at once pass Python's global lock to each other at every
 system call, which takes twice the CPU time.
 """
-Write = Callable[[Iterable[Sample]], bytes]
-"""Writes samples as text: `render` for Prometheus, `plain` for a page that only diag reads."""
+P = TypeVar("P")
+"""A part of the page: text for Prometheus, or the samples themselves for a diagnosis in the same process."""
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """A collector's families as text, and its problem, or ""."""
+class Rendered(Generic[P]):
+    """A collector's part of the page, and its problem, or ""."""
 
-    text: bytes
+    part: P
     problem: str
 
 
-class HostPage:
-    """Puts together the page: vLLM's own part, the collectors' samples, and samples about the scrape itself."""
+class HostPage(Generic[P]):
+    """Puts together the page: vLLM's own part, the collectors' samples, and samples about the scrape itself.
 
-    def __init__(self, host: ServerView, more: Callable[[], Iterable[Sample]] = tuple, write: Write = render) -> None:
+    `write` makes a part of the page from samples.
+    """
+
+    def __init__(
+        self, host: ServerView, write: Callable[[Iterable[Sample]], P], more: Callable[[], Iterable[Sample]] = tuple
+    ) -> None:
         self._host = host
         self._more = more
         self._write = write
 
-        def rendered(collector: Collector) -> Rendered:
+        def rendered(collector: Collector) -> Rendered[P]:
             collected = collector.collect()
             return Rendered(write(collected.samples), collected.problem)
 
@@ -186,7 +192,7 @@ class HostPage:
         self._known: tuple[bool, Config, ServerFacts] | None = None
         self._configuration: Sequence[Sample] = ()
 
-    def collect(self) -> list[Collection[Rendered]]:
+    def collect(self) -> list[Collection[Rendered[P]]]:
         """Start one collector after the other, while vLLM renders its page; none waits for one that hangs."""
         collections = []
         for thread in self._threads:
@@ -194,14 +200,14 @@ class HostPage:
             collections[-1].result(TURN)
         return collections
 
-    def page(
-        self, scraped: CollectionResult[Scraped], collections: Sequence[Collection[Rendered]], seconds: float
-    ) -> bytes:
-        """Return the whole page; a collection may take so many seconds from its start."""
+    def parts(
+        self, scraped: CollectionResult[Scraped], collections: Sequence[Collection[Rendered[P]]], seconds: float
+    ) -> list[P]:
+        """Return the parts that follow vLLM's own page; a collection may take so many seconds from its start."""
         pairs = zip(self._threads, collections, strict=True)
         rendered = {thread.name: collection.result(seconds) for thread, collection in pairs}
         self._host.scraped(scraped.answered)
-        results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered]] = {"vllm": scraped, **rendered}
+        results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered[P]]] = {"vllm": scraped, **rendered}
         own: list[Sample] = []
         for name, result in results.items():
             problem = result.problem or (result.value.problem if result.value else "")
@@ -210,10 +216,9 @@ class HostPage:
             self._reported[name] = problem
             own.append(("diag_scrape_success", (name,), float(not problem)))
             own.append(("diag_scrape_duration_seconds", (name,), result.seconds))
-            log.debug("collector %s: %.1f ms", name, 1000 * result.seconds)
-        texts = (result.value.text for result in rendered.values() if result.value)
-        about = self._write([*own, *self._server(scraped.value), *self._more()])
-        return b"".join([scraped.value.page if scraped.value else b"", *texts, about])
+            debug_log.log.debug("collector %s: %.1f ms", name, 1000 * result.seconds)
+        parts = [result.value.part for result in rendered.values() if result.value]
+        return [*parts, self._write([*own, *self._server(scraped.value), *self._more()])]
 
     def _server(self, scraped: Scraped | None) -> Iterator[Sample]:
         yield "diag_build_info", (__version__,), 1

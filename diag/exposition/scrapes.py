@@ -28,6 +28,8 @@ FEW_SERIES = 5_000
 """Series of forgotten scrapes that a parser may still hold."""
 Floats = NDArray[np.float64]
 Millis = NDArray[np.int64]
+Reading = tuple[Labels, float]
+"""Labels, with `__name__`, and value of a sample that is on no page."""
 FaultKind = Literal["malformed", "duplicate", "timestamp", "truncated", "crowded", "renamed"]
 Faults = dict[FaultKind, str]
 """The faults of a page that is still usable, each kind with its first example."""
@@ -73,8 +75,11 @@ class Parser:
         self._last: tuple[list[int], Layout] | None = None
         self._before: _Read | None = None
 
-    def parse(self, page: bytes) -> Page:
-        """Keep the valid lines and note the others; `NotMetrics` if there is no valid line."""
+    def parse(self, page: bytes, beside: Iterable[Reading] = ()) -> Page:
+        """Keep the valid lines and note the others, then add what was read beside the page.
+
+        Raises NotMetrics if there is no valid line and nothing beside the page.
+        """
         refuse_other_formats(page)
         page, prefix = named_as_ours(page)
         if page.count(b"\n") > MOST_LINES:
@@ -82,13 +87,17 @@ class Parser:
         lines = page.split(b"\n")
         rest = lines.pop()
         rows, values, faults = self._parse_changed(lines) or self._parse_all(lines)
+        for labels, value in beside:
+            row = self._row({label: text for label, text in labels.items() if text})
+            if row >= 0:
+                rows, values = [*rows, row], [*values, value]
         if not rows:
             if not page.strip():
                 raise NotMetrics("answered an empty page")
             malformed = faults.get("malformed")
             raise NotMetrics(f"answered no metrics: {malformed}" if malformed else "answered a page without any metric")
 
-        if is_cut(rest) or lines[-1] == CUT:
+        if is_cut(rest) or lines[-1:] == [CUT]:
             faults["truncated"] = ""
         if prefix:
             faults["renamed"] = prefix
@@ -161,7 +170,20 @@ class Parser:
         name, labels, text, timestamp, exemplar = sample(line)
         value = float(text)
 
-        series = {label: kept for label, kept in ({"__name__": name} | labels).items() if kept}  # "" is no label
+        row = self._row(
+            {label: kept for label, kept in ({"__name__": name} | labels).items() if kept}
+        )  # "" is no label
+        if timestamp:
+            faults.setdefault("timestamp", name)
+        head, _, tail = line.rpartition(b" ")
+        if row < 0:
+            faults.setdefault("crowded", name)
+        elif not timestamp and not exemplar and tail == text.encode() and len(self._heads) < 2 * MOST_SERIES:
+            self._heads[head] = row
+        return row, value
+
+    def _row(self, series: dict[str, str]) -> int:
+        """Return the row of a series, -1 for one too many."""
         if "instance" in series:
             exported = "exported_instance"
             while exported in series:
@@ -173,15 +195,7 @@ class Parser:
         if row < 0 and len(self.labels) < MOST_SERIES:
             row = self._rows[key] = len(self.labels)
             self.labels.append(series)
-
-        if timestamp:
-            faults.setdefault("timestamp", name)
-        head, _, tail = line.rpartition(b" ")
-        if row < 0:
-            faults.setdefault("crowded", name)
-        elif not timestamp and not exemplar and tail == text.encode() and len(self._heads) < 2 * MOST_SERIES:
-            self._heads[head] = row
-        return row, value
+        return row
 
 
 class Scrape(NamedTuple):
@@ -201,22 +215,25 @@ class Target:
         self._parser = Parser(instance)
         self._lock = Lock()
 
-    def add(self, at: int, page: bytes) -> str:
-        """Add an answered scrape; return the reason if the answer is no metrics page, else ""."""
+    def add(self, at: int, page: bytes, beside: Iterable[Reading] = ()) -> str:
+        """Add an answered scrape; return the reason if the answer is no metrics page, else "".
+
+        `beside` is read beside the page: GPUs, processes and log of the server's host.
+        """
         with self._lock:
             try:
-                scrape = Scrape(at, self._parser.parse(page))
+                scrape = Scrape(at, self._parser.parse(page, beside))
             except NotMetrics as error:
                 scrape = Scrape(at, None, str(error))
             self.scrapes.append(scrape)
         return scrape.reason
 
-    def fail(self, at: int, reason: str, beside: bytes = b"") -> None:
-        """Add a failed scrape, with the metrics that are read beside the server, for example from its log."""
-        page = None
+    def fail(self, at: int, reason: str, recorded: bytes = b"", beside: Iterable[Reading] = ()) -> None:
+        """Add a failed scrape, with the metrics that are read beside the server, also as a recorded page."""
+        page, readings = None, list(beside)
         with self._lock:
             with suppress(NotMetrics):
-                page = self._parser.parse(beside) if beside else None
+                page = self._parser.parse(recorded, readings) if recorded or readings else None
             self.scrapes.append(Scrape(at, page, reason))
 
     def forget(self, before: int) -> None:

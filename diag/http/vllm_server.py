@@ -34,7 +34,11 @@ class Probe:
     def samples(self) -> list[tuple[str, tuple[str, ...], float]]:
         """Samples for the server's page: name, no labels, value."""
         first = [] if self.first_token is None else [("diag_probe_first_token_seconds", (), self.first_token)]
-        return [("diag_probe_success", (), self.success), ("diag_probe_duration_seconds", (), self.duration), *first]
+        return [
+            ("diag_probe_success", (), int(self.success)),
+            ("diag_probe_duration_seconds", (), self.duration),
+            *first,
+        ]
 
 
 @dataclass

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.paths import LOGS
 
+from diag.core.metric_families import render
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
@@ -162,13 +163,13 @@ def test_the_page_of_the_exporter_tells_its_log_whether_vllm_answers(tmp_path: P
     file.write_text("\n".join([*SERVING, *PARSER, *PARSER, ""]))
     tail = LogTail(str(file), UTC, clock=lambda: now[0])
     tail.catch_up()
-    page = HostPage(HostCollectors(None, tail, None))
+    page = HostPage(HostCollectors(None, tail, None), render)
     refused = CollectionResult[Scraped](None, "connection refused", 0.0, answered=False)
     locked = CollectionResult[Scraped](None, "requires credentials (HTTP 401)", 0.0, answered=True)
 
     def crashes(second: float, scraped: CollectionResult[Scraped]) -> float:
         now[0] = NOW + second
-        lines = page.page(scraped, page.collect(), 5.0).decode().splitlines()
+        lines = b"".join(page.parts(scraped, page.collect(), 5.0)).decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith("diag_vllm_log_consecutive_crashes "))
 
     assert [crashes(second, refused) for second in (0, 8, 16, 24)] == [0, 0, 0, 3]

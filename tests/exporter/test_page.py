@@ -260,9 +260,9 @@ def test_a_part_that_hangs_or_raises_costs_only_itself(hanging: threading.Event)
         Odd("log", broken),
         Odd("process", lambda: Collected([("diag_vllm_process_stopped", ("1", "worker", "0"), 1.0)])),
     )
-    beside = HostPage(Bare(*parts))
+    beside = HostPage(Bare(*parts), render)
     nothing = CollectionResult[Scraped](None, "refused", 0.0, False)
-    found = values(beside.page(nothing, beside.collect(), 0.3))
+    found = values(b"".join(beside.parts(nothing, beside.collect(), 0.3)))
     success = {name: found[f'diag_scrape_success{{collector="{name}"}}'] for name in ("nvml", "log", "process")}
     assert success == {"nvml": 0, "log": 0, "process": 1}
     assert found['diag_vllm_process_stopped{pid="1",rank="0",role="worker"}'] == 1
@@ -281,17 +281,17 @@ def test_a_part_that_ends_soon_is_not_disturbed_by_the_next_one(monkeypatch: pyt
         events.append("second begun")
         return Collected([])
 
-    for collection in HostPage(Bare(Odd("nvml", first), Odd("process", second))).collect():
+    for collection in HostPage(Bare(Odd("nvml", first), Odd("process", second)), render).collect():
         collection.result(30)
     assert events == ["first ended", "second begun"]
 
 
 def test_a_configuration_that_changed_is_shown() -> None:
-    beside = HostPage(Bare())
+    beside = HostPage(Bare(), render)
 
     def shown(blocks: float) -> float:
         scraped = Scraped(b"", True, "", {"num_gpu_blocks": blocks}, ServerFacts())
-        return values(beside.page(CollectionResult(scraped, "", 0.0, True), [], 1.0))[
+        return values(b"".join(beside.parts(CollectionResult(scraped, "", 0.0, True), [], 1.0)))[
             'diag_vllm_config{flag="num_gpu_blocks"}'
         ]
 
@@ -299,8 +299,8 @@ def test_a_configuration_that_changed_is_shown() -> None:
 
 
 def test_a_problem_leaves_the_samples_that_there_are() -> None:
-    beside = HostPage(Bare(Odd("nvml", lambda: Collected([("diag_gpu_up", ("0", "u"), 0.0)], "GPU 0 is lost"))))
-    found = values(beside.page(CollectionResult[Scraped](None, "", 0.0, False), beside.collect(), 30))
+    beside = HostPage(Bare(Odd("nvml", lambda: Collected([("diag_gpu_up", ("0", "u"), 0.0)], "GPU 0 is lost"))), render)
+    found = values(b"".join(beside.parts(CollectionResult[Scraped](None, "", 0.0, False), beside.collect(), 30)))
     assert found['diag_gpu_up{gpu="0",uuid="u"}'] == 0
     assert found['diag_scrape_success{collector="nvml"}'] == 0
 

@@ -21,6 +21,7 @@ from diag.commands import budget
 from diag.commands import lint as linting
 from diag.commands.observe import ObserveOptions, take_snapshot
 from diag.core.errors import DiagError
+from diag.core.metric_families import render
 from diag.diagnosis import configuration
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.report import build_report
@@ -226,7 +227,8 @@ def configured(text: str) -> Iterator[str]:
     servers, notes = configuration.configurations(seen), configuration.notes(seen)
     yield from (settings_report.render_config(servers, notes), settings_report.render_config_json(servers, notes))
     scraped = PageReader().read(PAGE, ServerFacts(launch=text, process=text))
-    yield HostPage(HostCollectors(None, None, None)).page(CollectionResult(scraped, "", 0.0, True), [], 1.0).decode()
+    page = HostPage(HostCollectors(None, None, None), render)
+    yield b"".join(page.parts(CollectionResult(scraped, "", 0.0, True), [], 1.0)).decode()
 
 
 def recorded(text: str, folder: Path) -> str:

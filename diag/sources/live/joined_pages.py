@@ -1,14 +1,15 @@
-"""A server's page joined with metrics of its host or pod, as `diag exporter` would serve it."""
+"""A server's page, and the samples of its host or pod that `diag exporter` would add."""
 
 import time
+from itertools import chain
 
-from diag.core.metric_families import plain
+from diag.core.metric_families import Sample
 from diag.exporter.page import CollectionResult, HostPage, ServerView
 from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
 from diag.exposition import NotMetrics
 from diag.http.failure import Failure
 from diag.http.vllm_server import VllmServer
-from diag.sources.live.server import Unanswered
+from diag.sources.live.server import ServerPage, Unanswered
 from diag.vllm.running_config import ServerFacts
 
 SECONDS = 2.0
@@ -21,13 +22,13 @@ class JoinedPages:
     def __init__(self, server: VllmServer, host: ServerView) -> None:
         self._server = server
         self._host = host
-        self._host_page = HostPage(self._host, write=plain)
+        self._host_page = HostPage[list[Sample]](self._host, list)
         self._reader = PageReader()
         self._seen = False
         self._host.start()
 
-    def page(self) -> bytes:
-        """Return the joined page; Unanswered if there is none, but the host or an earlier page shows a server.
+    def page(self) -> ServerPage:
+        """Return the page and the samples; Unanswered without a page if the host or an earlier page shows a server.
 
         Raises Failure or NotMetrics if nothing shows a server, or something else answers at its address.
         """
@@ -35,16 +36,17 @@ class JoinedPages:
         try:
             page = self._server.page()
             if is_ours(page):
-                return page
+                return ServerPage(page)
             scraped = self._reader.read(page, self._server.facts)
         except (Failure, NotMetrics) as error:
             self._seen = self._seen or (self._host.has_server and not is_answer(error))
             if not self._seen:
                 raise
             nothing = CollectionResult[Scraped](None, str(error), time.monotonic() - begin, is_answer(error))
-            raise Unanswered(error, self._host_page.page(nothing, collections, SECONDS)) from error
+            raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, SECONDS)))) from error
         self._seen = True
-        return self._host_page.page(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
+        parts = self._host_page.parts(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
+        return ServerPage(scraped.page, list(chain(*parts)))
 
     def facts(self) -> ServerFacts:
         """Return the facts that the server reports, completed by those of its host or pod."""

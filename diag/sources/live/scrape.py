@@ -17,7 +17,7 @@ from diag.http.client import Client, Manner
 from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
-from diag.sources.live.server import Discard, Pages, ScrapeClock, ScrapedServer, Sink
+from diag.sources.live.server import Pages, ScrapeClock, ScrapedServer, Sink
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import ServerFacts
 
@@ -83,7 +83,7 @@ class Scraper:
         self._addresses = targets if isinstance(targets, Mapping) else parse_all(targets)
         self._plan = plan
         self._credentials = plan.credentials or from_environment(os.environ)
-        self._sink = sink or Discard()
+        self._sink = sink
         self._clock = ScrapeClock()
         self._servers: list[ScrapedServer] = []
         self._fact_requests: list[asyncio.Task[None]] = []

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from diag.core.formatting import clock, printable
+from diag.core.metric_families import Sample, labelled, plain
 from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Target
 from diag.http.deadline import run_in_thread
@@ -20,8 +21,15 @@ _JUMP = 500.0
 """Milliseconds; a clock that is slewed moves less between two scrapes."""
 
 
+class ServerPage(NamedTuple):
+    """The page of a server, b"" for none, and the samples of its host or pod."""
+
+    page: bytes
+    samples: Sequence[Sample] = ()
+
+
 class Sink(Protocol):
-    """Receives scrapes as they arrive."""
+    """Receives scrapes as they arrive, as text: what is judged is then what is kept."""
 
     def page(self, at: int, instance: str, page: bytes) -> bytes:
         """Keep a page; return the page to judge."""
@@ -30,31 +38,19 @@ class Sink(Protocol):
         """Keep a failed scrape and `beside`, a page about the server's host; return the page to judge."""
 
 
-class Discard:
-    """A sink that keeps nothing."""
-
-    def page(self, at: int, instance: str, page: bytes) -> bytes:
-        """Return the page unchanged."""
-        return page
-
-    def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
-        """Return the page about the server's host unchanged."""
-        return beside
-
-
 class Unanswered(Failure):
-    """The server returned no page; `beside` is a page about its log, its processes and its GPUs."""
+    """The server returned no page; `beside` are samples of its log, its processes and its GPUs."""
 
-    def __init__(self, why: Failure | NotMetrics, beside: bytes) -> None:
+    def __init__(self, why: Failure | NotMetrics, beside: Sequence[Sample]) -> None:
         hint = why.hint if isinstance(why, Failure) else "use the address of the server itself"
         super().__init__(str(why), hint)
         self.beside = beside
 
 
 class Pages(Protocol):
-    """A source of pages: the server itself, or one that adds metrics of its host or pod."""
+    """A source of pages that adds the samples of the server's host or pod."""
 
-    def page(self) -> bytes:
+    def page(self) -> ServerPage:
         """Return the page; Failure or NotMetrics if there is none, Unanswered if only its host shows the server."""
 
     def facts(self) -> ServerFacts:
@@ -100,7 +96,7 @@ class ScrapedServer:
     server: VllmServer
     beside: Pages | None
     clock: ScrapeClock
-    sink: Sink
+    sink: Sink | None
     tick: int = 0
     answered: bool = False
     facts_requested: bool = False
@@ -112,22 +108,36 @@ class ScrapedServer:
         """Scrape once; a failure is kept with its reason and the page about the server's host."""
         at = self.clock.now()
         try:
-            page = await _in_background((self.beside or self.server).page)
+            page = await _in_background(self.beside.page if self.beside else lambda: ServerPage(self.server.page()))
         except (Failure, NotMetrics) as error:
             reason = printable(str(error))
             hint = "use the address of the server itself"
             self.failure = error if isinstance(error, Failure) else Failure(reason, hint)
-            beside = error.beside if isinstance(error, Unanswered) else b""
-            self.published = self.published or bool(beside and self.probed)
-            beside = _with_probe(beside, self.probed) if beside else b""
-            self.target.fail(at, reason, self.sink.failed(at, self.target.instance, reason, beside))
-            self.answered = self.answered or bool(beside)
+            beside = ServerPage(b"", error.beside if isinstance(error, Unanswered) else ())
+            if beside.samples:
+                self.answered, self.published = True, self.published or self.probed is not None
+                beside = self._with_probe(beside)
+            if self.sink:
+                kept = self.sink.failed(at, self.target.instance, reason, plain(beside.samples))
+                self.target.fail(at, reason, kept)
+            else:
+                self.target.fail(at, reason, beside=labelled(beside.samples))
             return
         self.published = self.probed is not None
-        kept = self.sink.page(at, self.target.instance, _with_probe(page, self.probed))
-        reason = await _in_background(partial(self.target.add, at, kept))
+        page = self._with_probe(page)
+        if self.sink:
+            kept = self.sink.page(at, self.target.instance, page.page + plain(page.samples))
+            add = partial(self.target.add, at, kept)
+        else:
+            add = partial(self.target.add, at, page.page, labelled(page.samples))
+        reason = await _in_background(add)
         self.failure = Failure(reason) if reason else None
         self.answered = self.answered or not reason
+
+    def _with_probe(self, page: ServerPage) -> ServerPage:
+        """Add the probe's result, unless the page is truncated or has a probe of its own."""
+        fits = not page.page or (page.page.endswith(b"\n") and b"\ndiag_probe_success" not in page.page)
+        return page._replace(samples=[*page.samples, *self.probed.samples()]) if self.probed and fits else page
 
     @property
     def facts(self) -> ServerFacts:
@@ -151,10 +161,3 @@ class ScrapedServer:
 async def _in_background(work: Callable[[], T]) -> T:
     """Run work that waits for a server, or reads a large page, in a thread, so that it does not delay other servers."""
     return await asyncio.wrap_future(run_in_thread(work))
-
-
-def _with_probe(page: bytes, probed: Probe | None) -> bytes:
-    """Append the probe's result, unless the page is truncated or has a probe of its own."""
-    fits = probed is not None and page.endswith(b"\n") and b"\ndiag_probe_success" not in page
-    lines = [f"{name} {value:g}\n".encode() for name, _, value in probed.samples()] if probed and fits else ()
-    return page + b"".join(lines)

@@ -21,7 +21,7 @@ from diag.core.errors import BadRecording
 from diag.core.files import exists, opened, read_toml
 from diag.core.formatting import moment, plural, printable
 from diag.exposition import MOST_BYTES
-from diag.exposition.scrapes import Target
+from diag.exposition.scrapes import Reading, Target
 from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import FLAGS, ServerFacts, settings
@@ -142,15 +142,15 @@ class RecordedLog:
         self._rest = deque(read_timed_lines(file, zone, first))
         self.skipped = skipped_note(file)
 
-    def until(self, at: float, answers: bool) -> bytes:
+    def until(self, at: float, answers: bool) -> Sequence[Reading]:
         """Return the log's metrics at a scrape; `answers`: the scrape succeeded. Scrapes come in order."""
-        from diag.core.metric_families import plain
+        from diag.core.metric_families import labelled
 
         while self._rest and self._rest[0].at <= at:
             entry = self._rest.popleft()
             self.state.feed(entry.text, entry.at, live=False, number=entry.number)
         self.state.page(at, answers, live=False)
-        return plain(self.state.samples(at)) if self.state.latest is not None else b""
+        return list(labelled(self.state.samples(at))) if self.state.latest is not None else ()
 
 
 # The file of the pages
@@ -208,7 +208,8 @@ class _Gathered:
         if self.keep:
             failed = reason if header[1] else too_big * "it was too large to be kept"
             self.kept.setdefault(instance, []).append(RecordedScrape(at / 1000, page, failed))
-        log, answers = b"", not header[1] and b"diag_vllm_up 0" not in page
+        log: Sequence[Reading] = ()
+        answers = not header[1] and b"diag_vllm_up 0" not in page
         is_exported = b"\ndiag_vllm_log_events_total" in page  # an exporter has put its log on the page
         is_first = self.targets.keys() <= {instance}  # the log is that of the first server
         if is_first and not is_exported and self.log_file.is_file():
@@ -216,11 +217,11 @@ class _Gathered:
                 self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
             log = self.logs[instance].until(at / 1000, answers)
         if header[1]:
-            target.fail(at, reason, page + log)
+            target.fail(at, reason, page, log)
         elif too_big:
-            target.fail(at, f"sent more than {MOST_BYTES >> 20} MiB", log)
+            target.fail(at, f"sent more than {MOST_BYTES >> 20} MiB", beside=log)
         else:
-            target.add(at, page + log if page.endswith(b"\n") else page)
+            target.add(at, page, log)
         self.values += target.size - before
         self.scrapes += 1
 
