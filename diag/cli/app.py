@@ -209,9 +209,11 @@ def doctor(
     On the server's own host, also read its GPUs and processes.
     """
     from diag.commands import doctor as work
-    from diag.core.debug_log import print_log
 
-    print_log(log_level.value)
+    if log_level is LogLevel.debug:
+        from diag.core.debug_log import print_log
+
+        print_log()
     form = output.form
     options = observe_options(targets, prometheus, scrape, evidence, configuration, probe=probe, k8s=k8s)
     if k8s and (targets or prometheus.prometheus or evidence.log):

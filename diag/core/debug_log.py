@@ -11,10 +11,10 @@ from contextlib import contextmanager
 log = logging.getLogger("diag")
 
 
-def print_log(level: str) -> None:
-    """Print the log on standard error from a level on, for example "debug"."""
+def print_log() -> None:
+    """Print the log on standard error. Without it, the report alone names problems."""
     logging.basicConfig(format="%(asctime)s.%(msecs)03d %(name)s: %(message)s", datefmt="%H:%M:%S")
-    log.setLevel(level.upper())
+    log.setLevel(logging.DEBUG)
 
 
 @contextmanager
