@@ -12,7 +12,6 @@ log = logging.getLogger("diag")
 
 
 def print_log(level: str) -> None:
-    """Print the log on standard error from a level on, for example "debug"."""
     logging.basicConfig(format="%(asctime)s.%(msecs)03d %(name)s: %(message)s", datefmt="%H:%M:%S")
     log.setLevel(level.upper())
 

@@ -97,7 +97,7 @@ class ServerView(Protocol):
 
     @property
     def collectors(self) -> Sequence[Collector]:
-        """Collectors that add to the page."""
+        ...
 
     @property
     def has_server(self) -> bool:

@@ -62,7 +62,6 @@ def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
-    """Return the options that are no flag of any release."""
     return [
         given
         for given in target.command.given
@@ -76,7 +75,6 @@ def _flags_in_release(version: str) -> dict[str, Flag]:
 
 
 def _longer_flags(given: Given, target: LintTarget) -> list[str]:
-    """Return the flags of this release that begin with an option."""
     return sorted(
         name for name in _flags_in_release(target.version) if name.startswith(given.spelled.replace("_", "-"))
     )

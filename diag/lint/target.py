@@ -35,7 +35,6 @@ class HostGpus:
 
 
 def host_gpus(samples: Iterable[GpuSample]) -> HostGpus:
-    """Return the GPUs that the exporter's collector found."""
     gpu_samples = [(family.removeprefix("diag_gpu_"), labels, value) for family, labels, value in samples]
     names = {labels[0]: labels[2] for family, labels, _ in gpu_samples if family == "info"}
     bytes_ = {(family, labels[0]): value for family, labels, value in gpu_samples if family.startswith("memory_")}
@@ -66,11 +65,9 @@ class LintTarget:
     parser_error: str = ""
 
     def since(self, version: str) -> bool:
-        """Return True if the command is checked for that release or a later one."""
         return at_least(self.version, version)
 
     def accepted(self) -> Iterator[Given]:
-        """Yield the options whose flag this release has."""
         return (given for given in self.command.given if given.option and given.option.flag.in_release(self.version))
 
     def number(self, flag: str) -> float | None:
@@ -85,7 +82,6 @@ class LintTarget:
         return bool(self.command.switched(flag))
 
     def is_off(self, flag: str) -> bool:
-        """Return True if a switch is given, and off."""
         return self.command.switched(flag) is False
 
     def has(self, flag: str) -> bool:

@@ -76,7 +76,6 @@ _TYPES = {
 
 
 def _checkable(target: LintTarget) -> Iterator[Given]:
-    """Yield the options whose value can be checked."""
     for given in target.accepted():
         is_whole = bool(given.option) and not (given.option and given.option.key)
         if is_whole and given.values and not any(map(is_open, given.values)):

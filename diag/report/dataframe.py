@@ -46,7 +46,6 @@ def signals(incidents: Sequence[Incident], queries: QueryCache) -> pd.DataFrame:
 
 
 def _signal_frame(signal: Signal, window: Window, times: pd.DatetimeIndex, rows: Rows) -> pd.DataFrame:
-    """Return the values of one signal, subject after subject."""
     subjects = [dict(subject) for subject in rows]
     labels = sorted({label for subject in subjects for label in subject})
     columns = {label: np.array([_cell(subject.get(label)) for subject in subjects], object) for label in labels}

@@ -82,7 +82,6 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
 
 
 def _ceiling(ramp: Ramp) -> str:
-    """Name the highest rate that was served inside the SLO, and the kind of load."""
     if ramp.ceiling is None:
         return "not known: no step was long enough, with enough requests, inside the SLO"
     step, knee = ramp.ceiling.step, ramp.ceiling.knee

@@ -108,7 +108,6 @@ out_of_memory = Signal(
 
 
 def logged(event: str) -> Signal:
-    """Return the signal that an out-of-memory event was logged, for a fix that depends on it."""
     return Signal(f"{event} in the log", recently(event), f"the log reports {event}: {{value}}", "bool")
 
 
