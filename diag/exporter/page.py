@@ -96,8 +96,7 @@ class ServerView(Protocol):
     """Telemetry of one server beside its own page."""
 
     @property
-    def collectors(self) -> Sequence[Collector]:
-        ...
+    def collectors(self) -> Sequence[Collector]: ...
 
     @property
     def has_server(self) -> bool:

@@ -72,7 +72,7 @@ NOT_HALTED = tuple(
 )
 NOT_ASLEEP = LookAlike(
     "a sleeping engine",
-    distinguish="vllm:engine_sleep_state says so, and POST /wake_up ends it.",
+    distinguish="vllm:engine_sleep_state shows the sleep, and POST /wake_up ends it.",
     requires=asleep.at_most(
         0,
         documented("a sleeping engine schedules nothing", "https://docs.vllm.ai/en/latest/features/sleep_mode.html"),
@@ -80,7 +80,7 @@ NOT_ASLEEP = LookAlike(
 )
 NOT_PAUSED = LookAlike(
     "a paused scheduler",
-    distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
+    distinguish="The log, the page (a counted POST /pause) or GET /is_paused shows the pause; POST /resume ends it.",
     requires=scheduler_paused.at_most(
         0, documented("a paused scheduler schedules nothing", "https://docs.vllm.ai/en/stable/training/async_rl/")
     ),
@@ -99,7 +99,7 @@ SAVE_STACKS = Fix(
 )
 STACK_TRACES = Fix(
     change="Start it with --watchdog-config from then on (vLLM 0.33 or later): a process that makes no progress then "
-    "writes the stack traces of its threads to a file, before anybody restarts it.",
+    "writes the stack traces of its threads to a file, before the server is restarted.",
     effect="the next stall leaves the call that does not return in a file",
     versions=("0.33.0", ""),
     why=documented("it watches EngineCore and the workers", "https://github.com/vllm-project/vllm/issues/56816"),

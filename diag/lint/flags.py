@@ -40,7 +40,7 @@ def unknown_flag(target: LintTarget) -> Iterator[Match]:
         yield Match(
             f"{shown(given)}: no vLLM release has this flag",
             f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
-            f"Use {near[0]}, if that was meant" if near else "Remove it",
+            f"Use {near[0]}, if you intended that flag" if near else "Remove it",
             edits,
         )
 
@@ -128,8 +128,8 @@ def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     "error",
     "A removed flag is read as another flag",
     "A flag that was removed, and whose name is the beginning of exactly one flag of this release.",
-    "argparse accepts the beginning of a flag for the flag: the server starts with a setting that nobody meant",
-    "Remove the flag, or write out the one that was meant",
+    "argparse accepts the beginning of a flag for the flag: the server starts with an unintended setting",
+    "Remove the flag, or write out the intended one",
     Example("vllm serve m --device cuda", "0.24.0"),
 )
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
@@ -161,7 +161,7 @@ def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
     "warning",
     "The flag has no effect",
     "A flag that this release still accepts and no longer uses.",
-    "The command says something that the server does not do",
+    "The command has a setting that the server does not apply",
     "Remove it",
     Example("vllm serve m --swap-space 4", "0.17.1"),
 )
@@ -270,7 +270,7 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
             if near:
                 yield Match(
                     f"{name} has no effect: vLLM {target.version} does not read it",
-                    fix=f"Use {near[0]}, if that was meant",
+                    fix=f"Use {near[0]}, if you intended that flag",
                 )
 
 

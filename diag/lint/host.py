@@ -69,7 +69,7 @@ def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
     "error",
     "--max-model-len is above the model's maximum",
     f"A context length above that of the model's config.json, without {_LONG}=1 and without --hf-overrides."
-    " A warning for an architecture that diag does not know.",
+    " A warning for an architecture that diag does not support.",
     f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
     "Lower --max-model-len to the model's maximum",
     Example("vllm serve ./model --max-model-len 200k", requires="./model supports 131,072 tokens"),

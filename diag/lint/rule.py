@@ -75,7 +75,7 @@ class LintReport:
 class Example:
     """A command in which the rule finds something for the release `version`.
 
-    `requires` says what the host must have for that, "" if the command alone is enough.
+    `requires` names what the host must have, "" if the command alone is enough.
     """
 
     command: str

@@ -43,7 +43,7 @@ incident = Incident(
             why=judged("what failed three times in a row fails again"),
         ),
         Fix(
-            change="If the log ends without an error, a probe or the kernel kills it: `kubectl describe pod` says "
+            change="If the log ends without an error, a probe or the kernel kills it: `kubectl describe pod` shows "
             "Liveness probe failed, Startup probe failed or OOMKilled. Let the startupProbe wait longer, or give the "
             "host more memory.",
             effect="the start runs to its end",

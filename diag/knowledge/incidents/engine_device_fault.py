@@ -25,14 +25,16 @@ incident = Incident(
     impact="all requests of this engine fail",
     symptoms=(
         device_fault.at_least(1, reported("an illegal memory access ended the engine", CASE)),
-        tokens_or_shutdown.at_most(0, judged("what generates tokens or was told to stop has not failed")),
+        tokens_or_shutdown.at_most(
+            0, judged("an engine that generates tokens is alive; a requested shutdown is no fault")
+        ),
     ),
     looks_like=(
         LookAlike(
             "gpu_fault",
             distinguish="The hardware fails: the GPU is lost, Xid errors other than 13, 31, 43 and 45, memory errors.",
         ),
-        LookAlike("gpu_out_of_memory", distinguish="An allocation failed: the line says out of memory."),
+        LookAlike("gpu_out_of_memory", distinguish="An allocation failed: the log line reports that memory ran out."),
         LookAlike("startup_failed", distinguish="The error ended a start, not a server at work."),
     ),
     explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),

@@ -35,7 +35,7 @@ incident = Incident(
             1,
             measured(
                 "no progress for 30 s with two or more requests in flight, or pauses of over 40 s that no prefill or "
-                "preemption explains, or the kernel says throughout the window that the engine or a worker is stopped",
+                "preemption explains, or the kernel reports the engine or a worker as stopped throughout the window",
                 "engine_stalled",
             ),
         ),
@@ -44,7 +44,7 @@ incident = Incident(
     looks_like=(
         LookAlike(
             "admission_deadlock",
-            distinguish="Requests wait and none runs: the engine is well, and its scheduler admits nobody.",
+            distinguish="Requests wait and none runs: the engine is well, and its scheduler admits no request.",
             requires=requests_not_admitted.at_most(
                 0, measured("5 requests ran when the engine stopped", "engine_stalled")
             ),

@@ -57,7 +57,7 @@ incident = Incident(
             "as it is.",
             refuted_by=SOON,
         ),
-        LookAlike("gpu_out_of_memory", distinguish="The log says that an allocation on a GPU failed."),
+        LookAlike("gpu_out_of_memory", distinguish="The log reports a failed allocation on a GPU."),
     ),
     explains=("engine_dead", "engine_stalled", "startup_failed", "crash_loop", "contract_breached"),
     fixes=(

@@ -74,7 +74,7 @@ quoted_error = Signal(
 not_quoted = Signal(
     "no error quoted from the log",
     f"1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
-    "no line of the log says why the server failed: {value}",
+    "the log contains no reason for the server's failure: {value}",
     "bool",
 )
 
