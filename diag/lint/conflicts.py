@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from diag.lint.rule import Example, LintRule, Match, Severity, removal
-from diag.lint.target import LintTarget, number
+from diag.lint.rule import Example, LintRule, LintTarget, Match, Severity, number, removal
 from diag.vllm.command.command import Command
 from diag.vllm.command.redaction import value
 from diag.vllm.flags.registry import known

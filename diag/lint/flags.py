@@ -7,8 +7,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
-from diag.lint.rule import Edit, Example, Match, removal, rule, shown
-from diag.lint.target import HELP, LintTarget, at_least, is_open
+from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.flags.registry import Flag, described, environment, known, parsers
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diag.core.formatting import GIB, gibibytes, plural
-from diag.lint.rule import Example, Match, removal, rule
-from diag.lint.target import HostGpu, LintTarget, number
+from diag.lint.rule import Example, HostGpu, LintTarget, Match, number, removal, rule
 from diag.vllm.flags.registry import default
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

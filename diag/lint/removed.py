@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diag.lint.rule import Edit, Example, Match, removal, rule, shown
-from diag.lint.target import LintTarget, at_least
+from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import value
 from diag.vllm.flags.registry import Flag, known

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from diag.lint.rule import Edit, Example, Match, removal, rule, shown
-from diag.lint.target import HELP, LintTarget, at_least, is_open
+from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
