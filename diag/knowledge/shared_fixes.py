@@ -47,11 +47,11 @@ LET_GO_ON = (
     Fix(
         command="grep TracerPid /proc/{pid}/status   # on {host}",
         change="End the debugger that holds the process, by the PID that this prints.",
-        effect="the process goes on where it was stopped",
+        effect="the process continues where it was stopped",
         only_if=(processes_traced.at_least(1, documented("t: stopped by a tracer", PROC_STATE)),),
         restart=False,
         while_it_lasts=True,
-        why=documented("a traced process goes on when its tracer detaches or ends", PROC_STATE),
+        why=documented("a traced process continues when its tracer detaches or ends", PROC_STATE),
     ),
     Fix(
         command="cat /proc/{pid}/wchan; sudo cat /proc/{pid}/stack   # on {host}",
@@ -86,7 +86,7 @@ NOT_PAUSED = LookAlike(
     ),
 )
 NO_LONG_PREFILL = standstill_was_prefill.below(
-    1, judged("where steps have been that long, a standstill counts after two minutes")
+    1, judged("if earlier steps were that long, a standstill counts after two minutes")
 )
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 SAVE_STACKS = Fix(

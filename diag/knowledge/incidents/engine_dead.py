@@ -22,7 +22,7 @@ incident = Incident(
     live_window="15s",
     cause="""
         When EngineCore dies, the API server raises EngineDeadError and shuts down within seconds; connections are
-        refused from then on. With VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it stays, and /metrics goes on answering. A lost
+        refused from then on. With VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it stays up, and /metrics still answers. A lost
         host, a killed container or a broken network path look the same to a scraper.
     """,
     impact="every request fails",

@@ -63,9 +63,9 @@ incident = Incident(
         ),
         Fix(
             change="Run the vendor's diagnostics (dcgmi diag -r 3) if other models or requests fail on this GPU too.",
-            effect="a hardware fault is told from an error of the program",
+            effect="the result distinguishes a hardware fault from a software error",
             restart=False,
-            why=judged("the same error on the same GPU with different programs is one of the hardware"),
+            why=judged("the same error on the same GPU with different programs is a hardware error"),
         ),
     ),
     mitigate=(

@@ -44,7 +44,7 @@ incident = Incident(
     looks_like=(
         LookAlike(
             "admission_deadlock",
-            distinguish="Requests wait and none runs: the engine is well, and its scheduler admits no request.",
+            distinguish="Requests wait and none runs: the engine is healthy, and its scheduler admits no request.",
             requires=requests_not_admitted.at_most(
                 0, measured("5 requests ran when the engine stopped", "engine_stalled")
             ),
@@ -76,7 +76,7 @@ incident = Incident(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
-            only_if=(*NOT_HALTED, progress.at_most(0, judged("an engine that goes on needs no restart"))),
+            only_if=(*NOT_HALTED, progress.at_most(0, judged("an engine that makes progress again needs no restart"))),
             while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),

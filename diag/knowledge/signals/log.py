@@ -92,7 +92,9 @@ def given(flag: str) -> Condition:
     """Return the condition that a setting is given; without a source, the default (not given) holds."""
     on = f"({setting_value(flag)} > bool 0) or 0 * $vllm_up by (instance)"
     name = f"--{flag.replace('_', '-')} set"
-    return Signal(name, on, "the flag is set: {value}", "bool").at_least(1, judged("what is not set cannot be removed"))
+    return Signal(name, on, "the flag is set: {value}", "bool").at_least(
+        1, judged("a flag that is not set cannot be removed")
+    )
 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
