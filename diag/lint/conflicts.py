@@ -239,7 +239,7 @@ _PARALLEL = (
         holds=lambda target: (
             (target.has("--numa-bind-nodes") or target.has("--numa-bind-cpus")) and not target.is_on("--numa-bind")
         ),
-        why="vLLM refuses it: they say where to bind, and nothing is bound",
+        why="vLLM refuses it: the options choose NUMA nodes or CPUs, but nothing is bound to them",
         fix="Add --numa-bind",
         example=Example("vllm serve m --numa-bind-nodes 0"),
     ),

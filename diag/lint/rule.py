@@ -256,7 +256,7 @@ def removal(options: Sequence[Given]) -> tuple[Edit, ...]:
 
 
 def shown(given: Given) -> str:
-    """Name an option in a report, and say if it stands in the --config file.
+    """Name an option in a report, and the --config file if the option stands there.
 
     A word that is no flag of vLLM may be a secret, such as the value of the flag before it: it is named by its
     position.

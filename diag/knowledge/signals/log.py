@@ -66,7 +66,7 @@ PARTS: tuple[Part, ...] = (
 quoted_error = Signal(
     "error quoted from the log",
     "$log_errors",
-    "lines of the log that say why the server failed: {value}",
+    "log lines with the reason for the server's failure: {value}",
     "lines",
     culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
     culprit_label="{text}",
