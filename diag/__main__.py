@@ -5,7 +5,6 @@ import signal
 
 
 def main() -> None:
-    """Run the command line."""
     gc.set_threshold(100_000)  # a diagnosis makes 70,000 that live until its end: to look for garbage is lost time
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:

@@ -12,9 +12,8 @@ from diag.core.metric_families import FAMILIES, LABELS
 from diag.knowledge.formulas import formula, parts_first
 from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import DECLARED
-from diag.lint.rule import LintRule
+from diag.lint.rule import LintRule, LintTarget
 from diag.lint.rules import RULES
-from diag.lint.target import LintTarget
 from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read

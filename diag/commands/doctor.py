@@ -61,9 +61,9 @@ def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: 
 
 def print_why(report: Report, incident: str) -> None:
     """Print every condition of an incident on each subject."""
-    from diag.report import why
+    from diag.report.plain_text import render_why
 
-    sys.stdout.write(why.render(report, incident))
+    sys.stdout.write(render_why(report, incident))
 
 
 def write_html(report: Report, file: Path) -> None:

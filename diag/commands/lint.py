@@ -12,9 +12,8 @@ from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage
 from diag.exporter.gpu.collector import GpuCollector
 from diag.lint.host import is_without_config
-from diag.lint.rule import LintFinding, LintReport
+from diag.lint.rule import HostGpus, LintFinding, LintReport, LintTarget, host_gpus, is_open, ranks
 from diag.lint.rules import RULES, corrected, is_known, lint
-from diag.lint.target import HostGpus, LintTarget, host_gpus, is_open, ranks
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command

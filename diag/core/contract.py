@@ -172,7 +172,6 @@ class _File(NamedTuple):
         )
 
     def bad(self, table: str, key: str, reason: str) -> BadContract:
-        """Return the error about a key, with its line."""
         return BadContract(f"{self.path}{self._line(table, key)}: [{table}] {reason}")
 
     def _line(self, table: str, key: str) -> str:

@@ -144,7 +144,6 @@ class Condition(NamedTuple):
 
     @property
     def opposite(self) -> "Condition":
-        """The condition that holds if and only if this one does not."""
         return self._replace(op=OPPOSITE[self.op])
 
     @property
@@ -231,7 +230,6 @@ class Fix(NamedTuple):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        """Every signal that its values are computed from."""
         named = (self.value, self.least, self.most, *(value for _, value in self.also))
         return tuple(value for value in named if isinstance(value, Signal))
 
@@ -289,7 +287,6 @@ class Incident(NamedTuple):
 
     @property
     def every_condition(self) -> tuple[Condition, ...]:
-        """Every condition of the incident: those that must hold, those that support it, and the escalation."""
         return (*self.conditions, *self.supports, *((self.escalates,) if self.escalates else ()))
 
     @property

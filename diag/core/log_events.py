@@ -150,7 +150,7 @@ LOG_EVENTS = (
     LogEvent(REQUEST_PREPROCESSING_FAILED, "The engine failed a request before its scheduler saw it."),
     LogEvent(INPUT_THREAD_DIED, "The engine's input thread ended: no request reaches the scheduler any more."),
     LogEvent(SCHEDULER_PAUSED, "A client paused the scheduler (POST /pause): requests wait, and none is scheduled."),
-    LogEvent(SCHEDULER_RESUMED, "The scheduler goes on after a pause (POST /resume)."),
+    LogEvent(SCHEDULER_RESUMED, "The scheduler resumed after a pause (POST /resume)."),
     LogEvent(OUTPUT_CORRUPTED, "Logits were NaN (counted with VLLM_COMPUTE_NANS_IN_LOGITS=1)."),
 )
 OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)

@@ -173,7 +173,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
-        "Unix time of the log line that says why the latest start failed or the server died; the labels quote it.",
+        "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
         *("event", "process", "file", "line", "text", "cause"),
     ),
     "diag_vllm_log_last_line_timestamp_seconds": _gauge(

@@ -80,7 +80,6 @@ def named_as_ours(page: bytes) -> tuple[bytes, str]:
 
 
 def relabelling(prefix: str) -> str:
-    """Return the line of a scrape job that renames metrics of this prefix to `vllm:`."""
     return (
         f"metric_relabel_configs: [{{source_labels: [__name__], regex: '{prefix}(.+)', target_label: __name__,"
         " replacement: 'vllm:$1'}]"

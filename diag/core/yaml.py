@@ -19,7 +19,6 @@ LONGEST_NUMBER = 64
 
 
 def dump(head: str, content: Mapping[str, Any]) -> str:
-    """Write a document under a comment."""
     comment = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
     import yaml
 

@@ -101,8 +101,8 @@ def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, 
     If the command is unknown, the arguments that the quoted line of vLLM's parser repeats are judged. A single flag to
     remove is a change that the relaunch line can carry.
     """
+    from diag.lint.rule import LintTarget  # noqa: PLC0415
     from diag.lint.rules import lint  # noqa: PLC0415  # loads every rule of diag lint
-    from diag.lint.target import LintTarget  # noqa: PLC0415
 
     command = command_in(running.launch)
     if command is None:

@@ -97,8 +97,7 @@ class ServerView(Protocol):
     """Telemetry of one server beside its own page."""
 
     @property
-    def collectors(self) -> Sequence[Collector]:
-        """Collectors that add to the page."""
+    def collectors(self) -> Sequence[Collector]: ...
 
     @property
     def has_server(self) -> bool:

@@ -258,7 +258,6 @@ class Target:
 
     @property
     def size(self) -> int:
-        """The number of values that its table has."""
         return len(self.scrapes) * len(self._parser.labels)
 
     def table(self) -> "ScrapeTable":

@@ -90,7 +90,6 @@ def from_exception(error: Exception, hints: Hints) -> Failure:
 
 
 def no_connection(seconds: float) -> Failure:
-    """The server did not accept a connection in time."""
     return Failure(f"no connection within {seconds:g} s", "is the host up, does its name resolve?", reached=False)
 
 
@@ -114,12 +113,10 @@ def too_long(seconds: float, hints: Hints) -> Failure:
 
 
 def too_large(most_bytes: int, hints: Hints) -> Failure:
-    """The response exceeds the size limit."""
     return Failure(f"sent more than {most_bytes >> 20} MiB", hints.too_large)
 
 
 def unusable_proxy() -> Failure:
-    """The proxy named by the environment cannot be used."""
     return Failure("cannot be reached through the proxy", "check http_proxy, https_proxy and no_proxy")
 
 

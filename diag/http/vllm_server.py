@@ -110,7 +110,7 @@ class VllmServer:
         return self.path.partition("?")[0].removesuffix(PAGE) + path
 
     def probe(self, seconds: float) -> Probe | None:
-        """Send one request for one token; None if it was rejected, which says nothing about the engine."""
+        """Send one request for one token; None if it was rejected, which proves nothing about the engine."""
         models = _listed_models(self._json("/v1/models"))
         body = {"model": models[0]["id"] if models else "", "prompt": "1", "max_tokens": 1, "stream": True}
         begin = time.monotonic()

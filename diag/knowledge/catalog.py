@@ -83,7 +83,6 @@ def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) ->
 
 
 def built_in() -> Iterator[CatalogEntry]:
-    """Yield the incidents of diag/knowledge/incidents."""
     for found in pkgutil.iter_modules(ours.__path__):
         module = importlib.import_module(f"{ours.__name__}.{found.name}")
         file = Path(str(module.__file__))

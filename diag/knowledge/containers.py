@@ -104,5 +104,4 @@ def _workload(promql: str) -> str:
 
 
 def label_list(*groups: Iterable[str]) -> str:
-    """List each label once."""
     return ", ".join(dict.fromkeys(label for labels in groups for label in labels))

@@ -54,7 +54,6 @@ def parts_first(formulas: Iterable[Formula]) -> dict[str, Formula]:
 
 
 def comparison(series: str, condition: Condition, contract: Contract) -> str:
-    """Return a condition on a series as a PromQL filter."""
     return f"{series} {condition.op} {contract.limit(condition.limit):g}"
 
 

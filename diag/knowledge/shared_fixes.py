@@ -47,11 +47,11 @@ LET_GO_ON = (
     Fix(
         command="grep TracerPid /proc/{pid}/status   # on {host}",
         change="End the debugger that holds the process, by the PID that this prints.",
-        effect="the process goes on where it was stopped",
+        effect="the process continues where it was stopped",
         only_if=(processes_traced.at_least(1, documented("t: stopped by a tracer", PROC_STATE)),),
         restart=False,
         while_it_lasts=True,
-        why=documented("a traced process goes on when its tracer detaches or ends", PROC_STATE),
+        why=documented("a traced process continues when its tracer detaches or ends", PROC_STATE),
     ),
     Fix(
         command="cat /proc/{pid}/wchan; sudo cat /proc/{pid}/stack   # on {host}",
@@ -72,7 +72,7 @@ NOT_HALTED = tuple(
 )
 NOT_ASLEEP = LookAlike(
     "a sleeping engine",
-    distinguish="vllm:engine_sleep_state says so, and POST /wake_up ends it.",
+    distinguish="vllm:engine_sleep_state shows the sleep, and POST /wake_up ends it.",
     requires=asleep.at_most(
         0,
         documented("a sleeping engine schedules nothing", "https://docs.vllm.ai/en/latest/features/sleep_mode.html"),
@@ -80,13 +80,13 @@ NOT_ASLEEP = LookAlike(
 )
 NOT_PAUSED = LookAlike(
     "a paused scheduler",
-    distinguish="The log, the page (POST /pause was counted) or GET /is_paused says so; POST /resume ends it.",
+    distinguish="The log, the page (a counted POST /pause) or GET /is_paused shows the pause; POST /resume ends it.",
     requires=scheduler_paused.at_most(
         0, documented("a paused scheduler schedules nothing", "https://docs.vllm.ai/en/stable/training/async_rl/")
     ),
 )
 NO_LONG_PREFILL = standstill_was_prefill.below(
-    1, judged("where steps have been that long, a standstill counts after two minutes")
+    1, judged("if earlier steps were that long, a standstill counts after two minutes")
 )
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 SAVE_STACKS = Fix(
@@ -99,7 +99,7 @@ SAVE_STACKS = Fix(
 )
 STACK_TRACES = Fix(
     change="Start it with --watchdog-config from then on (vLLM 0.33 or later): a process that makes no progress then "
-    "writes the stack traces of its threads to a file, before anybody restarts it.",
+    "writes the stack traces of its threads to a file, before the server is restarted.",
     effect="the next stall leaves the call that does not return in a file",
     versions=("0.33.0", ""),
     why=documented("it watches EngineCore and the workers", "https://github.com/vllm-project/vllm/issues/56816"),

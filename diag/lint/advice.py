@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from diag.lint.removed import V1
-from diag.lint.rule import Example, Match, removal, rule
-from diag.lint.target import LintTarget, is_open, number
+from diag.lint.rule import Example, LintTarget, Match, is_open, number, removal, rule
 from diag.vllm.flags.registry import default
 
 LARGEST_GRAPH = 512

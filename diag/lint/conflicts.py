@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from diag.lint.rule import Example, LintRule, Match, Severity, removal
-from diag.lint.target import LintTarget, number
+from diag.lint.rule import Example, LintRule, LintTarget, Match, Severity, number, removal
 from diag.vllm.command.command import Command
 from diag.vllm.command.redaction import value
 from diag.vllm.flags.registry import known
@@ -240,7 +239,7 @@ _PARALLEL = (
         holds=lambda target: (
             (target.has("--numa-bind-nodes") or target.has("--numa-bind-cpus")) and not target.is_on("--numa-bind")
         ),
-        why="vLLM refuses it: they say where to bind, and nothing is bound",
+        why="vLLM refuses it: the options choose NUMA nodes or CPUs, but nothing is bound to them",
         fix="Add --numa-bind",
         example=Example("vllm serve m --numa-bind-nodes 0"),
     ),

@@ -7,8 +7,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
-from diag.lint.rule import Edit, Example, Match, removal, rule, shown
-from diag.lint.target import HELP, LintTarget, at_least, is_open
+from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.flags.registry import Flag, described, environment, known, parsers
 
@@ -40,7 +39,7 @@ def unknown_flag(target: LintTarget) -> Iterator[Match]:
         yield Match(
             f"{shown(given)}: no vLLM release has this flag",
             f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
-            f"Use {near[0]}, if that was meant" if near else "Remove it",
+            f"Use {near[0]}, if you intended that flag" if near else "Remove it",
             edits,
         )
 
@@ -62,7 +61,6 @@ def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
-    """Return the options that are no flag of any release."""
     return [
         given
         for given in target.command.given
@@ -76,7 +74,6 @@ def _flags_in_release(version: str) -> dict[str, Flag]:
 
 
 def _longer_flags(given: Given, target: LintTarget) -> list[str]:
-    """Return the flags of this release that begin with an option."""
     return sorted(
         name for name in _flags_in_release(target.version) if name.startswith(given.spelled.replace("_", "-"))
     )
@@ -130,8 +127,8 @@ def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     "error",
     "A removed flag is read as another flag",
     "A flag that was removed, and whose name is the beginning of exactly one flag of this release.",
-    "argparse accepts the beginning of a flag for the flag: the server starts with a setting that nobody meant",
-    "Remove the flag, or write out the one that was meant",
+    "argparse accepts the beginning of a flag for the flag: the server starts with an unintended setting",
+    "Remove the flag, or write out the intended one",
     Example("vllm serve m --device cuda", "0.24.0"),
 )
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
@@ -163,7 +160,7 @@ def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
     "warning",
     "The flag has no effect",
     "A flag that this release still accepts and no longer uses.",
-    "The command says something that the server does not do",
+    "The command has a setting that the server does not apply",
     "Remove it",
     Example("vllm serve m --swap-space 4", "0.17.1"),
 )
@@ -272,7 +269,7 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
             if near:
                 yield Match(
                     f"{name} has no effect: vLLM {target.version} does not read it",
-                    fix=f"Use {near[0]}, if that was meant",
+                    fix=f"Use {near[0]}, if you intended that flag",
                 )
 
 

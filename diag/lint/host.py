@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diag.core.formatting import GIB, gibibytes, plural
-from diag.lint.rule import Example, Match, removal, rule
-from diag.lint.target import HostGpu, LintTarget, number
+from diag.lint.rule import Example, HostGpu, LintTarget, Match, number, removal, rule
 from diag.vllm.flags.registry import default
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -69,7 +68,7 @@ def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
     "error",
     "--max-model-len is above the model's maximum",
     f"A context length above that of the model's config.json, without {_LONG}=1 and without --hf-overrides."
-    " A warning for an architecture that diag does not know.",
+    " A warning for an architecture that diag does not support.",
     f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
     "Lower --max-model-len to the model's maximum",
     Example("vllm serve ./model --max-model-len 200k", requires="./model supports 131,072 tokens"),

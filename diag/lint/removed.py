@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diag.lint.rule import Edit, Example, Match, removal, rule, shown
-from diag.lint.target import LintTarget, at_least
+from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import value
 from diag.vllm.flags.registry import Flag, known
@@ -24,7 +23,7 @@ V1_ONLY = "0.11.0"
 class ReplacedFlag:
     """The `flags` that replace a removed flag ("" in them: its value); none if the flag is to be removed.
 
-    `advice` says what to do if the command cannot be corrected mechanically.
+    `advice` is the fix if the command cannot be corrected mechanically.
     """
 
     why: str
@@ -151,7 +150,7 @@ INEFFECTIVE: Mapping[str, IneffectiveFlag] = {
     "A flag that an earlier release had and this one does not. The finding names the last release with it, and what"
     " replaces it where something does.",
     "vLLM exits with `unrecognized arguments`",
-    "Replace it as the finding says, or remove it where nothing replaces it",
+    "Replace it as the finding describes, or remove it if nothing replaces it",
     Example("vllm serve m --speculative-model d --num-speculative-tokens 5"),
 )
 def removed_flag(target: LintTarget) -> Iterator[Match]:

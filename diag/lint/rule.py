@@ -1,12 +1,143 @@
-"""Lint rules: the declaration of a rule, and the findings of its check in a launch command."""
+"""Lint rules: the command and facts that a rule checks, the declaration of a rule, and its findings."""
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diag.lint.target import LintTarget
+from diag.core.formatting import flag_integer
 from diag.vllm.command import redaction
-from diag.vllm.command.command import Given
+from diag.vllm.command.command import Command, Given
+from diag.vllm.flags.registry import known, release
+from diag.vllm.memory.model import Model
+
+HELP = ("--help", "-h")
+"""Options that argparse itself adds."""
+GpuSample = tuple[str, tuple[str, ...], float]
+"""A sample of the exporter: family, values of its labels, value."""
+
+
+@dataclass(frozen=True)
+class HostGpu:
+    """One GPU: its memory in bytes, and the number of processes on it."""
+
+    index: str
+    name: str
+    total: float
+    free: float
+    users: int = 0
+
+
+@dataclass(frozen=True)
+class HostGpus:
+    """The GPUs that the server would see, in their order; `paths` has "nvlink", "sys" ... by pairs of indices."""
+
+    gpus: tuple[HostGpu, ...]
+    paths: Mapping[tuple[str, str], str]
+
+
+def host_gpus(samples: Iterable[GpuSample]) -> HostGpus:
+    gpu_samples = [(family.removeprefix("diag_gpu_"), labels, value) for family, labels, value in samples]
+    names = {labels[0]: labels[2] for family, labels, _ in gpu_samples if family == "info"}
+    bytes_ = {(family, labels[0]): value for family, labels, value in gpu_samples if family.startswith("memory_")}
+    users = [labels[0] for family, labels, _ in gpu_samples if family == "process_memory_bytes"]
+    gpus = tuple(
+        HostGpu(at, name, bytes_["memory_total_bytes", at], bytes_["memory_free_bytes", at], users.count(at))
+        for at, name in names.items()
+        if {("memory_total_bytes", at), ("memory_free_bytes", at)} <= bytes_.keys()
+    )
+    peers = (labels for family, labels, _ in gpu_samples if family == "peer_info")
+    return HostGpus(gpus, {(first, second): path for first, second, path, *_ in peers})
+
+
+@dataclass(frozen=True)
+class LintTarget:
+    """A command and the release that it is checked for.
+
+    `shape` is read from the model's config.json; `gpus` are the GPUs of this host, None if they cannot be seen here.
+    `folder_without_config` is the model's folder if it holds no config.json; `parser_error` is the message of vLLM's
+    own parser.
+    """
+
+    command: Command
+    version: str
+    shape: Model | None = None
+    gpus: HostGpus | None = None
+    folder_without_config: str = ""
+    parser_error: str = ""
+
+    def since(self, version: str) -> bool:
+        return at_least(self.version, version)
+
+    def accepted(self) -> Iterator[Given]:
+        return (given for given in self.command.given if given.option and given.option.flag.in_release(self.version))
+
+    def number(self, flag: str) -> float | None:
+        """Return the value of a flag; None if the flag is not given or its value is not a number above zero."""
+        value = number(self.command.get(flag))
+        return value if value is not None and value > 0 else None
+
+    def ranks(self, flag: str) -> int:
+        return ranks(self.command, flag)
+
+    def is_on(self, flag: str) -> bool:
+        return bool(self.command.switched(flag))
+
+    def is_off(self, flag: str) -> bool:
+        return self.command.switched(flag) is False
+
+    def has(self, flag: str) -> bool:
+        """Return True if the flag is given, in any way, and this release has it."""
+        return self.command.get(flag) is not None and flag in known() and known()[flag].in_release(self.version)
+
+    def keys(self, flag: str) -> Mapping[str, object]:
+        """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
+        found: dict[str, object] = {}
+        for given in self.command.given:
+            if given.name == flag and given.option:
+                text = " ".join(given.values)
+                if given.option.key:
+                    found[given.option.key] = text
+                    continue
+                try:
+                    content = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(content, dict):
+                    found |= content
+        return found
+
+
+def is_open(text: str) -> bool:
+    """Return True if a shell, a template or Kubernetes fills in a part of the text later: it cannot be checked."""
+    return "$" in text or "`" in text or "{{" in text
+
+
+def number(text: str | None) -> float | None:
+    """Read a value as vLLM does, 8k as 8000 and 8K as 8192; None if there is none or it is not a number."""
+    if text is None:
+        return None
+    whole = flag_integer(text.strip())
+    if whole is not None:
+        return whole
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None
+
+
+def ranks(command: Command, flag: str) -> int:
+    """Return the number of ranks of a parallel size, 1 if it is not given or not a number."""
+    return max(1, int(number(command.get(flag)) or 1))
+
+
+def at_least(version: str, since: str) -> bool:
+    """Return True if a release is `since` or a later one."""
+    return release(version) >= release(since)
+
+
+# -- rules and findings ------------------------------------------------------------------------------------------------
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -75,7 +206,7 @@ class LintReport:
 class Example:
     """A command in which the rule finds something for the release `version`.
 
-    `requires` says what the host must have for that, "" if the command alone is enough.
+    `requires` names what the host must have, "" if the command alone is enough.
     """
 
     command: str
@@ -125,7 +256,7 @@ def removal(options: Sequence[Given]) -> tuple[Edit, ...]:
 
 
 def shown(given: Given) -> str:
-    """Name an option in a report, and say if it stands in the --config file.
+    """Name an option in a report, and the --config file if the option stands there.
 
     A word that is no flag of vLLM may be a secret, such as the value of the flag before it: it is named by its
     position.

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from diag.lint import advice, conflicts, flags, host, removed, values, words
-from diag.lint.rule import SEVERITIES, LintFinding, LintRule
-from diag.lint.target import LintTarget
+from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 

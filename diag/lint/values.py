@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from diag.lint.rule import Edit, Example, Match, removal, rule, shown
-from diag.lint.target import LintTarget, at_least, is_open, number
+from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, is_open, number, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import quoted_values
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
@@ -76,7 +75,6 @@ _TYPES = {
 
 
 def _checkable(target: LintTarget) -> Iterator[Given]:
-    """Yield the options whose value can be checked."""
     for given in target.accepted():
         is_whole = bool(given.option) and not (given.option and given.option.key)
         if is_whole and given.values and not any(map(is_open, given.values)):

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from diag.lint.rule import Edit, Example, Match, removal, rule, shown
-from diag.lint.target import HELP, LintTarget, at_least, is_open
+from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
@@ -121,7 +120,7 @@ def word_too_many(target: LintTarget) -> Iterator[Match]:
     "A flag with two values, or given both as --x and as --no-x. A value of the --config file that the command line"
     " overrides once is an info.",
     "argparse keeps the last value",
-    "Keep only the one that is meant",
+    "Keep only the intended one",
     Example("vllm serve m --max-num-seqs 8 --max-num-seqs 16"),
 )
 def given_twice(target: LintTarget) -> Iterator[Match]:
@@ -138,7 +137,7 @@ def given_twice(target: LintTarget) -> Iterator[Match]:
         yield Match(
             f"{name} {times}: the last one wins",
             "The command line overrides the --config file" if from_file else "argparse keeps the last value",
-            f"Keep only {last.spelled}{'' if both_ways else ' with the value that is meant'}",
+            f"Keep only {last.spelled}{'' if both_ways else ' with the intended value'}",
             removal(lost),
             "info" if from_file and len(mentions) == 2 else None,
         )
@@ -150,7 +149,7 @@ def given_twice(target: LintTarget) -> Iterator[Match]:
     "A switch that is on by default, or may be, and is false in the --config file.",
     "vLLM ignores a false in the file from 0.9.0 to 0.27, and one whose key has underscores since 0.31.0",
     "Give --no-x on the command line; since 0.31.0 write the key with dashes",
-    Example("vllm serve m --config c.yaml", "0.27.1", "c.yaml says `enable-prefix-caching: false`"),
+    Example("vllm serve m --config c.yaml", "0.27.1", "c.yaml contains `enable-prefix-caching: false`"),
 )
 def config_false_ignored(target: LintTarget) -> Iterator[Match]:
     for key in target.command.dropped:

@@ -1,5 +1,8 @@
 """The normal speed of a server: rows of its speed under its load, kept in a file and added to with time.
 
+A row has the load (requests running and waiting, lengths) beside latency, throughput and energy of one engine in one
+short window, so that two times of a server, two releases or two replicas are compared at the same load only.
+
 The file is JSON, "diag.baseline/1" (diag/normal/diag.baseline.schema.json): for each model, release, GPU and set of
 flags a table of windows, and the seconds of its start-up phases. Rows rather than quantiles are kept, so that the
 normal speed can be looked up for any load.
@@ -7,17 +10,155 @@ normal speed can be looked up for any load.
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from diag import __version__
 from diag.core.errors import BadUsage
 from diag.core.files import exists, only_writer, read_text, refused_in_words, written_whole
 from diag.core.formatting import printable
-from diag.core.subjects import LARGEST
-from diag.diagnosis.query_cache import QueryCache
-from diag.normal.measures import COLUMNS, Row, ServerKind, measure, starts
+from diag.core.subjects import LARGEST, Rows, Subject
+from diag.diagnosis.fleet import VERSIONS
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
+from diag.knowledge.signals import RUNNING
+from diag.knowledge.signals.expressions import configured
+from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate
+from diag.knowledge.signals.startup import PHASE, SPENT
+
+WINDOW = 10.0
+"""Seconds of one row; three scrape intervals if these are longer than 3 s."""
+FEWEST_TOKENS = 50
+"""Tokens in a window below which its mean depends more on single requests than on the server (judged)."""
+FEWEST_REQUESTS = 3
+"""Requests below which the signals have no value either."""
+SAME_LOAD = 1.33
+"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
+SAME_LENGTHS = 1.5
+"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base), by more if few are long."""
+ENGINE = ("instance", "engine")
+COLUMNS: Mapping[str, str] = {
+    "running": "$requests_running_mean",
+    "waiting": "$requests_waiting_mean",
+    "prompt_tokens": f"$prompt_tokens / ($first_tokens >= {FEWEST_REQUESTS})",
+    "output_tokens": f"$finished_output_tokens / ($finished_requests >= {FEWEST_REQUESTS})",
+    "itl_seconds": f"$itl_sum / ($itl_count >= {FEWEST_TOKENS})",
+    "ttft_seconds": "sum by ($by) (increase(vllm:time_to_first_token_seconds_sum[$window]))"
+    f" / ($first_tokens >= {FEWEST_REQUESTS})",
+    "tokens_per_second": "$output_tokens_rate > 0",
+    "joules_per_token": "sum by (instance) (avg_over_time(diag_gpu_power_watts[$window])"
+    " unless on (instance, gpu) $gpus_not_serving) / ($output_tokens_rate by (instance) > 0)",
+    "prefix_hit_share": prefix_cache_hit_rate.promql,
+}
+"""PromQL of the columns of a row, by their names in a baseline file."""
+MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
+"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
+GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
+SPEED_FLAGS = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs"),
+    *("max_num_batched_tokens", "max_model_len", "enforce_eager", "enable_prefix_caching", "block_size"),
+)
+"""The settings that decide on the speed, as far as they are numbers."""
+PHASES = f"max by (instance, phase) (last_over_time({SPENT}[$window]))"
+READY = f'max by (instance) (last_over_time({PHASE}{{phase="ready"}}[$window]))'
+Bools = NDArray[np.bool_]
+Row = Mapping[str, float]
+"""`at` (the end of the window, unix seconds) and the columns that were measured."""
+
+
+class ServerKind(NamedTuple):
+    """Model, release, GPU and flags of a server, "" if unknown: rows of different kinds are not mixed."""
+
+    model: str
+    version: str
+    gpu: str
+    flags: tuple[tuple[str, float], ...] = ()
+
+
+class Measured(NamedTuple):
+    """The rows of one engine under one release, in order of time."""
+
+    subject: Subject
+    kind: ServerKind
+    rows: tuple[Row, ...]
+
+    @property
+    def instance(self) -> str:
+        return _instance(self.subject)
+
+
+def measure(queries: QueryCache) -> list[Measured]:
+    """Return the rows of every engine, for windows that follow each other; without windows in which no request ran."""
+    window = queries.holding(max(WINDOW, FEWEST_INTERVALS * queries.source.interval))
+    every = max(1, round(window.seconds / queries.source.interval))
+    instants = queries.source.instants[every::every]
+    if not len(instants):
+        return []
+    columns = {name: queries.ask(promql, ENGINE, window, instants) for name, promql in COLUMNS.items()}
+    versions = _labelled(queries.ask(VERSIONS, ENGINE, window, instants), "version")
+    kinds = _Kinds(queries)
+    found: dict[tuple[Subject, str], list[Row]] = defaultdict(list)
+    for subject in columns["running"]:
+        known = {name: values for name, rows in columns.items() if (values := rows.of(subject)) is not None}
+        for place in np.flatnonzero(known["running"] > 0):
+            ran = [name for name, there in versions[_instance(subject)] if there[place]]
+            if len(ran) <= 1:  # a window with an upgrade shows the speed of neither release
+                row = {name: float(series[place]) for name, series in known.items() if not np.isnan(series[place])}
+                found[subject, "".join(ran)].append({"at": float(instants[place]) / 1000, **row})
+    return [
+        Measured(subject, kinds.of(_instance(subject), version), tuple(rows))
+        for (subject, version), rows in found.items()
+    ]
+
+
+class _Kinds:
+    """The model, GPU and flags of each server, over all that was observed."""
+
+    def __init__(self, queries: QueryCache) -> None:
+        def names(promql: str, label: str) -> Mapping[str, str]:
+            found = _labelled(queries.ask(promql, (), queries.whole), label)
+            return {name: ", ".join(sorted({text for text, _ in texts})) for name, texts in found.items()}
+
+        self._models, self._gpus = names(MODELS, "model_name"), names(GPU_NAMES, "name")
+        self._flags = {flag: queries.ask(configured(flag), (), queries.whole) for flag in SPEED_FLAGS}
+
+    def of(self, instance: str, version: str) -> ServerKind:
+        """Return the kind of a server while it ran this release."""
+        values = ((flag, rows.get((("instance", instance),))) for flag, rows in self._flags.items())
+        flags = tuple((flag, float(row[-1])) for flag, row in values if row is not None and not np.isnan(row[-1]))
+        return ServerKind(self._models.get(instance, ""), version, self._gpus.get(instance, ""), flags)
+
+
+def starts(queries: QueryCache) -> list[tuple[str, ServerKind, Mapping[str, float]]]:
+    """Return the servers whose start the log shows from its beginning to its end: seconds of each phase."""
+    known, versions = _Kinds(queries), _labelled(queries.ask(VERSIONS, (), queries.whole), "version")
+    spent: dict[str, dict[str, float]] = defaultdict(dict)
+    for subject, row in queries.ask(PHASES, (), queries.whole).items():
+        if row[-1] > 0:
+            spent[_instance(subject)][dict(subject).get("phase", "")] = float(row[-1])
+    ready = [_instance(subject) for subject, row in queries.ask(READY, (), queries.whole).items() if row[-1] == 1]
+    return [(name, known.of(name, versions[name][-1][0] if versions[name] else ""), spent[name]) for name in ready]
+
+
+def _labelled(rows: Rows, label: str) -> dict[str, list[tuple[str, Bools]]]:
+    """Return for each instance the texts of a label that are not empty, and at which instants each is there."""
+    found: dict[str, list[tuple[str, Bools]]] = defaultdict(list)
+    for subject, row in sorted(rows.items()):
+        if text := dict(subject).get(label, ""):
+            found[_instance(subject)].append((text, ~np.isnan(row)))
+    return found
+
+
+def _instance(subject: Subject) -> str:
+    return dict(subject).get("instance", "")
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
 
 SCHEMA = "diag.baseline/1"
 MOST_BYTES = 8 * 2**20

@@ -86,7 +86,6 @@ class Evaluator:
         return _Evaluation(self, instants, kept)
 
     def take_room(self, vector: Vector) -> bool:
-        """Take room for a vector; return False if none is left."""
         if _cells(vector) > self._room:
             return False
         self._room -= _cells(vector)

@@ -128,8 +128,6 @@ def label_replace(vector: Vector, target: str, replacement: str, source: str, pa
 
 
 def label_join(vector: Vector, target: str, separator: str, *sources: str) -> Vector:
-    """Set a label to the values of others, joined."""
-
     def joined(series: Labels) -> Labels:
         return _with(series, target, separator.join(series.get(source, "") for source in sources))
 

@@ -159,7 +159,6 @@ def _words(pattern: str) -> frozenset[str] | None:
 
 @lru_cache(maxsize=1024)
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern that `refusal` has let through."""
     return re.compile(pattern, re.DOTALL | re.ASCII)
 
 

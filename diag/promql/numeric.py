@@ -27,8 +27,16 @@ def mean(values: Floats, mask: Bools) -> Floats:
     result: Floats = running[..., -1] / count + correction / count
     overflowed = np.isinf(running).any(axis=-1)
     if overflowed.any():
-        counted = np.broadcast_to(mask, values.shape)[overflowed]
-        result[overflowed] = _incremental_mean(values[overflowed], counted)
+        rows, masks = values[overflowed], np.broadcast_to(mask, values.shape)[overflowed]
+        count, average, correction = np.zeros((3, len(rows)))
+        for value, counted in zip(rows.T, masks.T, strict=True):
+            count = count + counted
+            keep = (count - 1) / count
+            updated = _add(value / count, keep * average, keep * correction)
+            average, correction = (
+                np.where(counted, new, old) for new, old in zip(updated, (average, correction), strict=True)
+            )
+        result[overflowed] = average + correction
     return result
 
 
@@ -50,19 +58,6 @@ def _lost(before: Floats, value: Floats, after: Floats) -> Floats:
 def _add(value: Floats, before: Floats, correction: Floats) -> tuple[Floats, Floats]:
     after = before + value
     return after, np.where(np.isinf(after), 0.0, correction + _lost(before, value, after))
-
-
-def _incremental_mean(values: Floats, mask: Bools) -> Floats:
-    """Average rows of shape (K, N) without ever holding their sum."""
-    count, average, correction = np.zeros((3, len(values)))
-    for value, counted in zip(values.T, mask.T, strict=True):
-        count = count + counted
-        keep = (count - 1) / count
-        updated = _add(value / count, keep * average, keep * correction)
-        average, correction = (
-            np.where(counted, new, old) for new, old in zip(updated, (average, correction), strict=True)
-        )
-    return average + correction
 
 
 def variance(values: Floats, mask: Bools) -> Floats:
@@ -149,7 +144,14 @@ def bucket_quantile(q: Floats, bounds: Floats, counts: Floats) -> Floats:
     inside = np.full(q.size, np.nan)
     if np.isposinf(bounds[-1]) and bounds.size > 1:
         rank = q * counts[:, -1]
-        bucket = _first_reaching(rank, counts)
+        # the first bucket whose count reaches the rank, else the last, by the same bisection as Go's sort.Search
+        bucket, high = np.zeros(q.size, dtype=np.intp), np.full(q.size, bounds.size - 1)
+        while (bucket < high).any():
+            middle = (bucket + high) // 2
+            reached = counts[np.arange(q.size), middle] >= rank
+            done = reached | (bucket >= high)
+            bucket, high = np.where(done, bucket, middle + 1), np.where(reached, middle, high)
+
         lower = np.where(bucket > 0, bounds[bucket - 1], 0.0)
         upper, cell = bounds[bucket], np.arange(q.size)
         below = np.where(bucket > 0, counts[cell, bucket - 1], 0.0)
@@ -157,17 +159,6 @@ def bucket_quantile(q: Floats, bounds: Floats, counts: Floats) -> Floats:
         at_bottom = (bucket == 0) & (bounds[0] <= 0)
         inside = np.select([bucket == bounds.size - 1, at_bottom], [bounds[-2], bounds[0]], value)
     return np.select([np.isnan(q), q < 0, q > 1, counts[:, -1] == 0], [np.nan, -np.inf, np.inf, np.nan], inside)
-
-
-def _first_reaching(rank: Floats, counts: Floats) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Find the first bucket whose count reaches the rank, else the last, by the same bisection as Go's sort.Search."""
-    low = np.zeros(rank.size, dtype=np.intp)
-    high = np.full(rank.size, counts.shape[1] - 1)
-    while (low < high).any():
-        middle = (low + high) // 2
-        reached = counts[np.arange(rank.size), middle] >= rank
-        low, high = np.where(reached | (low >= high), low, middle + 1), np.where(reached, middle, high)
-    return low
 
 
 def _monotonic(counts: Floats) -> Floats:

@@ -3,14 +3,11 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from diag.core.errors import QueryFailed
 from diag.promql import numeric
 from diag.promql.nodes import Matching
 from diag.promql.samples import NAME, Bools, Floats, Labels, Vector, drop_name, merged, scalar, show
-
-Rows = npt.NDArray[np.intp]
 
 ARITHMETIC: dict[str, Callable[[Floats, Floats], Floats]] = {
     "+": np.add,
@@ -147,7 +144,16 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
     """Aggregate series by the given labels, or without them. param: of quantile or topk, shape (T,)."""
     if not vector.labels:
         return vector
-    groups, of_row = _groups(vector.labels, labels, without)
+    dropped = {*labels, NAME}
+    found: dict[tuple[tuple[str, str], ...], int] = {}
+    of_row = np.empty(len(vector.labels), dtype=np.intp)  # the group of each row
+    for row, series in enumerate(vector.labels):
+        if without:
+            kept = sorted(item for item in series.items() if item[0] not in dropped)
+        else:
+            kept = [(name, series[name]) for name in labels if name in series]
+        of_row[row] = found.setdefault(tuple(kept), len(found))
+    groups = tuple(map(dict, found))
     if op in _UNCHANGED_BY_ONE and len(groups) == len(vector.labels):
         return Vector(groups, vector.values, vector.present)
 
@@ -172,20 +178,6 @@ def aggregate(op: str, vector: Vector, labels: Sequence[str], without: bool, par
         return Vector(vector.labels, vector.values, present)
     rows = np.lexsort((ranks[of_row, 0, place], of_row))  # one instant: ordered by rank in each group
     return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], present[rows])
-
-
-def _groups(labels: Sequence[Labels], names: Sequence[str], without: bool) -> tuple[tuple[Labels, ...], Rows]:
-    """Return the labels of each group of series, and the group of each row."""
-    dropped = {*names, NAME}
-    groups: dict[tuple[tuple[str, str], ...], int] = {}
-    of_row = np.empty(len(labels), dtype=np.intp)
-    for row, series in enumerate(labels):
-        if without:
-            kept = sorted(item for item in series.items() if item[0] not in dropped)
-        else:
-            kept = [(name, series[name]) for name in names if name in series]
-        of_row[row] = groups.setdefault(tuple(kept), len(groups))
-    return tuple(map(dict, groups)), of_row
 
 
 def count_values(vector: Vector, label: str, labels: Sequence[str], without: bool) -> Vector:

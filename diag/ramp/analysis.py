@@ -156,7 +156,6 @@ def _has_saturated(steps: Sequence[Step], at: Step, limits: Limits) -> bool:
 
 
 def recomputes(step: Step) -> bool:
-    """Return True if preemptions make the step compute tokens twice."""
     return (step.preemptions or 0.0) > RECOMPUTES * max(step.requests, 1.0)
 
 

@@ -95,7 +95,7 @@ HEAT = Binder(
     ),
     (
         Fix(
-            change="Improve cooling or power first: the GPU is slower than its data sheet says.",
+            change="Improve cooling or power first: the GPU is slower than its data sheet.",
             effect="the SM clock rises to its maximum",
             restart=False,
             why=judged("no flag raises what the hardware holds back"),

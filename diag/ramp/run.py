@@ -117,7 +117,28 @@ class Generator:
         assert self._host.stdin
         result = self.folder / "result.json"
         result.unlink(missing_ok=True)
-        arguments = json.dumps(self._arguments(offer, prompts, result))
+        load = {
+            "--backend": "openai",
+            "--base-url": self.url,
+            "--model": self.model,
+            "--tokenizer": self.tokenizer,
+            "--dataset-name": "random",
+            "--random-input-len": self.lengths.prompt - self.lengths.prefix,
+            "--random-output-len": self.lengths.output,
+            "--random-prefix-len": self.lengths.prefix,
+            "--random-range-ratio": round(self.lengths.spread, 2),
+            "--num-prompts": prompts,
+            "--seed": prompts,
+            "--percentile-metrics": "ttft,tpot,itl,e2el",
+            "--metric-percentiles": "50,90,99",
+            "--result-dir": result.parent,
+            "--result-filename": result.name,
+        }
+        load |= {"--max-concurrency": offer.concurrency} if offer.concurrency else {"--request-rate": offer.rate}
+        arguments = json.dumps(
+            [*(str(word) for pair in load.items() for word in pair), "--save-result", "--disable-tqdm"]
+        )
+
         with suppress(BrokenPipeError):
             self._host.stdin.write(f"{arguments}\n".encode())
             self._host.stdin.flush()
@@ -171,27 +192,6 @@ class Generator:
             message = json.loads(line) if found else {}
             return message if isinstance(message, dict) else {}
         return {}
-
-    def _arguments(self, offer: Offer, prompts: int, result: Path) -> list[str]:
-        load = {
-            "--backend": "openai",
-            "--base-url": self.url,
-            "--model": self.model,
-            "--tokenizer": self.tokenizer,
-            "--dataset-name": "random",
-            "--random-input-len": self.lengths.prompt - self.lengths.prefix,
-            "--random-output-len": self.lengths.output,
-            "--random-prefix-len": self.lengths.prefix,
-            "--random-range-ratio": round(self.lengths.spread, 2),
-            "--num-prompts": prompts,
-            "--seed": prompts,
-            "--percentile-metrics": "ttft,tpot,itl,e2el",
-            "--metric-percentiles": "50,90,99",
-            "--result-dir": result.parent,
-            "--result-filename": result.name,
-        }
-        load |= {"--max-concurrency": offer.concurrency} if offer.concurrency else {"--request-rate": offer.rate}
-        return [str(word) for pair in load.items() for word in pair] + ["--save-result", "--disable-tqdm"]
 
 
 def environment(given: Mapping[str, str], authorization: str, ca_file: str) -> dict[str, str]:

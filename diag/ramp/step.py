@@ -131,7 +131,6 @@ class Step(NamedTuple):
 
     @property
     def latencies(self) -> dict[str, Latency]:
-        """Latencies by the names of their SLOs."""
         return dict(zip(SLOS, (self.ttft, self.itl, self.e2e), strict=True))
 
     def breaches(self, contract: Contract) -> list[Breach]:

@@ -6,9 +6,9 @@ from typing import TextIO
 import numpy as np
 import pandas as pd
 
-from diag.core.incident import Incident, Signal
+from diag.core.incident import Incident
 from diag.core.subjects import Rows
-from diag.diagnosis.query_cache import QueryCache, Window
+from diag.diagnosis.query_cache import QueryCache
 
 SUBJECT = ("instance", "engine", "gpu")
 VALUES = ("signal", "unit", "window", "value")
@@ -37,29 +37,24 @@ def signals(incidents: Sequence[Incident], queries: QueryCache) -> pd.DataFrame:
             seen.add(key)
             if rows:
                 times = pd.to_datetime(queries.instants(window), unit="ms", utc=True)
-                parts.append(_signal_frame(signal, window, times, rows))
+                subjects = [dict(subject) for subject in rows]
+                labels = sorted({label for subject in subjects for label in subject})
+                cells = {label: np.array([_cell(each.get(label)) for each in subjects], object) for label in labels}
+                columns = {
+                    "time": times.take(np.tile(np.arange(len(times)), len(rows))),
+                    **{label: column.repeat(len(times)) for label, column in cells.items()},
+                    "signal": signal.name,
+                    "unit": signal.unit,
+                    "window": window.text,
+                    "value": np.concatenate(list(rows.values())),
+                }
+                parts.append(pd.DataFrame(columns))
+
     frame = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
     more = sorted({*frame.columns} - {*COLUMNS})
     known = frame.reindex(columns=["time", *SUBJECT, *more, *VALUES]).dropna(subset=["value"])
     order = ["time", *SUBJECT, *more, "signal", "window"]
     return known.sort_values(order, kind="stable", ignore_index=True)
-
-
-def _signal_frame(signal: Signal, window: Window, times: pd.DatetimeIndex, rows: Rows) -> pd.DataFrame:
-    """Return the values of one signal, subject after subject."""
-    subjects = [dict(subject) for subject in rows]
-    labels = sorted({label for subject in subjects for label in subject})
-    columns = {label: np.array([_cell(subject.get(label)) for subject in subjects], object) for label in labels}
-    return pd.DataFrame(
-        {
-            "time": times.take(np.tile(np.arange(len(times)), len(rows))),
-            **{label: column.repeat(len(times)) for label, column in columns.items()},
-            "signal": signal.name,
-            "unit": signal.unit,
-            "window": window.text,
-            "value": np.concatenate(list(rows.values())),
-        }
-    )
 
 
 def _cell(label: str | None) -> str | None:

@@ -104,7 +104,6 @@ def _link_to(text: str, reference: str) -> str:
 
 
 def anchor(diagnosis: Diagnosis) -> str:
-    """Return the id of the section on a diagnosis."""
     text = f"{diagnosis.incident.id}-{words.place(diagnosis.subject)}"
     return "".join(char if char.isalnum() or char == "_" else "-" for char in text)
 

@@ -1,4 +1,4 @@
-"""The report as plain text: the short one, which is read in ten seconds, and the full one of `--verbose`.
+"""The report as plain text: the short one, which is read in ten seconds, the full one of `--verbose`, and `--why`.
 
 The short report has at most 20 lines of 100 columns, 12 if nothing is wrong. Each of its parts has a full form and
 shorter forms; if the whole is too long, the parts that matter least to the first action are shortened first.
@@ -38,6 +38,9 @@ SERVERS = 20
 DESCRIBED = 5
 """Lines of the full report that describe servers: release, model, launch."""
 NORMAL = 20
+SUBJECTS = 20
+"""Subjects of an incident that `--why` explains."""
+HELD = {True: "holds", False: "does not hold", None: "not measured"}
 
 Lines = list[str]
 Forms = list[Lines]
@@ -370,3 +373,44 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
     lines += labelled("alternatives", alternatives)
     lines += labelled("not computed", words.uncomputed(finding))
     return [*lines, *labelled("do not", incident.do_not), *labelled("runbook", [f"diag explain {incident.id}"])]
+
+
+# -- the conditions of an incident ------------------------------------------------------------------------------------
+
+
+def render_why(report: Report, incident: str) -> str:
+    """Return a paragraph and a table of conditions for each subject; the present and the unknown ones come first."""
+    found = [finding.diagnosis for finding in report.findings if finding.diagnosis.incident.id == incident]
+    if not found:
+        return f"{incident}: nothing that it could be judged on was seen.\n"
+    lines = []
+    for diagnosis in found[:SUBJECTS]:
+        symptoms = len(diagnosis.incident.symptoms)
+        groups = {
+            "symptom": diagnosis.symptoms[:symptoms],
+            "required": diagnosis.symptoms[symptoms:],  # by a look-alike too
+            "supports": diagnosis.supports,
+            "escalates": diagnosis.escalation,
+        }
+        rows = [
+            (role, reading.condition.signal.name, reading.shown, reading.threshold, HELD[reading.holds])
+            for role, readings in groups.items()
+            for reading in readings
+        ]
+        if diagnosis.state == "present":
+            state = f"present, {words.when(diagnosis, words.time_format(report))}: all of its conditions hold"
+        elif diagnosis.brief:
+            state = "unknown: too little was observed to rule it out"
+        else:  # the conditions that do not hold, or that have no value
+            facts = (
+                f"{reading.condition.signal.name} is {reading.sentence}"
+                if reading.value is None
+                else f"{reading.condition.signal.name} is {reading.shown}, not {reading.threshold.removeprefix('= ')}"
+                for reading in diagnosis.symptoms
+                if reading.holds is (False if diagnosis.state == "absent" else None)
+            )
+            state = f"{diagnosis.state}: {'; '.join(facts)}"
+        lines += [*paragraph(f"{incident} on {words.where(diagnosis)}: {state}"), *table(rows), ""]
+    if len(found) > SUBJECTS:
+        lines += [f"  and {plural(len(found) - SUBJECTS, 'more subject')}", ""]
+    return "\n".join(lines[:-1]) + "\n"

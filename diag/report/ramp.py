@@ -48,7 +48,17 @@ def _headline(ramp: Ramp) -> str:
 
 
 def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
-    yield "Ceiling", [_ceiling(ramp)]
+    ceiling = "not known: no step was long enough, with enough requests, inside the SLO"
+    if ramp.ceiling:
+        step, knee = ramp.ceiling.step, ramp.ceiling.knee
+        closed = "closed loop" if step.offer.concurrency else "as seen"
+        kind = "Poisson arrivals" if step.offer.rate is not None else closed
+        flight = f" with {number(step.in_flight)} in flight" if step.in_flight is not None else ""
+        at = f"; the knee is at {knee.offer.concurrency} requests at a time" if knee else ""
+        output = f"{number(step.output_tokens_per_second)} output tokens/s"
+        ceiling = f"{number(step.requests_per_second)} requests/s, {output}{flight} ({kind}){at}"
+    yield "Ceiling", [ceiling]
+
     if ramp.binds:
         yield "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
         yield "Evidence", list(ramp.binds.evidence)
@@ -71,7 +81,6 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
     unclear = [candidate for candidate in ramp.candidates if candidate.state == "cannot tell"]
     yield "Cannot tell", [f"{candidate.name}: {'; '.join(candidate.evidence)}" for candidate in unclear]
     yield "Ended", [text for text in (ramp.stopped, ramp.ended) if text]
-
     notes = list(ramp.notes)
     if short := sum(not step.counts(ramp.limits.seconds) for step in ramp.steps):
         notes.append(
@@ -79,18 +88,6 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
             " fewer than 10 requests"
         )
     yield "Notes", notes
-
-
-def _ceiling(ramp: Ramp) -> str:
-    """Name the highest rate that was served inside the SLO, and the kind of load."""
-    if ramp.ceiling is None:
-        return "not known: no step was long enough, with enough requests, inside the SLO"
-    step, knee = ramp.ceiling.step, ramp.ceiling.knee
-    kind = "Poisson arrivals" if step.offer.rate is not None else "closed loop" if step.offer.concurrency else "as seen"
-    flight = f" with {number(step.in_flight)} in flight" if step.in_flight is not None else ""
-    at = f"; the knee is at {knee.offer.concurrency} requests at a time" if knee else ""
-    output = f"{number(step.output_tokens_per_second)} output tokens/s"
-    return f"{number(step.requests_per_second)} requests/s, {output}{flight} ({kind}){at}"
 
 
 def _change(proposal: Proposal) -> str:

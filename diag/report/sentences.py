@@ -346,7 +346,7 @@ def not_judged(report: Report) -> list[str]:
 
 
 def normality(report: Report) -> list[str]:
-    """List the readings that deviate from a baseline or the peers; or say that all are as usual, or not compared."""
+    """List the readings that deviate from a baseline or the peers; or report that all are as usual, or not compared."""
     found = report.normality
     alone = len(instances(report)) == 1
     unlike = [reading for reading in found.readings if reading.notable]

@@ -96,11 +96,17 @@ def plot(reading: Reading, diagnosis: Diagnosis) -> Markup:
         horizontal(threshold, scale, "limit"),
         text(reading.threshold, scale.right + 6, threshold + 4, "limit"),
         _line(points, scale),
-        *_onset(reading, diagnosis, scale),
     ]
+    began = onset(reading, diagnosis)
+    if began is not None:
+        x, start = scale.x(max(began, scale.start)), _time_format(scale)(began)
+        label = f"since {start}" if began > diagnosis.instants[0] else f"since before {start}"
+        anchor = "start" if x < PLOT.width / 3 else "end" if x > PLOT.width * 2 / 3 else "middle"
+        parts.append(vertical(x, scale, "onset"))
+        parts.append(text(label, x, scale.box.top - 8, f"onset {anchor}"))
     if reading.value is not None and diagnosis.until is not None:
-        x, y = pixels(scale.x(diagnosis.until)), pixels(scale.y(reading.value))
-        parts.append(element("circle", class_="reported", cx=x, cy=y, r=3.5))
+        at = pixels(scale.x(diagnosis.until))
+        parts.append(element("circle", class_="reported", cx=at, cy=pixels(scale.y(reading.value)), r=3.5))
     name = f"{reading.condition.signal.name}, {reading.threshold}, over time"
     return whole(PLOT, "plot", *parts, role="img", aria_label=name)
 
@@ -186,18 +192,6 @@ def _line(points: Points, scale: Scale) -> Markup:
         pairs = " ".join(f"{pixels(scale.x(unix))} {pixels(scale.y(value))}" for unix, value in stroke)
         path += f"M{pairs}" if len(stroke) > 1 else f"M{pairs}h0"
     return element("path", class_="line", d=path)
-
-
-def _onset(reading: Reading, diagnosis: Diagnosis, scale: Scale) -> Iterator[Markup]:
-    began = onset(reading, diagnosis)
-    if began is None:
-        return
-    x = scale.x(max(began, scale.start))
-    start = _time_format(scale)(began)
-    label = f"since {start}" if began > diagnosis.instants[0] else f"since before {start}"
-    anchor = "start" if x < scale.box.width / 3 else "end" if x > scale.box.width * 2 / 3 else "middle"
-    yield vertical(x, scale, "onset")
-    yield text(label, x, scale.box.top - 8, f"onset {anchor}")
 
 
 def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> Markup:

@@ -164,7 +164,6 @@ class TopApp(App[None]):
         self.feed.stop()
 
     def _look(self) -> None:
-        """Draw the last frame if it is a new one."""
         if self.feed.failed:
             self.exit()
         elif self.feed.latest is not self.frame and not self._paused:

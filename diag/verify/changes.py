@@ -16,7 +16,7 @@ from diag.diagnosis.proposals import command_in, written
 from diag.diagnosis.report import Finding
 from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
-from diag.normal.measures import GPU_NAMES, MODELS, SAME_LOAD
+from diag.normal.baseline import GPU_NAMES, MODELS, SAME_LOAD
 from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 

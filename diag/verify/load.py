@@ -24,7 +24,7 @@ from diag.core.formatting import number, quantity
 from diag.core.subjects import Floats
 from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import RUNNING, WAITING, endpoint_without_vllm, serves
-from diag.normal.measures import FEWEST_REQUESTS, SAME_LENGTHS, SAME_LOAD
+from diag.normal.baseline import FEWEST_REQUESTS, SAME_LENGTHS, SAME_LOAD
 
 FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""

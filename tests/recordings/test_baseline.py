@@ -14,8 +14,7 @@ from diag.commands import doctor, verify
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.diagnosis.report import NormalReading, Report
-from diag.normal.baseline import MOST_ROWS, Normal, merged, read
-from diag.normal.measures import ServerKind
+from diag.normal.baseline import MOST_ROWS, Normal, ServerKind, merged, read
 from diag.report import html, terminal
 from diag.report import json as as_json
 

@@ -10,8 +10,8 @@ from diag.core.incident import Fix, Signal
 from diag.diagnosis.proposals import FlagChange, Proposal, available
 from diag.diagnosis.relaunch import relaunch
 from diag.knowledge.catalog import load
+from diag.lint.rule import LintTarget
 from diag.lint.rules import lint
-from diag.lint.target import LintTarget
 from diag.vllm.command.parse import parse
 from diag.vllm.flags import installed_parser as ask
 from diag.vllm.flags.registry import release, versions

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.live import server
 
+from diag.lint.rule import LintTarget
 from diag.lint.rules import lint
-from diag.lint.target import LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import FILE, Flag, described, environment, known, release, understood, versions

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.paths import TESTS
 
+from diag.lint.rule import LintTarget
 from diag.lint.rules import lint
-from diag.lint.target import LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.flags.registry import UNSET, WORD_DEFAULTS, Flag, default, is_described, known, release
 

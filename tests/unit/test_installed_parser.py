@@ -12,8 +12,8 @@ from support.paths import TESTS
 
 from diag.commands.lint import judge
 from diag.core.errors import BadUsage
+from diag.lint.rule import LintTarget
 from diag.lint.rules import corrected, lint
-from diag.lint.target import LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.flags import installed_parser as ask
 from diag.vllm.flags.registry import described

@@ -19,9 +19,8 @@ from diag.cli.app import main
 from diag.commands import lint as linting
 from diag.lint.flags import VARIABLES
 from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, TASKS
-from diag.lint.rule import Edit, LintFinding
+from diag.lint.rule import Edit, LintFinding, LintTarget
 from diag.lint.rules import corrected, lint
-from diag.lint.target import LintTarget
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command.parse import read
 from diag.vllm.flags.registry import known, release, versions

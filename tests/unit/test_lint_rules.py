@@ -12,9 +12,8 @@ from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadUsage
-from diag.lint.rule import LintRule
+from diag.lint.rule import HostGpu, HostGpus, LintRule, LintTarget
 from diag.lint.rules import DECLARED, RULES, lint
-from diag.lint.target import HostGpu, HostGpus, LintTarget
 from diag.vllm.command.parse import read
 from diag.vllm.memory import model
 

@@ -154,7 +154,6 @@ def each_time(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
 
 @lru_cache(MOST_KEPT)
 def constant(gpu: GpuLabels) -> tuple[NvmlReading, ...]:
-    """Return the readings that do not change while the driver is loaded."""
     return _labelled(gpu, _CONSTANT)
 
 

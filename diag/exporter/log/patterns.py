@@ -39,7 +39,7 @@ class Pattern:
     the event, or flags of the configuration. `logger` names the files, one space between them, that have logged it in
     any release, as they stand in a line's head: once clients are served, the line counts from them only. It is "" for a
     text without a head of vLLM's: an exception, a bar, uvicorn's lines, the output of a library or a shell. An
-    exception counts in a record that says that an engine or a worker ends, or in one that shows `record_event`.
+    exception counts in a record of the end of an engine or a worker, or in one that shows `record_event`.
     """
 
     kind: Kind

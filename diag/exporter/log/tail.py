@@ -113,7 +113,6 @@ class LogFile:
 
     @property
     def is_file(self) -> bool:
-        """True for a regular file, which has a length."""
         return self._status is not None and stat.S_ISREG(self._status.st_mode)
 
     def written(self) -> float:

@@ -64,7 +64,6 @@ class StartupProgress:
             self.stage, self._ratio = stage, None
 
     def move(self, at: float) -> None:
-        """Note a line that shows progress inside a stage."""
         if self.is_under_way:
             self.reach(0, at)
 
@@ -78,7 +77,6 @@ class StartupProgress:
             self._ratio = min(done / total, 1.0)
 
     def end(self, at: float) -> None:
-        """Note that the start failed, or that the server was shut down."""
         if self.is_under_way:
             self._add_time_spent(at)
         self.has_ended = True
@@ -239,7 +237,6 @@ class LoggedConfig:
         self._has_served_name = False
 
     def read(self, pattern: Pattern, text: str) -> None:
-        """Read the settings of a line that shows `pattern`."""
         found = read_values(pattern, text)
         if pattern.name in ("args", "config"):
             found |= parse_settings(text)
@@ -307,7 +304,6 @@ class RootCauseTracker:
         self._ended = False
 
     def begin(self) -> None:
-        """Forget the root cause of the last start: a new one begins."""
         self._error, self._ended = None, False
 
     def consider(self, error: ErrorLine) -> None:

@@ -69,7 +69,6 @@ class ProcessEntry:
         return time.time() - self.created
 
     def exists(self) -> bool:
-        """Return True if the process still has its PID."""
         return self.process.is_running()
 
     def runs(self) -> bool:
@@ -183,12 +182,10 @@ def ancestry(table: ProcessTable, pid: int) -> list[int]:
 
 
 def proc() -> Path:
-    """Return the folder that the process table is read from."""
     return Path(psutil.PROCFS_PATH)
 
 
 def read_from(folder: str) -> None:
-    """Read the process table from a folder instead of /proc."""
     psutil.PROCFS_PATH = folder
 
 

@@ -23,9 +23,9 @@ incident = Incident(
     window="1m",
     cause="""
         The request at the head of the queue needs more KV blocks than the KV cache has, so it is never admitted, and
-        the scheduler admits nobody past it. vLLM accepts such a request where --max-model-len is larger than what the
-        cache holds, or where it reserves the full length of a prompt of which sliding-window layers keep a part only.
-        The engine itself is well: it goes on as soon as that request is gone.
+        the scheduler admits no request behind it. vLLM accepts such a request where --max-model-len is larger than what
+        the cache holds, or where it reserves the full length of a prompt of which sliding-window layers keep only a
+        part. The engine itself is healthy and continues as soon as that request is gone.
     """,
     impact="every request waits, none gets a token, and /health answers 200",
     symptoms=(NOT_ADMITTED,),

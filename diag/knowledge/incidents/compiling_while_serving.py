@@ -39,7 +39,7 @@ incident = Incident(
             "at a time, each sampling option in use.",
             effect="the log reports no compilation while users wait",
             restart=False,
-            why=judged("what was compiled once is not compiled again"),
+            why=judged("the server compiles each kernel once"),
         ),
     ),
     mitigate=("Wait: each shape is compiled once; after a restart all of them are compiled again.",),

@@ -54,7 +54,7 @@ incident = Incident(
             change="If no user complains, the SLO is stricter than users expect: set it in diag.toml.",
             effect="the error budget is computed against the real SLO",
             restart=False,
-            why=judged("an alert that nobody acts on is noise"),
+            why=judged("an alert without any action is noise"),
         ),
     ),
     mitigate=("Shed or divert load at the gateway: the longest prompts first, then batch clients.",),

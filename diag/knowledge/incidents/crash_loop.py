@@ -40,14 +40,14 @@ incident = Incident(
             change="Correct what the error names and start the server once; `diag doctor --log` follows the start.",
             effect="the start-up phases complete, and the server serves for longer than ten minutes",
             only_if=(not_quoted.at_most(0, judged("the log names an error to correct")),),
-            why=judged("what failed three times in a row fails again"),
+            why=judged("a start that failed three times in a row fails again"),
         ),
         Fix(
-            change="If the log ends without an error, a probe or the kernel kills it: `kubectl describe pod` says "
+            change="If the log ends without an error, a probe or the kernel kills it: `kubectl describe pod` shows "
             "Liveness probe failed, Startup probe failed or OOMKilled. Let the startupProbe wait longer, or give the "
             "host more memory.",
             effect="the start runs to its end",
-            only_if=(not_quoted.at_least(1, judged("what kills the server from outside leaves no error in its log")),),
+            only_if=(not_quoted.at_least(1, judged("a kill from outside leaves no error in the log")),),
             why=documented("the kubelet restarts a container whose probe fails, with a growing delay", CRASH_LOOP),
         ),
         Fix(
@@ -56,7 +56,7 @@ incident = Incident(
             effect="the server serves for longer than ten minutes",
             restart=False,
             only_if=(last_start_failed.at_most(0, judged("a start that fails has met no request")),),
-            why=judged("what crashes a server that starts well comes with the load"),
+            why=judged("if a server starts well and crashes later, its load is the cause"),
         ),
     ),
     mitigate=(

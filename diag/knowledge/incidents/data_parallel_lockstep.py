@@ -30,7 +30,7 @@ incident = Incident(
             1, reported("one rank holds requests, its peers none, and no token is processed until a restart", DRIFT)
         ),
         engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
-        requests_running.above(0, judged("what the scheduler has not admitted waits for memory, not for a peer")),
+        requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
     ),
     looks_like=(
         LookAlike(

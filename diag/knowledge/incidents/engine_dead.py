@@ -22,19 +22,21 @@ incident = Incident(
     live_window="15s",
     cause="""
         When EngineCore dies, the API server raises EngineDeadError and shuts down within seconds; connections are
-        refused from then on. With VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it stays, and /metrics goes on answering. A lost
+        refused from then on. With VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it stays up, and /metrics still answers. A lost
         host, a killed container or a broken network path look the same to a scraper.
     """,
     impact="every request fails",
     symptoms=(
         evidence_of_death.at_least(1, measured("after the kill of the engine each of the three shows", "engine_dead")),
-        tokens_or_shutdown.at_most(0, judged("what generates tokens or was told to stop has not died")),
+        tokens_or_shutdown.at_most(
+            0, judged("an engine that generates tokens is alive; a requested shutdown is no crash")
+        ),
     ),
     supports=(
         successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),
         engine_death_logged.at_least(1, measured("the API server logs EngineDeadError", "engine_dead")),
         engines_lost.at_least(1, judged("the API server fails all requests once one of its engines is gone")),
-        engine_processes.at_most(0, judged("without its engine process a server serves nobody")),
+        engine_processes.at_most(0, judged("a server without an engine process cannot serve any request")),
     ),
     looks_like=(
         LookAlike(
@@ -43,7 +45,7 @@ incident = Incident(
             requires=start_under_way.at_most(0, judged("a server that is being started comes back by itself")),
         ),
         LookAlike("engine_stalled", distinguish="/metrics keeps answering, and the engine process is there."),
-        LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state says so."),
+        LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state shows the sleep."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
     explains=("data_parallel_lockstep", "engine_stalled", "requests_aborted", "contract_breached"),

@@ -25,14 +25,16 @@ incident = Incident(
     impact="all requests of this engine fail",
     symptoms=(
         device_fault.at_least(1, reported("an illegal memory access ended the engine", CASE)),
-        tokens_or_shutdown.at_most(0, judged("what generates tokens or was told to stop has not failed")),
+        tokens_or_shutdown.at_most(
+            0, judged("an engine that generates tokens is alive; a requested shutdown is no fault")
+        ),
     ),
     looks_like=(
         LookAlike(
             "gpu_fault",
             distinguish="The hardware fails: the GPU is lost, Xid errors other than 13, 31, 43 and 45, memory errors.",
         ),
-        LookAlike("gpu_out_of_memory", distinguish="An allocation failed: the line says out of memory."),
+        LookAlike("gpu_out_of_memory", distinguish="An allocation failed: the log line reports that memory ran out."),
         LookAlike("startup_failed", distinguish="The error ended a start, not a server at work."),
     ),
     explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),
@@ -61,9 +63,9 @@ incident = Incident(
         ),
         Fix(
             change="Run the vendor's diagnostics (dcgmi diag -r 3) if other models or requests fail on this GPU too.",
-            effect="a hardware fault is told from an error of the program",
+            effect="the result distinguishes a hardware fault from a software error",
             restart=False,
-            why=judged("the same error on the same GPU with different programs is one of the hardware"),
+            why=judged("the same error on the same GPU with different programs is a hardware error"),
         ),
     ),
     mitigate=(

@@ -35,7 +35,7 @@ incident = Incident(
             1,
             measured(
                 "no progress for 30 s with two or more requests in flight, or pauses of over 40 s that no prefill or "
-                "preemption explains, or the kernel says throughout the window that the engine or a worker is stopped",
+                "preemption explains, or the kernel reports the engine or a worker as stopped throughout the window",
                 "engine_stalled",
             ),
         ),
@@ -44,7 +44,7 @@ incident = Incident(
     looks_like=(
         LookAlike(
             "admission_deadlock",
-            distinguish="Requests wait and none runs: the engine is well, and its scheduler admits nobody.",
+            distinguish="Requests wait and none runs: the engine is healthy, and its scheduler admits no request.",
             requires=requests_not_admitted.at_most(
                 0, measured("5 requests ran when the engine stopped", "engine_stalled")
             ),
@@ -76,7 +76,7 @@ incident = Incident(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
-            only_if=(*NOT_HALTED, progress.at_most(0, judged("an engine that goes on needs no restart"))),
+            only_if=(*NOT_HALTED, progress.at_most(0, judged("an engine that makes progress again needs no restart"))),
             while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),

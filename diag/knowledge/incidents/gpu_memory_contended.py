@@ -49,7 +49,7 @@ incident = Incident(
             least=0.05,
             direction="lower",
             only_if=(not_set("kv_cache_memory_bytes"),),
-            why=documented("the value is a share of the whole GPU, whoever else uses it", CONSERVING_MEMORY),
+            why=documented("the value is a share of the whole GPU, also if other processes use it", CONSERVING_MEMORY),
         ),
     ),
     mitigate=("Ask the owner of the process to move it; do not kill processes that you do not own.",),

@@ -47,7 +47,7 @@ incident = Incident(
             change="Remove the CPU limit of the container (keep the request), or raise it to at least one core for "
             "each of vLLM's processes: the API server, each engine and each worker.",
             effect="diag_host_cpu_throttled_seconds_total stops growing; inter-token latency falls to its usual value",
-            only_if=(cpu_throttled.above(0, judged("what is not throttled has no limit that matters")),),
+            only_if=(cpu_throttled.above(0, judged("without throttling, the CPU limit is not the cause")),),
             why=documented("2 + N cores for N GPUs at least", CPU_RESOURCES),
         ),
         Fix(

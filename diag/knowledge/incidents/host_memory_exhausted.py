@@ -57,7 +57,7 @@ incident = Incident(
             "as it is.",
             refuted_by=SOON,
         ),
-        LookAlike("gpu_out_of_memory", distinguish="The log says that an allocation on a GPU failed."),
+        LookAlike("gpu_out_of_memory", distinguish="The log reports a failed allocation on a GPU."),
     ),
     explains=("engine_dead", "engine_stalled", "startup_failed", "crash_loop", "contract_breached"),
     fixes=(
@@ -65,7 +65,7 @@ incident = Incident(
             change="Drain this server and restart it at a moment of your choice, before the kernel kills it.",
             effect="the memory that it has gathered is free again",
             only_if=(
-                memory_killed.at_most(0, judged("what was killed needs no restart before it is killed")),
+                memory_killed.at_most(0, judged("after a kill, a restart in advance is too late")),
                 share_of_growth.above(0.5, judged("a restart of vLLM frees only what vLLM holds")),
             ),
             while_it_lasts=True,

@@ -21,7 +21,7 @@ incident = Incident(
     impact="none by itself: host memory and PCIe bandwidth are spent, and every evicted prefix is prefilled again",
     symptoms=(
         external_hit_rate.below(0.01, reported("0 hits in millions of tokens, hundreds of GB stored", NEVER_HITS)),
-        kv_blocks_stored.at_least(1, judged("what stores nothing is a prefill instance, or is switched off")),
+        kv_blocks_stored.at_least(1, judged("a connector that stores nothing is on a prefill instance, or is off")),
     ),
     supports=(
         prefix_cache_hit_rate.at_least(
@@ -64,7 +64,7 @@ incident = Incident(
             change="If prompts do not come back, switch offloading off, or send conversations to the replica that has "
             "their blocks.",
             effect="the copies no longer cost host memory and PCIe bandwidth",
-            why=judged("what is never read need not be stored"),
+            why=judged("KV blocks that are never read need not be stored"),
         ),
     ),
     mitigate=("No immediate mitigation is needed: the responses are correct.",),

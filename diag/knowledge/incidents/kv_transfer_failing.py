@@ -20,8 +20,8 @@ incident = Incident(
         With disaggregated prefill, a decode instance fetches the KV blocks of each prompt from a prefill instance. The
         transfer fails where the two do not reach each other (the side channel's address, RDMA, UCX or libfabric, a
         security group), where a peer was restarted, or where releases, tensor-parallel sizes or block sizes do not fit.
-        A prefill instance frees the blocks of a prompt that nobody has fetched before its lease ends: decode instances
-        that are too slow or too few let it expire.
+        A prefill instance frees the blocks of a prompt if no decode instance fetches them before their lease ends: the
+        lease expires if decode instances are too slow or too few.
     """,
     impact="requests fail with HTTP 500, or their prompts are computed again on the decode instance and TTFT rises",
     symptoms=(
@@ -69,7 +69,7 @@ incident = Incident(
             "kv_connector_extra_config (30 s by default; before 0.22: VLLM_NIXL_ABORT_REQUEST_TIMEOUT; Mooncake: "
             "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT).",
             effect="prefilled prompts are fetched before their blocks are freed",
-            risk="KV blocks of prompts that nobody fetches are held for longer on the prefill instance",
+            risk="KV blocks that no decode instance fetches occupy the prefill instance for longer",
             why=documented("a prefill instance holds blocks for the length of the lease", NIXL_USAGE),
         ),
         Fix(
@@ -78,11 +78,11 @@ incident = Incident(
             effect="requests no longer end in an error",
             risk="decode instances prefill, which stalls their streams; models with several KV cache groups may answer "
             "with wrong tokens instead (vllm#52234)",
-            why=documented("the policy says what becomes of requests whose KV blocks did not arrive", DISAGGREGATED),
+            why=documented("the policy chooses what happens to requests whose KV blocks did not arrive", DISAGGREGATED),
         ),
         Fix(
             change="Take answers since the first such transfer for wrong: blocks were read after they had been freed.",
-            effect="nobody builds on answers that came from another prompt's KV blocks",
+            effect="no user relies on answers that came from another prompt's KV blocks",
             only_if=(LATE,),
             restart=False,
             why=reported("the previous prompt's answer was returned", WRONG_TOKENS),

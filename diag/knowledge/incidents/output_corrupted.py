@@ -38,7 +38,7 @@ incident = Incident(
             "null or as an error. Note which prompts, lengths and adapters are affected.",
             effect="it shows whether a prompt, an adapter, or everything is affected",
             restart=False,
-            why=documented("NaN counts requests, and does not say which", NANS),
+            why=documented("the counter of NaN does not identify the requests", NANS),
         ),
         Fix(
             change="Exclude one part at a time: another --attention-backend, --enforce-eager, --kv-cache-dtype auto, "

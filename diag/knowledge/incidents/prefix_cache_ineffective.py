@@ -43,7 +43,7 @@ incident = Incident(
             why=documented("it is on by default for generative models", PREFIX_CACHING),
         ),
         Fix(
-            change="If prompts are meant to share a prefix, put the common part first and the variable part last, and "
+            change="If prompts should share a prefix, put the common part first and the variable part last, and "
             "route the requests of one conversation to the same replica.",
             effect="the prefix cache hit rate rises; TTFT falls",
             restart=False,
@@ -51,5 +51,5 @@ incident = Incident(
         ),
     ),
     mitigate=("No immediate mitigation is needed: it costs prefill work, and the responses are correct.",),
-    hand_over=("two prompts of one client that were meant to share a prefix, compared byte by byte",),
+    hand_over=("two prompts of one client that should share a prefix, compared byte by byte",),
 )

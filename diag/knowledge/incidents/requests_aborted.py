@@ -16,7 +16,7 @@ incident = Incident(
         request. What was computed for it is lost; where it is retried, the server computes it again, and the load that
         makes it slow grows. vLLM counts such a request as answered over HTTP, and as finished nowhere.
     """,
-    impact="users get an error or half an answer, and the server computes tokens that nobody reads",
+    impact="users get an error or half an answer, and the server computes tokens that no client reads",
     symptoms=(
         share_given_up.above(
             0.2, measured("25 % behind a time-out of 4 s, 5 % where a few users stop", "requests_aborted")

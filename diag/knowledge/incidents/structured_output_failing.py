@@ -18,7 +18,7 @@ incident = Incident(
     window="2m",
     hold="0s",
     cause="""
-        A grammar says at each step which tokens may come next. Where it refuses a token that was generated, vLLM ends
+        A grammar restricts the next token at each step. Where it refuses a token that was generated, vLLM ends
         the request with an error (older releases go on, without structure). It happens where other parameters of a
         request forbid every token that the grammar allows, and where grammar and tokens are out of step: with
         speculative decoding, asynchronous scheduling or a reasoning parser in some releases. A grammar that does not

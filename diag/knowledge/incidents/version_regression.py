@@ -59,7 +59,7 @@ incident = Incident(
             "diag record before, diag verify after.",
             effect="ITL at the same load returns to what it was",
             why=judged("the release is what changed"),
-            risk="what the new release fixed is broken again",
+            risk="bugs that the new release fixed are back",
             rollback="upgrade again",
         ),
     ),

@@ -12,7 +12,6 @@ from diag.knowledge.signals.forward_progress import *  # noqa: F403
 from diag.knowledge.signals.gpu import *  # noqa: F403
 from diag.knowledge.signals.halted import *  # noqa: F403
 from diag.knowledge.signals.kv_cache import *  # noqa: F403
-from diag.knowledge.signals.kv_connector import *  # noqa: F403
 from diag.knowledge.signals.load import *  # noqa: F403
 from diag.knowledge.signals.log import *  # noqa: F403
 from diag.knowledge.signals.peers import *  # noqa: F403

@@ -221,7 +221,7 @@ deferred_share = Signal(
     f"${deferred_share_by_reason.id} or (0 * $requests_waiting_mean unless on (instance) $more_adapters_than_slots)",
     "{value} of the waiting requests are deferred for a reason other than capacity",
     "share",
-    needs="vLLM 0.20, which says why requests wait, since LoRA adapters compete for slots",
+    needs="vLLM 0.20, which exports the reasons why requests wait, since LoRA adapters compete for slots",
 )
 
 # -- structured output ------------------------------------------------------------------------------------------------

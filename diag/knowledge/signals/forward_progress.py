@@ -234,7 +234,7 @@ scheduler_paused = Signal(
     " (($paused_by_log and $pause_logged) or $paused_by_page or $paused_by_log)"
     # without a log and without the metrics of vLLM's own HTTP server, no pause is seen
     " or $engine_seen",
-    "somebody has paused the scheduler (POST /pause), and it has not been resumed: {value}",
+    "the scheduler was paused (POST /pause) and has not been resumed: {value}",
     "bool",
 )
 endpoint_without_vllm = Signal(

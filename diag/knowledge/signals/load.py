@@ -12,7 +12,6 @@ LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, nam
 
 
 def _within(metric: str, limit: str) -> str:
-    """Return the observations of a histogram at or below a limit."""
     return f"sum by ($by) (increase({metric}_bucket{{{edge(limit)}}}[$window]))"
 
 

@@ -66,7 +66,7 @@ PARTS: tuple[Part, ...] = (
 quoted_error = Signal(
     "error quoted from the log",
     "$log_errors",
-    "lines of the log that say why the server failed: {value}",
+    "log lines with the reason for the server's failure: {value}",
     "lines",
     culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
     culprit_label="{text}",
@@ -74,7 +74,7 @@ quoted_error = Signal(
 not_quoted = Signal(
     "no error quoted from the log",
     f"1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
-    "no line of the log says why the server failed: {value}",
+    "the log contains no reason for the server's failure: {value}",
     "bool",
 )
 
@@ -92,7 +92,9 @@ def given(flag: str) -> Condition:
     """Return the condition that a setting is given; without a source, the default (not given) holds."""
     on = f"({setting_value(flag)} > bool 0) or 0 * $vllm_up by (instance)"
     name = f"--{flag.replace('_', '-')} set"
-    return Signal(name, on, "the flag is set: {value}", "bool").at_least(1, judged("what is not set cannot be removed"))
+    return Signal(name, on, "the flag is set: {value}", "bool").at_least(
+        1, judged("a flag that is not set cannot be removed")
+    )
 
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
@@ -108,7 +110,6 @@ out_of_memory = Signal(
 
 
 def logged(event: str) -> Signal:
-    """Return the signal that an out-of-memory event was logged, for a fix that depends on it."""
     return Signal(f"{event} in the log", recently(event), f"the log reports {event}: {{value}}", "bool")
 
 

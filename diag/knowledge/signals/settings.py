@@ -26,7 +26,6 @@ most_sequences = Signal(
 
 
 def running_value(flag: str) -> Signal:
-    """Return the running value of a flag, for a fix that depends on it."""
     name = f"--{flag.replace('_', '-')}"
     return Signal(name, setting_value(flag), f"{name} is {{value}}")
 

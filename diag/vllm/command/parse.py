@@ -157,11 +157,20 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
-    commands = [words for words in _commands(text) if not (words and _MENTIONS.fullmatch(words[0]))]
+    commands: list[list[str]] = []
+    arrays: dict[str, list[str]] = {}
+    for name, words in statements(text):
+        filled = [part for word in words for part in arrays.get(word, [word])]
+        if name and _serve_end(words) is None:
+            use = f"${{{name.removesuffix('+')}[@]}}"
+            arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
+        elif not (filled and _MENTIONS.fullmatch(filled[0])):  # an array may be a command itself
+            commands.append(filled)
+
     environment: dict[str, str] = {}
     exported: dict[str, str] = {}
     for at, words in enumerate(commands):
-        filled = list[str]()
+        filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, environment) if isinstance(word, Bare) else ""
             filled += value.split() if " " in value and "$" not in value else [word]
@@ -177,18 +186,6 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= _assignments(filled)
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
-
-
-def _commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, its arrays filled in; an array that is itself a command is yielded too."""
-    arrays: dict[str, list[str]] = {}
-    for name, words in statements(text):
-        filled = [word for word in words for word in arrays.get(word, [word])]
-        if not name or _serve_end(words) is not None:
-            yield filled
-            continue
-        use = f"${{{name.removesuffix('+')}[@]}}"
-        arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
 
 
 def _find_server(

@@ -160,7 +160,6 @@ def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def takes_secret(given: Given) -> bool:
-    """Return True if every value of a flag is hidden."""
     return given.option is None or bool(_SECRETS.fullmatch(given.option.flag.name))
 
 

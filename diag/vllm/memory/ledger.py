@@ -143,7 +143,30 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     stages = [_stage_ledger(model, setup, measured or {}, layout, stage) for stage in weights(model, setup)]
     # the least KV cache, in blocks if their size is known, else in bytes
     tightest = min(stages, key=lambda stage: (stage.blocks or stage.kv_cache or ByteRange.of(0)).low)
-    certain, doubts = _refusals(tightest), _doubts(tightest, unknown)
+    blocks, kv_cache, least = tightest.blocks, tightest.kv_cache, 1 if setup.auto_length else setup.length
+    needed = layout.blocks(least) + RESERVED if layout and blocks else 0
+    outside = _outside_budget(tightest)
+
+    certain = [reason for reason, is_certain in outside if is_certain]
+    if kv_cache and kv_cache.high <= 0:
+        certain = [f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little"]
+    elif blocks and blocks.high < needed:
+        takes, room = (gibibytes(count * tightest.block_bytes) for count in (needed - RESERVED, blocks.high))
+        certain.append(
+            f"one request of {least:,} tokens takes {takes} of KV cache plus one block that vLLM reserves;"
+            f" the KV cache has {room}{'' if blocks.low == blocks.high else ' at best'}"
+        )
+
+    doubts = [unknown] if unknown else []
+    if setup.cpu and kv_cache is None:
+        doubts.append(f"the KV cache size is unknown: set {CPU_SPACE}=<GiB>")
+    if blocks and blocks.low < needed:
+        estimates = [row.name for row in tightest.rows if row.basis == "estimated" and not row.logged]
+        names = ", ".join(name for name in estimates if name != KV_CACHE)
+        doubts.append(f"whether the longest request fits depends on estimates: {names}")
+    doubts += [reason for reason, is_certain in outside if not is_certain]
+    doubts += uncounted(tightest)
+
     if setup.savings:
         certain, doubts = [], list(dict.fromkeys((*certain, *_uncounted_texts(setup.savings), *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
@@ -207,36 +230,6 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     bounds = NON_TORCH_GIB_PARALLEL if is_parallel else NON_TORCH_GIB
     usage.append(writer.write(NON_TORCH, ByteRange.gib(bounds), "estimated", buffers))
     return usage
-
-
-def _refusals(found: Ledger) -> list[str]:
-    """Return the reasons why the server does not fit, at whichever end of the ranges."""
-    setup, layout, blocks, kv_cache = found.setup, found.layout, found.blocks, found.kv_cache
-    if kv_cache and kv_cache.high <= 0:
-        return [f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little"]
-    reasons = [reason for reason, is_certain in _outside_budget(found) if is_certain]
-    least = 1 if setup.auto_length else setup.length
-    if layout and blocks and blocks.high < layout.blocks(least) + RESERVED:
-        needed, room = (gibibytes(count * found.block_bytes) for count in (layout.blocks(least), blocks.high))
-        reasons.append(
-            f"one request of {least:,} tokens takes {needed} of KV cache plus one block that vLLM reserves;"
-            f" the KV cache has {room}{'' if blocks.low == blocks.high else ' at best'}"
-        )
-    return reasons
-
-
-def _doubts(found: Ledger, unknown: str) -> list[str]:
-    """Return the reasons why it is uncertain if the server fits."""
-    setup, layout, blocks = found.setup, found.layout, found.blocks
-    reasons = [unknown] if unknown else []
-    if setup.cpu and found.kv_cache is None:
-        reasons.append(f"the KV cache size is unknown: set {CPU_SPACE}=<GiB>")
-    if layout and blocks and blocks.low < layout.blocks(1 if setup.auto_length else setup.length) + RESERVED:
-        estimates = [row.name for row in found.rows if row.basis == "estimated" and not row.logged]
-        names = ", ".join(name for name in estimates if name != KV_CACHE)
-        reasons.append(f"whether the longest request fits depends on estimates: {names}")
-    doubtful = [reason for reason, is_certain in _outside_budget(found) if not is_certain]
-    return reasons + doubtful + uncounted(found)
 
 
 def uncounted(found: Ledger) -> list[str]:

@@ -122,7 +122,7 @@ RESERVED = 1
 
 
 class NotCovered(Exception):
-    """The KV cache of this model or with these flags cannot be computed; the message says why."""
+    """The KV cache of this model or with these flags cannot be computed; the message is the reason."""
 
 
 @dataclass(frozen=True)
