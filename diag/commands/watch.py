@@ -22,7 +22,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Key, Transitions
 from diag.http.address import parse, parse_all
-from diag.http.deadline import run_in_thread
+from diag.http.client import run_in_thread
 from diag.http.prometheus_api import Alertmanager
 from diag.report.terminal import (
     posting_failed,

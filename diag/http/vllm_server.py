@@ -9,8 +9,7 @@ from typing import Any
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
-from diag.http.client import Client, Response
-from diag.http.deadline import run_in_thread
+from diag.http.client import Client, Response, run_in_thread
 from diag.http.failure import VLLM, Failure, WrongAnswer
 from diag.vllm.running_config import ServerFacts, from_server_info, number
 

@@ -17,7 +17,7 @@ from textual.widgets.data_table import RowKey
 
 from diag.core.errors import DiagError
 from diag.core.formatting import escaped, printable
-from diag.http.deadline import run_in_thread
+from diag.http.client import run_in_thread
 from diag.report.layout import WIDTH, shortened
 from diag.report.terminal import laid_out, styled
 from diag.top.feed import Feed

@@ -21,7 +21,7 @@ from diag.commands.mcp.targets import AllowedTargets, NotAllowed
 from diag.commands.mcp.tools import DECLARED, TITLES, AgentTools
 from diag.core.errors import DiagError, internal_error
 from diag.core.formatting import printable
-from diag.http.deadline import run_in_thread
+from diag.http.client import run_in_thread
 
 MOST_AT_ONCE = 4
 """Calls that run at the same time; further ones are queued."""

@@ -11,7 +11,7 @@ from diag.core.formatting import clock, printable
 from diag.core.metric_families import Sample, labelled, plain
 from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Target
-from diag.http.deadline import run_in_thread
+from diag.http.client import run_in_thread
 from diag.http.failure import Failure
 from diag.http.vllm_server import Probe, VllmServer
 from diag.vllm.running_config import ServerFacts
