@@ -53,8 +53,69 @@ def run_in_thread(work: Callable[[], T]) -> Future[T]:
         except BaseException as error:  # noqa: BLE001  raised again where the result is read
             future.set_exception(error)
 
-    Thread(target=run, name="diag-http", daemon=True).start()
+    threading.Thread(target=run, name="diag-http", daemon=True).start()
     return future
+
+
+class Deadline:
+    """The time limits of one request: `wait` seconds for every next byte, `seconds` for the whole response."""
+
+    def __init__(self, wait: float, seconds: float, hints: Hints) -> None:
+        self.wait, self.hints, self.seconds = wait, hints, seconds
+        self.begin = time.monotonic()
+
+    def left(self) -> float:
+        """Seconds until the deadline; Failure if it has passed."""
+        left = self.begin + self.seconds - time.monotonic()
+        if left <= 0:
+            raise self.late
+        return left
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self.begin >= self.seconds
+
+    def next(self) -> float:
+        return min(self.wait, self.left())
+
+    @property
+    def late(self) -> Failure:
+        """The failure to raise once the deadline has passed."""
+        return failure.too_long(self.seconds, self.hints)
+
+
+class TimedReads(io.RawIOBase):
+    """A socket's bytes for one response; each wait and their sum are bounded."""
+
+    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
+        self._socket, self._deadline, self._begun = connected, deadline, False
+        self._raw = connected.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read the bytes that are available; Failure if none arrives in time."""
+        seconds, wait = self._deadline.next(), self._deadline.wait
+        self._socket.settimeout(seconds)
+        try:
+            count = self._raw.readinto(buffer)
+        except TimeoutError as error:
+            if seconds < wait:
+                raise self._deadline.late from error
+            raise (failure.stopped if self._begun else failure.silent)(wait) from error
+        self._begun = True
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def timed_response(deadline: Deadline, connected: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
+    """Return an HTTPResponse that is read within the deadline, for `HTTPConnection.response_class`."""
+    timed = SimpleNamespace(makefile=lambda mode: io.BufferedReader(TimedReads(connected, deadline)))
+    return HTTPResponse(timed, *args, **options)  # type: ignore[arg-type]  # only makefile of a socket is used
 
 
 @dataclass(frozen=True)
@@ -275,67 +336,3 @@ def _merged(*headers: Mapping[str, str]) -> dict[str, str]:
     """Merge headers, whose names are case-insensitive; the last value counts."""
     found = {name.lower(): (name, value) for mapping in headers for name, value in mapping.items()}
     return dict(found.values())
-
-
-# -- time limits -------------------------------------------------------------------------------------------------------
-
-
-class Deadline:
-    """The time limits of one request: `wait` seconds for every next byte, `seconds` for the whole response."""
-
-    def __init__(self, wait: float, seconds: float, hints: Hints) -> None:
-        self.wait, self.hints, self.seconds = wait, hints, seconds
-        self.begin = time.monotonic()
-
-    def left(self) -> float:
-        """Seconds until the deadline; Failure if it has passed."""
-        left = self.begin + self.seconds - time.monotonic()
-        if left <= 0:
-            raise self.late
-        return left
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() - self.begin >= self.seconds
-
-    def next(self) -> float:
-        return min(self.wait, self.left())
-
-    @property
-    def late(self) -> Failure:
-        """The failure to raise once the deadline has passed."""
-        return failure.too_long(self.seconds, self.hints)
-
-
-class TimedReads(io.RawIOBase):
-    """A socket's bytes for one response; each wait and their sum are bounded."""
-
-    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
-        self._socket, self._deadline, self._begun = connected, deadline, False
-        self._raw = connected.makefile("rb", buffering=0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        """Read the bytes that are available; Failure if none arrives in time."""
-        seconds, wait = self._deadline.next(), self._deadline.wait
-        self._socket.settimeout(seconds)
-        try:
-            count = self._raw.readinto(buffer)
-        except TimeoutError as error:
-            if seconds < wait:
-                raise self._deadline.late from error
-            raise (failure.stopped if self._begun else failure.silent)(wait) from error
-        self._begun = True
-        return count
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def timed_response(deadline: Deadline, connected: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
-    """Return an HTTPResponse that is read within the deadline, for `HTTPConnection.response_class`."""
-    timed = SimpleNamespace(makefile=lambda mode: io.BufferedReader(TimedReads(connected, deadline)))
-    return HTTPResponse(timed, *args, **options)  # type: ignore[arg-type]  # only makefile of a socket is used
