@@ -6,7 +6,7 @@ of its options. Fields have the names of `ObserveOptions`, so that a command pas
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -37,14 +37,14 @@ output_option = partial(typer.Option, rich_help_panel="Output")
 config_option = partial(typer.Option, rich_help_panel="Configuration")
 
 
-def _a_number(value: float | None) -> float | None:
-    """Refuse nan, which passes typer's range check."""
+def _reject_nan(value: float | None) -> float | None:
+    """Raise BadParameter for nan, which passes typer's range check."""
     if value is not None and math.isnan(value):
         raise typer.BadParameter("nan is not a number of seconds")
     return value
 
 
-seconds_option = partial(scrape_option, metavar="SECONDS", callback=_a_number)
+seconds_option = partial(scrape_option, metavar="SECONDS", callback=_reject_nan)
 
 Targets = Annotated[
     list[str] | None,
@@ -156,16 +156,13 @@ class PrometheusOptions(NamedTuple):
 
         if self.prometheus and targets:
             raise BadUsage("with --prometheus, select servers by --instance, --model, --job or --match, not by URL")
-        unused = [option for option, given in self._given().items() if given]
+        times = {"--at": self.at, "--window": self.window != WINDOW, "--from": self.since, "--to": self.until}
+        servers = {"--instance": self.instance, "--model": self.model, "--job": self.job, "--match": self.match}
+        unused = [option for option, given in {**times, **servers}.items() if given]
         if unused and not self.prometheus:
             raise BadUsage(f"{', '.join(unused)} needs --prometheus URL: only a Prometheus has other times and servers")
         span = TimeSpan(self.at, self.window, self.since, self.until)
         return Scope(span, self.instance or (), self.model or (), self.job or (), self.match or ())
-
-    def _given(self) -> Mapping[str, object]:
-        times = {"--at": self.at, "--window": self.window != WINDOW, "--from": self.since, "--to": self.until}
-        servers = {"--instance": self.instance, "--model": self.model, "--job": self.job, "--match": self.match}
-        return {**times, **servers}
 
 
 class EvidenceOptions(NamedTuple):
@@ -262,18 +259,15 @@ class Grouped:
     @property
     def __signature__(self) -> inspect.Signature:
         """The signature that inspect.signature returns."""
-        parameters = inspect.signature(self._command).parameters.values()
-        return inspect.Signature([option for parameter in parameters for option in _options(parameter)])
+        options: list[inspect.Parameter] = []
+        for parameter in inspect.signature(self._command).parameters.values():
+            group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]
+            options += [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in group]
+        return inspect.Signature(options)
 
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
         return {option.name: option.annotation for option in self.__signature__.parameters.values()}
-
-
-def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """Return the parameter itself, or one parameter for each option of its group."""
-    group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]
-    return [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in group]
 
 
 def _is_group(parameter: inspect.Parameter) -> bool:

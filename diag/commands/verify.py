@@ -58,10 +58,10 @@ def print_report(verification: Verification, form: Format) -> int:
 # -- diag baseline save ------------------------------------------------------------------------------------------------
 
 
-def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) -> str:
+def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy: bool) -> str:
     """Add observations to the baseline file, by default [baseline] file of diag.toml; return the text to print.
 
-    Servers that are not healthy, or whose health is unknown, are left out unless `even_ill`.
+    Servers that are not healthy, or whose health is unknown, are left out unless `include_unhealthy`.
     """
     from diag.normal.baseline import learn, merged, save
 
@@ -77,7 +77,7 @@ def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) ->
     for observation in observations:
         report, queries, _ = look(observation, contract, incidents)
         ill: dict[str, str] = {}
-        if not even_ill:
+        if not include_unhealthy:
             ill = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
             found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
             ill |= {dict(diagnosis.subject).get("instance", ""): diagnosis.incident.id for diagnosis in reversed(found)}
@@ -87,7 +87,9 @@ def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) ->
     new = merged(normal for baseline in learnt for normal in baseline)
     if not any(normal.rows or normal.starts for normal in new):
         if left_out:
-            raise BadUsage(f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --even-ill")
+            raise BadUsage(
+                f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --include-unhealthy"
+            )
         targets = listed([printable(target) for target in seen])
         why = "no request was running, or too few scrapes were answered"
         raise BadUsage(f"{targets}: {why}: there is nothing to learn; observe it under load, and for longer")

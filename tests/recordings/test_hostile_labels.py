@@ -19,7 +19,7 @@ from support import rewriting, scenarios, top_views
 from diag.commands import doctor, lint, observe, verify
 from diag.commands.mcp import answers
 from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
-from diag.commands.mcp.command import own_texts
+from diag.commands.mcp.targets import own_texts
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN

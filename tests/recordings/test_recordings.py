@@ -18,7 +18,7 @@ from support.schemas import validator
 from diag.commands import doctor
 from diag.commands.mcp import answers, tools
 from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
-from diag.commands.mcp.command import own_texts
+from diag.commands.mcp.targets import own_texts
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load

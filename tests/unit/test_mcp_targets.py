@@ -7,8 +7,7 @@ import pytest
 
 from diag.commands import lint
 from diag.commands.mcp.answers import fitted, marked, quoted, written
-from diag.commands.mcp.command import McpOptions, run
-from diag.commands.mcp.targets import AllowedTargets, NotAllowed, allowed
+from diag.commands.mcp.targets import AllowedTargets, McpOptions, NotAllowed, allowed, run
 from diag.commands.mcp.tools import AgentTools
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
