@@ -2,7 +2,6 @@
 servers, each on a port of its own.
 """
 
-import itertools
 import json
 import logging
 import math
@@ -10,13 +9,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal
 
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words
@@ -31,8 +30,6 @@ from diag.http.vllm_server import Probe
 
 if TYPE_CHECKING:
     from diag.diagnosis.progress import Health
-    from diag.exporter.log.parse_line import TimedLine
-    from diag.sources.recording.reader import Recorded
     from diag.sources.recording.replay import Replay
     from diag.vllm.running_config import ServerFacts
 
@@ -231,16 +228,24 @@ class ReplayedServer:
 
 def replay(options: ReplayOptions) -> None:
     """Serve a recording until Ctrl-C, or until it ends if `at_end` is "exit"."""
+    from diag.exporter.log.parse_line import TimedLine, read_timed_lines
     from diag.sources.recording.reader import read_pages
-    from diag.sources.recording.replay import Replay
+    from diag.sources.recording.replay import Replay, restamped
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     recorded = read_pages(options.recording)
     begin, again = time.time(), options.at_end == "again"
     replays = {name: Replay(pages, begin, options.speed, again) for name, pages in recorded.scrapes.items()}
+    first = next(iter(replays.values()))
     host, first_port = serve.parse(options.listen)
     with ExitStack() as serving:
-        lines = serving.enter_context(_log(options, recorded, next(iter(replays.values()))))
+        file, lines = None, deque[TimedLine]()
+        if options.log:
+            if not recorded.log.is_file():
+                raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
+            serving.enter_context(refused_in_words(options.log))
+            file = serving.enter_context(options.log.open("a", encoding="utf-8"))
+            lines.extend(read_timed_lines(recorded.log, recorded.log_zone, first.first))
         for port, (name, replayed) in enumerate(replays.items(), first_port):
             responder = ReplayedServer(replayed, recorded.facts[name])
             listener = serving.enter_context(serve.PageServer(serve.Listen(host, port), responder, REPLAY_TIMEOUT))
@@ -249,29 +254,9 @@ def replay(options: ReplayOptions) -> None:
             replay_log.info("%s is replayed at http://%s:%d/metrics", printable(name), host, port)
         end = max(replayed.end for replayed in replays.values()) if options.at_end == "exit" else math.inf
         while time.time() < end:
-            next(lines)
+            while file and lines and first.moment(lines[0].at) <= time.time():  # the log is not repeated
+                line = lines.popleft()
+                file.write(restamped(line.text, first.moment(line.at)) + "\n")
+            if file:
+                file.flush()
             time.sleep(LOG_EVERY)
-
-
-@contextmanager
-def _log(options: ReplayOptions, recorded: "Recorded", replayed: "Replay") -> Iterator[Iterator[None]]:
-    """Yield an iterator that writes the lines of the log that are due, at each step; a log is not repeated."""
-    from diag.exporter.log.parse_line import read_timed_lines
-    from diag.sources.recording.replay import restamped
-
-    if options.log is None:
-        yield itertools.repeat(None)
-        return
-    if not recorded.log.is_file():
-        raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
-
-    def write(file: TextIO, rest: "deque[TimedLine]") -> Iterator[None]:
-        while True:
-            while rest and replayed.moment(rest[0].at) <= time.time():
-                line = rest.popleft()
-                file.write(restamped(line.text, replayed.moment(line.at)) + "\n")
-            file.flush()
-            yield
-
-    with refused_in_words(options.log), options.log.open("a", encoding="utf-8") as file:
-        yield write(file, deque(read_timed_lines(recorded.log, recorded.log_zone, replayed.first)))

@@ -1,6 +1,4 @@
-"""`diag verify`, a snapshot from before a change compared with one from after it, and `diag baseline save`, the normal
-speed of healthy servers kept in a file.
-"""
+"""`diag verify` compares a server before and after a change; `diag baseline save` keeps the normal speed in a file."""
 
 import sys
 from dataclasses import replace
@@ -76,13 +74,13 @@ def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy:
     learnt, left_out, seen = [], [], []
     for observation in observations:
         report, queries, _ = look(observation, contract, incidents)
-        ill: dict[str, str] = {}
+        unhealthy: dict[str, str] = {}
         if not include_unhealthy:
-            ill = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
+            unhealthy = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
             found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
-            ill |= {dict(diagnosis.subject).get("instance", ""): diagnosis.incident.id for diagnosis in reversed(found)}
-        left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in ill.items()]
-        learnt.append(learn(queries, ill))
+            unhealthy |= {dict(each.subject).get("instance", ""): each.incident.id for each in reversed(found)}
+        left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in unhealthy.items()]
+        learnt.append(learn(queries, unhealthy))
         seen.append(report.observed.target)  # without credentials
     new = merged(normal for baseline in learnt for normal in baseline)
     if not any(normal.rows or normal.starts for normal in new):
