@@ -19,7 +19,6 @@ from diag.cli.options import (
     HERE,
     LONGEST_PAUSE,
     LONGEST_WAIT,
-    LONGEST_WATCH,
     BaselineScrapeOptions,
     ConfigurationOptions,
     ContractFile,
@@ -36,6 +35,7 @@ from diag.cli.options import (
     UserIncidents,
     allow_option,
     config_option,
+    duration_option,
     evidence_option,
     kubernetes_option,
     load_option,
@@ -360,9 +360,7 @@ def ramp(
     ] = 2,
     yes: Annotated[bool, load_option("--yes", help="Start without confirmation.")] = False,
     every: Annotated[float, seconds_option("--every", min=0.1, max=60, help="Time between two scrapes.")] = 1.0,
-    duration: Annotated[
-        float, seconds_option("--for", min=1, max=LONGEST_WATCH, help="With --attach: duration of the observation.")
-    ] = 300.0,
+    duration: Annotated[float, duration_option(min=1, help="With --attach: duration of the observation.")] = 300.0,
     timeout: Timeout = None,
     evidence: EvidenceOptions,
     contract: ContractFile = None,
@@ -383,7 +381,6 @@ def ramp(
     observed = observe_options(
         [name for name in targets if name], evidence, every=every, duration=duration, timeout=timeout, contract=contract
     )
-    lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     found = work.run(
         work.RampOptions(
             observed,
@@ -392,7 +389,8 @@ def ramp(
             results or (),
             model,
             tokenizer,
-            **lengths,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
             step_seconds=step_seconds,
             first=first,
             most=most,

@@ -45,6 +45,7 @@ def _reject_nan(value: float | None) -> float | None:
 
 
 seconds_option = partial(scrape_option, metavar="SECONDS", callback=_reject_nan)
+duration_option = partial(seconds_option, "--for", max=LONGEST_WATCH)
 
 Targets = Annotated[
     list[str] | None,
@@ -74,10 +75,7 @@ class ScrapeOptions(NamedTuple):
 
     every: Every = 2.0
     duration: Annotated[
-        float,
-        seconds_option(
-            "--for", min=0.0, max=LONGEST_WATCH, help="Duration of scraping; extended while a server looks stuck."
-        ),
+        float, duration_option(min=0.0, help="Duration of scraping; extended while a server looks stuck.")
     ] = 30.0
     timeout: Timeout = None
 
@@ -86,9 +84,7 @@ class RecordOptions(NamedTuple):
     """Recording of live servers, by default twice as long as a diagnosis."""
 
     every: Every = 2.0
-    duration: Annotated[
-        float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="Duration of the recording.")
-    ] = 60.0
+    duration: Annotated[float, duration_option(min=0.0, help="Duration of the recording.")] = 60.0
     timeout: Timeout = None
 
 
@@ -96,9 +92,7 @@ class BaselineScrapeOptions(NamedTuple):
     """Observation of live servers for a baseline, by default long enough for several loads."""
 
     every: Every = 2.0
-    duration: Annotated[
-        float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="Duration of the observation.")
-    ] = 300.0
+    duration: Annotated[float, duration_option(min=0.0, help="Duration of the observation.")] = 300.0
     timeout: Timeout = None
 
 

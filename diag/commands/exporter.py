@@ -81,7 +81,7 @@ class Exporter:
         self._liveness = LivenessThread(address.instance, partial(self.page, options.timeout))
 
     def page(self, seconds: float) -> bytes:
-        """Return the whole page, from the collectors that finish within so many seconds."""
+        """Return the page, from the collectors that finish within `seconds`."""
         vllm = self._vllm_thread.collect()
         self._vllm.wait_until_sent()
         collections = self._host_page.collect()
@@ -107,7 +107,7 @@ class Exporter:
 
 
 class ProbeThread:
-    """Sends one request for one token every so many seconds, in a thread of its own."""
+    """Sends one request for one token every `every` seconds, in a thread of its own."""
 
     def __init__(self, every: float, vllm: PageScraper) -> None:
         self._every = every
@@ -116,9 +116,9 @@ class ProbeThread:
 
     def start(self) -> None:
         """Start the thread, which ends with the process."""
-        threading.Thread(target=self._go_on, name="diag-probe", daemon=True).start()
+        threading.Thread(target=self._repeat, name="diag-probe", daemon=True).start()
 
-    def _go_on(self) -> None:
+    def _repeat(self) -> None:
         vllm = server(self._vllm.server.address, self._every)
         while True:
             if vllm.path or self._vllm.server.path:
@@ -146,7 +146,7 @@ class LivenessThread:
         from diag.diagnosis.progress import unknown_health
 
         if self._first.acquire(blocking=False):
-            threading.Thread(target=self._go_on, name="diag-liveness", daemon=True).start()
+            threading.Thread(target=self._repeat, name="diag-liveness", daemon=True).start()
         if self._health is None:
             return unknown_health("nothing has been judged yet")
         age = time.monotonic() - self._judged
@@ -154,7 +154,7 @@ class LivenessThread:
             self._health if age < TOO_OLD else unknown_health(f"the last scrape ended {quantity(age, 'seconds')} ago")
         )
 
-    def _go_on(self) -> None:
+    def _repeat(self) -> None:
         from diag.diagnosis.progress import Liveness
 
         liveness = Liveness(self._instance, JUDGED_EVERY)

@@ -53,7 +53,7 @@ def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "")
     while True:
         _print("".join(map(watch_changed, transitions.observe(report))))
         if alerts:
-            alerts.holds(transitions.holding, report)
+            alerts.update(transitions.holding, report)
         if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window
             if alerts:
                 alerts.send()
@@ -81,7 +81,7 @@ def _next_report(options: ObserveOptions, alerts: "WatchAlerts | None") -> Repor
             if reason != last_error:
                 _print(watch_lost(str(error), time.time()))
             if alerts and last_error:  # twice in a row: once may be a blip
-                alerts.is_lost(str(error))
+                alerts.post_lost(str(error))
             last_error = reason
         else:
             _print(watch_regained(report) if last_error else "")
@@ -118,7 +118,7 @@ class AlertPosts:
         self._failed = False
         self._thread = run_in_thread(self._run)
 
-    def holds(self, alerts: Iterable[FilledAlert]) -> None:
+    def update(self, alerts: Iterable[FilledAlert]) -> None:
         """Replace the firing alerts; one that fired already keeps its start."""
         if self._thread.done():  # by a defect: a watch that posts nothing must not look like one that does
             self._thread.result()
@@ -200,7 +200,7 @@ class WatchAlerts:
         self._known: dict[Key, Diagnosis] = {}
         self._over: dict[Key, tuple[Diagnosis, float]] = {}
 
-    def holds(self, holding: Mapping[Key, Diagnosis], report: Report) -> None:
+    def update(self, holding: Mapping[Key, Diagnosis], report: Report) -> None:
         """Post confirmed incidents, with the values of this report if it has them."""
         now = {(found.diagnosis.incident.id, found.diagnosis.subject): found.diagnosis for found in report.present}
         held = {key: now.get(key, last)._replace(severity=last.severity) for key, last in holding.items()}
@@ -227,12 +227,12 @@ class WatchAlerts:
             for alert in filled_alerts(diagnosis, self._contract, time.time()):
                 doctor = command or alert.annotations["doctor"]
                 self._holding.append(alert._replace(annotations={**alert.annotations, "doctor": doctor}))
-        self._posts.holds(self._holding)
+        self._posts.update(self._holding)
 
-    def is_lost(self, reason: str) -> None:
+    def post_lost(self, reason: str) -> None:
         """Post that the servers are lost, as an alert of its own; earlier alerts may still hold and stay."""
         lost = (no_telemetry(name, reason, self._contract.site, time.time()) for name in self._watched)
-        self._posts.holds([*self._holding, *lost])
+        self._posts.update([*self._holding, *lost])
 
     def send(self) -> None:
         """Post now what has changed."""
