@@ -213,7 +213,6 @@ class FormatOptions(NamedTuple):
 
     @property
     def form(self) -> Literal["terminal", "json", "markdown"]:
-        """The requested format."""
         if self.as_json and self.as_markdown:
             raise BadUsage("--json and --markdown exclude each other: choose one")
         return "json" if self.as_json else "markdown" if self.as_markdown else "terminal"
@@ -252,7 +251,6 @@ class Grouped:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The signature that inspect.signature returns."""
         options: list[inspect.Parameter] = []
         for parameter in inspect.signature(self._command).parameters.values():
             group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]

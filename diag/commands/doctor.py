@@ -62,7 +62,6 @@ def print_why(report: Report, incident: str) -> None:
 
 
 def write_html(report: Report, file: Path) -> None:
-    """Write the report as one HTML page."""
     from diag.report import html
 
     with refused_in_words(file), written_whole(file) as out:

@@ -73,7 +73,6 @@ def exit_code(ramp: Ramp) -> int:
 
 
 def print_report(ramp: Ramp, form: Literal["terminal", "json"]) -> None:
-    """Print a ramp on standard output."""
     sys.stdout.write(text.render_json(ramp) if form == "json" else text.render(ramp))
 
 
