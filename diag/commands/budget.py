@@ -134,7 +134,10 @@ def _read_model(started: Command, version: str) -> Model:
 
 
 def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:
-    """Return the GPU in the options, otherwise that in the log, otherwise the smallest one of this host."""
+    """Return the GPU in the options, otherwise that in the log, otherwise the smallest one of this host.
+
+    The memory of a GPU of this host is without the part that driver and firmware reserve.
+    """
     name = options.gpu
     if cpu or name.lower() == "cpu":
         return GpuSpec(name="cpu")
@@ -142,11 +145,9 @@ def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuS
         return GpuSpec(size(options.gpu_memory, "--gpu-memory", least=GIB), name)
     if "total" in logged.sizes:
         return GpuSpec(sum(logged.sizes["total"]) // 2, name)
-    return GpuSpec(gpus.memory(name), name) if name else _smallest_local_gpu()
+    if name:
+        return GpuSpec(gpus.memory(name), name)
 
-
-def _smallest_local_gpu() -> GpuSpec:
-    """Return the smallest GPU of this host, without the memory that driver and firmware reserve."""
     from diag.exporter.gpu import nvml
     from diag.exporter.gpu.readings import MEMORY
 
@@ -159,8 +160,7 @@ def _smallest_local_gpu() -> GpuSpec:
         for device in filter(None, nvml.devices()):
             memory = device.ask(MEMORY[0], *MEMORY[1])
             if memory is not None:
-                name = str(device.ask("nvmlDeviceGetName") or "")
-                found.append(GpuSpec(memory.total - memory.reserved, name))
+                found.append(GpuSpec(memory.total - memory.reserved, str(device.ask("nvmlDeviceGetName") or "")))
     except (nvml.NvmlUnavailable, nvml.GpuLost):
         return GpuSpec()
     finally:
