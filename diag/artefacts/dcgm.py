@@ -21,7 +21,7 @@ def device(*fields: str) -> str:
 
 
 def nanoseconds(*fields: str) -> str:
-    """Return such counters in seconds: NVML counts nanoseconds, even if older versions of the CSV say otherwise."""
+    """Return these counters in seconds: NVML counts nanoseconds, whatever unit an older CSV has."""
     return device(*(f"{field} / 1e9" for field in fields))
 
 

@@ -1,6 +1,6 @@
 """Dashboards and panels as Grafana 11 to 13 reads them.
 
-grafanalib writes the model of Grafana 4 to 8 (schema 12, with keys that were removed since): `_modernized` brings it up
+grafanalib writes the model of Grafana 4 to 8 (schema 12, with keys that were removed since): `_modernize` brings it up
 to date. Keys: the JSON schema of Grafana's foundation SDK.
 """
 
@@ -69,7 +69,7 @@ class TableColumn:
 def time_series(header: PanelHeader, queries: Iterable[PanelQuery], threshold: Threshold | None = None) -> Any:
     """Return lines over time, with the threshold as a dashed line."""
     return core.TimeSeries(
-        **_common(header, queries, height=8),
+        **_panel_fields(header, queries, height=8),
         unit=header.unit,
         thresholds=_threshold_steps(threshold),
         thresholdsStyleMode="dashed" if threshold else "off",
@@ -85,7 +85,7 @@ def time_series(header: PanelHeader, queries: Iterable[PanelQuery], threshold: T
 def stat(header: PanelHeader, promql: str, threshold: Threshold | None = None) -> Any:
     """Return one number, coloured by its threshold; 0 without data."""
     return core.Stat(
-        **_common(header, [PanelQuery(promql)], height=4, instant=True),
+        **_panel_fields(header, [PanelQuery(promql)], height=4, instant=True),
         format=header.unit,
         thresholds=_threshold_steps(threshold),
         graphMode="none",
@@ -97,7 +97,7 @@ def stat(header: PanelHeader, promql: str, threshold: Threshold | None = None) -
 def state_timeline(header: PanelHeader, queries: Iterable[PanelQuery], states: States) -> Any:
     """Return a bar for each series, in the colour of its state."""
     return core.StateTimeline(
-        **_common(header, queries, height=8),
+        **_panel_fields(header, queries, height=8),
         mappings=_value_mappings(states),
         thresholds=_threshold_steps(None),
         colorMode="thresholds",
@@ -124,7 +124,7 @@ def table(header: PanelHeader, columns: Mapping[str, TableColumn], states: State
         "custom.cellOptions": {"type": "color-background"},
     }
     return core.Table(
-        **_common(header, queries, height=9, instant=True, form="table"),
+        **_panel_fields(header, queries, height=9, instant=True, form="table"),
         transformations=[
             {"id": "merge", "options": {}},
             {"id": "organize", "options": {"excludeByName": {"Time": True}, "renameByName": names}},
@@ -147,15 +147,15 @@ def _override(column: str, properties: Mapping[str, Any]) -> dict[str, Any]:
 
 def heatmap(header: PanelHeader, query: PanelQuery) -> Any:
     """Return a row of cells for each series, coloured by value."""
-    return _cells(header, query, "time_series")
+    return _cell_panel(header, query, "time_series")
 
 
 def histogram(header: PanelHeader, query: PanelQuery) -> Any:
     """Return a row of cells for each bucket, coloured by its count; the query has the buckets by `le`."""
-    return _cells(header, query, "heatmap")
+    return _cell_panel(header, query, "heatmap")
 
 
-def _cells(header: PanelHeader, query: PanelQuery, form: str) -> Any:
+def _cell_panel(header: PanelHeader, query: PanelQuery, form: str) -> Any:
     options = {
         "calculate": False,
         "cellGap": 1,
@@ -166,7 +166,7 @@ def _cells(header: PanelHeader, query: PanelQuery, form: str) -> Any:
         "tooltip": {"mode": "single", "yHistogram": False},
         "yAxis": {"axisPlacement": "left"},
     }
-    return core.Heatmap(**_common(header, [query], height=8, form=form), extraJson={"options": options})
+    return core.Heatmap(**_panel_fields(header, [query], height=8, form=form), extraJson={"options": options})
 
 
 def text(content: str, width: int = 12) -> Any:
@@ -209,7 +209,7 @@ def _threshold_steps(threshold: Threshold | None) -> list[dict[str, Any]]:
     return [{"value": None, "color": threshold.below}, {"value": threshold.value, "color": threshold.above}]
 
 
-def _common(
+def _panel_fields(
     header: PanelHeader, queries: Iterable[PanelQuery], height: int, instant: bool = False, form: str = "time_series"
 ) -> dict[str, Any]:
     return {
@@ -301,25 +301,25 @@ def render(page: DashboardPage) -> str:
         refresh="30s",
         graphTooltip=1,
         time=core.Time("now-1h", "now"),
-        panels=_placed(page.rows),
+        panels=_place(page.rows),
         templating=core.Templating(list=variables),
         annotations=core.Annotations(list=annotations),
         links=[_link(title, url) for title, url in page.links.items()],
     )
     content = json.loads(json.dumps(dashboard, cls=DashboardEncoder))
-    return json.dumps(_modernized(content), indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(_modernize(content), indent=1, ensure_ascii=False) + "\n"
 
 
-def _modernized(dashboard: dict[str, Any]) -> dict[str, Any]:
+def _modernize(dashboard: dict[str, Any]) -> dict[str, Any]:
     """Convert the output of grafanalib to today's model: without removed keys and without nulls."""
-    done = _kept("dashboard", {**dashboard, "schemaVersion": SCHEMA_VERSION})
+    done = _select_keys("dashboard", {**dashboard, "schemaVersion": SCHEMA_VERSION})
     panels = []
     for number, content in enumerate(done["panels"], 1):
         if content["type"] == "row":
-            panels.append(_kept("row", {**content, "id": number}))
+            panels.append(_select_keys("row", {**content, "id": number}))
             continue
-        panel = _kept("panel", {**content, "id": number, "datasource": DATA_SOURCE})
-        panel["targets"] = [_kept("target", target) for target in panel["targets"]]
+        panel = _select_keys("panel", {**content, "id": number, "datasource": DATA_SOURCE})
+        panel["targets"] = [_select_keys("target", target) for target in panel["targets"]]
         config = panel["fieldConfig"]
         defaults = _without_nulls(config.get("defaults", {}))
         custom = _without_nulls(defaults.pop("custom", {}))
@@ -332,7 +332,7 @@ def _modernized(dashboard: dict[str, Any]) -> dict[str, Any]:
     return {**done, "panels": panels}
 
 
-def _kept(kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
+def _select_keys(kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: content[key] for key in KEYS[kind].split() if content.get(key) is not None}
 
 
@@ -340,7 +340,7 @@ def _without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in content.items() if value is not None}
 
 
-def _placed(rows: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
+def _place(rows: Sequence[tuple[str, Sequence[Any]]]) -> list[Any]:
     """Place rows one below the other, and their panels from left to right."""
     placed: list[Any] = []
     y = 0

@@ -41,17 +41,17 @@ def lint_rule_page(rule: LintRule) -> str:
         findings = rule.findings(LintTarget(read(rule.example.command, version=version), version))
         lines = "\n".join(line.rstrip() for finding in findings for line in finding_lines(finding))
         output = f"\n\n```text\n{lines}\n```" if lines else ""
-    return f"""# {rule.id}: {_marked(rule.title)}
+    return f"""# {rule.id}: {_mark_flags(rule.title)}
 
 Severity: {rule.severity} ({_SEVERITIES[rule.severity]}).
 
 ## What it finds
 
-{_sentence(rule.finds)}
+{_end_sentence(rule.finds)}
 
 ## Why it matters
 
-{_sentence(rule.why)}
+{_end_sentence(rule.why)}
 
 ## Example
 
@@ -63,7 +63,7 @@ With vLLM {version}{where}:
 
 ## How to fix it
 
-{_sentence(rule.fix)}
+{_end_sentence(rule.fix)}
 
 ## How to ignore it
 
@@ -79,7 +79,7 @@ ignore = ["{rule.id}"]
 def lint_rule_reference() -> str:
     """Return docs/lint-rules.md: a table of all rules, and the page of each."""
     rows = "\n".join(
-        f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_marked(rule.title)} |" for rule in RULES.values()
+        f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_mark_flags(rule.title)} |" for rule in RULES.values()
     )
     pages = []
     for rule in RULES.values():
@@ -101,11 +101,11 @@ warning: {_SEVERITIES["warning"]}. An info: {_SEVERITIES["info"]}.
 {sections}"""
 
 
-def _sentence(text: str) -> str:
-    return _marked(text if text.endswith(".") else f"{text}.")
+def _end_sentence(text: str) -> str:
+    return _mark_flags(text if text.endswith(".") else f"{text}.")
 
 
-def _marked(text: str) -> str:
+def _mark_flags(text: str) -> str:
     """Mark each flag in Markdown as code: elsewhere two dashes become one."""
     parts = text.split("`")
     return "`".join(part if at % 2 else _FLAG.sub(r"`\g<0>`", part) for at, part in enumerate(parts))

@@ -24,7 +24,7 @@ def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str
     """Return the text of every runbook by its file, and their index."""
     rules = rule_set(incidents, contract)
     rows = "".join(
-        f"| {_linked([incident.id])} | {alert_name(incident.id)} | {incident.severity} | {', '.join(incident.per)}"
+        f"| {_links([incident.id])} | {alert_name(incident.id)} | {incident.severity} | {', '.join(incident.per)}"
         f" | {incident.title} |\n"
         for incident in incidents
     )
@@ -93,14 +93,14 @@ def _meaning(incident: Incident, incidents: Sequence[Incident]) -> list[str]:
     causes = [other.id for other in incidents if incident.id in other.explains]
     lines = [" ".join(incident.cause.split())]
     if causes:
-        lines += ["", f"Possible causes: {_linked(causes)}. If one of them is present too, start there."]
+        lines += ["", f"Possible causes: {_links(causes)}. If one of them is present too, start there."]
     if incident.explains:
         muted = "While this alert fires, Alertmanager mutes those of no higher severity."
-        lines += ["", f"Explains: {_linked(incident.explains)}. {muted}"]
+        lines += ["", f"Explains: {_links(incident.explains)}. {muted}"]
     return lines
 
 
-def _linked(names: Sequence[str]) -> str:
+def _links(names: Sequence[str]) -> str:
     """Link to the runbooks of incidents."""
     return ", ".join(f"[{name}]({name}.md)" for name in names)
 
@@ -196,12 +196,12 @@ def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Co
         deciding = f"ruled out by {claim(against, contract)}" if against else ""
         if not against and look.name in known:
             deciding = f"requires {claim(known[look.name].symptoms[0], contract)}"
-        name = _linked([look.name]) if look.name in known else look.name
-        rows.append(f"| {name} | {_cell(look.distinguish)} | {_cell(deciding)} |")
+        name = _links([look.name]) if look.name in known else look.name
+        rows.append(f"| {name} | {_escape_cell(look.distinguish)} | {_escape_cell(deciding)} |")
     return ["| it could be | how to distinguish | deciding number |", "|---|---|---|", *rows] if rows else []
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
@@ -259,7 +259,7 @@ def _rationale(incident: Incident, contract: Contract) -> list[str]:
         reference = f"{source.kind}: <{source.reference}>" if source.reference else source.kind
         if source.kind == "measured":
             reference = f"measured: recording `{source.reference}`"
-        rows.append(f"| {_cell(claim(condition, contract))} | {_cell(source.says)} | {reference} |")
+        rows.append(f"| {_escape_cell(claim(condition, contract))} | {_escape_cell(source.says)} | {reference} |")
     return ["| threshold | rationale | source |", "|---|---|---|", *dict.fromkeys(rows)]
 
 

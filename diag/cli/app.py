@@ -14,12 +14,11 @@ import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.cli.help import NOTES, HelpOfAll, HelpOfCommand
+from diag.cli.help import NOTES, AppHelp, CommandHelp
 from diag.cli.options import (
     HERE,
     LONGEST_PAUSE,
     LONGEST_WAIT,
-    LONGEST_WATCH,
     BaselineScrapeOptions,
     ConfigurationOptions,
     ContractFile,
@@ -36,6 +35,7 @@ from diag.cli.options import (
     UserIncidents,
     allow_option,
     config_option,
+    duration_option,
     evidence_option,
     kubernetes_option,
     load_option,
@@ -52,10 +52,10 @@ from diag.core.errors import BadUsage, DiagError, internal_error
 USAGE = 64
 INTERNAL = 70
 INTERRUPTED = 130
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
-    cls=HelpOfAll,
+    cls=AppHelp,
     invoke_without_command=True,
     rich_markup_mode=None,  # plain help: half the time and memory, and room for whole sentences
     pretty_exceptions_enable=False,
@@ -104,14 +104,14 @@ def command(panel: str, name: str = "") -> Callable[[Callable[..., None]], objec
     """Register a command under this heading of `diag --help`."""
 
     def register(function: Callable[..., None]) -> object:
-        known_as = name or function.__name__
-        decorate = app.command(known_as, cls=HelpOfCommand, rich_help_panel=panel, epilog=NOTES[known_as])
+        shown_name = name or function.__name__
+        decorate = app.command(shown_name, cls=CommandHelp, rich_help_panel=panel, epilog=NOTES[shown_name])
         return decorate(Grouped(function))
 
     return register
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"diag {__version__}")
         raise typer.Exit
@@ -121,7 +121,7 @@ def _version(wanted: bool) -> None:
 def _root(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print diag's version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print diag's version and exit.")
     ] = False,
 ) -> None:
     """Handle diag's own options; without a command, print the help."""
@@ -362,9 +362,7 @@ def ramp(
     ] = 2,
     yes: Annotated[bool, load_option("--yes", help="Start without confirmation.")] = False,
     every: Annotated[float, seconds_option("--every", min=0.1, max=60, help="Time between two scrapes.")] = 1.0,
-    duration: Annotated[
-        float, seconds_option("--for", min=1, max=LONGEST_WATCH, help="With --attach: duration of the observation.")
-    ] = 300.0,
+    duration: Annotated[float, duration_option(min=1, help="With --attach: duration of the observation.")] = 300.0,
     timeout: Timeout = None,
     evidence: EvidenceOptions,
     contract: ContractFile = None,
@@ -385,7 +383,6 @@ def ramp(
     observed = observe_options(
         [name for name in targets if name], evidence, every=every, duration=duration, timeout=timeout, contract=contract
     )
-    lengths = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
     found = work.run(
         work.RampOptions(
             observed,
@@ -394,7 +391,8 @@ def ramp(
             results or (),
             model,
             tokenizer,
-            **lengths,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
             step_seconds=step_seconds,
             first=first,
             most=most,
@@ -481,9 +479,11 @@ def baseline(
             show_default=False,
         ),
     ] = None,
-    even_ill: Annotated[
-        bool, output_option("--even-ill", help="Include servers with an incident; by default they are left out.")
+    include_unhealthy: Annotated[
+        bool,
+        output_option("--include-unhealthy", help="Include servers with an incident; by default they are left out."),
     ] = False,
+    even_ill: Annotated[bool, output_option("--even-ill", hidden=True)] = False,  # the old name of the option
     configuration: ConfigurationOptions,
 ) -> None:
     """Save the speed of healthy servers at each load, as a baseline for diag doctor --baseline.
@@ -494,7 +494,7 @@ def baseline(
     from diag.commands.verify import save_baseline
 
     options = observe_options(targets, prometheus, scrape, evidence, configuration)
-    typer.echo(save_baseline(options, file, even_ill))
+    typer.echo(save_baseline(options, file, include_unhealthy or even_ill))
 
 
 @command("Collect")
@@ -733,7 +733,7 @@ def mcp(
 
     An agent can query only the servers, recordings and the Prometheus on this command line.
     """
-    from diag.commands.mcp.command import McpOptions, run
+    from diag.commands.mcp.targets import McpOptions, run
 
     base = observe_options([], scrape, evidence, configuration)
     run(McpOptions(tuple(servers or ()), recordings, prometheus, deadline, base))
@@ -764,13 +764,12 @@ def generate(
 
 def main() -> None:
     """Run a command; turn every error into one sentence and its exit status."""
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # numpy starts a thread for each core; diag multiplies no matrices
+    # numpy starts a thread for each core, but diag multiplies no matrices
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.stdout is None:  # closed, as by `>&-`: only the exit status has the verdict
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  until the end
     try:
-        status = _with_what_is_named(sys.argv[1:2])(prog_name="diag", standalone_mode=False)
+        status = _load_command(sys.argv[1:2])(prog_name="diag", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
         context = getattr(error, "ctx", None)
@@ -783,30 +782,26 @@ def main() -> None:
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        _write_no_more()
+        _discard_output()
         status = 0
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
-        status = _failed(error)
+        if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:  # the disk behind standard output
+            _discard_output()
+            typer.echo(f"diag: standard output cannot be written: {error.strerror}", err=True)
+            status = USAGE
+        else:
+            typer.echo(f"diag: {internal_error(error)}", err=True)
+            status = INTERNAL
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would only disturb Python's own end
     sys.exit(status)
 
 
-def _with_what_is_named(name: list[str]) -> typer.Typer:
+def _load_command(name: list[str]) -> typer.Typer:
     """Return the app with only the named command, if it exists: building the options of all takes 10 ms."""
-    named = copy(app)
-    named.registered_commands = [found for found in app.registered_commands if [found.name] == name]
-    return named if named.registered_commands else app
+    loaded = copy(app)
+    loaded.registered_commands = [found for found in app.registered_commands if [found.name] == name]
+    return loaded if loaded.registered_commands else app
 
 
-def _failed(error: Exception) -> int:
-    """Report the error: the disk behind standard output is full, or diag has a defect."""
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        _write_no_more()
-        typer.echo(f"diag: standard output cannot be written: {error.strerror}", err=True)
-        return USAGE
-    typer.echo(f"diag: {internal_error(error)}", err=True)
-    return INTERNAL
-
-
-def _write_no_more() -> None:
+def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

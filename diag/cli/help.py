@@ -7,7 +7,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 
-class HelpOfCommand(TyperCommand):
+class CommandHelp(TyperCommand):
     """Plain help, which needs no rich: options in their named groups, and the notes below them line by line."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -15,7 +15,7 @@ class HelpOfCommand(TyperCommand):
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """A section for each group, in the order of the command's parameters."""
+        """Write a section for each group, in the order of the command's parameters."""
         groups: dict[str, list[Any]] = defaultdict(list)
         for parameter in self.get_params(ctx):
             group = "Arguments" if parameter.param_type_name == "argument" else "Help"
@@ -23,15 +23,15 @@ class HelpOfCommand(TyperCommand):
         _write(groups, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Exit statuses, environment and examples: lines that must not be filled."""
+        """Write exit statuses, environment and examples: lines that must not be filled."""
         formatter.write(self.epilog or "")
 
 
-class HelpOfAll(TyperGroup):
+class AppHelp(TyperGroup):
     """Plain help: the commands by purpose, each with its whole first sentence; then diag's own options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """A section for each group of commands, in the order of the commands."""
+        """Write a section for each group of commands, in the order of the commands."""
         groups: dict[str, list[Any]] = defaultdict(list)
         for name, command in self.commands.items():
             summary = (command.help or "").partition("\n\n")[0].replace("\n", " ")

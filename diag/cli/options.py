@@ -6,7 +6,7 @@ of its options. Fields have the names of `ObserveOptions`, so that a command pas
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -37,14 +37,15 @@ output_option = partial(typer.Option, rich_help_panel="Output")
 config_option = partial(typer.Option, rich_help_panel="Configuration")
 
 
-def _a_number(value: float | None) -> float | None:
-    """Refuse nan, which passes typer's range check."""
+def _reject_nan(value: float | None) -> float | None:
+    """Raise BadParameter for nan, which passes typer's range check."""
     if value is not None and math.isnan(value):
         raise typer.BadParameter("nan is not a number of seconds")
     return value
 
 
-seconds_option = partial(scrape_option, metavar="SECONDS", callback=_a_number)
+seconds_option = partial(scrape_option, metavar="SECONDS", callback=_reject_nan)
+duration_option = partial(seconds_option, "--for", max=LONGEST_WATCH)
 
 Targets = Annotated[
     list[str] | None,
@@ -74,10 +75,7 @@ class ScrapeOptions(NamedTuple):
 
     every: Every = 2.0
     duration: Annotated[
-        float,
-        seconds_option(
-            "--for", min=0.0, max=LONGEST_WATCH, help="Duration of scraping; extended while a server looks stuck."
-        ),
+        float, duration_option(min=0.0, help="Duration of scraping; extended while a server looks stuck.")
     ] = 30.0
     timeout: Timeout = None
 
@@ -86,9 +84,7 @@ class RecordOptions(NamedTuple):
     """Recording of live servers, by default twice as long as a diagnosis."""
 
     every: Every = 2.0
-    duration: Annotated[
-        float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="Duration of the recording.")
-    ] = 60.0
+    duration: Annotated[float, duration_option(min=0.0, help="Duration of the recording.")] = 60.0
     timeout: Timeout = None
 
 
@@ -96,9 +92,7 @@ class BaselineScrapeOptions(NamedTuple):
     """Observation of live servers for a baseline, by default long enough for several loads."""
 
     every: Every = 2.0
-    duration: Annotated[
-        float, seconds_option("--for", min=0.0, max=LONGEST_WATCH, help="Duration of the observation.")
-    ] = 300.0
+    duration: Annotated[float, duration_option(min=0.0, help="Duration of the observation.")] = 300.0
     timeout: Timeout = None
 
 
@@ -156,16 +150,13 @@ class PrometheusOptions(NamedTuple):
 
         if self.prometheus and targets:
             raise BadUsage("with --prometheus, select servers by --instance, --model, --job or --match, not by URL")
-        unused = [option for option, given in self._given().items() if given]
+        times = {"--at": self.at, "--window": self.window != WINDOW, "--from": self.since, "--to": self.until}
+        servers = {"--instance": self.instance, "--model": self.model, "--job": self.job, "--match": self.match}
+        unused = [option for option, given in {**times, **servers}.items() if given]
         if unused and not self.prometheus:
             raise BadUsage(f"{', '.join(unused)} needs --prometheus URL: only a Prometheus has other times and servers")
         span = TimeSpan(self.at, self.window, self.since, self.until)
         return Scope(span, self.instance or (), self.model or (), self.job or (), self.match or ())
-
-    def _given(self) -> Mapping[str, object]:
-        times = {"--at": self.at, "--window": self.window != WINDOW, "--from": self.since, "--to": self.until}
-        servers = {"--instance": self.instance, "--model": self.model, "--job": self.job, "--match": self.match}
-        return {**times, **servers}
 
 
 class EvidenceOptions(NamedTuple):
@@ -222,7 +213,6 @@ class FormatOptions(NamedTuple):
 
     @property
     def form(self) -> Literal["terminal", "json", "markdown"]:
-        """The requested format."""
         if self.as_json and self.as_markdown:
             raise BadUsage("--json and --markdown exclude each other: choose one")
         return "json" if self.as_json else "markdown" if self.as_markdown else "terminal"
@@ -261,19 +251,15 @@ class Grouped:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The signature that inspect.signature returns."""
-        parameters = inspect.signature(self._command).parameters.values()
-        return inspect.Signature([option for parameter in parameters for option in _options(parameter)])
+        options: list[inspect.Parameter] = []
+        for parameter in inspect.signature(self._command).parameters.values():
+            group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]
+            options += [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in group]
+        return inspect.Signature(options)
 
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
         return {option.name: option.annotation for option in self.__signature__.parameters.values()}
-
-
-def _options(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-    """Return the parameter itself, or one parameter for each option of its group."""
-    group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]
-    return [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in group]
 
 
 def _is_group(parameter: inspect.Parameter) -> bool:

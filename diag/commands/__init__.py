@@ -1,1 +1,1 @@
-"""What each command does: one file per command, from its options to what is printed and the exit status."""
+"""The commands: one file per command, from its options to the printed text and the exit status."""

@@ -8,12 +8,11 @@ from diag.commands.observe import ObserveOptions, look, site
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
-from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Normality, Report
+from diag.diagnosis.report import Report
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 MOST_COMPARED = 20
-"""Ill servers of a fleet, at most, that are compared with their peers."""
+"""Unhealthy servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
 
 
@@ -26,26 +25,22 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
     if why and why not in {incident.id for incident in incidents}:
         raise BadUsage(f"there is no incident '{printable(why, 40)}': diag incidents lists them")
     file = baseline or (Path(contract.baseline) if contract.baseline else None)
-    if file is None:
+    if file:
+        from diag.normal.baseline import read
+        from diag.normal.comparison import by_baseline
+
+        known = read(file)  # an error in it is reported before servers are scraped
         snapshot = look(options, contract, incidents, only_suspects=only_suspects)
-        return snapshot.report._replace(normality=_by_peers(snapshot.queries, snapshot.report))
-    from diag.normal.baseline import read
-    from diag.normal.comparison import by_baseline
+        return snapshot.report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
 
-    known = read(file)  # an error in it is reported before servers are scraped
-    snapshot = look(options, contract, incidents, only_suspects=only_suspects)
-    return snapshot.report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
-
-
-def _by_peers(queries: QueryCache, report: Report) -> Normality:
-    """Compare the first ill servers of a fleet with the other servers."""
+    report, queries, _ = look(options, contract, incidents, only_suspects=only_suspects)
     diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
-    ill = list(dict.fromkeys(dict(diagnosis.subject).get("instance", "") for diagnosis in diagnoses))
-    if not ill or len(report.observed.servers) < 2:
-        return report.normality
+    unhealthy = list(dict.fromkeys(dict(diagnosis.subject).get("instance", "") for diagnosis in diagnoses))
+    if not unhealthy or len(report.observed.servers) < 2:
+        return report
     from diag.normal.comparison import by_peers
 
-    return by_peers(queries, ill[:MOST_COMPARED])
+    return report._replace(normality=by_peers(queries, unhealthy[:MOST_COMPARED]))
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:
@@ -67,7 +62,6 @@ def print_why(report: Report, incident: str) -> None:
 
 
 def write_html(report: Report, file: Path) -> None:
-    """Write the report as one HTML page."""
     from diag.report import html
 
     with refused_in_words(file), written_whole(file) as out:
@@ -75,7 +69,7 @@ def write_html(report: Report, file: Path) -> None:
 
 
 def exit_code(report: Report, fail_on: str) -> int:
-    """0 healthy, 1 warning, 2 critical, 3 cannot tell; 0 below the verdict `fail_on`."""
+    """Return 0 healthy, 1 warning, 2 critical, 3 cannot tell; 0 below the verdict `fail_on`."""
     code = EXIT[report.verdict]
     least = {"warning": 1, "critical": 2, "never": max(EXIT.values()) + 1}[fail_on]
     return code if code >= least else 0

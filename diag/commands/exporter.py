@@ -2,7 +2,6 @@
 servers, each on a port of its own.
 """
 
-import itertools
 import json
 import logging
 import math
@@ -10,13 +9,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal
 
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words
@@ -31,8 +30,6 @@ from diag.http.vllm_server import Probe
 
 if TYPE_CHECKING:
     from diag.diagnosis.progress import Health
-    from diag.exporter.log.parse_line import TimedLine
-    from diag.sources.recording.reader import Recorded
     from diag.sources.recording.replay import Replay
     from diag.vllm.running_config import ServerFacts
 
@@ -84,7 +81,7 @@ class Exporter:
         self._liveness = LivenessThread(address.instance, partial(self.page, options.timeout))
 
     def page(self, seconds: float) -> bytes:
-        """Return the whole page, from the collectors that finish within so many seconds."""
+        """Return the page, from the collectors that finish within `seconds`."""
         vllm = self._vllm_thread.collect()
         self._vllm.wait_until_sent()
         collections = self._host_page.collect()
@@ -112,7 +109,7 @@ class Exporter:
 
 
 class ProbeThread:
-    """Sends one request for one token every so many seconds, in a thread of its own."""
+    """Sends one request for one token every `every` seconds, in a thread of its own."""
 
     def __init__(self, every: float, vllm: PageScraper) -> None:
         self._every = every
@@ -121,9 +118,9 @@ class ProbeThread:
 
     def start(self) -> None:
         """Start the thread, which ends with the process."""
-        threading.Thread(target=self._go_on, name="diag-probe", daemon=True).start()
+        threading.Thread(target=self._repeat, name="diag-probe", daemon=True).start()
 
-    def _go_on(self) -> None:
+    def _repeat(self) -> None:
         vllm = server(self._vllm.server.address, self._every)
         while True:
             if vllm.path or self._vllm.server.path:
@@ -151,7 +148,7 @@ class LivenessThread:
         from diag.diagnosis.progress import unknown_health
 
         if self._first.acquire(blocking=False):
-            threading.Thread(target=self._go_on, name="diag-liveness", daemon=True).start()
+            threading.Thread(target=self._repeat, name="diag-liveness", daemon=True).start()
         if self._health is None:
             return unknown_health("nothing has been judged yet")
         age = time.monotonic() - self._judged
@@ -159,7 +156,7 @@ class LivenessThread:
             self._health if age < TOO_OLD else unknown_health(f"the last scrape ended {quantity(age, 'seconds')} ago")
         )
 
-    def _go_on(self) -> None:
+    def _repeat(self) -> None:
         from diag.diagnosis.progress import Liveness
 
         liveness = Liveness(self._instance, JUDGED_EVERY)
@@ -233,16 +230,24 @@ class ReplayedServer:
 
 def replay(options: ReplayOptions) -> None:
     """Serve a recording until Ctrl-C, or until it ends if `at_end` is "exit"."""
+    from diag.exporter.log.parse_line import TimedLine, read_timed_lines
     from diag.sources.recording.reader import read_pages
-    from diag.sources.recording.replay import Replay
+    from diag.sources.recording.replay import Replay, restamped
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     recorded = read_pages(options.recording)
     begin, again = time.time(), options.at_end == "again"
     replays = {name: Replay(pages, begin, options.speed, again) for name, pages in recorded.scrapes.items()}
+    first = next(iter(replays.values()))
     host, first_port = serve.parse(options.listen)
     with ExitStack() as serving:
-        lines = serving.enter_context(_log(options, recorded, next(iter(replays.values()))))
+        file, lines = None, deque[TimedLine]()
+        if options.log:
+            if not recorded.log.is_file():
+                raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
+            serving.enter_context(refused_in_words(options.log))
+            file = serving.enter_context(options.log.open("a", encoding="utf-8"))
+            lines.extend(read_timed_lines(recorded.log, recorded.log_zone, first.first))
         for port, (name, replayed) in enumerate(replays.items(), first_port):
             responder = ReplayedServer(replayed, recorded.facts[name])
             listener = serving.enter_context(serve.PageServer(serve.Listen(host, port), responder, REPLAY_TIMEOUT))
@@ -251,29 +256,9 @@ def replay(options: ReplayOptions) -> None:
             replay_log.info("%s is replayed at http://%s:%d/metrics", printable(name), host, port)
         end = max(replayed.end for replayed in replays.values()) if options.at_end == "exit" else math.inf
         while time.time() < end:
-            next(lines)
+            while file and lines and first.moment(lines[0].at) <= time.time():  # the log is not repeated
+                line = lines.popleft()
+                file.write(restamped(line.text, first.moment(line.at)) + "\n")
+            if file:
+                file.flush()
             time.sleep(LOG_EVERY)
-
-
-@contextmanager
-def _log(options: ReplayOptions, recorded: "Recorded", replayed: "Replay") -> Iterator[Iterator[None]]:
-    """Yield an iterator that writes the lines of the log that are due, at each step; a log is not repeated."""
-    from diag.exporter.log.parse_line import read_timed_lines
-    from diag.sources.recording.replay import restamped
-
-    if options.log is None:
-        yield itertools.repeat(None)
-        return
-    if not recorded.log.is_file():
-        raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
-
-    def write(file: TextIO, rest: "deque[TimedLine]") -> Iterator[None]:
-        while True:
-            while rest and replayed.moment(rest[0].at) <= time.time():
-                line = rest.popleft()
-                file.write(restamped(line.text, replayed.moment(line.at)) + "\n")
-            file.flush()
-            yield
-
-    with refused_in_words(options.log), options.log.open("a", encoding="utf-8") as file:
-        yield write(file, deque(read_timed_lines(recorded.log, recorded.log_zone, replayed.first)))

@@ -1,13 +1,12 @@
-"""`diag ramp`: load on a live server, more with each step, and what it shows; or the load of another tool."""
+"""`diag ramp`: put increasing load on a live server, or analyse the load of another tool."""
 
 import math
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +22,7 @@ from diag.ramp import results
 from diag.ramp.analysis import Circumstances, Ramp, conclude
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
 from diag.ramp.run import Generator, RampRun, between, environment
-from diag.ramp.step import Offer, Step, measure, step_from_client
+from diag.ramp.step import Offer, measure, step_from_client
 from diag.report import ramp as text
 from diag.report.terminal import StepsBar, steps_bar
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
@@ -32,12 +31,12 @@ from diag.sources.source import scrape_plan, shown_targets
 from diag.vllm.command import parse as command
 
 TRAFFIC = 10.0
-"""Seconds for which the server's own traffic is watched before the first step."""
+"""Seconds for which existing traffic is observed before the first step."""
 
 
 @dataclass(frozen=True)
 class RampOptions:
-    """What the user gave; "" or None where they gave nothing. Times in seconds, lengths in tokens."""
+    """Options of the command line, "" or None if not given; times in seconds, lengths in tokens."""
 
     observe: ObserveOptions
     python: str = ""
@@ -55,18 +54,18 @@ class RampOptions:
 
 
 def run(options: RampOptions) -> Ramp:
-    """The ramp, judged; BadUsage where it cannot begin, Unreachable where no server answers."""
+    """Return the analysed ramp; BadUsage if it cannot begin, Unreachable if no server responds."""
     contract, _ = site(None, options.observe.contract)
     limits = Limits(contract, options.step_seconds, options.most, options.rates)
     if options.results:
-        return _of_results(options, limits)
+        return _analyse_results(options, limits)
     if options.attach or exists(options.observe.targets[0]):
-        return _attached(options, limits)
-    return _generated(options, limits)
+        return _analyse_traffic(options, limits)
+    return _generate_load(options, limits)
 
 
 def exit_code(ramp: Ramp) -> int:
-    """0 where a ceiling was found, 2 where no load was served inside the SLO, 3 where too little was measured."""
+    """Return 0 if a ceiling was found, 2 if no load was served within the SLO, 3 if there is not enough data."""
     if ramp.ceiling:
         return 0
     measured = [step for step in ramp.steps if step.counts(ramp.limits.seconds)]
@@ -74,12 +73,11 @@ def exit_code(ramp: Ramp) -> int:
 
 
 def print_report(ramp: Ramp, form: Literal["terminal", "json"]) -> None:
-    """Print it on standard output."""
     sys.stdout.write(text.render_json(ramp) if form == "json" else text.render(ramp))
 
 
 def write_html(ramp: Ramp, file: Path) -> None:
-    """Write it as a page; BadUsage where the file cannot be written."""
+    """Write a ramp as an HTML page; BadUsage if the file cannot be written."""
     with refused_in_words(file), written_whole(file) as out:
         out.write(text.render_html(ramp))
 
@@ -87,8 +85,8 @@ def write_html(ramp: Ramp, file: Path) -> None:
 # -- the load of another tool ------------------------------------------------------------------------------------------
 
 
-def _of_results(options: RampOptions, limits: Limits) -> Ramp:
-    """Each result as a step, with the samples of a recording that was made meanwhile where there is one."""
+def _analyse_results(options: RampOptions, limits: Limits) -> Ramp:
+    """Analyse each result as a step, with the samples of a recording of the same time if there is one."""
     found, target = results.read(options.results), options.observe.targets
     seen = None
     if target:
@@ -99,33 +97,30 @@ def _of_results(options: RampOptions, limits: Limits) -> Ramp:
     for offer, client in found:
         step = measure(offer, between(seen, client.start, client.end), limits.contract, client) if seen else None
         steps.append(step or step_from_client(offer, client, limits.contract))
-    notes = () if seen else ("what binds is not known: no metrics of the server; give a recording as TARGET",)
     limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps)]))
-    return conclude(steps, limits, _circumstances(options, seen)._replace(notes=notes))
+    if seen:
+        return conclude(steps, limits, _circumstances(options, seen))
+    names = ", ".join(printable(path.name, 60) for path in options.results)
+    note = "what binds is not known: no metrics of the server; give a recording as TARGET"
+    return conclude(steps, limits, Circumstances(names, notes=(note,)))
 
 
-def _attached(options: RampOptions, limits: Limits) -> Ramp:
-    """What was seen, cut into steps by time."""
+def _analyse_traffic(options: RampOptions, limits: Limits) -> Ramp:
+    """Analyse existing traffic, cut into steps of equal length."""
     seen = observe(options.observe, limits.contract)
     if len(seen.instances) != 1:
         raise BadUsage(f"{printable(seen.target)} has {len(seen.instances)} servers: a ramp is of one")
-    steps = list(_by_time(seen, limits))
+    start, end = (float(seen.instants[at]) / 1000 for at in (0, -1))
+    parts = max(1, math.floor((end - start) / limits.seconds))
+    measured = (
+        measure(Offer(), between(seen, begin, begin + (end - start) / parts), limits.contract, None)
+        for begin in np.linspace(start, end, parts + 1)[:-1]
+    )
+    steps = [step for step in measured if step]
     return conclude(steps, limits, _circumstances(options, seen)._replace(attached=True))
 
 
-def _by_time(seen: Observation, limits: Limits) -> Iterator[Step]:
-    start, end = (float(seen.instants[at]) / 1000 for at in (0, -1))
-    parts = max(1, math.floor((end - start) / limits.seconds))
-    for begin in np.linspace(start, end, parts + 1)[:-1]:
-        step = measure(Offer(), between(seen, begin, begin + (end - start) / parts), limits.contract, None)
-        if step:
-            yield step
-
-
-def _circumstances(options: RampOptions, seen: Observation | None) -> Circumstances:
-    if seen is None:
-        shown = ", ".join(printable(path.name, 60) for path in options.results)
-        return Circumstances(shown)
+def _circumstances(options: RampOptions, seen: Observation) -> Circumstances:
     name = seen.instances[0]
     return Circumstances(
         target=seen.target,
@@ -138,7 +133,8 @@ def _circumstances(options: RampOptions, seen: Observation | None) -> Circumstan
 # -- the load of diag --------------------------------------------------------------------------------------------------
 
 
-def _generated(options: RampOptions, limits: Limits) -> Ramp:
+def _generate_load(options: RampOptions, limits: Limits) -> Ramp:
+    """Put load on the server step by step, after the user has confirmed it."""
     if len(options.observe.targets) != 1:
         raise BadUsage("a ramp is of one server: give one URL")
     if not options.python:
@@ -147,34 +143,37 @@ def _generated(options: RampOptions, limits: Limits) -> Ramp:
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundScraper(Scraper(observed.targets, plan)).running() as watched:
-            seen = _first_look(watched, tick)
+            seen = _observe_traffic(watched, tick)
             traffic = own_traffic(seen, limits.contract)
             lengths = request_lengths(seen, options.prompt_tokens, options.output_tokens)
             known = _circumstances(options, seen)._replace(traffic=traffic, lengths=lengths)
             generator = _generator(options, seen, known.model, lengths)
-            known = known._replace(notes=tuple(_notes(known)))
+            if traffic and traffic.requests_per_second > 0:
+                rate = number(traffic.requests_per_second)
+                note = f"the server served {rate} requests/s of others when the ramp began: they are part of every step"
+                known = known._replace(notes=(note,))
             tick.pause()
-            _ask(options, known, limits)
+            if not options.yes:
+                _confirm(shown_targets(options.observe.targets), lengths, limits)
             ramp = RampRun(generator, watched, limits, tick, options.first)
             ramp.run()
     return conclude(ramp.steps, limits, known._replace(stopped=ramp.stopped))
 
 
-def _first_look(watched: BackgroundScraper, tick: "StepsBar") -> Observation:
-    """The server before any load of ours; Unreachable where it gives no metrics."""
+def _observe_traffic(watched: BackgroundScraper, tick: StepsBar) -> Observation:
+    """Observe the server before the first step; Unreachable if it has no metrics."""
     begun = time.monotonic()
-    for _ in count():
-        seen, passed = watched.seen(), time.monotonic() - begun
+    while (passed := time.monotonic() - begun) <= 3 * TRAFFIC:
+        seen = watched.seen()
         if seen and passed >= TRAFFIC and len(seen.instants) > 2:
             return seen
-        if passed > 3 * TRAFFIC:
-            raise Unreachable("the server answered no scrape within 30 s")
         tick("watching the traffic that is there", passed / TRAFFIC)
         threading.Event().wait(0.2)
-    raise AssertionError
+    raise Unreachable("the server answered no scrape within 30 s")
 
 
 def _generator(options: RampOptions, seen: Observation, model: str, lengths: RequestLengths) -> Generator:
+    """Return `vllm bench serve` for the server; BadUsage for credentials that it cannot read from its environment."""
     address, credentials = parse(options.observe.targets[0]), from_environment(os.environ)
     if set(credentials.headers) - {"Authorization"} or credentials.client_cert:
         raise BadUsage("vllm bench serve takes headers and certificates from its command line only: use a bearer token")
@@ -194,23 +193,13 @@ def _generator(options: RampOptions, seen: Observation, model: str, lengths: Req
     )
 
 
-def _notes(known: Circumstances) -> Iterator[str]:
-    if known.traffic and known.traffic.requests_per_second > 0:
-        rate = number(known.traffic.requests_per_second)
-        yield f"the server served {rate} requests/s of others when the ramp began: they are part of every step"
-
-
-def _ask(options: RampOptions, known: Circumstances, limits: Limits) -> None:
-    """Load is made only after a yes."""
-    if options.yes:
-        return
-    target = shown_targets(options.observe.targets)
+def _confirm(target: str, lengths: RequestLengths, limits: Limits) -> None:
+    """Ask the user; BadUsage unless the answer is yes."""
     if not sys.stdin.isatty():
         raise BadUsage(f"a ramp puts {target} under as much load as it can serve: confirm that with --yes")
-    lengths = known.lengths.shown if known.lengths else ""
     sys.stderr.write(
         f"diag ramp will put {target} under as much load as it can serve: steps of {number(limits.seconds)} s with\n"
-        f"twice as many requests each, {lengths}. Its users will notice.\nStart? [y/N] "
+        f"twice as many requests each, {lengths.shown}. Its users will notice.\nStart? [y/N] "
     )
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

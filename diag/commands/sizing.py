@@ -1,6 +1,6 @@
-"""`diag budget` for several GPUs: which of them hold the requests, their ceilings, and what a million tokens costs.
+"""`diag budget` for several GPUs: fit, ceilings, and the cost of a million tokens.
 
-Requests are those of the options, or of the traffic that a running or recorded server had.
+Requests are those of the options, or of the traffic of a running or recorded server.
 """
 
 import math
@@ -57,8 +57,8 @@ def traffic(target: str) -> Traffic:
     if name not in seen.launch:
         raise BadUsage(f"how {printable(target)} was started is not known: give its launch command instead")
     window = max(1, round((seen.instants[-1] - seen.instants[0]) / 1000 + seen.interval))
-    lengths = [_last(seen, _MEAN_TOKENS.format(kind, window)) for kind in ("prompt", "generation")]
-    running, rate = (_last(seen, expression.format(window)) for expression in (_RUNNING, _OUTPUT))
+    lengths = [_last_value(seen, _MEAN_TOKENS.format(kind, window)) for kind in ("prompt", "generation")]
+    running, rate = (_last_value(seen, expression.format(window)) for expression in (_RUNNING, _OUTPUT))
     if not (running and rate and all(lengths)):
         raise BadUsage(
             f"{printable(target)} finished no request while it was observed: there is no traffic to size for"
@@ -66,7 +66,7 @@ def traffic(target: str) -> Traffic:
     return Traffic(seen.launch[name], seen.versions.get(name, ""), round(running), math.ceil(sum(lengths)), rate)
 
 
-def _last(seen: Observation, expression: str) -> float:
+def _last_value(seen: Observation, expression: str) -> float:
     """Return the value at the last instant; 0 if there is none."""
     found = promql.evaluate(expression, seen.samples, seen.instants[-1:])
     value = float(found.values[0][0]) if len(found.labels) and found.present[0][0] else 0.0
@@ -105,7 +105,7 @@ class SizingOptions:
 
 
 def run(model: Model, started: Command, options: SizingOptions, as_json: bool) -> tuple[str, int]:
-    """What is printed, and the exit status: 0 where something fits, 2 where nothing does, 3 where that is open."""
+    """Return the text to print, and the exit status: 0 if a GPU fits, 2 if none does, 3 if that is unknown."""
     sizing = size_up(model, started, options)
     verdicts = {one.ledger.verdict for one in sizing.configurations}
     status = 0 if "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
@@ -113,61 +113,51 @@ def run(model: Model, started: Command, options: SizingOptions, as_json: bool) -
 
 
 def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
-    """All configurations; BadUsage for a model or a GPU that is not in the data."""
-    version = options.version or versions()[-1]
-    length, concurrency = _demand(options)
-    prices, started = _prices(options.prices), _on_gpus(started)
-    kinds = tuple(gpus().values()) if options.all_gpus else (gpu_named(options.gpu),)
-    _check(started, model)
+    """Return all configurations; BadUsage for a model or a GPU that is not in the data.
 
-    def of_gpu(gpu: GpuModel) -> Setup:
-        planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
-        return replace(planned, length=length or planned.length, auto_length=False)
-
-    given = started.get("--tensor-parallel-size")
-    tensors = (of_gpu(kinds[0]).tensor,) if given else TENSORS
-    found: tuple[SizedReplica, ...] = tuple(configurations(model, of_gpu, kinds, tensors, concurrency))
-    return Sizing(
-        model=named(model),
-        version=version,
-        context=of_gpu(kinds[0]).length,
-        concurrency=concurrency,
-        configurations=found,
-        prices=prices,
-        utilisation=_utilisation(options.utilisation),
-        measured=options.traffic.output_rate if options.traffic else None,
-        choices=tuple(choices(model, found, concurrency, prices)),
-    )
-
-
-def _demand(options: SizingOptions) -> tuple[int | None, int | None]:
-    """Tokens of a request and requests at a time: as given, else those of the traffic; None where neither says it."""
-    had = options.traffic
+    Without --context and --concurrency, tokens of a request and concurrency are those of the measured traffic.
+    """
+    version, had = options.version or versions()[-1], options.traffic
     length = size(options.context, "--context", most=2**30) if options.context else had.tokens if had else None
-    return length, options.concurrency or (had.running if had else None)
-
-
-def _on_gpus(started: Command) -> Command:
-    """The command without what makes it one for a CPU."""
-    kept = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
-    return started._replace(environment=kept)
-
-
-def named(model: Model) -> str:
-    """What a model is called in print: its folder, or its id."""
-    return printable(redaction.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
-
-
-def _check(started: Command, model: Model) -> None:
+    concurrency = options.concurrency or (had.running if had else None)
+    prices = _parse_prices(options.prices)
+    kinds = tuple(gpus().values()) if options.all_gpus else (gpu_named(options.gpu),)
     if model.family is None or model.unknown:
         raise BadUsage(f"{model.unknown or 'the architecture is unknown'}: diag cannot compute its ceilings")
     for flag in ("--pipeline-parallel-size", "--data-parallel-size"):
         if started.get(flag) not in (None, "1"):
             raise BadUsage(f"the ceilings are those of one replica on one host: leave {flag} out")
+    # a command for a CPU becomes one for a GPU
+    environment = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
+    started = started._replace(environment=environment)
+
+    def set_up(gpu: GpuModel) -> Setup:
+        planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
+        return replace(planned, length=length or planned.length, auto_length=False)
+
+    first = set_up(kinds[0])
+    tensors = (first.tensor,) if started.get("--tensor-parallel-size") else TENSORS
+    found: tuple[SizedReplica, ...] = tuple(configurations(model, set_up, kinds, tensors, concurrency))
+    return Sizing(
+        model=model_label(model),
+        version=version,
+        context=first.length,
+        concurrency=concurrency,
+        configurations=found,
+        prices=prices,
+        utilisation=_parse_utilisation(options.utilisation),
+        measured=had.output_rate if had else None,
+        choices=tuple(choices(model, found, concurrency, prices)),
+    )
 
 
-def _prices(given: Sequence[str]) -> Mapping[str, float]:
-    """Dollars for a GPU and an hour, by the GPU's name."""
+def model_label(model: Model) -> str:
+    """Return the name of a model for printing: its folder, or its id."""
+    return printable(redaction.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
+
+
+def _parse_prices(given: Sequence[str]) -> Mapping[str, float]:
+    """Return dollars per GPU hour by the GPU's name."""
     found = {}
     for text in given:
         match = _PRICE.fullmatch(text)
@@ -177,7 +167,7 @@ def _prices(given: Sequence[str]) -> Mapping[str, float]:
     return found
 
 
-def _utilisation(text: str) -> float | None:
+def _parse_utilisation(text: str) -> float | None:
     match = _SHARE.fullmatch(text.strip())
     share = float(match[1]) / 100 if match else 0.0
     if text and not 0 < share <= 1:

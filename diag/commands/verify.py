@@ -1,6 +1,4 @@
-"""`diag verify`, a snapshot from before a change compared with one from after it, and `diag baseline save`, the normal
-speed of healthy servers kept in a file.
-"""
+"""`diag verify` compares a server before and after a change; `diag baseline save` keeps the normal speed in a file."""
 
 import sys
 from dataclasses import replace
@@ -58,10 +56,10 @@ def print_report(verification: Verification, form: Format) -> int:
 # -- diag baseline save ------------------------------------------------------------------------------------------------
 
 
-def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) -> str:
+def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy: bool) -> str:
     """Add observations to the baseline file, by default [baseline] file of diag.toml; return the text to print.
 
-    Servers that are not healthy, or whose health is unknown, are left out unless `even_ill`.
+    Servers that are not healthy, or whose health is unknown, are left out unless `include_unhealthy`.
     """
     from diag.normal.baseline import learn, merged, save
 
@@ -76,18 +74,20 @@ def save_baseline(options: ObserveOptions, file: Path | None, even_ill: bool) ->
     learnt, left_out, seen = [], [], []
     for observation in observations:
         report, queries, _ = look(observation, contract, incidents)
-        ill: dict[str, str] = {}
-        if not even_ill:
-            ill = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
+        unhealthy: dict[str, str] = {}
+        if not include_unhealthy:
+            unhealthy = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
             found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
-            ill |= {dict(diagnosis.subject).get("instance", ""): diagnosis.incident.id for diagnosis in reversed(found)}
-        left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in ill.items()]
-        learnt.append(learn(queries, ill))
+            unhealthy |= {dict(each.subject).get("instance", ""): each.incident.id for each in reversed(found)}
+        left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in unhealthy.items()]
+        learnt.append(learn(queries, unhealthy))
         seen.append(report.observed.target)  # without credentials
     new = merged(normal for baseline in learnt for normal in baseline)
     if not any(normal.rows or normal.starts for normal in new):
         if left_out:
-            raise BadUsage(f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --even-ill")
+            raise BadUsage(
+                f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --include-unhealthy"
+            )
         targets = listed([printable(target) for target in seen])
         why = "no request was running, or too few scrapes were answered"
         raise BadUsage(f"{targets}: {why}: there is nothing to learn; observe it under load, and for longer")

@@ -6,7 +6,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,9 +14,8 @@ from typing import Any
 from diag.artefacts.alerts import FilledAlert, filled_alerts, keeps_firing, no_telemetry
 from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
-from diag.core.contract import Contract, Site, find
+from diag.core.contract import Site, find
 from diag.core.errors import Unreachable
-from diag.core.incident import Incident
 from diag.core.subjects import agree
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
@@ -54,12 +53,12 @@ def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "")
     while True:
         _print("".join(map(watch_changed, transitions.observe(report))))
         if alerts:
-            alerts.holds(transitions.holding, report)
+            alerts.update(transitions.holding, report)
         if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window
             if alerts:
                 alerts.send()
             return report
-        report = _diagnose_again(options, alerts)
+        report = _next_report(options, alerts)
 
 
 def _diagnose(options: ObserveOptions) -> Report:
@@ -70,7 +69,7 @@ def _diagnose(options: ObserveOptions) -> Report:
     return report
 
 
-def _diagnose_again(options: ObserveOptions, alerts: "WatchAlerts | None") -> Report:
+def _next_report(options: ObserveOptions, alerts: "WatchAlerts | None") -> Report:
     """Return the next report, after a pause if it comes from a Prometheus; a lost server is retried."""
     last_error = ""
     while True:
@@ -82,7 +81,7 @@ def _diagnose_again(options: ObserveOptions, alerts: "WatchAlerts | None") -> Re
             if reason != last_error:
                 _print(watch_lost(str(error), time.time()))
             if alerts and last_error:  # twice in a row: once may be a blip
-                alerts.is_lost(str(error))
+                alerts.post_lost(str(error))
             last_error = reason
         else:
             _print(watch_regained(report) if last_error else "")
@@ -119,7 +118,7 @@ class AlertPosts:
         self._failed = False
         self._thread = run_in_thread(self._run)
 
-    def holds(self, alerts: Iterable[FilledAlert]) -> None:
+    def update(self, alerts: Iterable[FilledAlert]) -> None:
         """Replace the firing alerts; one that fired already keeps its start."""
         if self._thread.done():  # by a defect: a watch that posts nothing must not look like one that does
             self._thread.result()
@@ -181,66 +180,60 @@ class WatchAlerts:
     """Turns the incidents of a watch into the alerts of the generated rules; BadUsage if `url` is no address."""
 
     def __init__(self, options: ObserveOptions, url: str, say: Callable[[str], None]) -> None:
-        self._watched, self._contract = _watched(options), _contract(options)
+        contract = find(options.contract)
+        site = contract.site if options.prometheus else contract.site._replace(labels=("instance",))
+        # names of what is watched, each with the command that diagnoses it; "" for the command in the rule
+        self._watched: dict[str, str]
+        if options.prometheus:
+            watched = parse(options.prometheus)
+            self._watched = {watched.instance: ""}
+            if site.prometheus_url == Site().prometheus_url:
+                site = site._replace(prometheus_url=watched.shown)
+        elif options.k8s:
+            self._watched = {options.k8s: f"diag doctor --k8s {shlex.quote(options.k8s)}"}
+        else:
+            addresses = parse_all(options.targets)
+            self._watched = {name: f"diag doctor {shlex.quote(each.shown)}" for name, each in addresses.items()}
+        self._contract = replace(contract, site=site)
         self._posts = AlertPosts(Alertmanager(url, os.environ).post, say)
         self._holding: list[FilledAlert] = []
         self._known: dict[Key, Diagnosis] = {}
         self._over: dict[Key, tuple[Diagnosis, float]] = {}
 
-    def holds(self, holding: Mapping[Key, Diagnosis], report: Report) -> None:
+    def update(self, holding: Mapping[Key, Diagnosis], report: Report) -> None:
         """Post confirmed incidents, with the values of this report if it has them."""
         now = {(found.diagnosis.incident.id, found.diagnosis.subject): found.diagnosis for found in report.present}
         held = {key: now.get(key, last)._replace(severity=last.severity) for key, last in holding.items()}
-        causes = self._causes(held, {each.diagnosis.incident.id: each.diagnosis.incident for each in report.findings})
-        self._holding = [alert for diagnosis in (*held.values(), *causes) for alert in self._alerts(diagnosis)]
-        self._posts.holds(self._holding)
 
-    def _causes(self, held: Mapping[Key, Diagnosis], incidents: Mapping[str, Incident]) -> list[Diagnosis]:
-        """Return ended causes whose effects still hold: while the cause's rule keeps firing, it mutes their alerts."""
-        ended = {key: (last, time.time()) for key, last in self._known.items() if key not in held}
-        over = {key: known for key, known in {**ended, **self._over}.items() if key not in held}
-        self._known = dict(held)
+        # ended causes whose effects still hold: while the cause's rule keeps firing, it mutes their alerts
+        incidents = {each.diagnosis.incident.id: each.diagnosis.incident for each in report.findings}
+        ended = {key: (last, time.time()) for key, last in self._known.items()} | self._over
+        self._known = held
         self._over = {
             key: (cause, at)
-            for key, (cause, at) in over.items()
-            if time.time() - at < keeps_firing(cause.incident, incidents)
+            for key, (cause, at) in ended.items()
+            if key not in held
+            and time.time() - at < keeps_firing(cause.incident, incidents)
             and any(
                 each.incident.id in cause.incident.explains and agree(each.subject, cause.subject)
                 for each in held.values()
             )
         }
-        return [cause for cause, _ in self._over.values()]
 
-    def is_lost(self, reason: str) -> None:
+        self._holding = []
+        any_command = next(iter(self._watched.values()))
+        for diagnosis in (*held.values(), *(cause for cause, _ in self._over.values())):
+            command = self._watched.get(dict(diagnosis.subject).get("instance", ""), any_command)
+            for alert in filled_alerts(diagnosis, self._contract, time.time()):
+                doctor = command or alert.annotations["doctor"]
+                self._holding.append(alert._replace(annotations={**alert.annotations, "doctor": doctor}))
+        self._posts.update(self._holding)
+
+    def post_lost(self, reason: str) -> None:
         """Post that the servers are lost, as an alert of its own; earlier alerts may still hold and stay."""
         lost = (no_telemetry(name, reason, self._contract.site, time.time()) for name in self._watched)
-        self._posts.holds([*self._holding, *lost])
+        self._posts.update([*self._holding, *lost])
 
     def send(self) -> None:
         """Post now what has changed."""
         self._posts.send()
-
-    def _alerts(self, diagnosis: Diagnosis) -> Iterator[FilledAlert]:
-        anywhere = next(iter(self._watched.values()))
-        command = self._watched.get(dict(diagnosis.subject).get("instance", ""), anywhere)
-        for alert in filled_alerts(diagnosis, self._contract, time.time()):
-            yield alert._replace(annotations={**alert.annotations, "doctor": command or alert.annotations["doctor"]})
-
-
-def _watched(options: ObserveOptions) -> Mapping[str, str]:
-    """Return what is watched: names, each with the command that diagnoses it, "" for the command in the rule."""
-    if options.prometheus:
-        return {parse(options.prometheus).instance: ""}
-    if options.k8s:
-        return {options.k8s: f"diag doctor --k8s {shlex.quote(options.k8s)}"}
-    return {name: f"diag doctor {shlex.quote(each.shown)}" for name, each in parse_all(options.targets).items()}
-
-
-def _contract(options: ObserveOptions) -> Contract:
-    """Return the site's contract as it applies to the watch: a scraped server has no label but `instance`."""
-    contract = find(options.contract)
-    if not options.prometheus:
-        return replace(contract, site=contract.site._replace(labels=("instance",)))
-    known = contract.site.prometheus_url
-    url = parse(options.prometheus).shown if known == Site().prometheus_url else known  # by default the watched one
-    return replace(contract, site=contract.site._replace(prometheus_url=url))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import rewriting
+from support import cli, rewriting
 from support.paths import RECORDINGS, ROOT
 from support.schemas import validator
 
@@ -31,9 +31,9 @@ def rewritten(folder: Path, change: Callable[[str], str], name: str = "healthy")
     return str(rewriting.write(folder, rewriting.changed(rewriting.scrapes(name), change)))
 
 
-def saved(folder: Path, *recordings: str, even_ill: bool = False) -> Path:
+def saved(folder: Path, *recordings: str, include_unhealthy: bool = False) -> Path:
     file = folder / "normal.json"
-    verify.save_baseline(ObserveOptions([str(RECORDINGS / name) for name in recordings]), file, even_ill)
+    verify.save_baseline(ObserveOptions([str(RECORDINGS / name) for name in recordings]), file, include_unhealthy)
     return file
 
 
@@ -83,11 +83,19 @@ def test_incomparable_server_is_not_compared_with_a_baseline(
     assert reason in report.normality.reasons[0]
 
 
-def test_server_with_an_incident_is_saved_only_with_even_ill(tmp_path: Path) -> None:
-    with pytest.raises(BadUsage, match=r"kv_eviction_cascade.*--even-ill"):
+def test_server_with_an_incident_is_saved_only_with_include_unhealthy(tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match=r"kv_eviction_cascade.*--include-unhealthy"):
         saved(tmp_path, "kv_cascade")
     assert not (tmp_path / "normal.json").exists()
-    assert read(saved(tmp_path, "kv_cascade", even_ill=True))
+    assert read(saved(tmp_path, "kv_cascade", include_unhealthy=True))
+
+
+@pytest.mark.parametrize("option", ["--include-unhealthy", "--even-ill"])
+def test_option_that_includes_unhealthy_servers_keeps_its_old_name(tmp_path: Path, option: str) -> None:
+    file = tmp_path / "normal.json"
+    done = cli.diag("baseline", "save", "tests/recordings/kv_cascade", option, "--file", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read(file)
 
 
 def test_window_saved_twice_counts_once_and_new_windows_are_added(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from support import rewriting, scenarios, top_views
 
 from diag.commands import doctor, lint, observe, verify
 from diag.commands.mcp import answers
-from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
-from diag.commands.mcp.command import own_texts
+from diag.commands.mcp.answers import COMPACT, DETAILED, quote_foreign, shorten, to_json
+from diag.commands.mcp.targets import own_texts
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
@@ -192,7 +192,7 @@ def test_label_in_an_mcp_answer_is_enclosed_in_marks_that_it_cannot_close(
     documents += [answers.configuration(json.loads(observe.show_configuration(one, as_json=True)), detail)]
     documents += [answers.comparison(verify.verify(str(folder), one), detail)]
     for document in documents:
-        answer = written(fitted(marked(document, own), DETAILED if detail else COMPACT))
+        answer = to_json(shorten(quote_foreign(document, own), DETAILED if detail else COMPACT))
         assert not UNSEEN & set(answer)
         outside = re.sub("⟦[^⟦⟧]*⟧", "", answer)
         assert not {word for word in ("touch", "script", "evil.example", "someone", "⟦", "⟧") if word in outside}

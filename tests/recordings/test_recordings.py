@@ -17,8 +17,8 @@ from support.schemas import validator
 
 from diag.commands import doctor
 from diag.commands.mcp import answers, tools
-from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, written
-from diag.commands.mcp.command import own_texts
+from diag.commands.mcp.answers import COMPACT, DETAILED, quote_foreign, shorten, to_json
+from diag.commands.mcp.targets import own_texts
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
@@ -61,8 +61,8 @@ OWN = own_texts(ObserveOptions([]))
 @pytest.mark.parametrize("name", ALL)
 def test_an_agents_answer_fits_its_bound_and_its_schema(name: str) -> None:
     for detail, tokens in ((False, COMPACT), (True, DETAILED)):
-        answer = fitted(marked(answers.report(judged(name), detail), OWN), tokens)
-        assert len(written(answer)) <= 3 * tokens
+        answer = shorten(quote_foreign(answers.report(judged(name), detail), OWN), tokens)
+        assert len(to_json(answer)) <= 3 * tokens
         ANSWER.validate(answer)
         assert {each["incident"] for each in answer["diagnoses"]} == present(judged(name))
         assert not [each for each in answer.get("left_out", []) if each.startswith("diagnoses:")]

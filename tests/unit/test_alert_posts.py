@@ -70,7 +70,7 @@ def test_changes_are_posted_at_once_and_firing_alerts_are_repeated(
 ) -> None:
     monkeypatch.setattr(watch, "REPEAT", 0.05)
     posts = kept(pager)
-    posts.holds([ONE])
+    posts.update([ONE])
     assert pager.arrived.acquire(timeout=5) and pager.arrived.acquire(timeout=5)
     assert pager.posts[0][0]["startsAt"] == "2023-11-14T22:13:20.000+00:00"
     assert pager.last() == {"VllmOne": True}
@@ -78,9 +78,9 @@ def test_changes_are_posted_at_once_and_firing_alerts_are_repeated(
 
 def test_ended_alert_is_posted_once_as_resolved_and_firing_alert_keeps_its_start(pager: Pager) -> None:
     posts = kept(pager)
-    posts.holds([ONE, TWO])
+    posts.update([ONE, TWO])
     posts.send()
-    posts.holds([ONE._replace(since=1.75e9)])
+    posts.update([ONE._replace(since=1.75e9)])
     posts.send()
     assert pager.last() in ({"VllmOne": True, "VllmTwo": False}, {"VllmOne": True})  # the thread may have been faster
     assert any(
@@ -94,10 +94,10 @@ def test_ended_alert_is_posted_once_as_resolved_and_firing_alert_keeps_its_start
 
 def test_alertmanager_outage_is_reported_once_and_all_alerts_follow_after_it(pager: Pager) -> None:
     posts = kept(pager)
-    posts.holds([ONE])
+    posts.update([ONE])
     posts.send()
     pager.down = True
-    posts.holds([])
+    posts.update([])
     assert not posts.send() and not posts.send()
     assert [line.partition("  ")[2] for line in pager.lines] == [
         "alerts cannot be posted, which is tried again: cannot connect to http://am:9093: connection refused\n"
@@ -109,7 +109,7 @@ def test_alertmanager_outage_is_reported_once_and_all_alerts_follow_after_it(pag
 
 def test_many_alerts_are_several_requests(pager: Pager) -> None:
     posts = kept(pager)
-    posts.holds([ONE._replace(labels={**ONE.labels, "instance": f"h:{port}"}) for port in range(150)])
+    posts.update([ONE._replace(labels={**ONE.labels, "instance": f"h:{port}"}) for port in range(150)])
     posts.send()
     assert [len(post) for post in pager.posts[-3:]] == [64, 64, 22]
 
@@ -124,7 +124,7 @@ def test_ended_cause_keeps_muting_its_consequences(monkeypatch: pytest.MonkeyPat
 
         def told(*holding: Diagnosis) -> dict[str, bool]:
             before = len(server.requests)
-            watch.holds({(each.incident.id, each.subject): each for each in holding}, report)
+            watch.update({(each.incident.id, each.subject): each for each in holding}, report)
             watch.send()
             posts = [json.loads(request.body) for request in server.requests[before:]]  # its own thread's too
             return {each["labels"]["incident"]: _lasts(each) for post in posts for each in post}
@@ -145,8 +145,8 @@ def test_an_alert_of_a_scraped_server_names_the_command_for_it() -> None:
     ):
         with serving(lambda request: Reply()) as server:
             watch = WatchAlerts(how, server.url, [].append)
-            watch.holds({("", ()): present(incident, "critical")}, REPORT)
-            watch.is_lost("cannot connect")
+            watch.update({("", ()): present(incident, "critical")}, REPORT)
+            watch.post_lost("cannot connect")
             watch.send()
         held, lost = json.loads(server.requests[-1].body)
         assert held["annotations"]["doctor"].startswith(command)

@@ -30,7 +30,6 @@ class DashboardScope:
 
     @property
     def site(self) -> Site:
-        """The site, whose labels distinguish servers."""
         return self.contract.site
 
     def by(self, *labels: str) -> tuple[str, ...]:

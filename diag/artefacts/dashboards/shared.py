@@ -46,7 +46,6 @@ class LinePanel:
 
 
 def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
-    """Return the panels as Grafana's."""
     found = []
     for spec in specs:
         by = scope.by(*spec.labels)

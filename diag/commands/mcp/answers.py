@@ -70,7 +70,7 @@ def report(found: Report, detail: bool) -> Document:
         "needs_telemetry": sorted(found.needs_telemetry),
         "thresholds": whole["thresholds"],
     }
-    return _filled(page | (more if detail else {}), "verdict", "headlines", "observed", "diagnoses")
+    return _without_empty(page | (more if detail else {}), "verdict", "headlines", "observed", "diagnoses")
 
 
 def _diagnosis(known: Mapping[str, Any], finding: Finding, detail: bool) -> Document:
@@ -79,24 +79,24 @@ def _diagnosis(known: Mapping[str, Any], finding: Finding, detail: bool) -> Docu
     named = {"title": incident.title, "impact": incident.impact}
     if detail:
         return {**known, **named}
-    head = _only(known, _HEAD)
+    head = _pick(known, _HEAD)
     if not known["primary"]:
         return head
     evidence = {
         "symptoms": [
-            _only(reading, (*_READING, "culprits") if reading["culprits"] else _READING)
+            _pick(reading, (*_READING, "culprits") if reading["culprits"] else _READING)
             for reading in known["symptoms"]
         ],
         "ruled_out": [refuted["look_alike"] for refuted in known["ruled_out"]],
         "not_ruled_out": [look_alike["look_alike"] for look_alike in known["not_ruled_out"]],
-        "quotes": [_only(quote, ("text", "process", "cause")) for quote in known["quotes"]],
+        "quotes": [_pick(quote, ("text", "process", "cause")) for quote in known["quotes"]],
         "fixes": [
-            _filled({"diff": words.change(proposal)} | _only(fix, _FIX), "change", "restart")
+            _without_empty({"diff": words.change(proposal)} | _pick(fix, _FIX), "change", "restart")
             for fix, proposal in zip(known["fixes"], finding.proposals, strict=True)
         ],
         "relaunch": known["relaunch"],
     }
-    return head | _filled(named | evidence)
+    return head | _without_empty(named | evidence)
 
 
 # -- the others -------------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def runbook(markdown: str, section: str, detail: bool) -> Document:
     if not section and not detail:
         wanted = [title for title in sections if title in _TO_ACT]
     shown = wanted or list(sections)
-    return _filled(
+    return _without_empty(
         {
             "title": head.strip().partition("\n")[0].lstrip("# "),
             "sections": [{"title": title, "text": sections[title]} for title in shown]
@@ -124,10 +124,10 @@ def findings(whole: Document, detail: bool) -> Document:
     """Return the findings about a command; with detail, the reasons too."""
     if detail:
         return whole
-    found = [_only(finding, ("rule", "severity", "message", "fix")) for finding in whole["findings"]]
-    page = _only(whole, ("vllm_version", "vllm_version_source", "model", "errors_left", "parser_error", "not_checked"))
+    found = [_pick(finding, ("rule", "severity", "message", "fix")) for finding in whole["findings"]]
+    page = _pick(whole, ("vllm_version", "vllm_version_source", "model", "errors_left", "parser_error", "not_checked"))
     page |= {"findings": found, "corrected_command": whole["corrected_command"]}
-    return _filled(page, "vllm_version", "findings", "corrected_command", "errors_left")
+    return _without_empty(page, "vllm_version", "findings", "corrected_command", "errors_left")
 
 
 def memory(whole: Document, detail: bool) -> Document:
@@ -139,13 +139,13 @@ def memory(whole: Document, detail: bool) -> Document:
         for row in whole["configurations"]:
             if row["verdict"] == "fits" and row["gpu"] not in rows:
                 rate = (row["decode"] or {}).get("tokens_per_second")
-                rows[row["gpu"]] = _only(row, ("gpu", "tensor_parallel_size", "requests", "batch"))
+                rows[row["gpu"]] = _pick(row, ("gpu", "tensor_parallel_size", "requests", "batch"))
                 rows[row["gpu"]]["output_tokens_per_second"] = rate
-        page = _only(whole, ("model", "vllm", "context", "concurrency", "choices"))
-        return _filled(page | {"configurations": list(rows.values())}, "model")
-    page = _only(whole, ("model", "gpu", "vllm", "verdict", "reasons", "notes", "max_model_len", "max_num_seqs"))
-    page["rows"] = [_only(row, ("name", "bytes", "basis")) for row in whole["rows"]]
-    return _filled(page | _only(whole, ("suggestions",)), "model", "verdict")
+        page = _pick(whole, ("model", "vllm", "context", "concurrency", "choices"))
+        return _without_empty(page | {"configurations": list(rows.values())}, "model")
+    page = _pick(whole, ("model", "gpu", "vllm", "verdict", "reasons", "notes", "max_model_len", "max_num_seqs"))
+    page["rows"] = [_pick(row, ("name", "bytes", "basis")) for row in whole["rows"]]
+    return _without_empty(page | _pick(whole, ("suggestions",)), "model", "verdict")
 
 
 def configuration(whole: Document, detail: bool) -> Document:
@@ -153,11 +153,11 @@ def configuration(whole: Document, detail: bool) -> Document:
     servers = []
     for server in whole["servers"]:
         chosen = [row for row in server["settings"] if row["value"] is not None and not row["is_default"]]
-        settings = server["settings"] if detail else [_only(row, ("name", "value", "source")) for row in chosen]
+        settings = server["settings"] if detail else [_pick(row, ("name", "value", "source")) for row in chosen]
         environment = [{"name": name, "value": value} for name, value in server["environment"].items()]
         shown = {**server, "settings": settings, "environment": environment}
-        servers.append(_filled(shown, "instance", "version", "model", "settings"))
-    return _filled({"servers": servers, "notes": whole["notes"]}, "servers")
+        servers.append(_without_empty(shown, "instance", "version", "model", "settings"))
+    return _without_empty({"servers": servers, "notes": whole["notes"]}, "servers")
 
 
 def comparison(found: Verification, detail: bool) -> Document:
@@ -167,27 +167,26 @@ def comparison(found: Verification, detail: bool) -> Document:
     if not detail:
         names = ("before", "after", "comparable", "reasons", "changes", "new_incidents", "user_metrics")
         parts = ("incident", "severity", "subject", "primary", "verdict", "because", "fixes")
-        servers = [
-            _only(server, names) | {"incidents": [_filled(_only(one, parts), "primary") for one in server["incidents"]]}
-            for server in servers
-        ]
-        servers = [_filled(server, "comparable", "incidents") for server in servers]
+        servers = []
+        for server in whole["servers"]:
+            incidents = [_without_empty(_pick(one, parts), "primary") for one in server["incidents"]]
+            servers.append(_without_empty(_pick(server, names) | {"incidents": incidents}, "comparable", "incidents"))
     sides = {side: {"verdict": whole[side]["verdict"]} | _observed(whole[side]) for side in ("before", "after")}
-    page = _only(whole, ("verdict", "headlines", "unmatched")) | sides | {"servers": servers}
-    return _filled(page, "verdict", "headlines", "servers")
+    page = _pick(whole, ("verdict", "headlines", "unmatched")) | sides | {"servers": servers}
+    return _without_empty(page, "verdict", "headlines", "servers")
 
 
 def _observed(seen: Mapping[str, Any]) -> Document:
     """Return which samples were judged; a recording has its name in it, not its path on this host."""
     target = Path(seen["target"]).name if seen["source"] == "recording" else seen["target"]
-    return _only(seen, _OBSERVED) | {"target": target}
+    return _pick(seen, _OBSERVED) | {"target": target}
 
 
-def _only(document: Mapping[str, Any], names: Iterable[str]) -> Document:
+def _pick(document: Mapping[str, Any], names: Iterable[str]) -> Document:
     return {name: document[name] for name in names}
 
 
-def _filled(document: Mapping[str, Any], *always: str) -> Document:
+def _without_empty(document: Mapping[str, Any], *always: str) -> Document:
     """Leave out empty values, except of the names that are `always` there."""
     empty: Sequence[object] = (None, "", [], {})
     return {name: value for name, value in document.items() if name in always or value not in empty}
@@ -196,29 +195,29 @@ def _filled(document: Mapping[str, Any], *always: str) -> Document:
 # -- quoting and shortening --------------------------------------------------------------------------------------------
 
 
-def texts(declared: object) -> Iterator[str]:
+def declared_texts(declared: object) -> Iterator[str]:
     """Yield every text in declarations of diag or of the site's incident files, however deep."""
     if isinstance(declared, str):
         yield declared
     elif isinstance(declared, Mapping):
-        yield from texts([*declared.keys(), *declared.values()])
+        yield from declared_texts([*declared.keys(), *declared.values()])
     elif isinstance(declared, Sequence):
         for part in declared:
-            yield from texts(part)
+            yield from declared_texts(part)
 
 
-def marked(value: Any, own: frozenset[str]) -> Any:
+def quote_foreign(value: Any, own: frozenset[str]) -> Any:
     """Return the document with foreign texts as quotations and numbers of four digits, None if JSON cannot hold them.
 
     A single word (a name, an address, a number, a flag) is no quotation. Times keep all their digits.
     """
     if isinstance(value, str):
         is_name = len(value) <= _LONGEST_NAME and _NAME.fullmatch(value)
-        return value if value in own or is_name else quoted(value)
+        return value if value in own or is_name else quote(value)
     if isinstance(value, Mapping):
-        return {marked(key, own): marked(part, own) for key, part in value.items()}
+        return {quote_foreign(key, own): quote_foreign(part, own) for key, part in value.items()}
     if isinstance(value, Sequence):
-        return [marked(part, own) for part in value]
+        return [quote_foreign(part, own) for part in value]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
@@ -226,7 +225,7 @@ def marked(value: Any, own: frozenset[str]) -> Any:
     return round(value, 3) if abs(value) >= 1000 else float(f"{value:.4g}")
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a foreign text between marks that it cannot close, with control and invisible characters as escapes."""
     inside = escaped(text, MOST_ESCAPED)
     for mark in (OPEN, CLOSE):
@@ -234,7 +233,7 @@ def quoted(text: str) -> str:
     return f"{OPEN}{inside}{CLOSE}"
 
 
-def fitted(document: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+def shorten(document: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """Return the document in at most so many tokens; `left_out` names the lists and texts that are cut."""
     shown: dict[str, Any] = {}
     for entries, characters in _STEPS:
@@ -242,12 +241,12 @@ def fitted(document: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         shown = {name: _cut(part, entries, characters, name, left) for name, part in document.items()}
         if left:
             shown["left_out"] = [f"{place}: {count} more" for place, count in sorted(left.items())]
-        if len(written(shown)) <= tokens * CHARACTERS:
+        if len(to_json(shown)) <= tokens * CHARACTERS:
             return shown
     return shown
 
 
-def written(document: Mapping[str, Any]) -> str:
+def to_json(document: Mapping[str, Any]) -> str:
     """Return the document as compact JSON."""
     return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 

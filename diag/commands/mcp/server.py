@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from diag import __version__
-from diag.commands.mcp.answers import COMPACT, DETAILED, fitted, marked, quoted, written
+from diag.commands.mcp.answers import COMPACT, DETAILED, quote, quote_foreign, shorten, to_json
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed
 from diag.commands.mcp.tools import DECLARED, TITLES, AgentTools
 from diag.core.errors import DiagError, internal_error
@@ -68,9 +68,9 @@ class DiagServer(MCPServer[Any]):
 
             running.add_done_callback(release)
             found = await asyncio.wrap_future(running)
-            shown = found if work.__name__ in DECLARED else marked(found, self._own)
-            document = fitted(shown, DETAILED if detail else COMPACT)
-            content = TextContent(type="text", text=written(document))
+            shown = found if work.__name__ in DECLARED else quote_foreign(found, self._own)
+            document = shorten(shown, DETAILED if detail else COMPACT)
+            content = TextContent(type="text", text=to_json(document))
             return CallToolResult(content=[content], structured_content=document)
 
         reads = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
@@ -111,7 +111,7 @@ class DiagServer(MCPServer[Any]):
         if isinstance(cause, NotAllowed):
             return str(cause)
         if isinstance(cause, DiagError):  # the message may quote a server
-            return quoted(str(cause))
+            return quote(str(cause))
         if isinstance(error, UnexpectedToolError) or not isinstance(error, ToolError):
             defect = cause if isinstance(cause, Exception) and not isinstance(cause, ValidationError) else error
             print(f"diag: {internal_error(defect)}", file=sys.stderr)

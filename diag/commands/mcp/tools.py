@@ -261,7 +261,7 @@ class AgentTools(NamedTuple):
         recorded = self.targets.recording(before)
         if not recorded:
             raise NotAllowed(
-                f"before must be a recording made before the change; the targets are: {self.targets.named()}"
+                f"before must be a recording made before the change; the targets are: {self.targets.describe()}"
             )
         return cast(VerifyAnswer, answers.comparison(verify.verify(recorded, self.targets.options(after)), detail))
 
