@@ -1,4 +1,4 @@
-"""What an incident file imports to declare an incident; the model is diag/core/incident.py."""
+"""Names that an incident file imports to declare an incident; the model is diag/core/incident.py."""
 
 from diag.core.incident import (
     BurnRateWindow,

@@ -1,3 +1,3 @@
-"""What an incident file imports: every signal that is declared, from diag/knowledge/signals/."""
+"""Signals that an incident file imports: all that are declared in diag/knowledge/signals/."""
 
 from diag.knowledge.signals import *  # noqa: F403

@@ -167,7 +167,7 @@ def _image_release(image: str) -> str:
 def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     """Yield the parts of a command that cannot be checked, with the reason."""
     if release(version) > release(versions()[-1]):
-        yield f"flags added or removed after {versions()[-1]}, the newest release that diag knows"
+        yield f"flags added or removed after {versions()[-1]}, the newest known release"
     if "$" in command.config:
         yield "the --config file: a shell fills in its name"
     elif command.config and command.elsewhere:

@@ -221,7 +221,7 @@ class AgentTools(NamedTuple):
         vllm_version: Version = "",
         gpu: Annotated[str, text("h100, a100-80, l40s ...; default: this host's")] = "",
         gpu_memory: Annotated[str, text("memory of one GPU: 79.1GiB")] = "",
-        all_gpus: Annotated[bool, Field(description="compare all GPUs that diag knows")] = False,
+        all_gpus: Annotated[bool, Field(description="compare all known GPUs")] = False,
         context: Annotated[str, text("tokens of each request: 32k")] = "",
         concurrency: Annotated[int | None, Field(description="requests at a time", ge=1, le=2**20)] = None,
         detail: Detail = False,
