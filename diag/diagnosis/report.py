@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import listed, number, plural, printable, quantity
+from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import shortest_look
@@ -100,18 +100,6 @@ class NormalReading(NamedTuple):
     def load(self) -> str:
         """The load at which both were compared."""
         return " and ".join(text.format(number(value)) for text, value in self.given)
-
-    @property
-    def sentence(self) -> str:
-        """The comparison in words, with the load and the release."""
-        times = "" if self.ratio is None else f"{number(self.ratio)}x "
-        now = f" (now {printable(self.own_version)})" if self.own_version not in ("", self.version) else ""
-        version = f", vLLM {printable(self.version)}{now}" if self.version else ""
-        usual = f"{quantity(self.normal, self.unit)} ± {quantity(self.spread, self.unit)}"
-        shown = quantity(self.value, self.unit)
-        return (
-            f"{self.measure} {shown}: {times}{self.against} ({usual}){' at ' if self.given else ''}{self.load}{version}"
-        )
 
 
 class Normality(NamedTuple):
@@ -244,13 +232,24 @@ def build_report(
     """
     progress, unknown = judge(queries)
     judged = judged or queries
-    findings = tuple(_finding(diagnosis, judged, running) for diagnosis in dated(diagnose(incidents, judged), judged))
+    findings = []
+    for diagnosis in dated(diagnose(incidents, judged), judged):
+        if diagnosis.state != "present":
+            findings.append(Finding(diagnosis))
+            continue
+        known, quoted = by_subject(running, diagnosis.subject), quotes(diagnosis, judged)
+        found = propose(diagnosis, judged, known, quoted)
+        if diagnosis.incident.lints:  # first the proposals without a restart, which only read
+            found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
+        proposals = tuple(proposal for proposal in found if proposal.is_computed)
+        uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
+        findings.append(Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted))
     not_judged = (*unknown, *_not_judged(findings, judged))
     return Report(
         observed=observed,
         verdict=verdict_of(findings, not_judged),
         progress=progress,
-        findings=findings,
+        findings=tuple(findings),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
         gone=tuple(sorted(queries.gone)),
@@ -307,20 +306,6 @@ def _not_judged(findings: Sequence[Finding], queries: QueryCache) -> Iterator[No
         seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")
         unruled = plural(len(windows), "incident")
         yield NotJudged(f"too little seen: {seen} do not rule out {unruled}; observe for {wanted}")
-
-
-def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Running]) -> Finding:
-    """Add the quoted log lines, the fixes and the relaunch line to a present incident."""
-    if diagnosis.state != "present":
-        return Finding(diagnosis)
-    known = by_subject(running, diagnosis.subject)
-    quoted = quotes(diagnosis, queries)
-    found = propose(diagnosis, queries, known, quoted)
-    if diagnosis.incident.lints:  # first the proposals without a restart, which only read
-        found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
-    proposals = tuple(proposal for proposal in found if proposal.is_computed)
-    uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
-    return Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted)
 
 
 def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:

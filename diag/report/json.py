@@ -82,7 +82,7 @@ def _normality(found: Normality) -> dict[str, Any]:
                 **{name: getattr(reading, name) for name in names},
                 "vllm": reading.version,
                 "notable": reading.notable,
-                "sentence": reading.sentence,
+                "sentence": words.normal_sentence(reading),
             }
             for reading in found.readings
         ],
@@ -109,7 +109,9 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         "ongoing": diagnosis.ongoing,
         "symptoms": [_reading(reading) for reading in diagnosis.symptoms],
         "supporting_evidence": [_reading(reading) for reading in diagnosis.supports],
-        "ruled_out": [{"look_alike": refuted.name, "evidence": refuted.evidence} for refuted in diagnosis.refuted],
+        "ruled_out": [
+            {"look_alike": refuted.name, "evidence": words.refutation(refuted)} for refuted in diagnosis.refuted
+        ],
         "not_ruled_out": [
             {"look_alike": look_alike.name, "distinguish": look_alike.distinguish} for look_alike in diagnosis.open
         ],

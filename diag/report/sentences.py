@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from diag.core.formatting import clock, escaped, listed, moment, printable, quantity
+from diag.core.formatting import clock, escaped, listed, moment, number, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
 from diag.diagnosis.decision_table import Reading
-from diag.diagnosis.diagnose import Diagnosis, onset
+from diag.diagnosis.diagnose import Diagnosis, Refuted, onset
 from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal, written
-from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
@@ -128,8 +128,8 @@ def states(report: Report) -> str:
     counts = [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
     if not counts:
         return "no engine seen"
-    number, _, rest = ", ".join(counts).partition(" ")
-    return f"{number} engine{'s' if number != '1' else ''} {rest}"
+    first, _, rest = ", ".join(counts).partition(" ")
+    return f"{first} engine{'s' if first != '1' else ''} {rest}"
 
 
 def alike(report: Report) -> list[list[Finding]]:
@@ -227,6 +227,14 @@ def evidence(diagnosis: Diagnosis) -> list[Reading]:
     """Return the symptoms, then the supporting readings, without readings that only rule out a look-alike."""
     symptoms = [reading for reading in diagnosis.symptoms if reading.condition in diagnosis.incident.symptoms]
     return [*symptoms, *(reading for reading in diagnosis.supports if reading.holds)]
+
+
+def refutation(refuted: Refuted) -> str:
+    """Return the evidence against a look-alike: a sentence with the number and the threshold that decide."""
+    reading = refuted.reading
+    if refuted.by_requirement:
+        return f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}"
+    return f"{reading.sentence}; {reading.threshold} rules it out"
 
 
 def quoted(finding: Finding) -> list[str]:
@@ -350,11 +358,23 @@ def normality(report: Report) -> list[str]:
     found = report.normality
     alone = len(instances(report)) == 1
     unlike = [reading for reading in found.readings if reading.notable]
-    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{reading.sentence}" for reading in unlike]
+    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
     if found.readings and not unlike:
         names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
         lines = [f"{names}: as usual at this load ({printable(found.file)})"]
     return [*lines, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
+
+
+def normal_sentence(reading: NormalReading) -> str:
+    """Return the comparison of a reading with the normal value, with the load and the release."""
+    times = "" if reading.ratio is None else f"{number(reading.ratio)}x "
+    now = f" (now {printable(reading.own_version)})" if reading.own_version not in ("", reading.version) else ""
+    version = f", vLLM {printable(reading.version)}{now}" if reading.version else ""
+    usual = f"{quantity(reading.normal, reading.unit)} ± {quantity(reading.spread, reading.unit)}"
+    load = f" at {reading.load}" if reading.given else ""
+    return (
+        f"{reading.measure} {quantity(reading.value, reading.unit)}: {times}{reading.against} ({usual}){load}{version}"
+    )
 
 
 def undecided(report: Report) -> list[str]:
@@ -363,8 +383,8 @@ def undecided(report: Report) -> list[str]:
         counts = Counter(diagnosis.subject for diagnosis in report.undecided)
         nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
         few = (d for d in report.undecided if counts[d.subject] <= MANY)
-        lacking = grouped(((d.incident.id, "; ".join(d.lacking)), place(d.subject)) for d in few)
-        lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in lacking.items()]
+        without = grouped(((d.incident.id, "; ".join(lacking(d))), place(d.subject)) for d in few)
+        lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in without.items()]
         return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
 
     unknown: dict[Subject, list[Diagnosis]] = {}
@@ -376,8 +396,14 @@ def undecided(report: Report) -> list[str]:
             names = ", ".join(diagnosis.incident.id for diagnosis in diagnoses)
             lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")
         else:
-            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(d.lacking)}" for d in diagnoses]
+            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses]
     return lines
+
+
+def lacking(diagnosis: Diagnosis) -> list[str]:
+    """List the conditions that have no value at the reported instant, each in a few words."""
+    readings = (reading for reading in diagnosis.symptoms if reading.value is None)
+    return [f"{reading.condition.signal.name} {reading.sentence}" for reading in readings]
 
 
 def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
