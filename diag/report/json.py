@@ -109,9 +109,7 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         "ongoing": diagnosis.ongoing,
         "symptoms": [_reading(reading) for reading in diagnosis.symptoms],
         "supporting_evidence": [_reading(reading) for reading in diagnosis.supports],
-        "ruled_out": [
-            {"look_alike": refuted.name, "evidence": words.refutation(refuted)} for refuted in diagnosis.refuted
-        ],
+        "ruled_out": [{"look_alike": name, "evidence": evidence} for name, evidence in words.ruled_out(diagnosis)],
         "not_ruled_out": [
             {"look_alike": look_alike.name, "distinguish": look_alike.distinguish} for look_alike in diagnosis.open
         ],

@@ -340,7 +340,7 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
         *table(evidence_rows(diagnosis), label="evidence", right=(1,)),
         *labelled("log", words.quoted(finding)),
         *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),
-        *labelled("ruled out", [f"{refuted.name}: {words.refutation(refuted)}" for refuted in diagnosis.refuted]),
+        *labelled("ruled out", [": ".join(pair) for pair in words.ruled_out(diagnosis)]),
         *labelled("not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         *labelled("consequences", follows),
     ]

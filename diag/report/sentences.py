@@ -8,7 +8,7 @@ from diag.core.formatting import clock, escaped, listed, moment, number, printab
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
 from diag.diagnosis.decision_table import Reading
-from diag.diagnosis.diagnose import Diagnosis, Refuted, onset
+from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
@@ -229,12 +229,17 @@ def evidence(diagnosis: Diagnosis) -> list[Reading]:
     return [*symptoms, *(reading for reading in diagnosis.supports if reading.holds)]
 
 
-def refutation(refuted: Refuted) -> str:
-    """Return the evidence against a look-alike: a sentence with the number and the threshold that decide."""
-    reading = refuted.reading
-    if refuted.by_requirement:
-        return f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}"
-    return f"{reading.sentence}; {reading.threshold} rules it out"
+def ruled_out(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Return each look-alike that was ruled out, with the evidence against it: the number and its threshold."""
+    return [
+        (
+            name,
+            f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}"
+            if by_requirement
+            else f"{reading.sentence}; {reading.threshold} rules it out",
+        )
+        for name, reading, by_requirement in diagnosis.refuted
+    ]
 
 
 def quoted(finding: Finding) -> list[str]:
@@ -372,9 +377,8 @@ def normal_sentence(reading: NormalReading) -> str:
     version = f", vLLM {printable(reading.version)}{now}" if reading.version else ""
     usual = f"{quantity(reading.normal, reading.unit)} ± {quantity(reading.spread, reading.unit)}"
     load = f" at {reading.load}" if reading.given else ""
-    return (
-        f"{reading.measure} {quantity(reading.value, reading.unit)}: {times}{reading.against} ({usual}){load}{version}"
-    )
+    value = quantity(reading.value, reading.unit)
+    return f"{reading.measure} {value}: {times}{reading.against} ({usual}){load}{version}"
 
 
 def undecided(report: Report) -> list[str]:
