@@ -138,7 +138,14 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
     neither none nor all.
     """
     names = frozenset(remote.members)
-    finding = [(incident, part) for incident in incidents for part in _conjunctions(incident, queries)]
+    finding: list[tuple[Incident, Formula]] = []  # incidents are found by their own conditions or at a burn rate
+    for incident in incidents:
+        finding.append((incident, conjunction(incident, queries.window(incident).text, queries.contract)))
+        for burn in incident.burns:
+            burning = incident.over(burn)
+            long, short = (conjunction(burning, span, queries.contract) for span in (burn.long, burn.short))
+            both = Formula("", f"{long.text} and {short.text}", {**long.parts, **short.parts})
+            finding.append((incident, both))
     present: dict[str, frozenset[str]] = {}
     for (incident, _), found in zip(finding, pool.map(partial(_matching, remote), finding), strict=True):
         present[incident.id] = present.get(incident.id, frozenset()) | found
@@ -164,15 +171,6 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
         for some in (matching - worth, names - matching):
             worth.update(sorted(some)[:REPRESENTATIVES])
     return Suspects(frozenset(worth), not_absent)
-
-
-def _conjunctions(incident: Incident, queries: QueryCache) -> Iterator[Formula]:
-    """Yield the conjunctions that find an incident: its own, and those of its burn rates."""
-    yield conjunction(incident, queries.window(incident).text, queries.contract)
-    for burn in incident.burns:
-        burning = incident.over(burn)
-        long, short = (conjunction(burning, span, queries.contract) for span in (burn.long, burn.short))
-        yield Formula("", f"{long.text} and {short.text}", {**long.parts, **short.parts})
 
 
 def _not_absent(incident: Incident, queries: QueryCache) -> Formula:

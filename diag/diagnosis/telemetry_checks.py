@@ -10,7 +10,7 @@ import numpy as np
 from diag.core.formatting import listed, moment, printable
 from diag.core.incident import Incident, seconds
 from diag.core.metric_prefix import relabelling
-from diag.core.subjects import Floats, Rows, Subject
+from diag.core.subjects import Rows, Subject
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, Window
 from diag.sources.prometheus.servers import PrometheusSource
 
@@ -59,7 +59,7 @@ class Scrapes:
 
 
 def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
-    """Return the scrapes of each server over the span."""
+    """Estimate the interval and the gaps of each server's scrapes over the span, by their number in bins of time."""
     interval = round(queries.source.interval * 1000)
     servers = max(len(queries.subjects(INSTANCE)), 1)
     step = interval * max(1, math.ceil(queries.span * 1000 / interval / max(BINS // servers, FEWEST_BINS)))
@@ -68,37 +68,35 @@ def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
     window = Window(step / 1000, f"{step - 1}ms")  # neither Prometheus counts a scrape twice
     counts = _counts(queries.ask(SCRAPES, INSTANCE, window, times), least=1)
     good = _counts(queries.ask(ANSWERED, INSTANCE, window, times), least=0)
-    return {  # a server for which only one query was answered is left out
-        _name(who): _scraped(row, good[who], step / 1000, times / 1000) for who, row in counts.items() if who in good
-    }
+    found = {}
+    for who, row in counts.items():
+        if who not in good:  # only one query was answered for it
+            continue
+        there = np.flatnonzero(~np.isnan(row))
+        full = row[there][1:-1] if len(there) > 2 else row[there]  # the first and the last bin may be partial
+        apart, due = np.diff(there), float(np.median(full))
+        usual = float(np.median(apart)) if len(apart) else 1.0
+        regular = apart[apart <= 2 * usual]
+        every = window.seconds * (float(regular.mean()) if len(regular) else 1.0) / due
+        lost = due * float((apart[apart > 2 * usual] / usual - 1).sum())
+        if len(there) > 2:
+            lost += float(np.maximum(due - 1 - full, 0).sum())
+        total = int(np.nansum(row))
+        is_gone = (len(row) - 1 - int(there[-1])) * window.seconds > PATIENCE * every
+        found[_name(who)] = Scrapes(
+            count=total,
+            failed=total - int(np.nansum(good[who])),
+            interval=every,
+            missing=lost / (total + lost),
+            last=float(times[there[-1]] / 1000) if is_gone else None,
+        )
+    return found
 
 
 def _counts(rows: Rows, least: int) -> Rows:
     """Return the rows that have counts of scrapes; implausible counts become NaN."""
     held = {who: np.where((row >= least) & (row < MOST_COUNTED), row, np.nan) for who, row in rows.items()}
     return Rows({who: row for who, row in held.items() if not np.isnan(row).all()})
-
-
-def _scraped(counts: Floats, good: Floats, step: float, times: Floats) -> Scrapes:
-    """Estimate interval and gaps from the scrapes in each bin; `good` are the answered ones."""
-    there = np.flatnonzero(~np.isnan(counts))
-    full = counts[there][1:-1] if len(there) > 2 else counts[there]  # the first and the last bin may be partial
-    apart, due = np.diff(there), float(np.median(full))
-    usual = float(np.median(apart)) if len(apart) else 1.0
-    regular = apart[apart <= 2 * usual]
-    interval = step * (float(regular.mean()) if len(regular) else 1.0) / due
-    lost = due * float((apart[apart > 2 * usual] / usual - 1).sum())
-    if len(there) > 2:
-        lost += float(np.maximum(due - 1 - full, 0).sum())
-    total = int(np.nansum(counts))
-    left = (len(counts) - 1 - int(there[-1])) * step > PATIENCE * interval
-    return Scrapes(
-        count=total,
-        failed=total - int(np.nansum(good)),
-        interval=interval,
-        missing=lost / (total + lost),
-        last=float(times[there[-1]]) if left else None,
-    )
 
 
 def remarks(
