@@ -78,8 +78,7 @@ def judge_queries(
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
         report = build_report(observed, incidents, queries, running, judged, with_ceilings=not is_large)
         report = report._replace(shared=_shared(report, remote, queries, suspicious))
-    notes = (*report.observed.notes, *remote.notes)
-    report = report._replace(observed=report.observed._replace(notes=notes))
+    report = report._replace(observed=report.observed._replace(notes=remote.notes))
     if late := telemetry.late(remote):
         why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
         verdict = "unknown" if report.verdict == "healthy" else report.verdict
@@ -114,7 +113,7 @@ def _context(
         scrapes=sum(scrapes.count for scrapes in scraped.values()),
         failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),
         servers=tuple(server(name, versions.get(name), models[name]) for name in remote.members),
-        notes=telemetry.remarks(remote, scraped, incidents, queries),
+        defects=telemetry.defects(remote, scraped, incidents, queries),
         not_measured=not_measured(queries),
     )
     # if all are gone, they are judged as they were last

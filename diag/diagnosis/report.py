@@ -55,8 +55,35 @@ FAMILIES = {
 }
 
 
+DefectKind = (
+    Literal["ended", "gone", "gaps", "slow"]
+    | Literal["renamed", "double", "aliases"]
+    | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
+)
+"""Defects of scrapes, of the names of servers, and of what is collected."""
+
+
+class TelemetryDefect(NamedTuple):
+    """A defect of the telemetry in a Prometheus, with the servers that have it; `of_all` if all servers have it.
+
+    `number` is a unix time ("ended", "gone"), the largest share of missing scrapes ("gaps") or a scrape interval in
+    seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), or the prefix of the
+    metrics' names and the usual one ("renamed"). `groups` are servers by failing collector, or instances of one server.
+    """
+
+    kind: DefectKind
+    servers: frozenset[str] = frozenset()
+    number: float = 0.0
+    names: tuple[str, ...] = ()
+    groups: tuple[tuple[str, frozenset[str]], ...] = ()
+    of_all: bool = False
+
+
 class Observed(NamedTuple):
-    """The source of the evidence; `start` and `end` are unix seconds, `servers` is a line for each server."""
+    """The source of the evidence; `start` and `end` are unix seconds, `servers` is a line for each server.
+
+    `defects` are those of the telemetry in a Prometheus; `notes` are sentences of the source.
+    """
 
     source: str
     target: str
@@ -67,6 +94,7 @@ class Observed(NamedTuple):
     servers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     not_measured: tuple[str, ...] = ()
+    defects: tuple[TelemetryDefect, ...] = ()
 
 
 class NormalReading(NamedTuple):

@@ -47,7 +47,7 @@ def document(report: Report) -> dict[str, Any]:
             **observed(report),
             "not_collected": list(report.observed.not_measured),
             "progress_unknown": [unjudged.sentence for unjudged in report.not_judged],
-            "notes": list(report.observed.notes),
+            "notes": words.notes(report),
         },
         "verdict": report.verdict,
         "progress": [

@@ -40,7 +40,7 @@ def render(report: Report, verbose: bool = False) -> str:
         "Unknown": [*words.not_judged(report), *(words.undecided(report) if verbose else [])],
         "Not collected": words.not_collected(report),
         "Thresholds": list(report.contract),
-        "Notes": list(report.observed.notes),
+        "Notes": words.notes(report),
     }
     parts += [_list(title, texts) for title, texts in footer.items() if texts]
     return "\n\n".join(parts) + "\n"

@@ -240,7 +240,7 @@ def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
         "also": also,
         "ruled out": _part("Ruled out", [ruled_out], 2),
         "unknown": _part("Unknown", _reasons_not_judged(report) if finding else [], 2),
-        "note": _part("Note", _with_short_names(report.observed.notes, report), 2),
+        "note": _part("Note", _with_short_names(words.notes(report), report), 2),
         "not seen": _part("Not seen", [not_seen], 2),
         "more": _part("More", [f"--verbose, --html report.html{runbook}"], 1),
     }
@@ -324,7 +324,7 @@ def full_report(report: Report) -> str:
         "not judged": words.undecided(report),
         "not collected": words.not_collected(report),
         "thresholds": ["; ".join(report.contract)],
-        "note": list(observed.notes),
+        "note": words.notes(report),
     }
     lines += ["", *(line for label, texts in footer.items() for line in labelled(label, texts))]
     return "\n".join(lines) + "\n"

@@ -353,6 +353,15 @@ def not_collected(report: Report) -> list[str]:
     return [f"{family.name}: {family.shows} ({family.hint})" for family in families]
 
 
+def notes(report: Report) -> list[str]:
+    """List the notes on the source: defects of the telemetry, then its own notes."""
+    if not report.observed.defects:
+        return [*report.observed.notes]
+    from diag.report.telemetry_defects import sentence  # noqa: PLC0415  # only a Prometheus has any
+
+    return [*map(sentence, report.observed.defects), *report.observed.notes]
+
+
 def not_judged(report: Report) -> list[str]:
     """List the servers of unknown health with the reason; [] if the headline has them."""
     return [] if report.verdict == "unknown" else folded([escaped(unjudged.sentence) for unjudged in report.not_judged])

@@ -88,10 +88,10 @@ def server_report(report: Report, instance: str) -> Report:
     findings = tuple(found for found in report.findings if words.instance(found.diagnosis.subject) == instance)
     not_judged = tuple(each for each in report.not_judged if words.instance(each.subject) in ("", instance))
     lines = tuple(line for line in report.observed.servers if subject_of_sentence(line, names) == instance)
-    notes = tuple(note for note in report.observed.notes if instance in note or not any(map(note.__contains__, names)))
+    notes = tuple(note for note in words.notes(report) if instance in note or not any(map(note.__contains__, names)))
     more = f" and {plural(len(names) - 1, 'more server')}" if len(names) > 1 else ""
     return report._replace(
-        observed=report.observed._replace(target=instance + more, servers=lines, notes=notes),
+        observed=report.observed._replace(target=instance + more, servers=lines, notes=notes, defects=()),
         findings=findings,
         not_judged=not_judged,
         verdict=verdict_of(findings, not_judged),

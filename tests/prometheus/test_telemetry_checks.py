@@ -18,6 +18,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.promql import STALE, Block
+from diag.report.sentences import notes
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
 pytestmark = pytest.mark.prometheus
@@ -157,7 +158,7 @@ def judged(prometheus: Server, scene: str) -> Report:
     ],
 )
 def test_healthy_telemetry_has_no_notes(prometheus: Server, scene: str) -> None:
-    assert not judged(prometheus, scene).observed.notes
+    assert not notes(judged(prometheus, scene))
 
 
 FAULTS = {
@@ -180,7 +181,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("scene", FAULTS)
 def test_missing_telemetry_is_reported_in_one_sentence_with_the_change(prometheus: Server, scene: str) -> None:
-    (note,) = judged(prometheus, scene).observed.notes
+    (note,) = notes(judged(prometheus, scene))
     assert [each for each in FAULTS[scene] if each not in note] == []
 
 

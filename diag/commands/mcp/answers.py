@@ -60,7 +60,7 @@ def report(found: Report, detail: bool) -> Document:
         "unknown": [each.sentence for each in found.not_judged],
         "not_collected": words.not_collected(found),
         "normal": words.normality(found)[:_MOST_NORMAL],
-        "notes": list(found.observed.notes),
+        "notes": words.notes(found),
     }
     more = {
         "progress": whole["progress"],
