@@ -20,7 +20,7 @@ from diag.diagnosis import telemetry_checks as telemetry
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, Report, build_report, not_measured, server
+from diag.diagnosis.report import Observed, ObservedServer, Report, build_report, not_measured
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
 from diag.knowledge.formulas import comparison, conjunction, formula
 from diag.knowledge.rule_set import SUBJECTS, generation_series
@@ -112,7 +112,7 @@ def _context(
         end=float(remote.instants[-1]) / 1000,
         scrapes=sum(scrapes.count for scrapes in scraped.values()),
         failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),
-        servers=tuple(server(name, versions.get(name), models[name]) for name in remote.members),
+        servers=tuple(ObservedServer(name, versions.get(name, ""), models[name]) for name in remote.members),
         defects=telemetry.defects(remote, scraped, incidents, queries),
         not_measured=not_measured(queries),
     )

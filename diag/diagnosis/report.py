@@ -79,8 +79,16 @@ class TelemetryDefect(NamedTuple):
     of_all: bool = False
 
 
+class ObservedServer(NamedTuple):
+    """A server with its vLLM release and its model, "" if unknown."""
+
+    name: str
+    version: str
+    model: str
+
+
 class Observed(NamedTuple):
-    """The source of the evidence; `start` and `end` are unix seconds, `servers` is a line for each server.
+    """The source of the evidence; `start` and `end` are unix seconds.
 
     `defects` are those of the telemetry in a Prometheus; `notes` are sentences of the source.
     """
@@ -91,7 +99,7 @@ class Observed(NamedTuple):
     end: float
     scrapes: int
     failed_scrapes: int
-    servers: tuple[str, ...] = ()
+    servers: tuple[ObservedServer, ...] = ()
     notes: tuple[str, ...] = ()
     not_measured: tuple[str, ...] = ()
     defects: tuple[TelemetryDefect, ...] = ()
@@ -298,11 +306,6 @@ def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
     columns = (*first, *map(last, (nvlink_share, all_reduce_share, batch)))
     subjects = sorted(subject for subject in {**first[0], **first[1]} if not queries.is_gone(subject))
     return tuple(CeilingShares(subject, *(column.get(subject) for column in columns)) for subject in subjects)
-
-
-def server(name: str, version: str | None, model: str | None) -> str:
-    """Return a server, its release and its model in a line."""
-    return f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
 
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:

@@ -69,7 +69,7 @@ def observed(report: Report) -> dict[str, Any]:
     """Describe the judged samples: source, time range, scrapes, servers."""
     seen = report.observed
     names = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
-    return {name: getattr(seen, name) for name in names} | {"servers": list(seen.servers)}
+    return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)}
 
 
 def _normality(found: Normality) -> dict[str, Any]:

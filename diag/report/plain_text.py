@@ -93,7 +93,7 @@ def short_report(report: Report) -> str:
             "normal": _normal_part(report),
         }
     else:
-        servers = words.folded(_with_short_names(report.observed.servers, report), 2)
+        servers = words.folded(_with_short_names(words.servers(report), report), 2)
         middle = {
             "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
             "blank": [[""]],
@@ -313,10 +313,9 @@ def full_report(report: Report) -> str:
     for label, texts in (("also present", words.also(report)), ("timeline", words.timeline(report))):
         lines += ["", *labelled(label, texts)] if texts else []
 
-    observed = report.observed
     footer = {
         "source": [words.source(report, words.time_format(report))],
-        "server": words.folded(list(observed.servers), DESCRIBED),
+        "server": words.folded(words.servers(report), DESCRIBED),
         "normal": words.normality(report)[:NORMAL],
         "ceiling": words.ceilings(report),
         "checked": words.checked(report, verbose=True),

@@ -340,6 +340,14 @@ def source(report: Report, written_as: TimeFormat) -> str:
     return f"{seen.source} {escaped(seen.target)}: {seen.scrapes:,} scrapes{failed}, {span}"
 
 
+def servers(report: Report) -> list[str]:
+    """List the servers, each with its release and its model."""
+    return [
+        f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
+        for name, version, model in report.observed.servers
+    ]
+
+
 def checked(report: Report, verbose: bool) -> list[str]:
     """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
     lines = [f"{states(report)}; {found_nothing(report)}"]

@@ -186,7 +186,7 @@ def test_missing_telemetry_is_reported_in_one_sentence_with_the_change(prometheu
 
 
 def test_server_that_ended_before_the_time_range_is_not_part_of_it(prometheus: Server) -> None:
-    assert judged(prometheus, "past").observed.servers == ("past-0:1: vLLM 0.32.0, tiny",)
+    assert judged(prometheus, "past").observed.servers == (("past-0:1", "0.32.0", "tiny"),)
 
 
 def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Server) -> None:

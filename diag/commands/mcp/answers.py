@@ -54,7 +54,7 @@ def report(found: Report, detail: bool) -> Document:
         "headlines": verdicts(found),
         "shared": words.shared(found),
         "observed": _observed(whole["observed"]),
-        "servers": list(found.observed.servers),
+        "servers": words.servers(found),
         "diagnoses": [_diagnosis(known, finding, detail) for known, finding in present],
         "checked": f"{words.states(found)}; {words.found_nothing(found)}",
         "unknown": [each.sentence for each in found.not_judged],
