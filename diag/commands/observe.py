@@ -15,7 +15,7 @@ from diag.core.metric_prefix import OWN
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, build_report, not_measured, server
+from diag.diagnosis.report import Observed, ObservedServer, build_report, not_measured
 from diag.diagnosis.snapshot import Snapshot
 from diag.knowledge.catalog import load
 from diag.sources import source
@@ -92,7 +92,9 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
         end=float(observation.instants[-1]) / 1000,
         scrapes=observation.scrapes,
         failed_scrapes=observation.failed_scrapes,
-        servers=tuple(server(name, versions.get(name), models.get(name)) for name in observation.instances),
+        servers=tuple(
+            ObservedServer(name, versions.get(name, ""), models.get(name, "")) for name in observation.instances
+        ),
         notes=observation.notes,
         not_measured=not_measured(cache),
     )

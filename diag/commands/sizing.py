@@ -15,9 +15,9 @@ from diag.commands.observe import ObserveOptions, observe
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable
-from diag.report.gpu_sizing import Sizing, render_sizing, render_sizing_json
+from diag.report.gpu_sizing import render_sizing, render_sizing_json
 from diag.sources.observation import Observation
-from diag.vllm.capacity.roofline import SizedReplica, choices, configurations
+from diag.vllm.capacity.roofline import SizedReplica, Sizing, choices, configurations
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import versions

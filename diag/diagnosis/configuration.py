@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from diag import promql
-from diag.core.formatting import gibibytes
 from diag.sources.observation import Observation
 from diag.vllm.flags.registry import UNSET, WORD_DEFAULTS, default, known, release, versions
 from diag.vllm.running_config import FLAGS, WORDS, RunningConfig, SourcedValue, Value
@@ -15,7 +15,8 @@ _GPUS = (
     " unless on (instance, gpu) last_over_time(diag_gpu_serving[{0}s]) == 0"
 )
 _BY_GPU = ("max_num_seqs", "max_num_batched_tokens")
-ASK = "needs the log (--log), the launch command (--launch) or /server_info (VLLM_SERVER_DEV_MODE=1)"
+Unknown = Literal["incomplete", "version", "gpu", "model"]
+"""Reasons why a value is unknown: the sources lack flags, or its default needs an unknown version, GPU or model."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,24 @@ class ServingGpu:
 
 
 @dataclass(frozen=True)
+class ReleaseDefault:
+    """The release whose default a value is, "" for every release; `is_newest_known` if the server's own is newer.
+
+    `memory` are the bytes of the GPU that the default depends on, None if it depends on no GPU. `unless_set` is true if
+    a flag may be set that no source reports.
+    """
+
+    release: str
+    is_newest_known: bool
+    memory: float | None
+    unless_set: bool
+
+
+@dataclass(frozen=True)
 class ConfigEntry:
     """A flag (--max-num-seqs) or a size that vLLM derived (kv_cache_size_tokens), its value None if it is not set.
 
-    `others` are the other sources, `conflicts` the sources with another value. `is_default` marks the release's own
-    default.
+    `source` is "" for a default. `others` are the other sources, `conflicts` the sources with another value.
     """
 
     name: str
@@ -40,7 +54,7 @@ class ConfigEntry:
     source: str
     others: tuple[SourcedValue, ...] = ()
     conflicts: tuple[SourcedValue, ...] = ()
-    is_default: bool = False
+    default: ReleaseDefault | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class Configuration:
     model: str
     gpus: tuple[ServingGpu, ...]
     entries: tuple[ConfigEntry, ...]
-    unknown: Mapping[str, tuple[str, ...]]
+    unknown: Mapping[Unknown, tuple[str, ...]]
     environment: Mapping[str, str]
     incomplete: str
 
@@ -75,7 +89,7 @@ def configurations(seen: Observation) -> tuple[Configuration, ...]:
         serving = tuple(sorted(gpus.get(instance, ()), key=lambda gpu: gpu.number))
         server = _ServerFacts(seen.versions.get(instance, ""), serving, settled)
         entries: list[ConfigEntry] = []
-        unknown: dict[str, list[str]] = {}
+        unknown: dict[Unknown, list[str]] = {}
         for name in (*FLAGS, *WORDS):
             entry = _entry(name, server)
             if isinstance(entry, ConfigEntry):
@@ -125,51 +139,45 @@ class _ServerFacts:
         return next(iter(kinds.values())) if len(kinds) == 1 else None
 
 
-def _entry(name: str, server: _ServerFacts) -> ConfigEntry | str:
-    """Return a setting; else the reason why its value is unknown, "" if the release has no such flag."""
-    setting, flag = server.settled.settings.get(name), _flag(name)
+def _entry(name: str, server: _ServerFacts) -> ConfigEntry | Unknown | None:
+    """Return a setting; else the reason why its value is unknown, None if the release has no such flag.
+
+    vLLM changes the default of a batch by other settings: its requests are bounded by its tokens, its tokens by the
+    longest that all requests can have.
+    """
+    settings, gpu, flag = server.settled.settings, server.gpu, _flag(name)
     shown = flag if flag in known() else name
-    if setting:
+    if setting := settings.get(name):
         return ConfigEntry(shown, setting.value, setting.source, setting.others, setting.conflicts)
     if flag not in known() or not known()[flag].in_release(server.version):
-        return ""
-    value = WORD_DEFAULTS.get(flag) if name in WORDS else _default(name, server)
+        return None
+
+    if name in WORDS:
+        value: Value | None = WORD_DEFAULTS.get(flag)
+    else:
+        value = number = default(flag, server.version, gpu.memory if gpu else None, gpu.name if gpu else "")
+        if number is not None and name in _BY_GPU:
+            mode = settings.get("performance_mode")
+            value = number * 2 if mode and mode.value == "throughput" else number
+            tokens, requests, length = map(server.number, ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
+            if name == "max_num_seqs" and tokens:
+                value = min(value, tokens)
+            elif name == "max_num_batched_tokens" and requests and length:
+                value = min(value, requests * length)
+
+    incomplete = bool(server.settled.incomplete)
     if value is not None:
         newest = versions()[-1]
         is_newer = release(server.version) > release(newest)
-        which = f"{newest}, the newest known" if is_newer else server.version or "every release"
-        on = f" on {gibibytes(server.gpu.memory, 0)}" if server.gpu and name in _BY_GPU else ""
-        unless = ", unless set" if server.settled.incomplete else ""
-        return ConfigEntry(shown, value, f"default of {which}{on}{unless}", is_default=True)
-    if server.settled.incomplete:
-        return ASK
+        memory = gpu.memory if gpu and name in _BY_GPU else None
+        by_release = ReleaseDefault(newest if is_newer else server.version, is_newer, memory, incomplete)
+        return ConfigEntry(shown, value, "", default=by_release)
+    if incomplete:
+        return "incomplete"
     if flag in UNSET:
         return ConfigEntry(shown, None, "")
-    if not server.version:
-        return "the default depends on the vLLM version, which is unknown"
-    if name in _BY_GPU:
-        return "the default depends on the GPU, and none or several kinds were found; needs /server_info"
-    return "the default depends on the model and the platform; needs the log or /server_info"
+    return "version" if not server.version else "gpu" if name in _BY_GPU else "model"
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _default(name: str, server: _ServerFacts) -> float | None:
-    """Return the release's default, as vLLM changes it by the other settings.
-
-    The batch is bounded: its requests by its tokens, its tokens by the longest that all requests can have.
-    """
-    gpu = server.gpu
-    value = default(_flag(name), server.version, gpu.memory if gpu else None, gpu.name if gpu else "")
-    if value is None or name not in _BY_GPU:
-        return value
-    mode = server.settled.settings.get("performance_mode")
-    value *= 2 if mode and mode.value == "throughput" else 1
-    tokens, requests, length = map(server.number, ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
-    if name == "max_num_seqs" and tokens:
-        return min(value, tokens)
-    if name == "max_num_batched_tokens" and requests and length:
-        return min(value, requests * length)
-    return value

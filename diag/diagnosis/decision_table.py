@@ -140,7 +140,16 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
     absent = np.where(gone, now, states[:, -1]) == 0  # a server that is gone has no state at the end
     decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
     shows = states == decided[:, None]
-    brief = (decided == 0) & ~_seen_enough(incident, evidence.subjects, queries)
+
+    # a third of the shortest look is enough if many requests have finished meanwhile; three scrapes never are
+    watched, wanted = queries.span + queries.source.interval, shortest_look(incident)
+    enough = np.full(len(evidence.subjects), watched >= wanted and not queries.has_few_scrapes)
+    if not enough.all() and 3 * watched >= wanted and not queries.has_few_scrapes:
+        finished = queries.ask("$finished_requests", ("instance",), queries.whole)
+        counts = [finished.of(subject) for subject in evidence.subjects]
+        enough = np.array([row is not None and row[-1] >= MANY_FINISHED for row in counts])
+    brief = (decided == 0) & ~enough
+
     early = window.seconds if any(symptom.signal.throughout for symptom in incident.symptoms) else 0.0
     own = dict.fromkeys((*incident.symptoms, *incident.supports))
     return DecisionTable(
@@ -177,20 +186,6 @@ def _last(where: NDArray[np.bool_]) -> Places:
     """Return the place of the last true value in each row."""
     last: Places = where.shape[1] - 1 - where[:, ::-1].argmax(axis=1)
     return last
-
-
-def _seen_enough(incident: Incident, subjects: Sequence[Subject], queries: QueryCache) -> NDArray[np.bool_]:
-    """Return True for each subject that was observed long enough to call an incident absent that is not seen.
-
-    A third of the shortest look is enough if many requests have finished meanwhile; three scrapes never are.
-    """
-    watched, wanted = queries.span + queries.source.interval, shortest_look(incident)
-    enough = np.full(len(subjects), watched >= wanted and not queries.has_few_scrapes)
-    if enough.all() or 3 * watched < wanted or queries.has_few_scrapes:
-        return enough
-    finished = queries.ask("$finished_requests", ("instance",), queries.whole)
-    counts = [finished.of(subject) for subject in subjects]
-    return np.array([row is not None and row[-1] >= MANY_FINISHED for row in counts])
 
 
 def shortest_look(incident: Incident) -> float:

@@ -33,10 +33,15 @@ LINES_BEFORE = 40
 
 
 class Refuted(NamedTuple):
-    """A look-alike that was considered and ruled out, and the evidence against it: a sentence with its number."""
+    """A look-alike that was considered and ruled out, and the reading that decides against it.
+
+    `by_requirement` is True if the reading fails a condition that the look-alike requires, False if it meets one that
+    rules the look-alike out.
+    """
 
     name: str
-    evidence: str
+    reading: Reading
+    by_requirement: bool
 
 
 class Diagnosis(NamedTuple):
@@ -77,11 +82,6 @@ class Diagnosis(NamedTuple):
         return tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None)
 
     @property
-    def lacking(self) -> tuple[str, ...]:
-        """The conditions without a value at the instant that is reported, each in a few words."""
-        return tuple(f"{r.condition.signal.name} {r.sentence}" for r in self.symptoms if r.value is None)
-
-    @property
     def watched_since(self) -> float:
         """The beginning of the telemetry that was judged: what held from the start began before that."""
         return self.instants[0] - self.watched
@@ -111,6 +111,14 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
 
     An incident that is not present over its own window is judged over the long windows in which an SLO burns slowly.
     """
+
+    def with_culprits(readings: Sequence[Reading], diagnosis: Diagnosis) -> tuple[Reading, ...]:
+        named = (culprits(reading.condition.signal, diagnosis, queries) for reading in readings)
+        return tuple(
+            reading._replace(culprits=tuple(dict.fromkeys(text for _, text in found))) if found else reading
+            for reading, found in zip(readings, named, strict=True)
+        )
+
     diagnoses: list[Diagnosis] = []
     for incident in incidents:
         slow = [
@@ -119,7 +127,10 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
         holds = {found.subject: found for found in slow if found.ongoing}
         for found in _decide(incident, queries.window(incident), queries):
             decided = found if found.state == "present" else holds.get(found.subject, found)
-            diagnoses.append(_with_culprits(decided, queries) if decided.state == "present" else decided)
+            if decided.state == "present":
+                symptoms, supports = (with_culprits(each, decided) for each in (decided.symptoms, decided.supports))
+                decided = decided._replace(symptoms=symptoms, supports=supports)
+            diagnoses.append(decided)
     others = SubjectIndex((found.subject, found) for found in diagnoses)
     return _order(_explain([_rule_out(found, others) if found.state == "present" else found for found in diagnoses]))
 
@@ -169,18 +180,6 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
         )
 
 
-def _with_culprits(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    """Add the culprits to the readings of a present incident."""
-
-    def named(reading: Reading) -> Reading:
-        found = culprits(reading.condition.signal, diagnosis, queries)
-        return reading._replace(culprits=tuple(dict.fromkeys(text for _, text in found))) if found else reading
-
-    return diagnosis._replace(
-        symptoms=tuple(map(named, diagnosis.symptoms)), supports=tuple(map(named, diagnosis.supports))
-    )
-
-
 def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[tuple[Mapping[str, str], str]]:
     """Return the labels and the text of each culprit that a signal of a present incident names."""
     return [
@@ -204,40 +203,38 @@ def _culprit_series(
 
 
 def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
-    """Decide for every look-alike of a present incident whether it was ruled out, and by which number."""
+    """Decide for every look-alike of a present incident whether it was ruled out, and by which reading.
+
+    The symptoms of another incident count as they were when this one last held: later values rule nothing out. A
+    look-alike that is present as well is neither ruled out nor open.
+    """
     refuted, left = [], []
     same_scope = {other.incident.id: other for _, other in reversed(list(others.like(diagnosis.subject)))}
     for look_alike in diagnosis.incident.looks_like:
-        evidence = _evidence_against(look_alike, diagnosis, same_scope.get(look_alike.name))
-        if evidence is None:
+        other = same_scope.get(look_alike.name)
+        if decides := look_alike.requires or look_alike.refuted_by:
+            readings = (*diagnosis.symptoms, *diagnosis.supports)
+            reading = next(reading for reading in readings if reading.condition == decides)
+            if reading.holds:
+                refuted.append(Refuted(look_alike.name, reading, by_requirement=False))
+            else:
+                left.append(look_alike)
+        elif other is None:
             left.append(look_alike)
-        elif evidence:
-            refuted.append(Refuted(look_alike.name, evidence))
+        else:
+            until = diagnosis.until
+            at = max((place for place, unix in enumerate(other.instants) if until is None or unix <= until), default=0)
+            is_unknown = False
+            for reading in other.symptoms:
+                value = reading.history[at]
+                is_unknown |= value is None
+                if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+                    against = reading._replace(value=value, culprits=())
+                    refuted.append(Refuted(look_alike.name, against, by_requirement=True))
+                    break
+            else:
+                left += [look_alike] if is_unknown else []
     return diagnosis._replace(refuted=tuple(refuted), open=tuple(left))
-
-
-def _evidence_against(look_alike: LookAlike, diagnosis: Diagnosis, other: Diagnosis | None) -> str | None:
-    """Return the evidence that rules a look-alike out; "" if it is present as well, None if nothing decides.
-
-    The symptoms of the other incident count as they were when this one last held: later values rule nothing out.
-    """
-    decides = look_alike.requires or look_alike.refuted_by
-    if decides:
-        readings = (*diagnosis.symptoms, *diagnosis.supports)
-        reading = next(reading for reading in readings if reading.condition == decides)
-        return f"{reading.sentence}; {reading.threshold} rules it out" if reading.holds else None
-    if other is None:
-        return None
-    until = diagnosis.until
-    at = max((place for place, unix in enumerate(other.instants) if until is None or unix <= until), default=0)
-    is_unknown = False
-    for reading in other.symptoms:
-        value = reading.history[at]
-        is_unknown |= value is None
-        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
-            against = reading._replace(value=value, culprits=())
-            return f"{against.sentence}; it requires {against.threshold.removeprefix('= ')}"
-    return None if is_unknown else ""
 
 
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
@@ -332,27 +329,22 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         if any(since is not None for since, _ in diagnosis.episodes)
         and queries.window(diagnosis.incident).seconds > queries.live(diagnosis.incident.live_window).seconds
     )
+    step = round(queries.source.interval * 1000)
     for place in islice(late, MOST_DATED):
-        diagnosis = found[place]
+        diagnosis, incident = found[place], found[place].incident
+        span = int((queries.window(incident).seconds + queries.live(incident.live_window).seconds) * 1000)
         episodes = diagnosis.episodes[:-MOST_EPISODES]
         for since, until in diagnosis.episodes[-MOST_EPISODES:]:
-            after = episodes[-1][1] if episodes else None
-            began = since if since is None else _episode_start(diagnosis, since, after, queries)
+            began, after = since, episodes[-1][1] if episodes else None
+            if since is not None:
+                instants = round(since * 1000) - step * np.arange(span // step, -1, -1, dtype=np.int64)
+                close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
+                again = next(other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
+                starts = (again.instants[0] if start is None else start for start, _ in again.episodes)
+                began = next((start for start in starts if after is None or start > after), since)
             episodes = (*episodes, (began, until))
         found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)
     return tuple(found)
-
-
-def _episode_start(diagnosis: Diagnosis, shown: float, after: float | None, queries: QueryCache) -> float:
-    """Return when an episode began that first showed at `shown`; `after` is the end of the episode before it."""
-    incident = diagnosis.incident
-    step = round(queries.source.interval * 1000)
-    span = int((queries.window(incident).seconds + queries.live(incident.live_window).seconds) * 1000)
-    instants = round(shown * 1000) - step * np.arange(span // step, -1, -1, dtype=np.int64)
-    close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
-    again = next(other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
-    starts = (again.instants[0] if since is None else since for since, _ in again.episodes)
-    return next((start for start in starts if after is None or start > after), shown)
 
 
 # -- which lines of the log show it -----------------------------------------------------------------------------------

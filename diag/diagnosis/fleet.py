@@ -20,7 +20,7 @@ from diag.diagnosis import telemetry_checks as telemetry
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, Report, build_report, not_measured, server
+from diag.diagnosis.report import Observed, ObservedServer, Report, build_report, not_measured
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
 from diag.knowledge.formulas import comparison, conjunction, formula
 from diag.knowledge.rule_set import SUBJECTS, generation_series
@@ -78,8 +78,7 @@ def judge_queries(
         running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
         report = build_report(observed, incidents, queries, running, judged, with_ceilings=not is_large)
         report = report._replace(shared=_shared(report, remote, queries, suspicious))
-    notes = (*report.observed.notes, *remote.notes)
-    report = report._replace(observed=report.observed._replace(notes=notes))
+    report = report._replace(observed=report.observed._replace(notes=remote.notes))
     if late := telemetry.late(remote):
         why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
         verdict = "unknown" if report.verdict == "healthy" else report.verdict
@@ -113,8 +112,8 @@ def _context(
         end=float(remote.instants[-1]) / 1000,
         scrapes=sum(scrapes.count for scrapes in scraped.values()),
         failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),
-        servers=tuple(server(name, versions.get(name), models[name]) for name in remote.members),
-        notes=telemetry.remarks(remote, scraped, incidents, queries),
+        servers=tuple(ObservedServer(name, versions.get(name, ""), models[name]) for name in remote.members),
+        defects=telemetry.defects(remote, scraped, incidents, queries),
         not_measured=not_measured(queries),
     )
     # if all are gone, they are judged as they were last
@@ -138,7 +137,14 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
     neither none nor all.
     """
     names = frozenset(remote.members)
-    finding = [(incident, part) for incident in incidents for part in _conjunctions(incident, queries)]
+    finding: list[tuple[Incident, Formula]] = []  # incidents are found by their own conditions or at a burn rate
+    for incident in incidents:
+        finding.append((incident, conjunction(incident, queries.window(incident).text, queries.contract)))
+        for burn in incident.burns:
+            burning = incident.over(burn)
+            long, short = (conjunction(burning, span, queries.contract) for span in (burn.long, burn.short))
+            both = Formula("", f"{long.text} and {short.text}", {**long.parts, **short.parts})
+            finding.append((incident, both))
     present: dict[str, frozenset[str]] = {}
     for (incident, _), found in zip(finding, pool.map(partial(_matching, remote), finding), strict=True):
         present[incident.id] = present.get(incident.id, frozenset()) | found
@@ -164,15 +170,6 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
         for some in (matching - worth, names - matching):
             worth.update(sorted(some)[:REPRESENTATIVES])
     return Suspects(frozenset(worth), not_absent)
-
-
-def _conjunctions(incident: Incident, queries: QueryCache) -> Iterator[Formula]:
-    """Yield the conjunctions that find an incident: its own, and those of its burn rates."""
-    yield conjunction(incident, queries.window(incident).text, queries.contract)
-    for burn in incident.burns:
-        burning = incident.over(burn)
-        long, short = (conjunction(burning, span, queries.contract) for span in (burn.long, burn.short))
-        yield Formula("", f"{long.text} and {short.text}", {**long.parts, **short.parts})
 
 
 def _not_absent(incident: Incident, queries: QueryCache) -> Formula:

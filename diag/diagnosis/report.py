@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import listed, number, plural, printable, quantity
+from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import shortest_look
@@ -55,8 +55,43 @@ FAMILIES = {
 }
 
 
+DefectKind = (
+    Literal["ended", "gone", "gaps", "slow"]
+    | Literal["renamed", "double", "aliases"]
+    | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
+)
+"""Defects of scrapes, of the names of servers, and of what is collected."""
+
+
+class TelemetryDefect(NamedTuple):
+    """A defect of the telemetry in a Prometheus, with the servers that have it; `of_all` if all servers have it.
+
+    `number` is a unix time ("ended", "gone"), the largest share of missing scrapes ("gaps") or a scrape interval in
+    seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), or the prefix of the
+    metrics' names and the usual one ("renamed"). `groups` are servers by failing collector, or instances of one server.
+    """
+
+    kind: DefectKind
+    servers: frozenset[str] = frozenset()
+    number: float = 0.0
+    names: tuple[str, ...] = ()
+    groups: tuple[tuple[str, frozenset[str]], ...] = ()
+    of_all: bool = False
+
+
+class ObservedServer(NamedTuple):
+    """A server with its vLLM release and its model, "" if unknown."""
+
+    name: str
+    version: str
+    model: str
+
+
 class Observed(NamedTuple):
-    """The source of the evidence; `start` and `end` are unix seconds, `servers` is a line for each server."""
+    """The source of the evidence; `start` and `end` are unix seconds.
+
+    `defects` are those of the telemetry in a Prometheus; `notes` are sentences of the source.
+    """
 
     source: str
     target: str
@@ -64,9 +99,10 @@ class Observed(NamedTuple):
     end: float
     scrapes: int
     failed_scrapes: int
-    servers: tuple[str, ...] = ()
+    servers: tuple[ObservedServer, ...] = ()
     notes: tuple[str, ...] = ()
     not_measured: tuple[str, ...] = ()
+    defects: tuple[TelemetryDefect, ...] = ()
 
 
 class NormalReading(NamedTuple):
@@ -100,18 +136,6 @@ class NormalReading(NamedTuple):
     def load(self) -> str:
         """The load at which both were compared."""
         return " and ".join(text.format(number(value)) for text, value in self.given)
-
-    @property
-    def sentence(self) -> str:
-        """The comparison in words, with the load and the release."""
-        times = "" if self.ratio is None else f"{number(self.ratio)}x "
-        now = f" (now {printable(self.own_version)})" if self.own_version not in ("", self.version) else ""
-        version = f", vLLM {printable(self.version)}{now}" if self.version else ""
-        usual = f"{quantity(self.normal, self.unit)} ± {quantity(self.spread, self.unit)}"
-        shown = quantity(self.value, self.unit)
-        return (
-            f"{self.measure} {shown}: {times}{self.against} ({usual}){' at ' if self.given else ''}{self.load}{version}"
-        )
 
 
 class Normality(NamedTuple):
@@ -244,13 +268,24 @@ def build_report(
     """
     progress, unknown = judge(queries)
     judged = judged or queries
-    findings = tuple(_finding(diagnosis, judged, running) for diagnosis in dated(diagnose(incidents, judged), judged))
+    findings = []
+    for diagnosis in dated(diagnose(incidents, judged), judged):
+        if diagnosis.state != "present":
+            findings.append(Finding(diagnosis))
+            continue
+        known, quoted = by_subject(running, diagnosis.subject), quotes(diagnosis, judged)
+        found = propose(diagnosis, judged, known, quoted)
+        if diagnosis.incident.lints:  # first the proposals without a restart, which only read
+            found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
+        proposals = tuple(proposal for proposal in found if proposal.is_computed)
+        uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
+        findings.append(Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted))
     not_judged = (*unknown, *_not_judged(findings, judged))
     return Report(
         observed=observed,
         verdict=verdict_of(findings, not_judged),
         progress=progress,
-        findings=findings,
+        findings=tuple(findings),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
         gone=tuple(sorted(queries.gone)),
@@ -271,11 +306,6 @@ def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
     columns = (*first, *map(last, (nvlink_share, all_reduce_share, batch)))
     subjects = sorted(subject for subject in {**first[0], **first[1]} if not queries.is_gone(subject))
     return tuple(CeilingShares(subject, *(column.get(subject) for column in columns)) for subject in subjects)
-
-
-def server(name: str, version: str | None, model: str | None) -> str:
-    """Return a server, its release and its model in a line."""
-    return f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
 
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:
@@ -307,20 +337,6 @@ def _not_judged(findings: Sequence[Finding], queries: QueryCache) -> Iterator[No
         seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")
         unruled = plural(len(windows), "incident")
         yield NotJudged(f"too little seen: {seen} do not rule out {unruled}; observe for {wanted}")
-
-
-def _finding(diagnosis: Diagnosis, queries: QueryCache, running: Mapping[str, Running]) -> Finding:
-    """Add the quoted log lines, the fixes and the relaunch line to a present incident."""
-    if diagnosis.state != "present":
-        return Finding(diagnosis)
-    known = by_subject(running, diagnosis.subject)
-    quoted = quotes(diagnosis, queries)
-    found = propose(diagnosis, queries, known, quoted)
-    if diagnosis.incident.lints:  # first the proposals without a restart, which only read
-        found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
-    proposals = tuple(proposal for proposal in found if proposal.is_computed)
-    uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
-    return Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted)
 
 
 def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:

@@ -47,30 +47,29 @@ class Transitions:
             return []
         known = dict.fromkeys([*found, *sorted(self.holding)])
         self._streaks = {key: count for key, count in self._streaks.items() if key in known}
-        confirmed = [key for key in known if self._is_confirmed(key, found.get(key))]
-        return [self._change(key, found.get(key), report) for key in confirmed]
+        changes, at = [], report.observed.end
+        for key in known:
+            diagnosis = found.get(key)  # None: its server is gone
+            before, level = self.holding.get(key), _level(diagnosis)
+            if diagnosis and diagnosis.state == "unknown":
+                continue
+            if level == _level(before):
+                self._streaks.pop(key, None)
+                continue
+            self._streaks[key] = self._streaks.get(key, 0) + 1
+            if self._streaks[key] < CONFIRMATIONS:
+                continue
 
-    def _is_confirmed(self, key: Key, diagnosis: Diagnosis | None) -> bool:
-        """Return True if the incident has differed from its last state for long enough; None: its server is gone."""
-        if diagnosis and diagnosis.state == "unknown":
-            return False
-        if _level(diagnosis) == _level(self.holding.get(key)):
-            self._streaks.pop(key, None)
-            return False
-        self._streaks[key] = self._streaks.get(key, 0) + 1
-        return self._streaks[key] >= CONFIRMATIONS
-
-    def _change(self, key: Key, diagnosis: Diagnosis | None, report: Report) -> Transition:
-        """Remember the new state of an incident, and return how it changed."""
-        self._streaks.pop(key)
-        before, at = self.holding.pop(key, None), report.observed.end
-        if diagnosis and _level(diagnosis):
-            self.holding[key] = diagnosis
-            worse = _level(diagnosis) > _level(before)
-            return Transition("began" if not before else "worse" if worse else "milder", diagnosis, at)
-        assert before
-        gone = diagnosis is None or dict(diagnosis.subject).get("instance") in report.gone
-        return Transition("ended", before, at, gone)
+            del self._streaks[key]
+            if diagnosis and level:
+                self.holding[key] = diagnosis
+                worse = level > _level(before)
+                changes.append(Transition("began" if not before else "worse" if worse else "milder", diagnosis, at))
+            else:
+                ended = self.holding.pop(key)
+                gone = diagnosis is None or dict(diagnosis.subject).get("instance") in report.gone
+                changes.append(Transition("ended", ended, at, gone))
+        return changes
 
     @property
     def is_calm(self) -> bool:

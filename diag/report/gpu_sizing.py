@@ -12,7 +12,7 @@ from typing import Any
 from diag import __version__
 from diag.core.formatting import GIB, gibibytes, plural, quantity
 from diag.report.layout import paragraph, table
-from diag.vllm.capacity.roofline import REACHED, Ceiling, SizedReplica, cost_per_million
+from diag.vllm.capacity.roofline import REACHED, Ceiling, Sizing
 from diag.vllm.memory.ledger import Ledger
 from diag.vllm.memory.usage import ByteRange
 
@@ -39,41 +39,6 @@ class Budget:
     suggestions: tuple[tuple[str, str], ...] = ()
     longest: int | None = None
     sequences: int | None = None
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """Several GPUs for one model; `concurrency` None stands for as many requests as each replica holds.
-
-    `prices` are dollars per GPU hour by GPU name, `utilisation` the share of a ceiling that is served; `measured` are
-    the output tokens/s of the observed server.
-    """
-
-    model: str
-    version: str
-    context: int
-    concurrency: int | None
-    configurations: tuple[SizedReplica, ...]
-    prices: Mapping[str, float]
-    utilisation: float | None
-    choices: tuple[str, ...]
-    measured: float | None = None
-
-    def load(self, replica: SizedReplica) -> float | None:
-        """Return the served share of the decode ceiling; above 1 the replica cannot serve the measured load."""
-        measured = self.measured / replica.output_rate if self.measured and replica.decode else None
-        return self.utilisation or measured
-
-    def costs(self, replica: SizedReplica, ceiling: Ceiling | None) -> list[float | None]:
-        """Return dollars per million tokens at the ceiling, and at the served share of it; None if unknown."""
-        price, load = self.prices.get(replica.gpu.name), self.load(replica)
-        shares = (1.0, load if load and load <= 1 else None)
-        return [
-            cost_per_million(price, replica.setup.tensor, ceiling.tokens_per_second, share)
-            if price and ceiling and share
-            else None
-            for share in shares
-        ]
 
 
 # -- the memory of one server -----------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def document(report: Report) -> dict[str, Any]:
             **observed(report),
             "not_collected": list(report.observed.not_measured),
             "progress_unknown": [unjudged.sentence for unjudged in report.not_judged],
-            "notes": list(report.observed.notes),
+            "notes": words.notes(report),
         },
         "verdict": report.verdict,
         "progress": [
@@ -69,7 +69,7 @@ def observed(report: Report) -> dict[str, Any]:
     """Describe the judged samples: source, time range, scrapes, servers."""
     seen = report.observed
     names = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
-    return {name: getattr(seen, name) for name in names} | {"servers": list(seen.servers)}
+    return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)}
 
 
 def _normality(found: Normality) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _normality(found: Normality) -> dict[str, Any]:
                 **{name: getattr(reading, name) for name in names},
                 "vllm": reading.version,
                 "notable": reading.notable,
-                "sentence": reading.sentence,
+                "sentence": words.normal_sentence(reading),
             }
             for reading in found.readings
         ],
@@ -109,7 +109,7 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         "ongoing": diagnosis.ongoing,
         "symptoms": [_reading(reading) for reading in diagnosis.symptoms],
         "supporting_evidence": [_reading(reading) for reading in diagnosis.supports],
-        "ruled_out": [{"look_alike": refuted.name, "evidence": refuted.evidence} for refuted in diagnosis.refuted],
+        "ruled_out": [{"look_alike": name, "evidence": evidence} for name, evidence in words.ruled_out(diagnosis)],
         "not_ruled_out": [
             {"look_alike": look_alike.name, "distinguish": look_alike.distinguish} for look_alike in diagnosis.open
         ],

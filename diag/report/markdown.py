@@ -40,7 +40,7 @@ def render(report: Report, verbose: bool = False) -> str:
         "Unknown": [*words.not_judged(report), *(words.undecided(report) if verbose else [])],
         "Not collected": words.not_collected(report),
         "Thresholds": list(report.contract),
-        "Notes": list(report.observed.notes),
+        "Notes": words.notes(report),
     }
     parts += [_list(title, texts) for title, texts in footer.items() if texts]
     return "\n\n".join(parts) + "\n"
@@ -92,7 +92,7 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
         f"{diagnosis.severity}, {escape(words.place(diagnosis.subject))}, {when}",
         table(("evidence", "value", "threshold", "holds"), evidence),
         _list("Log", words.quoted(finding)),
-        _list("Ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
+        _list("Ruled out", [": ".join(pair) for pair in words.ruled_out(diagnosis)]),
         _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
         "\n".join(["Fixes:", "", *fixes]) if fixes else "",

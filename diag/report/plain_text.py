@@ -96,7 +96,7 @@ def short_report(report: Report) -> str:
             "normal": _normal_part(report),
         }
     else:
-        servers = words.folded(_with_short_names(report.observed.servers, report), 2)
+        servers = words.folded(_with_short_names(words.servers(report), report), 2)
         middle = {
             "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
             "blank": [[""]],
@@ -243,7 +243,7 @@ def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
         "also": also,
         "ruled out": _part("Ruled out", [ruled_out], 2),
         "unknown": _part("Unknown", _reasons_not_judged(report) if finding else [], 2),
-        "note": _part("Note", _with_short_names(report.observed.notes, report), 2),
+        "note": _part("Note", _with_short_names(words.notes(report), report), 2),
         "not seen": _part("Not seen", [not_seen], 2),
         "more": _part("More", [f"--verbose, --html report.html{runbook}"], 1),
     }
@@ -316,10 +316,9 @@ def full_report(report: Report) -> str:
     for label, texts in (("also present", words.also(report)), ("timeline", words.timeline(report))):
         lines += ["", *labelled(label, texts)] if texts else []
 
-    observed = report.observed
     footer = {
         "source": [words.source(report, words.time_format(report))],
-        "server": words.folded(list(observed.servers), DESCRIBED),
+        "server": words.folded(words.servers(report), DESCRIBED),
         "normal": words.normality(report)[:NORMAL],
         "ceiling": words.ceilings(report),
         "checked": words.checked(report, verbose=True),
@@ -327,7 +326,7 @@ def full_report(report: Report) -> str:
         "not judged": words.undecided(report),
         "not collected": words.not_collected(report),
         "thresholds": ["; ".join(report.contract)],
-        "note": list(observed.notes),
+        "note": words.notes(report),
     }
     lines += ["", *(line for label, texts in footer.items() for line in labelled(label, texts))]
     return "\n".join(lines) + "\n"
@@ -343,7 +342,7 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
         *table(evidence_rows(diagnosis), label="evidence", right=(1,)),
         *labelled("log", words.quoted(finding)),
         *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),
-        *labelled("ruled out", [f"{refuted.name}: {refuted.evidence}" for refuted in diagnosis.refuted]),
+        *labelled("ruled out", [": ".join(pair) for pair in words.ruled_out(diagnosis)]),
         *labelled("not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         *labelled("consequences", follows),
     ]

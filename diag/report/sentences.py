@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from diag.core.formatting import clock, escaped, listed, moment, printable, quantity
+from diag.core.formatting import clock, escaped, listed, moment, number, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal, written
-from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
@@ -128,8 +128,8 @@ def states(report: Report) -> str:
     counts = [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
     if not counts:
         return "no engine seen"
-    number, _, rest = ", ".join(counts).partition(" ")
-    return f"{number} engine{'s' if number != '1' else ''} {rest}"
+    first, _, rest = ", ".join(counts).partition(" ")
+    return f"{first} engine{'s' if first != '1' else ''} {rest}"
 
 
 def alike(report: Report) -> list[list[Finding]]:
@@ -227,6 +227,19 @@ def evidence(diagnosis: Diagnosis) -> list[Reading]:
     """Return the symptoms, then the supporting readings, without readings that only rule out a look-alike."""
     symptoms = [reading for reading in diagnosis.symptoms if reading.condition in diagnosis.incident.symptoms]
     return [*symptoms, *(reading for reading in diagnosis.supports if reading.holds)]
+
+
+def ruled_out(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Return each look-alike that was ruled out, with the evidence against it: the number and its threshold."""
+    return [
+        (
+            name,
+            f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}"
+            if by_requirement
+            else f"{reading.sentence}; {reading.threshold} rules it out",
+        )
+        for name, reading, by_requirement in diagnosis.refuted
+    ]
 
 
 def quoted(finding: Finding) -> list[str]:
@@ -327,6 +340,14 @@ def source(report: Report, written_as: TimeFormat) -> str:
     return f"{seen.source} {escaped(seen.target)}: {seen.scrapes:,} scrapes{failed}, {span}"
 
 
+def servers(report: Report) -> list[str]:
+    """List the servers, each with its release and its model."""
+    return [
+        f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
+        for name, version, model in report.observed.servers
+    ]
+
+
 def checked(report: Report, verbose: bool) -> list[str]:
     """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
     lines = [f"{states(report)}; {found_nothing(report)}"]
@@ -340,6 +361,15 @@ def not_collected(report: Report) -> list[str]:
     return [f"{family.name}: {family.shows} ({family.hint})" for family in families]
 
 
+def notes(report: Report) -> list[str]:
+    """List the notes on the source: defects of the telemetry, then its own notes."""
+    if not report.observed.defects:
+        return [*report.observed.notes]
+    from diag.report.telemetry_defects import sentence  # noqa: PLC0415  # only a Prometheus has any
+
+    return [*map(sentence, report.observed.defects), *report.observed.notes]
+
+
 def not_judged(report: Report) -> list[str]:
     """List the servers of unknown health with the reason; [] if the headline has them."""
     return [] if report.verdict == "unknown" else folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
@@ -350,11 +380,22 @@ def normality(report: Report) -> list[str]:
     found = report.normality
     alone = len(instances(report)) == 1
     unlike = [reading for reading in found.readings if reading.notable]
-    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{reading.sentence}" for reading in unlike]
+    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
     if found.readings and not unlike:
         names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
         lines = [f"{names}: as usual at this load ({printable(found.file)})"]
     return [*lines, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
+
+
+def normal_sentence(reading: NormalReading) -> str:
+    """Return the comparison of a reading with the normal value, with the load and the release."""
+    times = "" if reading.ratio is None else f"{number(reading.ratio)}x "
+    now = f" (now {printable(reading.own_version)})" if reading.own_version not in ("", reading.version) else ""
+    version = f", vLLM {printable(reading.version)}{now}" if reading.version else ""
+    usual = f"{quantity(reading.normal, reading.unit)} ± {quantity(reading.spread, reading.unit)}"
+    load = f" at {reading.load}" if reading.given else ""
+    value = quantity(reading.value, reading.unit)
+    return f"{reading.measure} {value}: {times}{reading.against} ({usual}){load}{version}"
 
 
 def undecided(report: Report) -> list[str]:
@@ -363,8 +404,8 @@ def undecided(report: Report) -> list[str]:
         counts = Counter(diagnosis.subject for diagnosis in report.undecided)
         nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
         few = (d for d in report.undecided if counts[d.subject] <= MANY)
-        lacking = grouped(((d.incident.id, "; ".join(d.lacking)), place(d.subject)) for d in few)
-        lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in lacking.items()]
+        without = grouped(((d.incident.id, "; ".join(lacking(d))), place(d.subject)) for d in few)
+        lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in without.items()]
         return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
 
     unknown: dict[Subject, list[Diagnosis]] = {}
@@ -376,8 +417,14 @@ def undecided(report: Report) -> list[str]:
             names = ", ".join(diagnosis.incident.id for diagnosis in diagnoses)
             lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")
         else:
-            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(d.lacking)}" for d in diagnoses]
+            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses]
     return lines
+
+
+def lacking(diagnosis: Diagnosis) -> list[str]:
+    """List the conditions that have no value at the reported instant, each in a few words."""
+    readings = (reading for reading in diagnosis.symptoms if reading.value is None)
+    return [f"{reading.condition.signal.name} {reading.sentence}" for reading in readings]
 
 
 def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:

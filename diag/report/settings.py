@@ -14,7 +14,7 @@ from diag.report.layout import labelled, paragraph, table, verbatim
 from diag.vllm.running_config import EXPORTER, FLAGS, PAGE, SET, Value
 
 if TYPE_CHECKING:
-    from diag.diagnosis.configuration import Configuration
+    from diag.diagnosis.configuration import ConfigEntry, Configuration
 
 CONFIG_SCHEMA = "diag.config/2"
 LINT_SCHEMA = "diag.lint/2"
@@ -23,6 +23,15 @@ LABEL = 13
 PARTLY = 18
 _METRICS = {PAGE: f"{PAGE}: cache_config_info", EXPORTER: f"{EXPORTER}: diag_vllm_config"}
 """Sources of settings that publish them in a metric worth naming."""
+
+
+UNKNOWN = {
+    "incomplete": "needs the log (--log), the launch command (--launch) or /server_info (VLLM_SERVER_DEV_MODE=1)",
+    "version": "the default depends on the vLLM version, which is unknown",
+    "gpu": "the default depends on the GPU, and none or several kinds were found; needs /server_info",
+    "model": "the default depends on the model and the platform; needs the log or /server_info",
+}
+"""Why the value of a setting is unknown, by `Unknown`."""
 
 
 # -- the running configuration ----------------------------------------------------------------------------------------
@@ -37,13 +46,14 @@ def render_config(servers: "Sequence[Configuration]", notes: Sequence[str]) -> s
         rows = []
         for entry in server.entries:
             if entry.value is not None:
-                remarks = [_METRICS.get(entry.source, entry.source)]
+                remarks = [source_text(entry) if entry.default else _METRICS.get(entry.source, entry.source)]
                 remarks += ["value hidden or unreadable"] if entry.value == SET else []
                 for other in entry.conflicts:
                     value = format_setting(entry.name, other.value)
                     remarks.append(f"{_METRICS.get(other.source, other.source)} has {value}")
                 rows.append((entry.name, format_setting(entry.name, entry.value), "; ".join(remarks)))
         not_set = ", ".join(entry.name for entry in server.entries if entry.value is None)
+        unknown = [f"{', '.join(names)}: {UNKNOWN[reason]}" for reason, names in server.unknown.items()]
         environment = "  ".join(f"{name}={value}" for name, value in server.environment.items())
         lines = [
             *paragraph(f"{server.instance}: {runs}, {gpus}"),
@@ -51,11 +61,21 @@ def render_config(servers: "Sequence[Configuration]", notes: Sequence[str]) -> s
             *labelled("not set", [not_set] if not_set else []),
             *labelled("environment", [environment] if environment else []),
             *labelled("incomplete", [f"more flags may be set: {server.incomplete}"] if server.incomplete else []),
-            *labelled("unknown", [f"{', '.join(names)}: {reason}" for reason, names in server.unknown.items()]),
+            *labelled("unknown", unknown),
         ]
         parts.append("\n".join(lines))
     parts += ["\n".join(labelled("note", notes))] if notes else []
     return "\n\n".join(parts) + "\n"
+
+
+def source_text(entry: "ConfigEntry") -> str:
+    """Return the source of a value, "default of 0.32.0 on 80 GiB" for a default, "" for a setting that is not set."""
+    if entry.default is None:
+        return entry.source
+    which = entry.default.release or "every release"
+    newest = ", the newest known" if entry.default.is_newest_known else ""
+    on = f" on {gibibytes(entry.default.memory, 0)}" if entry.default.memory is not None else ""
+    return f"default of {which}{newest}{on}{', unless set' if entry.default.unless_set else ''}"
 
 
 def format_setting(name: str, value: Value | None) -> str:
@@ -87,8 +107,8 @@ def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str])
                     {
                         "name": entry.name,
                         "value": _json_value(entry.name, entry.value),
-                        "source": entry.source or None,
-                        "is_default": entry.is_default,
+                        "source": source_text(entry) or None,
+                        "is_default": entry.default is not None,
                         "other_sources": [
                             {"value": _json_value(entry.name, other.value), "source": other.source}
                             for other in entry.others
@@ -97,7 +117,9 @@ def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str])
                     for entry in server.entries
                 ],
                 "unknown": [
-                    {"name": name, "reason": reason} for reason, names in server.unknown.items() for name in names
+                    {"name": name, "reason": UNKNOWN[reason]}
+                    for reason, names in server.unknown.items()
+                    for name in names
                 ],
                 "incomplete": server.incomplete or None,
                 "environment": dict(server.environment),

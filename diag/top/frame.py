@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -210,8 +210,7 @@ def server_rows(
     worst: dict[str, Diagnosis] = {}
     for diagnosis in (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity]):
         worst.setdefault(words.instance(diagnosis.subject), diagnosis)
-    names = frozenset(words.instances(report))
-    runs = {subject_of_sentence(line, names): line for line in report.observed.servers}
+    runs = {server.name: line for server, line in zip(report.observed.servers, words.servers(report), strict=True)}
     not_judged = {words.instance(each.subject) for each in report.not_judged}
 
     rows = []
@@ -234,9 +233,3 @@ def server_rows(
             )
         )
     return tuple(rows)
-
-
-def subject_of_sentence(sentence: str, names: Collection[str]) -> str:
-    """Return the server whose name begins a sentence of a report; "" for a sentence about all servers."""
-    name = sentence.partition(": ")[0].partition(" ")[0]
-    return name if name in names else ""

@@ -11,7 +11,7 @@ from diag.diagnosis.report import Report, verdict_of
 from diag.report import sentences as words
 from diag.report.layout import columns, labelled, table
 from diag.report.plain_text import full_report
-from diag.top.frame import MEASURES, NOW, THROTTLED, Frame, ServerRow, subject_of_sentence
+from diag.top.frame import MEASURES, NOW, THROTTLED, Frame, ServerRow
 from diag.top.table import NOTHING, bars
 
 HISTORY = 30
@@ -87,11 +87,11 @@ def server_report(report: Report, instance: str) -> Report:
     names = frozenset(words.instances(report))
     findings = tuple(found for found in report.findings if words.instance(found.diagnosis.subject) == instance)
     not_judged = tuple(each for each in report.not_judged if words.instance(each.subject) in ("", instance))
-    lines = tuple(line for line in report.observed.servers if subject_of_sentence(line, names) == instance)
-    notes = tuple(note for note in report.observed.notes if instance in note or not any(map(note.__contains__, names)))
+    servers = tuple(server for server in report.observed.servers if server.name == instance)
+    notes = tuple(note for note in words.notes(report) if instance in note or not any(map(note.__contains__, names)))
     more = f" and {plural(len(names) - 1, 'more server')}" if len(names) > 1 else ""
     return report._replace(
-        observed=report.observed._replace(target=instance + more, servers=lines, notes=notes),
+        observed=report.observed._replace(target=instance + more, servers=servers, notes=notes, defects=()),
         findings=findings,
         not_judged=not_judged,
         verdict=verdict_of(findings, not_judged),

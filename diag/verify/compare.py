@@ -164,7 +164,7 @@ def _compare_server(before: ServerSnapshot, after: ServerSnapshot) -> ServerComp
             new for new, old in zip(found, earlier, strict=True) if old is None or old.state == "absent"
         ),
         unknown_before=_unknown_progress(before),
-        notes=(*_notes(before, after), *(gateway_notes(limit, after, loads) if limit else ())),
+        notes=(*_timing_notes(before, after), *(gateway_notes(limit, after, loads) if limit else ())),
     )
     present = [finding for finding in before.report.present if before.owns(finding.diagnosis.subject)]
     outcomes = []
@@ -205,7 +205,7 @@ def _differences(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[str]
             yield f"the server restarted during the observation {when} the change: observe it again once it is up"
 
 
-def _notes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[str]:
+def _timing_notes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[str]:
     began, start = after.report.observed.start, after.value(STARTED)
     if began < before.report.observed.start:
         yield "AFTER was observed earlier than BEFORE: check the order of the two arguments"
@@ -243,13 +243,8 @@ def _judge(
     lost = [condition.signal.name for condition in measured if condition in unmeasured]
     if lost := lost or [*(after.missing if after.state == "unknown" else ())]:
         return "not comparable", f"not measured after the change: {', '.join(lost)}"
-    return _judge_comparable(before, after, signals, server)
 
-
-def _judge_comparable(
-    before: Diagnosis, after: Diagnosis, signals: Sequence[SignalDelta], server: ServerComparison
-) -> tuple[Verdict, str]:
-    """Return the verdict on two snapshots that can be compared, and why."""
+    # the two snapshots can be compared
     worst = max(server.new_incidents, key=lambda diagnosis: RANK[diagnosis.severity], default=None)
     if worst and RANK[worst.severity] > RANK[before.severity]:
         return "worse", f"{worst.incident.id} ({worst.severity}) appeared"
@@ -262,10 +257,9 @@ def _judge_comparable(
         still = "still present" if after.state == "present" else "its symptoms persist under another incident"
         if clear is None:
             return "no effect", f"{still}; no signal of it moved beyond the noise between two runs of one load"
-        name = clear.condition.signal.name
         if clear.improvement > 0:
-            return "better", f"{still}; {name} moved towards the threshold"
-        return "worse", f"{name} moved away from the threshold"
+            return "better", f"{still}; {clear.condition.signal.name} moved towards the threshold"
+        return "worse", f"{clear.condition.signal.name} moved away from the threshold"
     if worst and worst.severity == before.severity:
         return "no effect", f"{worst.incident.id} ({worst.severity}) replaced it"
     if too_short := _too_short(before, server.loads[1].seconds):

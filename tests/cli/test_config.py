@@ -15,7 +15,7 @@ from support.schemas import validator
 
 from diag import report
 from diag.diagnosis import configuration
-from diag.report.settings import render_config, render_config_json
+from diag.report.settings import UNKNOWN, render_config, render_config_json, source_text
 from diag.sources.recording import reader as recording
 
 KV_CASCADE = next(each for each in ALL_RECORDINGS if each.name == "kv_cascade")
@@ -54,8 +54,8 @@ def entries(made: Path, launch: str = "") -> Mapping[str, configuration.ConfigEn
 def value(made: Path, name: str, launch: str = "") -> tuple[object, str]:
     """A setting's value and source; "unknown" and what would tell."""
     (one,) = configuration.configurations(recording.read(made, launch))
-    found = next(((each.value, each.source) for each in one.entries if each.name == name), None)
-    why = next((why for why, names in one.unknown.items() if name in names), "no such flag")
+    found = next(((each.value, source_text(each)) for each in one.entries if each.name == name), None)
+    why = next((UNKNOWN[why] for why, names in one.unknown.items() if name in names), "no such flag")
     return found or ("unknown", why)
 
 
@@ -74,7 +74,7 @@ def test_shown_configuration_is_that_of_the_rules(made: Path) -> None:
         for labels, row in zip(block.labels, block.values, strict=True)
         if labels["__name__"] == "diag_vllm_config"
     }
-    said = {each.name: each for each in one.entries if not each.is_default and isinstance(each.value, float)}
+    said = {each.name: each for each in one.entries if not each.default and isinstance(each.value, float)}
     shown = {name.removeprefix("--").replace("-", "_"): each.value for name, each in said.items()}
     assert published
     assert shown == published
@@ -134,7 +134,7 @@ def test_a_log_with_its_arguments_is_all_that_was_set(tmp_path: Path) -> None:
 def test_default_is_marked_as_possible_if_the_command_is_unknown(tmp_path: Path) -> None:
     made = write(tmp_path, about='vllm = "0.32.0"\n')
     assert value(made, "--watermark") == (0, "default of 0.32.0, unless set")
-    assert value(made, "--num-gpu-blocks-override") == ("unknown", configuration.ASK)
+    assert value(made, "--num-gpu-blocks-override") == ("unknown", UNKNOWN["incomplete"])
     assert value(made, "--watermark", "vllm serve m --config x.yaml") == (0, "default of 0.32.0, unless set")
     assert value(made, "--watermark", "vllm serve m") == (0, "default of 0.32.0")
 

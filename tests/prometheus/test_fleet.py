@@ -86,5 +86,5 @@ def test_fifty_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
         told = {line.instance: line.verdict for line in fleet_rows(report, moment)}
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
-    assert [each.partition(",")[0] for each in many.observed.notes] == ["evaluated every 30 s"]
+    assert [each.partition(",")[0] for each in words.notes(many)] == ["evaluated every 30 s"]
     assert words.headline(many)[1].startswith("WARNING gpu_thermal_throttling on 22 of 50 servers")

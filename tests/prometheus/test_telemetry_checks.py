@@ -18,6 +18,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.promql import STALE, Block
+from diag.report.sentences import notes
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
 pytestmark = pytest.mark.prometheus
@@ -157,7 +158,7 @@ def judged(prometheus: Server, scene: str) -> Report:
     ],
 )
 def test_healthy_telemetry_has_no_notes(prometheus: Server, scene: str) -> None:
-    assert not judged(prometheus, scene).observed.notes
+    assert not notes(judged(prometheus, scene))
 
 
 FAULTS = {
@@ -180,12 +181,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("scene", FAULTS)
 def test_missing_telemetry_is_reported_in_one_sentence_with_the_change(prometheus: Server, scene: str) -> None:
-    (note,) = judged(prometheus, scene).observed.notes
+    (note,) = notes(judged(prometheus, scene))
     assert [each for each in FAULTS[scene] if each not in note] == []
 
 
 def test_server_that_ended_before_the_time_range_is_not_part_of_it(prometheus: Server) -> None:
-    assert judged(prometheus, "past").observed.servers == ("past-0:1: vLLM 0.32.0, tiny",)
+    assert judged(prometheus, "past").observed.servers == (("past-0:1", "0.32.0", "tiny"),)
 
 
 def test_servers_that_replaced_others_are_judged_up_to_the_end(prometheus: Server) -> None:

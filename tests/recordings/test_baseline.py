@@ -17,6 +17,7 @@ from diag.diagnosis.report import NormalReading, Report
 from diag.normal.baseline import MOST_ROWS, Normal, ServerKind, merged, read
 from diag.report import html, terminal
 from diag.report import json as as_json
+from diag.report.sentences import normal_sentence
 
 SCHEMA = validator(ROOT / "diag/normal/diag.baseline.schema.json")
 LATENCY = r"^(vllm:(?:inter_token_latency|time_to_first_token)_seconds_sum\S* )(\S+)$"
@@ -48,7 +49,7 @@ def test_slower_server_is_reported_as_a_multiple_of_normal_with_the_same_verdict
     # of TTFT, whose windows differ by far more, five windows do not tell
     assert {name: round(reading.ratio or 0, 1) for name, reading in found.items()} == {"ITL (mean)": 1.8}
     sentence = r"ITL \(mean\) 37.4 ms: 1.79x this server's normal \(.*\) at 4.09 running requests.*, vLLM 0.32.0"
-    assert re.fullmatch(sentence, found["ITL (mean)"].sentence)
+    assert re.fullmatch(sentence, normal_sentence(found["ITL (mean)"]))
     alone = doctor.run(ObserveOptions([slow]))
     assert (report.verdict, report.present, report.not_judged) == (
         alone.verdict,
@@ -168,4 +169,4 @@ def test_without_a_file_an_ill_server_is_compared_with_its_peers(tmp_path: Path)
     said = report.normality.readings
     assert {dict(reading.subject)["instance"] for reading in said} == {"r4:8000"}
     assert [round(reading.ratio or 0, 1) for reading in said if reading.measure == "ITL (mean)"] == [1.8]
-    assert "the median of 4 peers" in said[0].sentence
+    assert "the median of 4 peers" in normal_sentence(said[0])

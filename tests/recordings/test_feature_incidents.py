@@ -13,6 +13,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Finding, Report
+from diag.report.sentences import lacking
 
 Change = Callable[[str], str]
 
@@ -97,7 +98,7 @@ def test_server_without_drafts_has_no_speculation_incident(tmp_path: Path) -> No
 def test_few_drafts_are_unknown(tmp_path: Path) -> None:
     few = [scaled(each, 0.001) for each in (DRAFTS, DRAFT_TOKENS, ACCEPTED)]
     found = about(judged(tmp_path, SPECULATION, *few), SPECULATION).diagnosis
-    assert (found.state, found.lacking) == ("unknown", (f"{RATE} not measured, it needs at least 200 draft tokens",))
+    assert (found.state, lacking(found)) == ("unknown", [f"{RATE} not measured, it needs at least 200 draft tokens"])
 
 
 def test_long_draft_with_low_acceptance_can_still_pay(tmp_path: Path) -> None:

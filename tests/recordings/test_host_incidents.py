@@ -14,6 +14,7 @@ from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
+from diag.report.sentences import lacking
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -206,7 +207,7 @@ def test_the_log_decides_where_not_every_rank_is_seen(tmp_path: Path, seen: tupl
     """A rank that nobody sees is not one that takes part."""
     assert "tp_communication_stall" in present(judge(tmp_path, FROZEN, TWO, *seen, waits))
     stall = judged_as(in_the_stall(tmp_path, 0, TWO, *seen), "tp_communication_stall")
-    assert (stall.state, stall.lacking) == ("unknown", ("ranks missing from a collective not measured",))
+    assert (stall.state, lacking(stall)) == ("unknown", ["ranks missing from a collective not measured"])
 
 
 def test_small_gpu_without_power_reference_rules_nothing_out(tmp_path: Path) -> None:

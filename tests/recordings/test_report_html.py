@@ -15,7 +15,7 @@ from diag.core.formatting import moment
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import NotJudged
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Finding, ObservedServer, Report
 from diag.report import html, svg
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31mred\u202e"
@@ -136,7 +136,9 @@ def hostile(report: Report) -> Report:
     proposals = tuple(each._replace(name=HOSTILE) for each in first.proposals)
     bad = first._replace(diagnosis=one._replace(subject=subject, symptoms=symptoms), proposals=proposals)
     return report._replace(
-        observed=report.observed._replace(target=HOSTILE, notes=(HOSTILE,), servers=(HOSTILE,)),
+        observed=report.observed._replace(
+            target=HOSTILE, notes=(HOSTILE,), servers=(ObservedServer(HOSTILE, HOSTILE, HOSTILE),)
+        ),
         progress=tuple(each._replace(subject=subject) for each in report.progress),
         findings=(bad._replace(relaunch=HOSTILE), *rest),
         not_judged=(NotJudged(HOSTILE),),

@@ -15,7 +15,7 @@ from support.reports import uncounted
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.progress import NotJudged
-from diag.diagnosis.report import Report
+from diag.diagnosis.report import ObservedServer, Report
 from diag.report import layout, terminal
 from diag.report import sentences as words
 
@@ -99,10 +99,11 @@ def test_the_short_form_fits_whatever_is_found_at_once() -> None:
     few = tuple(finding for report in reports[-4:] for finding in report.findings)
     healthy = tuple(finding for finding in findings if finding.diagnosis.severity == "info")
     notes = tuple(f"note {number}: {LONG_NAME} {LONG_MODEL}" for number in range(30))
+    servers = tuple(ObservedServer(f"{LONG_NAME}{number}", "0.32.0", LONG_MODEL) for number in range(30))
     unknown = tuple(NotJudged(f"why {LONG_MODEL}", (("instance", f"{LONG_NAME}{number}"),)) for number in range(30))
     for verdict, found in (("critical", findings), ("critical", few), ("unknown", ()), ("healthy", healthy)):
         observed = reports[0].observed._replace(
-            notes=notes, servers=notes, not_measured=("gpu", "log", "process"), target=LONG_MODEL
+            notes=notes, servers=servers, not_measured=("gpu", "log", "process"), target=LONG_MODEL
         )
         state = {"verdict": verdict, "findings": found, "not_judged": unknown if verdict != "healthy" else ()}
         progress = tuple(progress for report in reports for progress in report.progress)

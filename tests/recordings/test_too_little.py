@@ -13,6 +13,7 @@ from diag.commands.observe import ObserveOptions
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
+from diag.report.sentences import lacking
 
 PREFIXES = "prefix_cache_ineffective"
 TOKENS = re.compile(r"^(vllm:generation_tokens_total\S*) (\S+)$", re.MULTILINE)
@@ -50,7 +51,7 @@ def test_reasoning_model_is_judged_over_the_whole_observation(tmp_path: Path) ->
 def test_reasoning_model_observed_for_30_seconds_is_unknown_with_a_reason(tmp_path: Path) -> None:
     report = judged(tmp_path, list(slow("prefix_unique", 60)))
     assert (report.verdict, of(report, PREFIXES).state) == ("healthy", "unknown")
-    assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in of(report, PREFIXES).lacking
+    assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in lacking(of(report, PREFIXES))
     shown = " ".join(terminal.render(report, verbose=True).split())
     assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in shown
 
@@ -92,7 +93,7 @@ def test_an_old_release_does_not_say_why_requests_wait_beside_adapters(tmp_path:
 
     report = judged(tmp_path, list(rewriting.changed(rewriting.scrapes("lora_thrash"), without)))
     assert of(report, "queue_saturation").state == "unknown"
-    assert any("deferred share" in lack for lack in of(report, "queue_saturation").lacking)
+    assert any("deferred share" in lack for lack in lacking(of(report, "queue_saturation")))
 
 
 def test_requests_that_begin_while_load_grows_are_not_given_up(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from diag.core.contract import Contract
 from diag.core.incident import BurnRateWindow, Incident, LookAlike, Signal, judged
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.query_cache import QueryCache
+from diag.report.sentences import ruled_out
 from diag.sources.observation import SampleSource
 
 WHY = judged("a test")
@@ -172,7 +173,7 @@ def test_look_alike_is_ruled_out_by_its_missing_requirement() -> None:
         looks_like=(LookAlike("other", distinguish=""), LookAlike("unheard_of", distinguish="ask somebody"))
     )
     found = judge([one, other], heat=[2] * 10, noise=[2] * 10, smell=[0.5] * 10)[0]
-    assert [(each.name, each.evidence) for each in found.refuted] == [("other", "0.5; it requires > 1")]
+    assert ruled_out(found) == [("other", "0.5; it requires > 1")]
     assert [each.name for each in found.open] == ["unheard_of"]
 
 

@@ -54,13 +54,13 @@ def report(found: Report, detail: bool) -> Document:
         "headlines": verdicts(found),
         "shared": words.shared(found),
         "observed": _observed(whole["observed"]),
-        "servers": list(found.observed.servers),
+        "servers": words.servers(found),
         "diagnoses": [_diagnosis(known, finding, detail) for known, finding in present],
         "checked": f"{words.states(found)}; {words.found_nothing(found)}",
         "unknown": [each.sentence for each in found.not_judged],
         "not_collected": words.not_collected(found),
         "normal": words.normality(found)[:_MOST_NORMAL],
-        "notes": list(found.observed.notes),
+        "notes": words.notes(found),
     }
     more = {
         "progress": whole["progress"],

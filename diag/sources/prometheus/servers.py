@@ -173,7 +173,8 @@ class PrometheusSource:
         """Evaluate a query: one row per subject, NaN without a finite sample; NotAnswered if the server refuses it."""
         formula = asked if isinstance(asked, Formula) else Formula("", asked, {})
         raw = formula.written_out()
-        matchers = self._matchers_for(raw)
+        # a query that compares the servers of a model has to include all of them
+        matchers = ",".join(self._scope.matchers) if "model_name" in raw else self._matchers
         # rules do not record the flags that only the labels of a page show
         recorded = {} if CONFIG in raw and self._flags else self.recorded
         rows: dict[Subject, Floats] = {}
@@ -338,10 +339,6 @@ class PrometheusSource:
             if labels.get("instance") in self.members:
                 rows[tuple(sorted(labels.items()))] = values_at(series, at)
         return rows
-
-    def _matchers_for(self, promql: str) -> str:
-        """Return the matchers for a query; one that compares servers of a model has to include all of them."""
-        return ",".join(self._scope.matchers) if "model_name" in promql else self._matchers
 
 
 def _most_scraped(targets: Iterable[str], counts: Mapping[str, float]) -> list[str]:

@@ -6,7 +6,7 @@ recording begins again; its counters continue from their last value, like those 
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 
@@ -47,39 +47,33 @@ class Replay:
         return self._begin + self.length / self._speed
 
     def at(self, now: float) -> RecordedScrape:
-        """Return the scrape to serve at a unix time, with its times moved to the replay."""
+        """Return the scrape to serve at a unix time, with times of the replay, and counters grown by the earlier turns.
+
+        A time that is constant in the recording, such as the server's start, is not moved by later turns.
+        """
         turn, elapsed = divmod((now - self._begin) * self._speed, self.length)
         if turn and not self._again:
             turn, elapsed = 0.0, self.length
         place = bisect_right(self._scrapes, self.first + elapsed, key=lambda scrape: scrape.at)
         scrape = self._scrapes[max(0, place - 1)]
-        return scrape._replace(page=b"\n".join(self._carried_on(scrape.page, int(turn))))
+
+        lines, growing = [], set[bytes]()
+        for line in scrape.page.split(b"\n"):
+            if family := _TYPE.match(line):
+                growing = {family[1] + ending for ending in _COUNTS}
+            name, series, value = _sample(line) or (b"", b"", 0.0)
+            growth = self._growth.get(series, 0.0)
+            if value >= _LEAST_UNIX and _MOMENT.search(name):
+                lines.append(b"%s %.17g" % (series, self.moment(value, int(turn) if growth else 0)))
+            elif turn and name in growing:
+                lines.append(b"%s %.17g" % (series, value + int(turn) * growth))
+            else:
+                lines.append(line)
+        return scrape._replace(page=b"\n".join(lines))
 
     def moment(self, recorded: float, turn: int = 0) -> float:
         """Convert a recorded unix time into the time of the replay's given turn."""
         return self._begin + (recorded - self.first + turn * self.length) / self._speed
-
-    def _carried_on(self, page: bytes, turn: int) -> Iterator[bytes]:
-        """Yield the lines of a page with times of the replay, and counters grown by the earlier turns.
-
-        A time that is constant in the recording, such as the server's start, is not moved by later turns.
-        """
-        growing: set[bytes] = set()
-        for line in page.split(b"\n"):
-            if family := _TYPE.match(line):
-                growing = {family[1] + ending for ending in _COUNTS}
-            sample = _sample(line)
-            if sample is None:
-                yield line
-                continue
-            name, series, value = sample
-            growth = self._growth.get(series, 0.0)
-            if _MOMENT.search(name) and value >= _LEAST_UNIX:
-                yield b"%s %.17g" % (series, self.moment(value, turn if growth else 0))
-            elif turn and name in growing:
-                yield b"%s %.17g" % (series, value + turn * growth)
-            else:
-                yield line
 
     @cached_property
     def _growth(self) -> Mapping[bytes, float]:

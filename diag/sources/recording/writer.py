@@ -143,11 +143,33 @@ class Recorder:
             self.about(facts, remarks, every)
 
     def about(self, facts: Mapping[str, ServerFacts], remarks: Sequence[str], every: float) -> None:
-        """Write recording.toml."""
-        span = (self._last - self._first) / 1000
+        """Write recording.toml, all of it free of secrets: versions, model names, allow-listed flags."""
+        lines = [
+            "measured = true",
+            f"date = {_string(datetime.fromtimestamp(time.time(), UTC).strftime('%Y-%m-%d'))}",
+            f"diag = {_string(__version__)}",
+            f"scrape_interval_seconds = {every!r}",
+            f"span_seconds = {(self._last - self._first) / 1000!r}",
+            f"remarks = {_strings(remarks)}",
+        ]
+        for instance, server in facts.items():
+            lines += ["", f"[config.{_string(instance)}]"]
+            if server.version:
+                lines.append(f"version = {_string(hidden(server.version))}")
+            if server.models:
+                lines.append(f"models = {_strings([hidden(model) for model in server.models])}")
+            if server.max_model_len is not None:
+                lines.append(f"max_model_len = {server.max_model_len!r}")
+            if server.launch:
+                lines.append(f"launch = {_string(shown(server.launch))}")
+            if server.process:
+                lines.append(f"process = {_string(shown(server.process))}")
+            if server.server_info:
+                flags = ", ".join(f"{name} = {value!r}" for name, value in server.server_info.items())
+                lines.append(f"server_info = {{ {flags} }}")
         try:
             with written_whole(self._folder / ABOUT) as out:
-                out.write("\n".join(_toml(facts, remarks, every, span)) + "\n")
+                out.write("\n".join(lines) + "\n")
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -157,32 +179,6 @@ def fit(page: bytes) -> bytes:
     page = _HEADER.sub(b"# (scrape)", _HOME.sub(b"~", page))
     whole, newline, rest = page.rpartition(b"\n")
     return whole + newline + (CUT + b"\n" if is_cut(rest) else b"")
-
-
-def _toml(facts: Mapping[str, ServerFacts], remarks: Sequence[str], every: float, span: float) -> Iterator[str]:
-    """Yield the lines of recording.toml, all of them free of secrets: versions, model names, allow-listed flags."""
-    yield "measured = true"
-    yield f"date = {_string(datetime.fromtimestamp(time.time(), UTC).strftime('%Y-%m-%d'))}"
-    yield f"diag = {_string(__version__)}"
-    yield f"scrape_interval_seconds = {every!r}"
-    yield f"span_seconds = {span!r}"
-    yield f"remarks = {_strings(remarks)}"
-    for instance, server in facts.items():
-        yield ""
-        yield f"[config.{_string(instance)}]"
-        if server.version:
-            yield f"version = {_string(hidden(server.version))}"
-        if server.models:
-            yield f"models = {_strings([hidden(model) for model in server.models])}"
-        if server.max_model_len is not None:
-            yield f"max_model_len = {server.max_model_len!r}"
-        if server.launch:
-            yield f"launch = {_string(shown(server.launch))}"
-        if server.process:
-            yield f"process = {_string(shown(server.process))}"
-        if server.server_info:
-            flags = ", ".join(f"{name} = {value!r}" for name, value in server.server_info.items())
-            yield f"server_info = {{ {flags} }}"
 
 
 def _strings(texts: Sequence[str]) -> str:
