@@ -17,7 +17,6 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.report.gpu_sizing import render_sizing, render_sizing_json
 from diag.sources.observation import Observation
-from diag.vllm.capacity.roofline import SizedReplica, Sizing, choices, configurations
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import versions
@@ -25,6 +24,7 @@ from diag.vllm.gpus import GpuModel, gpus
 from diag.vllm.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, invalid, setup, size
+from diag.vllm.roofline import SizedReplica, Sizing, choices, configurations
 
 _MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
 _RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"

@@ -26,7 +26,7 @@ from diag.exporter.log.tail import LogTail
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.vllm_page import CollectorFailed, Scraped
 from diag.http.address import Address, is_here
-from diag.vllm.capacity import work
+from diag.vllm import work
 from diag.vllm.running_config import Config, ServerFacts, settle
 
 T = TypeVar("T")

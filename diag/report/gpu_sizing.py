@@ -12,9 +12,9 @@ from typing import Any
 from diag import __version__
 from diag.core.formatting import GIB, gibibytes, plural, quantity
 from diag.report.layout import paragraph, table
-from diag.vllm.capacity.roofline import REACHED, Ceiling, Sizing
 from diag.vllm.memory.ledger import Ledger
 from diag.vllm.memory.usage import ByteRange
+from diag.vllm.roofline import REACHED, Ceiling, Sizing
 
 BUDGET_SCHEMA = "diag.budget/2"
 SIZING_SCHEMA = "diag.sizing/1"

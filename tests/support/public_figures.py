@@ -6,15 +6,14 @@ from typing import Any, NamedTuple
 
 from support.paths import MODELS
 
-from diag.vllm import gpus
-from diag.vllm.capacity import roofline
-from diag.vllm.capacity.roofline import Replica, cost_per_million
+from diag.vllm import gpus, roofline
 from diag.vllm.command import parse as command
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.ledger import ledger
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import GpuSpec, setup
 from diag.vllm.memory.usage import ByteRange
+from diag.vllm.roofline import Replica, cost_per_million
 
 _DATA: dict[str, Any] = tomllib.loads((MODELS.parent / "public_figures.toml").read_text(encoding="utf-8"))
 

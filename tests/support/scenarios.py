@@ -11,7 +11,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import FAMILIES, Sample, render
 from diag.diagnosis.report import Finding, Report
-from diag.vllm.capacity import work
+from diag.vllm import work
 from diag.vllm.running_config import RunningConfig, ServerFacts
 
 Beside = Callable[[float], Iterable[Sample]]

@@ -7,12 +7,12 @@ from support.paths import MODELS
 from support.public_figures import cache_figures, figures
 
 from diag.core.errors import BadUsage
-from diag.vllm.capacity import roofline, work
-from diag.vllm.capacity.roofline import REACHED, Replica, SizedReplica, choices, configurations, cost_per_million
+from diag.vllm import roofline, work
 from diag.vllm.command import parse as command
 from diag.vllm.gpus import GpuModel, named
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import GpuSpec, setup
+from diag.vllm.roofline import REACHED, Replica, SizedReplica, choices, configurations, cost_per_million
 
 
 def replica(name: str, gpu: str = "h100", flags: str = "") -> Replica:

@@ -4,8 +4,8 @@ import pytest
 from support.paths import MODELS
 
 from diag.core.metric_families import FAMILIES
-from diag.vllm.capacity.work import gpu_samples, server_samples
 from diag.vllm.running_config import ServerFacts, settle
+from diag.vllm.work import gpu_samples, server_samples
 
 
 def work(flags: str = "", name: str = "llama-3.1-8b", **facts: object) -> dict[str, float]:

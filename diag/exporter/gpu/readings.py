@@ -13,7 +13,7 @@ from itertools import permutations
 from diag.core.metric_families import THROTTLE_REASONS, Sample
 from diag.exporter.gpu import nvml
 from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlCall, NvmlReading
-from diag.vllm.capacity import work
+from diag.vllm import work
 
 E3, E6, E9 = 1_000, 1_000_000, 1_000_000_000
 THROTTLED = {  # counters in nanoseconds: field values, then the policy of nvmlDeviceGetViolationStatus

@@ -1,7 +1,7 @@
 """Shares of the GPUs' ceilings (the roofline): memory bandwidth (MBU), FLOPs (MFU), and tensor parallelism's links.
 
 The ceilings are from data sheets; the work is vLLM's own estimate (--enable-mfu-metrics), otherwise the minimum for the
-model's shape (diag/vllm/capacity/work.py). If GPU or model are unknown, there is no sample. Iterations without output
+model's shape (diag/vllm/work.py). If GPU or model are unknown, there is no sample. Iterations without output
 are not counted; KV blocks count as a whole.
 """
 
