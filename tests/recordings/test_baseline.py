@@ -67,6 +67,20 @@ def test_unchanged_server_has_no_deviation_from_its_baseline(tmp_path: Path) -> 
     assert "as usual at this load" in " ".join(terminal.render(report).split())
 
 
+def test_difference_below_the_least_notable_one_is_not_reported(tmp_path: Path) -> None:
+    """0.75 ms are 1.8 times 0.42 ms, but no client notices the 0.33 ms between them."""
+
+    def quick(page: str) -> str:
+        return re.sub(LATENCY, lambda found: f"{found[1]}{0.02 * float(found[2])}", page, flags=re.MULTILINE)
+
+    normal = tmp_path / "normal.json"
+    verify.save_baseline(ObserveOptions([rewritten(tmp_path / "quick", quick)]), normal, even_ill=False)
+    slow = rewritten(tmp_path / "slow", lambda page: slower(quick(page)))
+    report = doctor.run(ObserveOptions([slow]), normal)
+    ratios = {reading.measure: round(reading.ratio or 0, 1) for reading in report.normality.readings}
+    assert (ratios["ITL (mean)"], notable(report)) == (1.8, {})
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

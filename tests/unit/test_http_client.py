@@ -4,6 +4,7 @@ import base64
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,31 @@ def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
     with talking(counting(connections, per_connection=1)) as server:
         kept = client(server.url, keep=True)
         assert [kept.get("/").body for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def test_all_kept_connections_are_closed_after_one_of_them_failed() -> None:
+    """The server ends two connections, without closing them, so that it sees when the client does."""
+    both, closed = threading.Barrier(2), [threading.Event(), threading.Event()]
+    connections: list[socket.socket] = []
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        connections.append(connection)
+        bad.take(connection)
+        if connection in connections[:2]:
+            both.wait(10)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        if connection in connections[:2]:
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1024):
+                pass
+            closed[connections.index(connection)].set()
+
+    with talking(talk) as server, ThreadPoolExecutor(2) as pool:
+        kept = client(server.url, keep=True)
+        assert [response.status for response in pool.map(kept.get, ["/", "/"])] == [200, 200]
+        assert not any(event.is_set() for event in closed)
+        assert kept.get("/").status == 200
+        assert all(event.wait(5) for event in closed)
 
 
 def test_a_connection_with_half_a_response_is_not_kept() -> None:
