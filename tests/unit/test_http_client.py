@@ -156,6 +156,11 @@ def test_slow_server_times_out(talk: Talk, wait: float, reason: str) -> None:
         client(server.url, wait).get("/")
 
 
+def test_request_whose_time_is_over_is_too_long() -> None:
+    with serving(lambda _: Reply()) as server, pytest.raises(Failure, match="did not finish its response"):
+        client(server.url).post("/", {}, seconds=1e-9)
+
+
 def test_server_that_is_silent_in_the_tls_handshake_is_given_up() -> None:
     with (
         talking(bad.hang) as server,

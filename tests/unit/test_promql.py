@@ -98,6 +98,10 @@ def test_deeply_nested_promql_is_refused_before_parsing(deep: str) -> None:
     assert parser.depth(f"f({wide}, a{{b={wide}}})") < 20
 
 
+def test_depth_of_arguments_is_that_of_the_deepest_one() -> None:
+    assert parser.depth(f"f({'a + b, ' * 600}a){'-a' * 600}") == 601
+
+
 @pytest.mark.parametrize(
     "promql",
     [
@@ -234,6 +238,11 @@ def test_set_operation_keeps_series_by_the_labels_that_match(promql: str, values
 def test_label_join_sets_a_label_and_removes_it_if_the_text_is_empty(sources: str, labels: Labels) -> None:
     block = series("x", [7.0], a="1", b="2", c="3")
     assert ask(f'label_join(sum by (a, b, c) (x), "a", "-", {sources})', block, at=0) == [(labels, 7.0)]
+
+
+def test_long_expression_is_broken_before_its_outermost_operator() -> None:
+    left, right = (f"sum by (instance) (rate({name}[5m]))" for name in ("first_total", "second_total"))
+    assert pretty(f"({left} + {right}) / {left}") == f"({left} + {right})\n/ {left}"
 
 
 def test_broken_expression_loses_nothing_but_spaces() -> None:
