@@ -24,7 +24,12 @@ from diag.core.incident import Incident, Severity, judged
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.snapshot import Snapshot
 from diag.knowledge.catalog import load
-from diag.knowledge.signals import prefills_in_pauses, requests_running, requests_waiting_median
+from diag.knowledge.signals import (
+    prefills_in_pauses,
+    requests_running,
+    requests_that_fit_kv_cache,
+    requests_waiting_median,
+)
 from diag.report import verify as report
 from diag.verify.changes import AppliedFix, options
 from diag.verify.compare import Verification, compare
@@ -279,7 +284,9 @@ def test_the_gateway_limit_that_was_proposed_is_the_change(tmp_path: Path) -> No
         ("gateway concurrency limit", None, "6")
     ]
     assert server.first is not None
-    assert [(each.name, each.proposed) for each in server.first.applied_fixes] == [("gateway concurrency limit", "6")]
+    (applied,) = server.first.applied_fixes
+    assert (applied.name, applied.proposed) == ("gateway concurrency limit", "6")
+    assert applied.fix.value == requests_that_fit_kv_cache
     (outside,) = (note for note in server.notes if "Little's law" in note)
     assert "the 28 requests of before were always in flight (closed-loop clients): 22 of them wait" in outside
 

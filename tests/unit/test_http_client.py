@@ -245,7 +245,9 @@ def test_a_proxy_that_cannot_be_used_is_a_failure(monkeypatch: pytest.MonkeyPatc
 # Certificates
 
 
-def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(tmp_path: Path) -> None:
+def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cert, key = bad.certificate(tmp_path, "server")  # for 127.0.0.1
     by_host = Credentials(ca_file=str(cert))
     with serving(bad.pages(bad.PAGE), bad.server_context(cert, key)) as server:
@@ -255,3 +257,6 @@ def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(tmp_path:
         named = replace(by_host, server_name="127.0.0.1")
         assert Client(url, named, Manner(30)).get("/metrics").status == 200
         assert Client(url, Credentials(unverified=True), Manner(30)).get("/metrics").status == 200
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))  # an authority of the system
+        named = Credentials(server_name="127.0.0.1")
+        assert Client(url, named, Manner(30)).get("/metrics").status == 200
