@@ -13,9 +13,10 @@ from support import bad_servers as bad
 from support.bad_servers import Reply, serving, talking
 
 from diag.http.address import parse
-from diag.http.client import Client, Manner, Proxy, proxy_for
+from diag.http.client import Client, Manner, Proxy, Response, proxy_for
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure, sentence
+from diag.http.prometheus_api import NO_API, decoded
 
 Talk = Callable[[socket.socket, threading.Event], None]
 
@@ -240,6 +241,17 @@ def test_a_proxy_that_cannot_be_used_is_a_failure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("http_proxy", url)
     with pytest.raises(Failure, match="through the proxy"):
         client("http://server.invalid").get("/")
+
+
+# Documents of Prometheus
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [(b'{"data": {}}', ""), (b'{"error": "x"}', ""), (b'{"message": "x"}', NO_API), (b"[]", NO_API)],
+)
+def test_document_without_data_or_an_error_is_not_from_the_prometheus_api(body: bytes, problem: str) -> None:
+    assert decoded(Response(500, body)).problem == problem
 
 
 # Certificates
