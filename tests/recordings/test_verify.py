@@ -152,17 +152,19 @@ def test_inter_token_latency_is_judged_by_its_maximum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "flag", "values"),
+    ("after", "flag", "values", "proposed"),
     [
-        ("cure_max_num_seqs_p90", "--max-num-seqs", ("64", "3")),
-        ("cure_watermark", "--watermark", (None, "0.05")),
+        ("cure_max_num_seqs_p90", "--max-num-seqs", ("64", "3"), ""),
+        ("cure_watermark", "--watermark", (None, "0.05"), "0.08"),
     ],
 )
-def test_changed_flag_is_recognized_as_the_fix(after: str, flag: str, values: tuple[str | None, str]) -> None:
+def test_changed_flag_is_recognized_as_the_fix(
+    after: str, flag: str, values: tuple[str | None, str], proposed: str
+) -> None:
     (server,) = verified("kv_cascade_base", after).servers
     assert [(each.name, each.before, each.after) for each in server.changes] == [(flag, *values)]
     assert server.first is not None
-    assert [each.fix.flag for each in server.first.applied_fixes] == [flag]
+    assert [(each.fix.flag, each.proposed) for each in server.first.applied_fixes] == [(flag, proposed)]
 
 
 def test_a_flag_that_moved_in_the_opposite_direction_is_no_fix() -> None:
