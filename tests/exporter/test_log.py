@@ -190,6 +190,9 @@ def test_the_year_is_the_latest_that_is_not_more_than_a_day_ahead(
 def test_invalid_time_of_a_line_is_not_read() -> None:
     for line in ("INFO 13-41 23:59:59 [a.py:1] x", "2026-99-21T02:32:18Z x", "Foo 21 02:32:18 host vllm[1]: x"):
         assert LineParser(UTC).parse(line, NOW)[0].at is None
+    parser = LineParser(UTC)
+    times = [parser.parse(f"INFO 11-21 02:00:{seconds} [a.py:1] x", NOW)[0].at for seconds in (59, 60)]
+    assert times == [at("02:00:59"), None]
 
 
 def test_a_time_without_a_zone_is_in_the_zone_of_the_log() -> None:
@@ -955,6 +958,22 @@ def test_old_log_has_the_year_of_its_file(path: Path) -> None:
     tail = LogTail(str(path), UTC)
     tail.catch_up()
     assert last_line(tail.state) == datetime(2023, 11, 21, 2, tzinfo=UTC).timestamp()
+
+
+def test_followed_log_is_left_alone_between_two_looks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    class Counted(LogTail):
+        def step(self) -> None:
+            looks.append(1)
+            super().step()
+
+    monkeypatch.setattr(following, "EVERY", 0.1)
+    tail, begin = Counted(str(path), UTC), time.monotonic()
+    tail.start()
+    eventually(lambda: len(looks) >= 3)
+    tail.stop()
+    assert len(looks) <= (time.monotonic() - begin) / 0.1 + 1
 
 
 def test_a_file_that_comes_later_is_read(path: Path, follow: Callable[[Path], LogTail]) -> None:

@@ -178,6 +178,19 @@ def test_a_line_that_was_split_is_no_line_of_its_own(
     unchanged(serving(NEW, frame), lambda sent: way(NEW, sent), NEW)
 
 
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("x" * (48 * 2**10 - 1), {"engine_dead": 1}), ("x" * 48 * 2**10, {}), ("é" * 24 * 2**10, {})],
+    ids=["a byte less", "48 KiB", "48 KiB in fewer characters"],
+)
+def test_line_behind_a_long_one_in_the_journal_is_its_rest_only_from_48_kibibytes(
+    message: str, expected: dict[str, float]
+) -> None:
+    state = serving(NEW, in_journal)
+    feed(state, in_journal(message), in_journal(FATAL + DIED))
+    assert events(state) == expected
+
+
 def at_of(head: str) -> float:
     return datetime.strptime(f"2026-{head.split()[3]} {head.split()[4]} +0000", "%Y-%m-%d %H:%M:%S %z").timestamp()
 

@@ -28,6 +28,12 @@ def slower(page: str) -> str:
     return re.sub(LATENCY, lambda found: f"{found[1]}{1.8 * float(found[2])}", page, flags=re.MULTILINE)
 
 
+def ill(page: str) -> str:
+    """The page of a slower server whose KV cache is full."""
+    full = rewriting.with_value(slower(page), "vllm:kv_cache_usage_perc{", "1.0")
+    return rewriting.with_value(full, "vllm:num_requests_waiting{", "5")
+
+
 def rewritten(folder: Path, change: Callable[[str], str], name: str = "healthy") -> str:
     return str(rewriting.write(folder, rewriting.changed(rewriting.scrapes(name), change)))
 
@@ -50,6 +56,7 @@ def test_slower_server_is_reported_as_a_multiple_of_normal_with_the_same_verdict
     assert {name: round(reading.ratio or 0, 1) for name, reading in found.items()} == {"ITL (mean)": 1.8}
     sentence = r"ITL \(mean\) 37.4 ms: 1.79x this server's normal \(.*\) at 4.09 running requests.*, vLLM 0.32.0"
     assert re.fullmatch(sentence, normal_sentence(found["ITL (mean)"]))
+    assert found["ITL (mean)"].against == "this server's normal"
     alone = doctor.run(ObserveOptions([slow]))
     assert (report.verdict, report.present, report.not_judged) == (
         alone.verdict,
@@ -65,6 +72,20 @@ def test_unchanged_server_has_no_deviation_from_its_baseline(tmp_path: Path) -> 
     report = doctor.run(ObserveOptions([str(RECORDINGS / "healthy")]), saved(tmp_path, "healthy"))
     assert (notable(report), len(report.normality.readings) > 3) == ({}, True)
     assert "as usual at this load" in " ".join(terminal.render(report).split())
+
+
+def test_difference_below_the_least_notable_one_is_not_reported(tmp_path: Path) -> None:
+    """0.75 ms are 1.8 times 0.42 ms, but no client notices the 0.33 ms between them."""
+
+    def quick(page: str) -> str:
+        return re.sub(LATENCY, lambda found: f"{found[1]}{0.02 * float(found[2])}", page, flags=re.MULTILINE)
+
+    normal = tmp_path / "normal.json"
+    verify.save_baseline(ObserveOptions([rewritten(tmp_path / "quick", quick)]), normal, include_unhealthy=False)
+    slow = rewritten(tmp_path / "slow", lambda page: slower(quick(page)))
+    report = doctor.run(ObserveOptions([slow]), normal)
+    ratios = {reading.measure: round(reading.ratio or 0, 1) for reading in report.normality.readings}
+    assert (ratios["ITL (mean)"], notable(report)) == (1.8, {})
 
 
 @pytest.mark.parametrize(
@@ -144,6 +165,15 @@ def test_slower_start_is_reported_by_phase(tmp_path: Path) -> None:
     }
 
 
+def test_other_flags_of_the_baseline_are_named(tmp_path: Path) -> None:
+    file = saved(tmp_path, "healthy")
+    known = json.loads(file.read_text(encoding="utf-8"))
+    known["servers"][0]["flags"]["block_size"] = 16.0
+    file.write_text(json.dumps(known), encoding="utf-8")
+    readings = doctor.run(ObserveOptions([str(RECORDINGS / "healthy")]), file).normality.readings
+    assert {reading.against for reading in readings} == {"this server's normal (with another --block-size)"}
+
+
 def test_each_release_of_an_upgraded_server_has_rows_of_its_own(tmp_path: Path) -> None:
     normals = read(saved(tmp_path, "version_upgraded"))
     assert [(normal.kind.version, len(normal.rows)) for normal in normals] == [("0.31.0", 15), ("0.32.0", 16)]
@@ -158,11 +188,6 @@ def test_diag_toml_names_the_file(tmp_path: Path) -> None:
 
 def test_without_a_file_an_ill_server_is_compared_with_its_peers(tmp_path: Path) -> None:
     """Three healthy replicas, a slow one, and one that is slow and whose KV cache is full."""
-
-    def ill(page: str) -> str:
-        full = rewriting.with_value(slower(page), "vllm:kv_cache_usage_perc{", "1.0")
-        return rewriting.with_value(full, "vllm:num_requests_waiting{", "5")
-
     fleet = [list(rewriting.scrapes("healthy")) for _ in range(3)]
     fleet += [list(rewriting.changed(rewriting.scrapes("healthy"), change)) for change in (slower, ill)]
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "fleet", rewriting.side_by_side(*fleet)))]))
@@ -170,3 +195,11 @@ def test_without_a_file_an_ill_server_is_compared_with_its_peers(tmp_path: Path)
     assert {dict(reading.subject)["instance"] for reading in said} == {"r4:8000"}
     assert [round(reading.ratio or 0, 1) for reading in said if reading.measure == "ITL (mean)"] == [1.8]
     assert "the median of 4 peers" in normal_sentence(said[0])
+
+
+@pytest.mark.parametrize(("peers", "compared"), [(3, True), (2, False)])
+def test_ill_server_is_compared_with_three_peers_or_more(tmp_path: Path, peers: int, compared: bool) -> None:
+    fleet = [list(rewriting.scrapes("healthy")) for _ in range(peers)]
+    fleet.append(list(rewriting.changed(rewriting.scrapes("healthy"), ill)))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "fleet", rewriting.side_by_side(*fleet)))]))
+    assert bool(report.normality.readings) == compared

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 from support.paths import RECORDINGS
-from support.rewriting import Scrape, scrapes
+from support.rewriting import Scrape, changed, scrapes
 
 from diag.diagnosis.progress import Health, Liveness
 
@@ -91,6 +91,17 @@ def test_a_server_that_is_paused_or_gone_gets_no_requests_and_is_not_restarted()
     assert "POST /resume" in paused.readiness
     silent = healths(scrapes("fail_max_model_len"))[-1][1]
     assert (silent.alive, silent.ready, silent.readiness) == (True, False, "vLLM's /metrics does not answer")
+
+
+def test_state_of_a_server_without_counters_cannot_be_told() -> None:
+    """Requests in flight alone do not show whether any token moves."""
+
+    def gauges(page: str) -> str:
+        return "".join(f"{line}\n" for line in page.split("\n") if line.startswith("vllm:num_requests_"))
+
+    health = healths(changed(scrapes("healthy"), gauges))[-1][1]
+    assert (health.alive, health.ready) == (True, True)
+    assert health.liveness.startswith("cannot tell: ")
 
 
 def test_a_server_that_serves_again_is_ready_at_once() -> None:

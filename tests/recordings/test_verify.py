@@ -24,7 +24,12 @@ from diag.core.incident import Incident, Severity, judged
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.snapshot import Snapshot
 from diag.knowledge.catalog import load
-from diag.knowledge.signals import prefills_in_pauses, requests_running, requests_waiting_median
+from diag.knowledge.signals import (
+    prefills_in_pauses,
+    requests_running,
+    requests_that_fit_kv_cache,
+    requests_waiting_median,
+)
 from diag.report import verify as report
 from diag.verify.changes import AppliedFix, options
 from diag.verify.compare import Verification, compare
@@ -147,17 +152,19 @@ def test_inter_token_latency_is_judged_by_its_maximum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("after", "flag", "values"),
+    ("after", "flag", "values", "proposed"),
     [
-        ("cure_max_num_seqs_p90", "--max-num-seqs", ("64", "3")),
-        ("cure_watermark", "--watermark", (None, "0.05")),
+        ("cure_max_num_seqs_p90", "--max-num-seqs", ("64", "3"), ""),
+        ("cure_watermark", "--watermark", (None, "0.05"), "0.08"),
     ],
 )
-def test_changed_flag_is_recognized_as_the_fix(after: str, flag: str, values: tuple[str | None, str]) -> None:
+def test_changed_flag_is_recognized_as_the_fix(
+    after: str, flag: str, values: tuple[str | None, str], proposed: str
+) -> None:
     (server,) = verified("kv_cascade_base", after).servers
     assert [(each.name, each.before, each.after) for each in server.changes] == [(flag, *values)]
     assert server.first is not None
-    assert [each.fix.flag for each in server.first.applied_fixes] == [flag]
+    assert [(each.fix.flag, each.proposed) for each in server.first.applied_fixes] == [(flag, proposed)]
 
 
 def test_a_flag_that_moved_in_the_opposite_direction_is_no_fix() -> None:
@@ -279,7 +286,9 @@ def test_the_gateway_limit_that_was_proposed_is_the_change(tmp_path: Path) -> No
         ("gateway concurrency limit", None, "6")
     ]
     assert server.first is not None
-    assert [(each.name, each.proposed) for each in server.first.applied_fixes] == [("gateway concurrency limit", "6")]
+    (applied,) = server.first.applied_fixes
+    assert (applied.name, applied.proposed) == ("gateway concurrency limit", "6")
+    assert applied.fix.value == requests_that_fit_kv_cache
     (outside,) = (note for note in server.notes if "Little's law" in note)
     assert "the 28 requests of before were always in flight (closed-loop clients): 22 of them wait" in outside
 

@@ -4,6 +4,7 @@ import base64
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from support import bad_servers as bad
 from support.bad_servers import Reply, serving, talking
 
 from diag.http.address import parse
-from diag.http.client import Client, Manner, Proxy, proxy_for
+from diag.http.client import Client, Manner, Proxy, Response, proxy_for
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure, sentence
+from diag.http.prometheus_api import NO_API, decoded
 
 Talk = Callable[[socket.socket, threading.Event], None]
 
@@ -58,6 +60,31 @@ def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
     with talking(counting(connections, per_connection=1)) as server:
         kept = client(server.url, keep=True)
         assert [kept.get("/").body for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def test_all_kept_connections_are_closed_after_one_of_them_failed() -> None:
+    """The server ends two connections, without closing them, so that it sees when the client does."""
+    both, closed = threading.Barrier(2), [threading.Event(), threading.Event()]
+    connections: list[socket.socket] = []
+
+    def talk(connection: socket.socket, over: threading.Event) -> None:
+        connections.append(connection)
+        bad.take(connection)
+        if connection in connections[:2]:
+            both.wait(10)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        if connection in connections[:2]:
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1024):
+                pass
+            closed[connections.index(connection)].set()
+
+    with talking(talk) as server, ThreadPoolExecutor(2) as pool:
+        kept = client(server.url, keep=True)
+        assert [response.status for response in pool.map(kept.get, ["/", "/"])] == [200, 200]
+        assert not any(event.is_set() for event in closed)
+        assert kept.get("/").status == 200
+        assert all(event.wait(5) for event in closed)
 
 
 def test_a_connection_with_half_a_response_is_not_kept() -> None:
@@ -128,6 +155,11 @@ def stop_in_the_middle(connection: socket.socket, over: threading.Event) -> None
 def test_slow_server_times_out(talk: Talk, wait: float, reason: str) -> None:
     with talking(talk) as server, pytest.raises(Failure, match=reason):
         client(server.url, wait).get("/")
+
+
+def test_request_whose_time_is_over_is_too_long() -> None:
+    with serving(lambda _: Reply()) as server, pytest.raises(Failure, match="did not finish its response"):
+        client(server.url).post("/", {}, seconds=1e-9)
 
 
 def test_server_that_is_silent_in_the_tls_handshake_is_given_up() -> None:
@@ -211,10 +243,23 @@ def test_a_proxy_that_cannot_be_used_is_a_failure(monkeypatch: pytest.MonkeyPatc
         client("http://server.invalid").get("/")
 
 
+# Documents of Prometheus
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [(b'{"data": {}}', ""), (b'{"error": "x"}', ""), (b'{"message": "x"}', NO_API), (b"[]", NO_API)],
+)
+def test_document_without_data_or_an_error_is_not_from_the_prometheus_api(body: bytes, problem: str) -> None:
+    assert decoded(Response(500, body)).problem == problem
+
+
 # Certificates
 
 
-def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(tmp_path: Path) -> None:
+def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cert, key = bad.certificate(tmp_path, "server")  # for 127.0.0.1
     by_host = Credentials(ca_file=str(cert))
     with serving(bad.pages(bad.PAGE), bad.server_context(cert, key)) as server:
@@ -224,3 +269,6 @@ def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(tmp_path:
         named = replace(by_host, server_name="127.0.0.1")
         assert Client(url, named, Manner(30)).get("/metrics").status == 200
         assert Client(url, Credentials(unverified=True), Manner(30)).get("/metrics").status == 200
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))  # an authority of the system
+        named = Credentials(server_name="127.0.0.1")
+        assert Client(url, named, Manner(30)).get("/metrics").status == 200

@@ -21,6 +21,7 @@ from diag.promql import (
     output_labels,
     parse,
     parser,
+    pretty,
     range_functions,
 )
 from diag.promql.evaluator import MOST_INSTANTS
@@ -97,8 +98,16 @@ def test_deeply_nested_promql_is_refused_before_parsing(deep: str) -> None:
     assert parser.depth(f"f({wide}, a{{b={wide}}})") < 20
 
 
+def test_depth_of_arguments_is_that_of_the_deepest_one() -> None:
+    assert parser.depth(f"f({'a + b, ' * 600}a){'-a' * 600}") == 601
+
+
 @pytest.mark.parametrize(
-    "promql", ["", "sum(", "rate(x)", "x[5m] offset", "1 > 2", "x and 1", "{}", "nothing(x)", f"x offset {9:0<40}"]
+    "promql",
+    [
+        *("", "sum(", "rate(x)", "x[5m] offset", "1 > 2", "x and 1", "{}", "nothing(x)", f"x offset {9:0<40}"),
+        "a)" + "a + a," * 600,
+    ],
 )
 def test_invalid_promql_is_refused_with_the_parser_error(promql: str) -> None:
     with pytest.raises(Unsupported, match=r"is not PromQL: \w"):
@@ -188,6 +197,60 @@ def test_the_slope_of_a_constant_is_exactly_zero() -> None:
 def test_buckets_that_differ_by_a_rounding_error_are_equal() -> None:
     buckets = [series("x", [count], le=le) for le, count in (("1", 0.3), ("2", 0.1 + 0.2), ("+Inf", 0.1 + 0.2))]
     assert ask("histogram_quantile(1, x)", *buckets, at=0) == [({}, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("first", "quantile", "value"),
+    [(0.5, 1 / 6, 0.25), (0.5, 0.5, 1.25), (0.5, 0.75, 3.0), (0.5, 0.95, 4.0), (-1.0, 0.1, -1.0), (0.0, 0.1, 0.0)],
+    ids=["lowest bucket", "second bucket", "third bucket", "above all bounds", "below a negative bound", "up to zero"],
+)
+def test_quantile_is_interpolated_in_the_bucket_that_holds_its_rank(
+    first: float, quantile: float, value: float
+) -> None:
+    counts = {str(first): 4.0, "2": 8.0, "4": 10.0, "+Inf": 12.0}
+    buckets = [series("x", [count], le=bound) for bound, count in counts.items()]
+    assert ask(f"histogram_quantile({quantile}, x)", *buckets, at=0) == [({}, pytest.approx(value))]
+
+
+def test_mean_of_values_whose_sum_overflows_is_exact() -> None:
+    block = series("x", [1.5e308, 1.7e308, 1.6e308], every=10_000)
+    assert ask("avg_over_time(x[30s])", block, at=20_000) == [({}, pytest.approx(1.6e308))]
+
+
+@pytest.mark.parametrize(
+    ("promql", "values"),
+    [
+        ("x and on (a) y", [2.0]),
+        ("x unless on (a) y", [1.0]),
+        ("x or on (a) y", [1.0, 2.0, 9.0]),
+        ("x and on (b) y", [1.0, 2.0]),
+    ],
+)
+def test_set_operation_keeps_series_by_the_labels_that_match(promql: str, values: list[float]) -> None:
+    left = [series("x", [value], a=label) for value, label in ((1.0, "1"), (2.0, "2"))]
+    right = [series("y", [value], a=label, c=label) for value, label in ((8.0, "2"), (9.0, "3"))]
+    assert [value for _, value in ask(promql, *left, *right, at=0)] == values
+
+
+@pytest.mark.parametrize(
+    ("sources", "labels"), [('"b", "c"', {"a": "2-3", "b": "2", "c": "3"}), ('"missing"', {"b": "2", "c": "3"})]
+)
+def test_label_join_sets_a_label_and_removes_it_if_the_text_is_empty(sources: str, labels: Labels) -> None:
+    block = series("x", [7.0], a="1", b="2", c="3")
+    assert ask(f'label_join(sum by (a, b, c) (x), "a", "-", {sources})', block, at=0) == [(labels, 7.0)]
+
+
+def test_long_expression_is_broken_before_its_outermost_operator() -> None:
+    left, right = (f"sum by (instance) (rate({name}[5m]))" for name in ("first_total", "second_total"))
+    assert pretty(f"({left} + {right}) / {left}") == f"({left} + {right})\n/ {left}"
+
+
+def test_broken_expression_loses_nothing_but_spaces() -> None:
+    sums = ", ".join(f'"label_{at}"' for at in range(20))
+    text = f'label_join(sum by (instance) (rate(requests_total{{a="1", b="2"}}[5m])) / 60, "joined", "-", {sums})'
+    lines = pretty(text)
+    assert all(len(line) <= 100 for line in lines.splitlines())
+    assert "".join(lines.split()) == "".join(text.split())
 
 
 def test_a_subquery_asks_at_multiples_of_its_step() -> None:
@@ -318,11 +381,12 @@ def test_windows_too_large_for_memory_are_taken_in_parts(monkeypatch: pytest.Mon
     instants = np.arange(0, 200_000, 3_333)
     for promql in ("rate(x[30s])", "quantile_over_time(scalar(count(x)) / 8, x[1m])", "predict_linear(x[20s], time())"):
         whole = evaluate(promql, samples, instants)
-        with monkeypatch.context() as context:
-            context.setattr(range_functions, "_MOST_CELLS", 150)
+        for cells in (1, 150):
+            monkeypatch.setattr(range_functions, "_MOST_CELLS", cells)
             parts = evaluate(promql, samples, instants)
-        np.testing.assert_array_equal(whole.present, parts.present)
-        np.testing.assert_array_equal(whole.values[whole.present], parts.values[whole.present])
+            np.testing.assert_array_equal(whole.present, parts.present)
+            np.testing.assert_array_equal(whole.values[whole.present], parts.values[whole.present])
+        monkeypatch.undo()
 
 
 def test_ties_of_topk_keep_the_first_and_an_instant_is_ordered() -> None:
