@@ -65,7 +65,7 @@ def test_the_live_view_shows_the_servers_of_a_prometheus(server: Server) -> None
             assert sick.split()[:4] == ["sick:8000", "critical", "busy", "kv_eviction_cascade"]
             assert well.split()[:3] == ["well:8000", "healthy", "busy"]
             assert "█" in well
-            await top_views.press(pilot, "r", shows="is not recorded")
+            await top_views.press(pilot, "r", shows="nothing is recorded")
             await top_views.press(pilot, "enter", shows="ruled out")
 
     top_views.run(look())
