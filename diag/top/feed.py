@@ -65,7 +65,7 @@ class Feed:
 
     def record(self) -> str:
         """Write the last minutes as a recording; returns a sentence with its place."""
-        raise BadUsage("a Prometheus keeps its samples itself, so nothing is recorded; diagnose them later with --at")
+        raise BadUsage("nothing is recorded: a Prometheus keeps its samples; diagnose them later with --at")
 
     def _watch(self) -> None:
         raise NotImplementedError
