@@ -215,7 +215,7 @@ class HostPage(Generic[P]):
             self._reported[name] = problem
             own.append(("diag_scrape_success", (name,), float(not problem)))
             own.append(("diag_scrape_duration_seconds", (name,), result.seconds))
-            debug_log.log.debug("collector %s: %.1f ms", name, 1000 * result.seconds)
+            debug_log.took("collector", name, result.seconds)
         parts = [result.value.part for result in rendered.values() if result.value]
         return [*parts, self._write([*own, *self._server(scraped.value), *self._more()])]
 
