@@ -199,7 +199,11 @@ def doctor(
     ] = "",
     log_level: Annotated[
         LogLevel,
-        output_option("--log-level", metavar="LEVEL", help="debug prints what each source, collector and query took."),
+        output_option(
+            "--log-level",
+            metavar="LEVEL",
+            help="debug: print the duration of each source, collector, request and query on standard error.",
+        ),
     ] = LogLevel.warning,
     configuration: ConfigurationOptions,
 ) -> None:

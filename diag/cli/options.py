@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HERE = "http://127.0.0.1:8000"
 WINDOW = "15m"
-LONGEST_WAIT, LONGEST_PAUSE, LONGEST_WATCH = 3600.0, 86_400.0, 7 * 86_400.0
+LONGEST_WAIT, LONGEST_PAUSE, LONGEST_DURATION = 3600.0, 86_400.0, 7 * 86_400.0
 """Upper limits in seconds: for a response, between two scrapes, and for a whole watch."""
 
 vllm_option = partial(typer.Option, rich_help_panel="vLLM and GPU")
@@ -45,7 +45,7 @@ def _reject_nan(value: float | None) -> float | None:
 
 
 seconds_option = partial(scrape_option, metavar="SECONDS", callback=_reject_nan)
-duration_option = partial(seconds_option, "--for", max=LONGEST_WATCH)
+duration_option = partial(seconds_option, "--for", max=LONGEST_DURATION)
 
 Targets = Annotated[
     list[str] | None,

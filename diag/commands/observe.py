@@ -145,6 +145,6 @@ def show_configuration(options: ObserveOptions, as_json: bool) -> str:
     from diag.diagnosis import configuration
     from diag.report.settings import render_config, render_config_json
 
-    observation = observe(replace(options, duration=0.0), Contract())
+    observation = source.observe(replace(options, duration=0.0), Scraping())
     servers, notes = configuration.configurations(observation), configuration.notes(observation)
     return (render_config_json if as_json else render_config)(servers, notes)

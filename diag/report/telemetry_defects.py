@@ -12,8 +12,8 @@ SENTENCES = {
         " Targets, whether these servers still exist"
     ),
     "gone": (
-        "no longer scraped: {servers}, since {time} or earlier, so their state is unknown; if nobody stopped them,"
-        " check the service discovery of Prometheus"
+        "no longer scraped: {servers}, since {time} or earlier, so their state is unknown; unless they were stopped on"
+        " purpose, check the service discovery of Prometheus"
     ),
     "gaps": (
         "scrapes missing: {servers}, up to {percent:.0f} % of them; what happened in these gaps is unknown. A failed"

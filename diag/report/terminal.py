@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from diag.diagnosis.transitions import Transition
+    from diag.sources.source import Tick
 
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 """Environment variables by which rich takes anything for a terminal."""
@@ -164,12 +165,8 @@ def laid_out(markdown: str, width: int = WIDTH) -> str:
 # -- progress bars ----------------------------------------------------------------------------------------------------
 
 
-Tick = Callable[[float], None]
-"""Receives the share of the observation that is over, 0..1."""
-
-
 @contextmanager
-def bar(description: str) -> Iterator[Tick]:
+def bar(description: str) -> Iterator["Tick"]:
     """Show a progress bar while servers are observed; nothing if standard error is not a terminal."""
     from rich.progress import TimeRemainingColumn
 

@@ -5,11 +5,11 @@ diag/sources/README.md walks through adding a source.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from diag.core.contract import Contract
 from diag.core.debug_log import timed
@@ -76,16 +76,25 @@ class SourceOptions:
     scope: Scope = field(default_factory=Scope)
     k8s: str = ""
 
+    @property
+    def kind(self) -> Literal["prometheus", "pods", "recording", "servers"]:
+        """The kind of source that the options choose."""
+        if self.prometheus:
+            return "prometheus"
+        if self.k8s:
+            return "pods"
+        return "recording" if any(map(is_path, self.targets)) else "servers"
+
 
 @dataclass(frozen=True)
 class Scraping:
-    """The caller's part in scraping live servers.
+    """The caller's part in scraping live servers; by default none.
 
     `progress` opens a progress bar with a label; `should_go_on` is called when the duration is over: a huge prefill may
     still be under way.
     """
 
-    progress: Callable[[str], AbstractContextManager[Tick]]
+    progress: Callable[[str], AbstractContextManager[Tick]] = lambda _: nullcontext(lambda share: None)
     should_go_on: Callable[["Observation"], bool] = lambda _: False
 
 
@@ -96,29 +105,31 @@ def open_source(
 
     Raises BadUsage for targets that do not fit together, Unreachable if no server responds.
     """
-    with timed("source", "Prometheus" if options.prometheus else "pods" if options.k8s else "recording or servers"):
-        return open_prometheus(options, contract, incidents) if options.prometheus else observe(options, scraping)
+    with timed("source", options.kind):
+        if options.kind == "prometheus":
+            return open_prometheus(options, contract, incidents)
+        return observe(options, scraping)
 
 
 def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
     """Read the samples of one recording, or scrape live servers; BadUsage for a Prometheus, which has no pages."""
-    if options.prometheus:
+    if options.kind == "prometheus":
         raise BadUsage("a Prometheus has no pages to read: name a recording, or URLs of servers")
-    if options.k8s:
+    if options.kind == "pods":
         from diag.sources.kubernetes.servers import find
 
         pods = find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
         with scraping.progress(f"watching {pods.shown}") as tick:
             return pods.scrape(scrape_plan(options, tick, scraping.should_go_on))
-    paths = [target for target in options.targets if is_path(target)]
-    if paths:
+    if options.kind == "recording":
         if len(options.targets) > 1:
             raise BadUsage("a recording is diagnosed alone: name one recording, or only URLs")
-        if not exists(paths[0]):
-            raise BadUsage(f"{printable(paths[0])} does not exist: name the folder of a recording, or a URL")
+        path = options.targets[0]
+        if not exists(path):
+            raise BadUsage(f"{printable(path)} does not exist: name the folder of a recording, or a URL")
         from diag.sources.recording.reader import read
 
-        return read(Path(paths[0]), launch=options.launch)
+        return read(Path(path), launch=options.launch)
 
     from diag.sources.live.scrape import scrape
 

@@ -59,7 +59,7 @@ STATED = {
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",
     "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
-    "`--for`": f"{options.LONGEST_WATCH:,.0f} s",
+    "`--for`": f"{options.LONGEST_DURATION:,.0f} s",
     "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",
     "`/version`, `/v1/models`, `/server_info`": f"{vllm_server.SMALL // MIB} MiB",
 }

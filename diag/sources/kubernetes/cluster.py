@@ -168,7 +168,7 @@ class _LoggedErrors(logging.Handler):
 class ProxyClient(Client):
     """Sends requests to pods through the API server's proxy, and reports which of the two has failed.
 
-    If the API server fails during a watch, the servers behind it must not count as dead.
+    If the API server fails while pods are scraped, the servers behind it must not count as dead.
     """
 
     def __init__(self, cluster: Cluster, manner: Manner) -> None:

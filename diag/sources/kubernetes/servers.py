@@ -1,4 +1,4 @@
-"""The vLLM servers of a namespace: finding them, watching them, and each container's log and status as part of a page.
+"""The vLLM servers of a namespace: finding them, scraping them, and each container's log and status as part of a page.
 
 The log of the previous run is read first: in a crash loop it has the cause. The kubelet stamps each line, so the time
 zone of the container does not matter.
