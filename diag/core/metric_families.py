@@ -171,6 +171,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
         " other symptoms, but does not count as an event.",
         "event",
     ),
+    "diag_vllm_log_claim_timestamp_seconds": _gauge(
+        "Unix time of the last log line that claims this event of a server whose process still answers: it counts as no"
+        " event. The labels quote the first such line.",
+        *("event", "file", "line", "text"),
+    ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",

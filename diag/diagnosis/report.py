@@ -20,6 +20,9 @@ from diag.knowledge.formulas import expanded
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
+INSTANCE = ("instance",)
+CLAIM_IS_NEWS = 300.0
+"""Seconds before the first scrape in which a line of the log still matters."""
 HOST = "run diag on the server's host, or scrape diag exporter"
 
 
@@ -59,16 +62,18 @@ DefectKind = (
     Literal["ended", "gone", "gaps", "slow"]
     | Literal["renamed", "double", "aliases"]
     | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
+    | Literal["claimed"]
 )
-"""Defects of scrapes, of the names of servers, and of what is collected."""
+"""Defects of scrapes, of the names of servers, of what is collected, and a log that what is measured contradicts."""
 
 
 class TelemetryDefect(NamedTuple):
-    """A defect of the telemetry in a Prometheus, with the servers that have it; `of_all` if all servers have it.
+    """A defect of the telemetry, with the servers that have it; `of_all` if all servers have it.
 
-    `number` is a unix time ("ended", "gone"), the largest share of missing scrapes ("gaps") or a scrape interval in
-    seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), or the prefix of the
-    metrics' names and the usual one ("renamed"). `groups` are servers by failing collector, or instances of one server.
+    `number` is a unix time ("ended", "gone", "claimed"), the largest share of missing scrapes ("gaps") or a scrape interval in
+    seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), the prefix of the
+    metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events claimed ("claimed").
+    `groups` are servers by failing collector, or instances of one server.
     """
 
     kind: DefectKind
@@ -90,7 +95,7 @@ class ObservedServer(NamedTuple):
 class Observed(NamedTuple):
     """The source of the evidence; `start` and `end` are unix seconds.
 
-    `defects` are those of the telemetry in a Prometheus; `notes` are sentences of the source.
+    `defects` are those of the telemetry; `notes` are sentences of the source.
     """
 
     source: str
@@ -282,7 +287,7 @@ def build_report(
         findings.append(Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted))
     not_judged = (*unknown, *_not_judged(findings, judged))
     return Report(
-        observed=observed,
+        observed=observed._replace(defects=(*observed.defects, *_claims(queries))),
         verdict=verdict_of(findings, not_judged),
         progress=progress,
         findings=tuple(findings),
@@ -291,6 +296,23 @@ def build_report(
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
+
+
+def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
+    """Yield for each server the events of the span that its log claims and what is measured contradicts."""
+    query = (
+        "max by (instance, event, file, line, text) (last_over_time(diag_vllm_log_claim_timestamp_seconds[$window]))"
+    )
+    claimed: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
+    for subject, row in queries.ask(query, INSTANCE, queries.whole).items():
+        labels = dict(subject)
+        if row[-1] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
+            claimed.setdefault(labels.get("instance", ""), []).append((float(row[-1]), labels))
+    for name, lines in sorted(claimed.items()):
+        at, first = min(lines, key=lambda line: line[0])
+        place = ":".join(filter(None, (first.get("file", ""), first.get("line", ""))))
+        events = sorted({labels.get("event", "") for _, labels in lines})
+        yield TelemetryDefect("claimed", frozenset({name}), at, (first.get("text", ""), place, *events))
 
 
 def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:

@@ -22,6 +22,7 @@ from diag.core import debug_log
 from diag.core.formatting import printable
 from diag.core.metric_families import Collector, Sample
 from diag.exporter.gpu.collector import GpuCollector
+from diag.exporter.log.corroboration import Measured
 from diag.exporter.log.tail import LogTail
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.vllm_page import CollectorFailed, Scraped
@@ -106,8 +107,8 @@ class ServerView(Protocol):
     def start(self) -> None:
         """Start the threads that work between two scrapes."""
 
-    def scraped(self, answered: bool) -> None:
-        """Receive whether vLLM's page has just answered: the meaning of log lines depends on it."""
+    def scraped(self, seen: Measured) -> None:
+        """Receive what vLLM's page has just measured: which claims of the log are believed depends on it."""
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
         """Add facts from the log and the processes to those that the server reports."""
@@ -130,13 +131,18 @@ class HostCollectors:
         return self.log is not None or bool(self.processes and self.processes.owners())
 
     def start(self) -> None:
-        for collector in (self.gpus, self.log):
-            if collector:
-                collector.start()
+        if self.gpus:
+            self.gpus.start()
+        if self.log and not self.log.is_file:  # a full pipe would stop the server
+            self.log.start()
 
-    def scraped(self, answered: bool) -> None:
+    def scraped(self, seen: Measured) -> None:
         if self.log:
-            self.log.page(answered)
+            started = self.processes.started() if self.processes else None
+            processes = self.processes.identities() if self.processes else frozenset()
+            by_table = {} if started is None else {"process table": started}
+            self.log.page(seen._replace(started={**seen.started, **by_table}, processes=processes))
+            self.log.start()  # an old log is read once it is known which process its claims are about
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
         process = self.processes.launch() if self.processes else ""
@@ -171,13 +177,18 @@ class Rendered(Generic[P]):
 class HostPage(Generic[P]):
     """Puts together the page: vLLM's own part, the collectors' samples, and samples about the scrape itself.
 
-    `write` makes a part of the page from samples.
+    `write` makes a part of the page from samples; `clock` returns unix time.
     """
 
     def __init__(
-        self, host: ServerView, write: Callable[[Iterable[Sample]], P], more: Callable[[], Iterable[Sample]] = tuple
+        self,
+        host: ServerView,
+        write: Callable[[Iterable[Sample]], P],
+        more: Callable[[], Iterable[Sample]] = tuple,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._host = host
+        self._clock = clock
         self._more = more
         self._write = write
 
@@ -188,11 +199,13 @@ class HostPage(Generic[P]):
         self._threads = [CollectorThread(part.name, partial(rendered, part)) for part in host.collectors]
         self._reported: dict[str, str] = {}
         self._last_up = 0.0
+        self._asked_at = 0.0
         self._known: tuple[bool, Config, ServerFacts] | None = None
         self._configuration: Sequence[Sample] = ()
 
     def collect(self) -> list[Collection[Rendered[P]]]:
         """Start one collector after the other, while vLLM renders its page; none waits for one that hangs."""
+        self._asked_at = self._clock()
         collections = []
         for thread in self._threads:
             collections.append(thread.collect())
@@ -205,7 +218,8 @@ class HostPage(Generic[P]):
         """Return the parts that follow vLLM's own page; a collection may take so many seconds from its start."""
         pairs = zip(self._threads, collections, strict=True)
         rendered = {thread.name: collection.result(seconds) for thread, collection in pairs}
-        self._host.scraped(scraped.answered)
+        nothing = Measured(self._asked_at, page=False, answers=scraped.answered)
+        self._host.scraped(scraped.value.measured(self._asked_at) if scraped.value else nothing)
         results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered[P]]] = {"vllm": scraped, **rendered}
         own: list[Sample] = []
         for name, result in results.items():
@@ -224,7 +238,7 @@ class HostPage(Generic[P]):
         up = bool(scraped and scraped.up)
         if scraped and scraped.renamed:
             yield "diag_vllm_metrics_renamed", (scraped.renamed,), 1
-        self._last_up = time.time() if up else self._last_up
+        self._last_up = self._clock() if up else self._last_up
         yield "diag_vllm_up", (), float(up)
         if self._last_up:
             yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up

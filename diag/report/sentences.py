@@ -365,7 +365,7 @@ def notes(report: Report) -> list[str]:
     """List the notes on the source: defects of the telemetry, then its own notes."""
     if not report.observed.defects:
         return [*report.observed.notes]
-    from diag.report.telemetry_defects import sentence  # noqa: PLC0415  # only a Prometheus has any
+    from diag.report.telemetry_defects import sentence  # noqa: PLC0415  # most reports have none
 
     return [*map(sentence, report.observed.defects), *report.observed.notes]
 

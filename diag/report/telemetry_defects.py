@@ -1,4 +1,4 @@
-"""Sentences about defects of the telemetry in a Prometheus, each with the change that repairs it."""
+"""Sentences about defects of the telemetry, each with the change that repairs it."""
 
 from diag.core.formatting import listed, moment, printable
 from diag.core.metric_prefix import relabelling
@@ -59,6 +59,11 @@ SENTENCES = {
         " configuration drops it, keep it; otherwise vLLM runs several API servers, which write no statistics to the"
         " log either: --api-server-count 1 restores both"
     ),
+    "claimed": (
+        'the log of {servers} claims {claims} ("{line}"{place}, {time}), contradicted by what is measured: the same'
+        " process goes on answering; so it counts as no event. A client may have written it, or the log is that of"
+        " another server or another time zone (--log-timezone)"
+    ),
 }
 
 
@@ -69,6 +74,7 @@ def sentence(defect: TelemetryDefect) -> str:
         same = [sorted(map(printable, names)) for _, names in defect.groups]
         groups = [" = ".join([*names[:FEW], *(["..."] if len(names) > FEW else [])]) for names in same]
     prefix, usual = defect.names if defect.kind == "renamed" else ("", "")
+    line, place, *claims = map(printable, defect.names) if defect.kind == "claimed" else ("", "")
     are_all = defect.of_all and len(defect.servers) > FEW
     return SENTENCES[defect.kind].format(
         servers=f"all {len(defect.servers):,} servers"
@@ -78,6 +84,9 @@ def sentence(defect: TelemetryDefect) -> str:
         percent=100 * defect.number,
         number=defect.number,
         names=listed([*defect.names]),
+        line=line,
+        place=f" at {place}" if place else "",
+        claims=listed(claims, most=FEW),
         jobs=f" (jobs {listed(sorted(map(printable, defect.names)))})" if len(defect.names) > 1 else "",
         prefix=prefix,
         usual=usual,

@@ -226,11 +226,14 @@ _LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 
 
 class LineOrigin(Enum):
-    """The author of a line: vLLM; unproven, though it looks like vLLM's; or another text that quotes it."""
+    """The author of a line: vLLM; unproven, though it looks like vLLM's; another text that quotes it; or doubted, since
+    it may be the continuation of a text without an end.
+    """
 
     VLLM = 1
     UNPROVEN = 2
     QUOTED = 3
+    DOUBTED = 4
 
 
 class _Record(NamedTuple):
@@ -248,6 +251,8 @@ class RecordTracker:
     def __init__(self) -> None:
         self._open: dict[str, _Record] = {}
         self._pids: set[str] = set()
+        self.doubts = True
+        """False to take lines behind a text without an end for vLLM's."""
         self._endless: tuple[float | None, float] | None = None
         """When a text without an end began by the clock, and the time of the line before it."""
 
@@ -260,19 +265,19 @@ class RecordTracker:
         """
         if phase == "serving":
             clock = line.at if line.stamped else read_at
-            is_quoted = line.form == "inside"
-            if self._endless is not None and not is_quoted:
+            is_quoted, is_doubted = line.form == "inside", False
+            if self._endless is not None and not is_quoted and self.doubts:
                 began, before = self._endless
                 is_over = clock is not None and (began is None or clock - began >= QUIET)
-                is_quoted = not is_over
+                is_doubted = not is_over
                 # a line's own time may be a part of the text too, so it ends the text for later lines at most
                 is_last = clock is None and line.source and line.at is not None and line.at - before >= QUIET
                 self._endless = None if is_over or is_last else self._endless
             is_exception = line.level != RAW or (pattern is None and line.text.startswith(_ENDLESS))
             if line.form == "line" and not line.source and line.level in FAILED and is_exception:
                 self._endless = clock, latest or 0.0
-            if is_quoted:
-                return LineOrigin.QUOTED
+            if is_quoted or is_doubted:
+                return LineOrigin.QUOTED if is_quoted else LineOrigin.DOUBTED
         if line.source and line.form != "foreign":
             return self._origin_by_head(line, pattern, phase)
 

@@ -4,15 +4,16 @@ Time: a line without one (uvicorn's, a traceback, a bar) gets the moment at whic
 live, and the last time seen while an old log is read from its beginning. No line is newer than the moment at which it
 was read.
 
-Two interpretations: while a server is at work, lines that look like another, failed start may be a client's input; once
-the server's /metrics page no longer answers, they cannot be. So such lines are interpreted both ways, and the page
-decides which interpretation counts.
+Several interpretations: a line that ends a server at work, or starts it anew, may be a client's input. So from such a
+line on the log is interpreted both ways, and what is measured beside the log (corroboration.py) decides which of the
+interpretations counts.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from datetime import tzinfo
+from typing import NamedTuple
 
 from diag.core.log_events import (
     COMPILED_WHILE_SERVING,
@@ -25,6 +26,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.core.metric_families import Sample
+from diag.exporter.log.corroboration import IMPORTS, RESOLUTION, START, Claim, Measured, MeasuredServer
 from diag.exporter.log.parse_line import ACCESS, MOST_CHARACTERS, PROGRESS_BAR, LineParser, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -37,6 +39,8 @@ from diag.exporter.log.recognise import (
     recognise,
 )
 from diag.exporter.log.trackers import (
+    MOST_NAME,
+    MOST_TEXT,
     READY_STAGE,
     SIGNALLED,
     CrashStreak,
@@ -44,6 +48,7 @@ from diag.exporter.log.trackers import (
     LoggedConfig,
     RootCauseTracker,
     StartupProgress,
+    quote,
 )
 from diag.vllm.running_config import ServerFacts
 
@@ -52,6 +57,16 @@ LISTENS = "Starting vLLM "
 """The beginning of the line after which clients can connect."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
 """torch.compile compiles a graph that no cache has."""
+
+
+class PlacedLine(NamedTuple):
+    """A line with its pattern, author and unix time, and the exception that ended a process if it completes one."""
+
+    line: ParsedLine
+    pattern: Pattern | None
+    origin: LineOrigin
+    at: float
+    error: ErrorLine | None
 
 
 class LogInterpreter:
@@ -79,6 +94,7 @@ class LogInterpreter:
         self._banners: set[str] = set()
         self._pid = ""
         self._last_time: float | None = None
+        self._newest_time = 0.0
         self._events = EventCounts()
         self._records = RecordTracker()
         self._listens = False
@@ -87,6 +103,21 @@ class LogInterpreter:
         self._tracebacks = TracebackTracker()
         self._root_cause = RootCauseTracker(file)
         self._dead = False
+        self._begun: float | None = None
+        self.measured: MeasuredServer | None = None
+        """The server whose end or new start a line may only claim; None: such lines are believed."""
+
+    def believing(self) -> "LogInterpreter":
+        """Return a copy that believes every line, also those behind client input."""
+        measured, self.measured = self.measured, None
+        other, self.measured = deepcopy(self), measured
+        other._records.doubts = False
+        return other
+
+    def doubting(self, measured: MeasuredServer) -> "LogInterpreter":
+        """Doubt the lines that end the server measured, or start it anew; return self."""
+        self.measured, self._records.doubts = measured, True
+        return self
 
     @property
     def phase(self) -> Phase:
@@ -105,10 +136,15 @@ class LogInterpreter:
 
     def with_server_ended(self, read_at: float, live: bool) -> "LogInterpreter":
         """Return a copy that goes on as if the server had ended and another had been started."""
-        other = deepcopy(self)
+        other = self.believing()
         other.failed = 0
         other._begin(other._resolve_time(None, read_at, live))
         return other
+
+    def server_answers(self, at: float) -> None:
+        """Note that the server's page came: the start that the log shows has ended, also if no line says so."""
+        if self.phase == "starting" and self._startup.exists:
+            self._serve(at)
 
     def take_request(self, own: float | None, read_at: float, live: bool) -> None:
         """Interpret a line of uvicorn's access log; `own` is its own time."""
@@ -126,36 +162,73 @@ class LogInterpreter:
         else:
             self._fail(at)
 
-    def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> None:
-        """Interpret a line that shows `pattern`; if `live`, a line without a time gets `read_at`."""
-        origin = self._records.origin(line, pattern, self.phase, read_at if live else None, self._last_time)
-        own = line.at if line.stamped or origin is not LineOrigin.QUOTED else None
-        self._interpret(line, pattern, origin, self._resolve_time(own, read_at, live))
+    def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> PlacedLine | None:
+        """Interpret a line that shows `pattern`; if `live`, a line without a time gets `read_at`.
+
+        Return a line that only claims what it says, and was not interpreted.
+        """
+        origin = self._records.origin(line, pattern, self._phase_of(line), read_at if live else None, self._last_time)
+        own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
+        at = self._resolve_time(own, read_at, live)
+        placed = PlacedLine(line, pattern, origin, at, None)
+        if origin is LineOrigin.QUOTED:
+            return None
+        if origin is LineOrigin.DOUBTED:
+            return placed if _ends_or_starts(placed) else None
+        if not self._was_stopped or not self._records.has_process(line.pid):
+            placed = placed._replace(error=self._tracebacks.read(line, at))
+        if self._is_claim(placed, live):
+            return placed
+        self.interpret(placed)
+        return None
+
+    def _phase_of(self, line: ParsedLine) -> Phase:
+        """Return the phase; a log whose beginning is lost is that of a server at work if the server has answered."""
+        return "serving" if self.phase == "unknown" and self._is_of_measured(line, False) else self.phase
+
+    def _is_of_measured(self, line: ParsedLine, live: bool) -> bool:
+        """Return True if a line was written since the server measured was started, though its own time may be forged."""
+        if self.measured is None or self.measured.began is None:
+            return False
+        if self._startup.stage is None and self.measured.answered_at is None:
+            return False
+        return live or max(line.at or 0.0, self._newest_time) >= self.measured.began - RESOLUTION
+
+    def _is_claim(self, placed: PlacedLine, live: bool) -> bool:
+        """Return True if a line ends the server that is measured, or starts it anew, and is not of its own start."""
+        pattern, origin, measured = placed.pattern, placed.origin, self.measured
+        if origin is not LineOrigin.VLLM or measured is None or not self._is_of_measured(placed.line, live):
+            return False
+        if self.phase == "unknown" and pattern is not None and pattern.kind in ("hint", "stage", "setting", "progress"):
+            pass
+        elif self._phase_of(placed.line) != "serving" or not _ends_or_starts(placed):
+            return False
+        began = measured.began or 0.0
+        is_own_start = self._begun is None or self._begun < began - RESOLUTION
+        return not (is_own_start and began - RESOLUTION <= placed.at <= began + IMPORTS)
 
     def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
             self.ahead = own - read_at if live else 0.0
             self._last_time = at = min(own, read_at)
+            self._newest_time = max(self._newest_time, at)
         else:
             at = read_at if live or self._last_time is None else self._last_time
         self.latest = max(at, self.latest or at)
         return at
 
-    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: LineOrigin, at: float) -> None:
-        if origin is LineOrigin.QUOTED:
-            return
-        is_other_process = not self._records.has_process(line.pid)
-        if not self._was_stopped or is_other_process:
-            error = self._tracebacks.read(line, at)
-            if error is not None:
-                error.event = pattern.name if pattern and pattern.kind == "event" else ""
-                ends_server = error.is_entry and error.event != ENGINE_START_FAILED
-                if ends_server and self._startup.has_ended and is_other_process:
-                    self._begin(at)
-                self._root_cause.consider(error)
-                if ends_server:  # and its start
-                    self._root_cause.end()
-                    self._fail(at)
+    def interpret(self, placed: PlacedLine) -> None:
+        """Interpret a line whatever it claims."""
+        line, pattern, origin, at, error = placed
+        if error is not None:
+            error.event = pattern.name if pattern and pattern.kind == "event" else ""
+            ends_server = error.is_entry and error.event != ENGINE_START_FAILED
+            if ends_server and self._startup.has_ended and not self._records.has_process(line.pid):
+                self._begin(at)
+            self._root_cause.consider(error)
+            if ends_server:  # and its start
+                self._root_cause.end()
+                self._fail(at)
 
         if not self._was_stopped and line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
             self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
@@ -202,7 +275,7 @@ class LogInterpreter:
     def _begin(self, at: float) -> None:
         self._listens, self._ending = False, set()
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
-        self.starts += 1
+        self.starts, self._begun = self.starts + 1, at
         self._root_cause.begin()
         self._crashes.begin(at)
 
@@ -307,23 +380,51 @@ class LogInterpreter:
         return found
 
 
+def _ends_or_starts(placed: PlacedLine) -> bool:
+    """Return True if a line says that the server, or a part of it, has ended, is about to, or was started anew."""
+    pattern = placed.pattern
+    if pattern is None or pattern.kind not in ("banner", "ends", "fatal", "event"):
+        return placed.error is not None
+    return pattern.kind != "event" or pattern.name in QUOTED or placed.error is not None
+
+
+def _claimed_event(placed: PlacedLine) -> str:
+    """Return the event that a line claims."""
+    pattern = placed.pattern
+    if pattern is None or pattern.kind not in ("event", "ends", "fatal"):
+        return ENGINE_DEAD if placed.error is not None else START
+    return SHUT_DOWN if pattern.kind == "ends" else pattern.name
+
+
 SILENT_SECONDS, SILENT_SCRAPES = 15.0, 3
 """The server has ended if /metrics does not answer for this long and for so many scrapes in a row."""
 
 
 class ServerLog:
-    """Keeps the state of a server by its log: `feed` it lines in their order, and report by `page` if /metrics answers.
+    """Keeps the state of a server by its log: `feed` it lines in their order, and by `page` what is measured beside it.
 
     `file` is the name of the log file, "" if there is none; `interpreter` interprets the lines.
     """
 
     def __init__(self, zone: tzinfo | None = None, file: str = "", interpreter: LogInterpreter | None = None) -> None:
         self._parser = LineParser(zone)
-        self._interpreter = interpreter or LogInterpreter(file)
+        self._file = file
+        self._measured = MeasuredServer()
+        self._proven = (interpreter or LogInterpreter(file)).doubting(self._measured)
+        self._claimed: LogInterpreter | None = None
+        """The other interpretation, which believes the open claims."""
+        self._open: dict[str, Claim] = {}
+        """The first claim of each event that is neither refuted nor believed for good, with the newest times."""
+        self._refuted: dict[str, Claim] = {}
+        self._believes_claims = False
         self._if_ended: LogInterpreter | None = None
         """The other interpretation, as if the server that the log showed at work had ended without a line."""
         self._silent_since = 0.0
         self._silent_scrapes = 0
+
+    @property
+    def _interpreter(self) -> LogInterpreter:
+        return self._claimed if self._claimed is not None and self._believes_claims else self._proven
 
     @property
     def ahead(self) -> float:
@@ -365,7 +466,9 @@ class ServerLog:
         """
         request = ACCESS.match(line)
         if request:
-            self._interpreter.take_request(self._parser.parse_time(request["iso"], read_at), read_at, live)
+            own = self._parser.parse_time(request["iso"], read_at)
+            for interpreter in filter(None, (self._proven, self._claimed)):
+                interpreter.take_request(own, read_at, live)
             self._if_ended = None
             return
         for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
@@ -374,27 +477,61 @@ class ServerLog:
             if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(parsed, pattern):
                 self._if_ended = main.with_server_ended(read_at, live)
             starts, served = main.starts, main.served
-            main.take(parsed, pattern, read_at, live)
+            self._take(parsed, pattern, read_at, live)
+            main = self._interpreter
             if self._if_ended is None:
                 continue
             self._if_ended.take(parsed, pattern, read_at, live)
             if main.starts > starts and self._has_ended(read_at):
-                self._interpreter = self._if_ended
+                self._proven, self._claimed, self._open = self._if_ended.doubting(self._measured), None, {}
             if main.starts > starts or main.served > served or main.phase != "serving":
                 self._if_ended = None
 
-    def page(self, at: float, answers: bool, live: bool = True) -> None:
-        """Note whether /metrics answered; if it did, no line that was read live before was of another start."""
-        if answers:
+    def _take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> None:
+        """Interpret a line; if it only claims what it says, believe it in a second interpretation."""
+        claim = self._proven.take(line, pattern, read_at, live)
+        if self._claimed is not None:
+            self._claimed.take(line, pattern, read_at, live)
+        elif claim is not None:
+            self._claimed = self._proven.believing()
+            if claim.origin is LineOrigin.DOUBTED:
+                self._claimed.take(line, pattern, read_at, live)
+            else:
+                self._claimed.interpret(claim)
+        if claim is not None:
+            event = _claimed_event(claim)
+            first = self._open.get(event) or Claim(event, line.text, line.number, claim.at, read_at)
+            self._open[event] = first._replace(at=max(first.at, claim.at), read_at=max(first.read_at, read_at))
+
+    def page(self, seen: Measured, live: bool = True) -> None:
+        """Take what a scrape has measured; if the page came, no line that was read live before was of another start."""
+        if self._measured.see(seen, bool(self._open)):  # another process: what ended the last one is no claim
+            self._settle(self._claimed or self._proven)
+        if self._open:
+            newest = max(self._open.values(), key=lambda claim: claim.read_at)
+            if self._measured.refutes(newest):
+                self._refuted |= {
+                    name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()
+                }
+                self._settle(self._proven)
+        self._believes_claims = bool(self._open) and self._measured.confirms()
+        if self._measured.serves:
+            self._proven.server_answers(seen.at)
+        if seen.answers:
             self._silent_scrapes = 0
             self._if_ended = None if live else self._if_ended
             return
-        self._silent_since = self._silent_since if self._silent_scrapes else at
+        self._silent_since = self._silent_since if self._silent_scrapes else seen.at
         self._silent_scrapes += 1
+
+    def _settle(self, interpreter: LogInterpreter) -> None:
+        """Keep one interpretation for good."""
+        self._proven, self._claimed, self._open = interpreter.doubting(self._measured), None, {}
 
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: all later lines are of another start."""
-        self._interpreter.process_ended(at, by_signal)
+        self._settle(self._claimed or self._proven)
+        self._proven.process_ended(at, by_signal)
         self._if_ended = None
 
     def _has_ended(self, now: float) -> bool:
@@ -403,5 +540,17 @@ class ServerLog:
         return is_silent and self._if_ended is not None and self._if_ended.failed > 0
 
     def samples(self, now: float) -> list[Sample]:
+        """Return the samples of the interpretation that counts, and the claims that do not."""
         interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self._interpreter
-        return interpreter.samples(now)
+        return [*interpreter.samples(now), *self._claims()]
+
+    def _claims(self) -> Iterator[Sample]:
+        """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
+        open_now = self._open if self._measured.answered_at is not None and not self._believes_claims else {}
+        for claim in {**open_now, **self._refuted}.values():
+            line = str(claim.number) if claim.number and self._file else ""
+            yield (
+                "diag_vllm_log_claim_timestamp_seconds",
+                (claim.event, quote(self._file, MOST_NAME), line, quote(claim.text, MOST_TEXT)),
+                max(claim.at, open_now[claim.event].at if claim.event in open_now else 0.0),
+            )

@@ -23,6 +23,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from diag.core.errors import BadUsage
 from diag.core.metric_families import Collected
+from diag.exporter.log.corroboration import Measured
 from diag.exporter.log.server_log import ServerLog
 
 log = logging.getLogger("diag.exporter")
@@ -191,8 +192,15 @@ class LogTail:
         self._live = path == STDIN
         self._broken = ""
 
+    @property
+    def is_file(self) -> bool:
+        """False for standard input."""
+        return self._source.path != STDIN
+
     def start(self) -> None:
         """Follow the log in a thread, which ends on `stop` or when nothing refers to this object any more."""
+        if self._thread is not None:
+            return
         tail_ref, stopped, source = weakref.ref(self), self._stopped, self._source
 
         def follow() -> None:  # must not hold this object
@@ -218,10 +226,10 @@ class LogTail:
             pass
         self.finish()
 
-    def page(self, answers: bool) -> None:
-        """Note whether the server's /metrics page has just answered: the meaning of log lines depends on it."""
+    def page(self, seen: Measured) -> None:
+        """Take what a scrape has measured of the server: it decides which claims of the log are believed."""
         with self._lock:
-            self.state.page(self._clock(), answers)
+            self.state.page(seen)
 
     def collect(self) -> Collected:
         """Return samples and problem; no samples while an old log is still read, for its states are long past."""

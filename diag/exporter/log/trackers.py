@@ -299,7 +299,7 @@ class RootCauseTracker:
     """
 
     def __init__(self, file: str) -> None:
-        self._file = _quote(file, MOST_NAME)
+        self._file = quote(file, MOST_NAME)
         self._error: ErrorLine | None = None
         self._ended = False
 
@@ -325,8 +325,8 @@ class RootCauseTracker:
         if error is None or not self._ended:
             return
         line = str(error.number) if error.number and self._file else ""
-        text, cause = _quote(error.text, MOST_TEXT), _quote(error.cause, MOST_CAUSE)
-        labels = (error.event, _quote(error.process, MOST_NAME), self._file, line, text, cause)
+        text, cause = quote(error.text, MOST_TEXT), quote(error.cause, MOST_CAUSE)
+        labels = (error.event, quote(error.process, MOST_NAME), self._file, line, text, cause)
         yield "diag_vllm_log_error_timestamp_seconds", labels, error.at
 
 
@@ -339,7 +339,7 @@ def _informativeness(text: str) -> int:
     return 0 if _NO_REASON.search(text) else _GIVES_REASON
 
 
-def _quote(text: str, most: int) -> str:
+def quote(text: str, most: int) -> str:
     """Return a text printable, without secrets, in at most `most` characters."""
     text = _REPEATED.sub("", text[:MOST_READ].strip())
     if unrecognized := _UNRECOGNIZED.match(text):

@@ -125,6 +125,11 @@ class ProcessCollector:
         server = self._last().server
         return server.started if server else None
 
+    def identities(self) -> frozenset[tuple[int, float]]:
+        """Return PID and unix start time of each process of this vLLM that runs, at the last look."""
+        view = self._last()
+        return frozenset((pid, view.members[pid].created) for pid in view.owners if view.members[pid].runs())
+
     def server_pid(self) -> int | None:
         server = self._last().server
         return server.pid if server else None

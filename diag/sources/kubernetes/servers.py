@@ -17,6 +17,7 @@ from diag.core.errors import Unreachable
 from diag.core.formatting import listed, plural, printable
 from diag.core.metric_families import Collected, Collector
 from diag.core.metric_prefix import named_as_ours
+from diag.exporter.log.corroboration import Measured
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.vllm_page import is_ours
 from diag.http.address import PAGE, Address
@@ -105,10 +106,12 @@ class ContainerLog:
             others = [sample for sample in known if sample[0] != CRASHES]
             return Collected([*others, (CRASHES, (), crashes), *self.status.samples()], self.problem)
 
-    def page(self, answered: bool) -> None:
-        """Note whether the server's /metrics page has just answered, which decides what some log lines mean."""
+    def page(self, seen: Measured) -> None:
+        """Take what a scrape has measured of the server: it decides which claims of the log are believed."""
+        since = self.status.running_since
+        by_kubelet = {"container status": since} if since else {}
         with self._lock:
-            self.state.page(self._clock(), answered)
+            self.state.page(seen._replace(started={**seen.started, **by_kubelet}))
 
     def _note_end(self) -> None:
         last = self.status.last
@@ -164,9 +167,9 @@ class PodView:
     def start(self) -> None:
         """Do nothing: nothing is collected between two scrapes."""
 
-    def scraped(self, answered: bool) -> None:
-        """Note whether the server's page has just answered."""
-        self.log.page(answered)
+    def scraped(self, seen: Measured) -> None:
+        """Take what the server's page has just measured."""
+        self.log.page(seen)
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
         """Complete the facts that the server reports by its log and the command of its container."""

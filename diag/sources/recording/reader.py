@@ -139,17 +139,25 @@ class RecordedLog:
         from diag.exporter.log.server_log import ServerLog
 
         self.state = ServerLog(zone, str(file))
+        self._begun = False
         self._rest = deque(read_timed_lines(file, zone, first))
         self.skipped = skipped_note(file)
 
-    def until(self, at: float, answers: bool) -> Sequence[Reading]:
-        """Return the log's metrics at a scrape; `answers`: the scrape succeeded. Scrapes come in order."""
+    def until(self, at: float, page: bytes) -> Sequence[Reading]:
+        """Return the log's metrics at a scrape; `page` is b"" if it failed. Scrapes come in order."""
         from diag.core.metric_families import labelled
+        from diag.core.metric_prefix import named_as_ours
+        from diag.exporter.log.corroboration import Measured
+        from diag.exporter.vllm_page import measured
 
+        seen = measured(at, named_as_ours(page)[0]) if page else Measured(at, page=False, answers=False)
+        if not self._begun:  # the lines before the first scrape are judged by what it measured
+            self.state.page(seen, live=False)
+        self._begun = True
         while self._rest and self._rest[0].at <= at:
             entry = self._rest.popleft()
             self.state.feed(entry.text, entry.at, live=False, number=entry.number)
-        self.state.page(at, answers, live=False)
+        self.state.page(seen, live=False)
         return list(labelled(self.state.samples(at))) if self.state.latest is not None else ()
 
 
@@ -215,7 +223,7 @@ class _Gathered:
         if is_first and not is_exported and self.log_file.is_file():
             if instance not in self.logs:
                 self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
-            log = self.logs[instance].until(at / 1000, answers)
+            log = self.logs[instance].until(at / 1000, page if answers else b"")
         if header[1]:
             target.fail(at, reason, page, log)
         elif too_big:

@@ -1,0 +1,126 @@
+"""Corroboration: what is measured of a server beside its log decides which of the log's claims about it are believed.
+
+Clients can write into a log, in more ways than patterns can tell. They cannot forge which process answers, when it was
+started, and that its engines process tokens. So a line that says that the server died, ran out of memory, was shut down
+or was started anew is a claim as long as the process that was measured before it answers after it.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+STANDSTILL = 15.0
+"""Seconds in which requests are in flight and no token is processed, after which a claimed death is believed."""
+LINGERS = 30.0
+"""Seconds that a process may stay after its end was logged, while it frees GPUs and joins its threads."""
+RESOLUTION = 1.0
+"""Seconds to which a line's time, and a start time by two sources, may differ from the truth."""
+READ_BY = 10.0
+"""Seconds after which a line that was written is read."""
+IMPORTS = 120.0
+"""Seconds from the start of a process to its first log line: Python imports torch and vLLM."""
+START = "start"
+"""The claim that the server was started anew, beside the events of diag/core/log_events.py."""
+
+
+class Measured(NamedTuple):
+    """A scrape of the server at a unix time; nothing in it is text of the log.
+
+    `page`: its /metrics page came; `answers`: something answered at its address, if only an error. `started`: unix times at which the server was started, by their source.
+    `processes`: PID and start time of each of its processes, empty if unknown. `tokens`: tokens that its engines have
+    processed, None if the page counts none; `in_flight`: requests that run or wait.
+    """
+
+    at: float
+    page: bool
+    answers: bool
+    started: Mapping[str, float] = {}
+    processes: frozenset[tuple[int, float]] = frozenset()
+    tokens: float | None = None
+    in_flight: float = 0.0
+
+
+class Claim(NamedTuple):
+    """A line that claims an event while the server is measured alive; `number` is 0 if unknown, times are unix seconds.
+
+    `read_at` is the moment at which the line is certain to have been written.
+    """
+
+    event: str
+    text: str
+    number: int
+    at: float
+    read_at: float
+
+
+class MeasuredServer:
+    """The server as it is measured from scrape to scrape: which process it is, and what speaks for and against its end.
+
+    `began` is the unix time from which log lines are of that process, None before one is measured; `answered_at` is the
+    unix time of its first page.
+    """
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.answered_at: float | None = None
+        self._latest = Measured(0.0, page=False, answers=False)
+        self._started: Mapping[str, float] = {}
+        self._tokens: float | None = None
+        self._processes: frozenset[tuple[int, float]] = frozenset()
+        """The processes before the oldest claim."""
+        self._mark: Measured | None = None
+        """The first scrape after the newest claim."""
+
+    def see(self, seen: Measured, is_claimed: bool) -> bool:
+        """Take the next scrape; `is_claimed`: a claim is open. Return True if another process is measured now."""
+        is_new = self._is_new(seen)
+        if is_new or (self.began is None and (seen.page or seen.started)):
+            self.began, self.answered_at = max(seen.started.values(), default=seen.at), None
+            self._started, self._tokens, self._mark = {}, None, None
+        self._latest = seen
+        if seen.page and self.answered_at is None:
+            self.answered_at = seen.at
+        self._started = {**self._started, **seen.started}
+        self._tokens = self._tokens if seen.tokens is None else seen.tokens
+        if is_new or not is_claimed:
+            self._processes, self._mark = seen.processes, None
+        return is_new
+
+    def _is_new(self, seen: Measured) -> bool:
+        """Return True for a later start or, if no source tells starts, for fewer tokens than before.
+
+        A start time that goes back is that of another server behind the same address.
+        """
+        if common := self._started.keys() & seen.started.keys():
+            return any(seen.started[source] > self._started[source] + RESOLUTION for source in common)
+        return seen.tokens is not None and self._tokens is not None and seen.tokens < self._tokens
+
+    def refutes(self, newest: Claim) -> bool:
+        """Return True if the server goes on after its newest claimed end: tokens are processed, or no process ended."""
+        seen, mark = self._latest, self._mark
+        if not seen.page:
+            return self._is_whole and seen.at >= newest.read_at + LINGERS
+        if seen.at < newest.read_at + RESOLUTION:
+            return False
+        if mark is None or mark.at < newest.read_at + RESOLUTION:
+            self._mark = seen
+            return False
+        return seen.tokens is not None and mark.tokens is not None and seen.tokens > mark.tokens
+
+    def confirms(self) -> bool:
+        """Return True if what is measured speaks for a claimed end: silence, a process that is gone, a standstill."""
+        seen, mark = self._latest, self._mark
+        if not seen.page:
+            return not seen.answers or self.answered_at is not None
+        if seen.processes and not self._is_whole:
+            return True
+        stands = mark is not None and seen.tokens == mark.tokens and seen.in_flight > 0 and mark.in_flight > 0
+        return stands and mark is not None and seen.at - mark.at >= STANDSTILL
+
+    @property
+    def serves(self) -> bool:
+        """Return True if its pages have come for so long that every line of its start has been read."""
+        return self._latest.page and self.answered_at is not None and self._latest.at - self.answered_at >= READ_BY
+
+    @property
+    def _is_whole(self) -> bool:
+        return bool(self._processes) and self._processes <= self._latest.processes
