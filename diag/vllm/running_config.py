@@ -174,8 +174,10 @@ _NAMES = {
 
 SERVER_INFO, PROCESS, LOG, PAGE = "/server_info", "process command line", "log", "/metrics"
 EXPORTER, MODELS, LAUNCH = "exporter", "/v1/models", "launch command"
-TRUST = (SERVER_INFO, PROCESS, LOG, PAGE, EXPORTER, MODELS, LAUNCH)
-"""Sources, the most trusted first: the engine, the command of its process, its log, the command from the user."""
+TRUST = (SERVER_INFO, PROCESS, PAGE, LOG, EXPORTER, MODELS, LAUNCH)
+"""Sources, the most trusted first: the engine, the command of its process, its page, its log, into which clients can
+write, and the command from the user.
+"""
 OWN_TRUST = (SERVER_INFO, PAGE, LOG, EXPORTER, MODELS, PROCESS, LAUNCH)
 """Sources of a setting in OWN: a command has only the requested value."""
 OWN = frozenset(

@@ -25,9 +25,10 @@ START = "start"
 class Measured(NamedTuple):
     """A scrape of the server at a unix time; nothing in it is text of the log.
 
-    `page`: its /metrics page came; `answers`: something answered at its address, if only an error. `started`: unix times at which the server was started, by their source.
-    `processes`: PID and start time of each of its processes, empty if unknown. `tokens`: tokens that its engines have
-    processed, None if the page counts none; `in_flight`: requests that run or wait.
+    `page`: its /metrics page came; `answers`: something answered at its address, if only an error. `started`: unix
+    times at which the server was started, by their source. `processes`: PID and start time of each of its processes,
+    empty if unknown. `tokens`: tokens that its engines have processed, None if the page counts none; `in_flight`:
+    requests that run or wait.
     """
 
     at: float
@@ -55,15 +56,16 @@ class Claim(NamedTuple):
 class MeasuredServer:
     """The server as it is measured from scrape to scrape: which process it is, and what speaks for and against its end.
 
-    `began` is the unix time from which log lines are of that process, None before one is measured; `answered_at` is the
-    unix time of its first page.
+    `began` is the unix time from which log lines are of that process, None before one is measured; `started` that of its
+    start, None if no source tells it; `answered_at` that of its first page.
     """
 
     def __init__(self) -> None:
         self.began: float | None = None
+        self.started: float | None = None
         self.answered_at: float | None = None
         self._latest = Measured(0.0, page=False, answers=False)
-        self._started: Mapping[str, float] = {}
+        self._started: dict[str, float] = {}
         self._tokens: float | None = None
         self._processes: frozenset[tuple[int, float]] = frozenset()
         """The processes before the oldest claim."""
@@ -74,12 +76,13 @@ class MeasuredServer:
         """Take the next scrape; `is_claimed`: a claim is open. Return True if another process is measured now."""
         is_new = self._is_new(seen)
         if is_new or (self.began is None and (seen.page or seen.started)):
-            self.began, self.answered_at = max(seen.started.values(), default=seen.at), None
+            self.started, self.answered_at = max(seen.started.values(), default=None), None
+            self.began = seen.at if self.started is None else self.started
             self._started, self._tokens, self._mark = {}, None, None
         self._latest = seen
         if seen.page and self.answered_at is None:
             self.answered_at = seen.at
-        self._started = {**self._started, **seen.started}
+        self._started |= {source: max(at, self._started.get(source, at)) for source, at in seen.started.items()}
         self._tokens = self._tokens if seen.tokens is None else seen.tokens
         if is_new or not is_claimed:
             self._processes, self._mark = seen.processes, None
@@ -115,6 +118,10 @@ class MeasuredServer:
             return True
         stands = mark is not None and seen.tokens == mark.tokens and seen.in_flight > 0 and mark.in_flight > 0
         return stands and mark is not None and seen.at - mark.at >= STANDSTILL
+
+    def starts_at(self, at: float) -> bool:
+        """Return True if the first lines of this process's own start may have been written at that time."""
+        return self.started is not None and self.started - RESOLUTION <= at <= self.started + IMPORTS
 
     @property
     def serves(self) -> bool:

@@ -18,14 +18,12 @@ from diag.exporter.log.parse_line import (
     FIRST,
     LAST,
     LONGEST,
-    ParsedLine,
     read_lines,
     skipped_note,
     split_redrawn,
 )
-from diag.exporter.log.patterns import Pattern
 from diag.exporter.log.recognise import LineOrigin, parse_amount, read_values
-from diag.exporter.log.server_log import LogInterpreter, ServerLog
+from diag.exporter.log.server_log import LogInterpreter, PlacedLine, ServerLog
 from diag.exporter.log.trackers import parse_settings
 
 Size = tuple[int, int]
@@ -133,9 +131,10 @@ class _MemoryInterpreter(LogInterpreter):
         super().__init__("")
         self.memory = LoggedMemory()
 
-    def _interpret(self, line: ParsedLine, pattern: Pattern | None, origin: LineOrigin, at: float) -> None:
+    def interpret(self, placed: PlacedLine) -> None:
+        line, pattern, origin = placed[:3]
         startup, serves = self._startup, self.phase == "serving"
-        super()._interpret(line, pattern, origin, at)
+        super().interpret(placed)
         if startup is not self._startup and self.memory.sizes:
             self.memory = LoggedMemory()
         if serves and (origin is not LineOrigin.VLLM or (pattern and pattern.kind != "event")):

@@ -219,8 +219,15 @@ MOST_RECORDS, MOST_PIDS = 32, 4096
 """Records that may be open at a time, and processes of one server."""
 QUIET = 2.0
 """Seconds behind a text without an end after which a line is no part of it."""
-_ENDLESS = ("Task exception was never retrieved", "Exception in ", "Exception ignored ", "Unhandled exception")
-"""Beginnings of exceptions that Python prints and that ended nothing."""
+_FOREIGN = re.compile(
+    r"Task exception was never retrieved|Exception in |Exception ignored |Unhandled exception"
+    r"|\[\d\d:\d\d:\d\d\] \S{1,300}:\d+: "  # TVM, xgrammar
+    r"|\S{1,300}\.(?:rs|cc|cpp|cu|h):\d+(?::\d+)?:|thread '[^']{0,80}' .{0,40}panicked at "
+    r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::[\w.]{1,100}:|\|[\w./]{1,200}:\d+)"  # logging's, transformers'
+)
+"""Beginnings of exceptions that Python prints and that ended nothing, and of what other libraries print: both quote
+what clients sent, with its line feeds.
+"""
 _STARTUP_KINDS = frozenset({"banner", "hint", "stage", "progress", "setting"})
 _LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 
@@ -273,8 +280,8 @@ class RecordTracker:
                 # a line's own time may be a part of the text too, so it ends the text for later lines at most
                 is_last = clock is None and line.source and line.at is not None and line.at - before >= QUIET
                 self._endless = None if is_over or is_last else self._endless
-            is_exception = line.level != RAW or (pattern is None and line.text.startswith(_ENDLESS))
-            if line.form == "line" and not line.source and line.level in FAILED and is_exception:
+            is_foreign = line.level != RAW or (pattern is None and bool(_FOREIGN.match(line.text)))
+            if line.form == "line" and not line.source and line.level in FAILED and is_foreign:
                 self._endless = clock, latest or 0.0
             if is_quoted or is_doubted:
                 return LineOrigin.QUOTED if is_quoted else LineOrigin.DOUBTED

@@ -26,7 +26,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import IMPORTS, RESOLUTION, START, Claim, Measured, MeasuredServer
+from diag.exporter.log.corroboration import RESOLUTION, START, Claim, Measured, MeasuredServer
 from diag.exporter.log.parse_line import ACCESS, MOST_CHARACTERS, PROGRESS_BAR, LineParser, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -53,6 +53,7 @@ from diag.exporter.log.trackers import (
 from diag.vllm.running_config import ServerFacts
 
 DEATHS = (ENGINE_DEAD, WORKER_DIED)
+_BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
 LISTENS = "Starting vLLM "
 """The beginning of the line after which clients can connect."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
@@ -187,7 +188,7 @@ class LogInterpreter:
         return "serving" if self.phase == "unknown" and self._is_of_measured(line, False) else self.phase
 
     def _is_of_measured(self, line: ParsedLine, live: bool) -> bool:
-        """Return True if a line was written since the server measured was started, though its own time may be forged."""
+        """Return True if a line was written since the measured server was started; its own time may be forged."""
         if self.measured is None or self.measured.began is None:
             return False
         if self._startup.stage is None and self.measured.answered_at is None:
@@ -199,13 +200,14 @@ class LogInterpreter:
         pattern, origin, measured = placed.pattern, placed.origin, self.measured
         if origin is not LineOrigin.VLLM or measured is None or not self._is_of_measured(placed.line, live):
             return False
-        if self.phase == "unknown" and pattern is not None and pattern.kind in ("hint", "stage", "setting", "progress"):
-            pass
-        elif self._phase_of(placed.line) != "serving" or not _ends_or_starts(placed):
+        is_beginning = self.phase == "unknown" and pattern is not None and pattern.kind in _BEGINNINGS
+        if not is_beginning and (self._phase_of(placed.line) != "serving" or not _ends_or_starts(placed)):
             return False
-        began = measured.began or 0.0
-        is_own_start = self._begun is None or self._begun < began - RESOLUTION
-        return not (is_own_start and began - RESOLUTION <= placed.at <= began + IMPORTS)
+        is_seen = self._begun is not None and self._begun >= (measured.began or 0.0) - RESOLUTION
+        if is_seen or (live and measured.answered_at is not None):
+            return True
+        begins = pattern is not None and pattern.kind in _BEGINNINGS
+        return not (begins and measured.starts_at(max(placed.line.at or 0.0, self._newest_time)))
 
     def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:

@@ -1,0 +1,212 @@
+"""What a log claims of a server is believed as far as what is measured beside it does not contradict it."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC
+
+import pytest
+from exporter.test_log_injection import NEW, at_of
+
+from diag.exporter.log.corroboration import Measured
+from diag.exporter.log.server_log import ServerLog
+
+BEGAN = at_of(NEW.start.splitlines()[4]) - 5
+"""The start of the process whose start-up the log shows."""
+NOW = at_of(NEW.api)
+ENGINE = NEW.engine.format(level="ERROR", file="core.py:1512")
+DEATH = [
+    f"{ENGINE}EngineCore encountered a fatal error.",
+    f"{ENGINE}Traceback (most recent call last):",
+    f'{ENGINE}  File "/opt/vllm/v1/engine/core.py", line 1503, in run_engine_core',
+    f"{ENGINE}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+]
+SHUTDOWN = ["INFO:     Shutting down", "INFO:     Application shutdown complete."]
+_OTHER = NEW.start.replace("0.32.0", "9.9.9").replace("19:47:", "19:49:5").replace("pid=24326", "pid=4711")
+BANNER = re.sub(r"19:49:5(\d)\d", r"19:49:5\1", _OTHER).splitlines()[4:40]
+XGRAMMAR = "[19:50:00] /project/cpp/json_schema_converter.cc:1499: Warning: URI should be a plain string, but got #x"
+FORGED = {
+    "a death": DEATH,
+    "an orderly shutdown": SHUTDOWN,
+    "a start": BANNER,
+    "a death behind another library's warning": [XGRAMMAR, *DEATH],
+    "a start behind another library's warning": [XGRAMMAR, *BANNER],
+    "a failed start": ["Traceback (most recent call last):", '  File "/usr/bin/vllm", line 8, in <module>', "X: y"],
+}
+PROCESSES = frozenset({(24326, BEGAN), (24343, BEGAN + 9)})
+
+
+def measured(after: float, tokens: float = 0.0, began: float | None = BEGAN, **other: object) -> Measured:
+    """A page that came so many seconds after NOW."""
+    started: Mapping[str, float] = {} if began is None else {"process_start_time_seconds": began}
+    return Measured(NOW + after, page=True, answers=True, started=started, tokens=tokens)._replace(**other)  # type: ignore[arg-type]
+
+
+def silent(after: float, **other: object) -> Measured:
+    return Measured(NOW + after, page=False, answers=False)._replace(**other)  # type: ignore[arg-type]
+
+
+def feed(state: ServerLog, lines: list[str], after: float = 0.0, live: bool = True) -> None:
+    for number, line in enumerate(lines, 1):
+        state.feed(line, NOW + after, live, number)
+
+
+def serving(*, began: float | None = BEGAN, tokens: float = 100.0, **other: object) -> ServerLog:
+    """A server whose log was read from its beginning, and whose page has just come."""
+    state = ServerLog(UTC, "server.log")
+    first = measured(-1, tokens, began, **other)
+    state.page(first)
+    feed(state, NEW.start.splitlines(), after=-1, live=False)
+    state.page(first)
+    return state
+
+
+def told(state: ServerLog, after: float) -> tuple[dict[str, float], str, str, str]:
+    """The events counted, the phase, the release, and the line quoted as the reason."""
+    samples = state.samples(NOW + after)
+    events = {labels[0]: value for name, labels, value in samples if name == "diag_vllm_log_events_total" and value}
+    phases = [labels[0] for name, labels, value in samples if name == "diag_vllm_startup_phase" and value]
+    quoted = [labels[4] for name, labels, _ in samples if name == "diag_vllm_log_error_timestamp_seconds"]
+    return events, "".join(phases), state.version, "".join(quoted)
+
+
+def claimed(state: ServerLog) -> set[str]:
+    return {labels[0] for name, labels, _ in state.samples(NOW) if name == "diag_vllm_log_claim_timestamp_seconds"}
+
+
+AT_WORK = ({}, "ready", "0.32.0", "")
+DIED = ({"engine_dead": 1.0, "cuda_out_of_memory": 1.0}, "ready", "0.32.0", DEATH[-1].removeprefix(ENGINE))
+
+
+@pytest.mark.parametrize("began", [BEGAN, None], ids=["start time", "counters alone"])
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_line_changes_nothing_while_the_same_process_answers(name: str, began: float | None) -> None:
+    state = serving(began=began)
+    assert told(state, 0) == AT_WORK
+    config = dict(state.config)
+    feed(state, FORGED[name])
+    for after in (2, 4, 6, 8):
+        state.page(measured(after, 100.0 + after, began))
+        assert (told(state, after), state.config) == (AT_WORK, config)
+    state.page(silent(9))  # one page that does not come makes nothing true that was refuted
+    assert told(state, 9) == AT_WORK
+
+
+@pytest.mark.parametrize("name", ["a death", "an orderly shutdown", "a start"])
+def test_a_claim_that_is_contradicted_is_told_with_its_line(name: str) -> None:
+    state = serving()
+    feed(state, FORGED[name])
+    assert (
+        claimed(state)
+        == {
+            "a death": {"engine_dead", "cuda_out_of_memory"},
+            "an orderly shutdown": {"shut_down"},
+            "a start": {"start"},
+        }[name]
+    )
+    lines = [labels for each, labels, _ in state.samples(NOW) if each == "diag_vllm_log_claim_timestamp_seconds"]
+    assert all(file == "server.log" and int(number) and text for _, file, number, text in lines)
+
+
+def test_an_idle_server_whose_page_comes_is_not_dead() -> None:
+    state = serving()
+    feed(state, DEATH)
+    for after in range(2, 120, 2):
+        state.page(measured(after, 100.0))
+        assert told(state, after) == AT_WORK
+
+
+def test_a_real_death_is_told_once_the_page_is_silent_whatever_was_refuted_before() -> None:
+    state = serving()
+    feed(state, [*BANNER, *SHUTDOWN], after=-30)
+    for after in (-28, -26, -24):
+        state.page(measured(after, 200.0 + after))
+    feed(state, DEATH)
+    state.page(measured(0.5, 180.0))  # the API server answers for a moment
+    assert told(state, 0.5) == AT_WORK
+    state.page(silent(2.5))
+    assert told(state, 2.5) == DIED
+
+
+def test_an_out_of_memory_death_right_behind_an_exception_of_the_web_server_keeps_its_cause() -> None:
+    state = serving()
+    feed(state, ["ERROR:    Exception in ASGI application", "Traceback (most recent call last):"])
+    feed(state, ['  File "a.py", line 1, in x', "ValueError: x"])
+    feed(state, DEATH, after=1)
+    state.page(silent(3))
+    assert told(state, 3) == DIED
+
+
+@pytest.mark.parametrize("fell", [False, True], ids=["start time", "counters"])
+def test_another_process_is_a_new_start_though_no_page_was_missed(fell: bool) -> None:
+    state = serving(began=None if fell else BEGAN)
+    feed(state, [*DEATH, *BANNER])
+    state.page(measured(30, 5.0, None if fell else NOW + 10))
+    events, _, version, _ = told(state, 30)
+    assert (events, version) == ({"engine_dead": 1.0, "cuda_out_of_memory": 1.0}, "9.9.9")
+    assert not claimed(state)
+
+
+def test_a_death_is_believed_where_requests_are_in_flight_and_no_token_is_processed() -> None:
+    state = serving()
+    feed(state, DEATH)
+    for after in (2, 8, 14):
+        state.page(measured(after, 100.0, in_flight=3.0))
+        assert told(state, after) == AT_WORK
+    state.page(measured(17, 100.0, in_flight=3.0))
+    assert told(state, 17) == DIED
+
+
+def test_a_death_is_believed_where_the_engines_process_is_gone_though_the_page_comes() -> None:
+    state = serving(processes=PROCESSES)
+    feed(state, DEATH)
+    state.page(measured(2, 100.0, processes=PROCESSES - {(24343, BEGAN + 9)}))
+    assert told(state, 2) == DIED
+
+
+def test_a_death_is_not_believed_where_all_processes_outlive_it_though_no_page_comes() -> None:
+    state = serving(processes=PROCESSES)
+    feed(state, DEATH)
+    state.page(silent(2, processes=PROCESSES))
+    assert told(state, 2) == DIED  # processes take a while to end
+    state.page(silent(31, processes=PROCESSES))
+    assert told(state, 31) == AT_WORK
+
+
+def test_a_banner_in_a_log_whose_beginning_is_lost_starts_nothing_and_configures_nothing() -> None:
+    state = ServerLog(UTC, "server.log")
+    state.page(measured(-600, 100.0))
+    feed(state, BANNER, live=False)
+    state.page(measured(0, 200.0))
+    events, phase, version, _ = told(state, 0)
+    assert (events, phase, version, dict(state.config)) == ({}, "", "", {})
+    assert claimed(state) == {"start"}
+
+
+def test_the_death_of_an_earlier_process_is_no_claim_about_the_one_that_answers() -> None:
+    """An old log is read whole: what it says of the time before the start is past, what it says after it is a claim."""
+    state, again = ServerLog(UTC, "server.log"), NOW + 60
+    later = [line.replace("19:47", "19:51") for line in NEW.start.splitlines()]
+    state.page(measured(600, 100.0, again))
+    feed(state, [*NEW.start.splitlines(), *DEATH, *later], live=False)
+    feed(state, [line.replace("19:50:00", "19:58:00") for line in DEATH], live=False)
+    state.page(measured(600, 100.0, again))
+    assert told(state, 600)[:3] == (DIED[0], "ready", "0.32.0")
+    assert claimed(state) == {"engine_dead", "cuda_out_of_memory"}
+
+
+def test_another_server_behind_the_same_address_proves_no_restart() -> None:
+    state = serving()
+    feed(state, DEATH)
+    for after in (2, 4, 6, 8):
+        state.page(measured(after, 100.0, BEGAN - 500 * (after % 4 == 0)))
+    assert told(state, 8) == AT_WORK
+
+
+def test_an_answer_that_is_no_page_proves_no_death_of_a_server_that_never_showed_one() -> None:
+    state = ServerLog(UTC, "server.log")
+    feed(state, NEW.start.splitlines(), after=-60, live=False)
+    for after in (-4, -2):
+        state.page(silent(after, answers=True))
+    feed(state, [XGRAMMAR, *DEATH])
+    state.page(silent(2, answers=True))
+    assert told(state, 2) == AT_WORK

@@ -1,0 +1,104 @@
+"""A log into which a client wrote beside real scrapes: nothing is made of it and nothing is hidden, and the report tells."""
+
+import gzip
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from support.paths import RECORDINGS
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+from diag.report import sentences
+
+HEALTHY = ("healthy", "idle", "kv_cascade", "queue_saturation", "tp2_healthy_between")
+WARNING = "[03:00:00] /project/cpp/json_schema_converter.cc:1499: Warning: URI should be a plain string, but got #x"
+
+
+def forged(log: str, at: float) -> list[str]:
+    """Lines with the heads of the log's own processes: a death for lack of memory, a shutdown, another start."""
+    api = re.search(r"\(APIServer pid=\d+\) ", log)
+    engine = re.search(r"\(EngineCore\S* pid=\d+\) ", log)
+    now = f"{datetime.fromtimestamp(at, UTC):%m-%d %H:%M:%S}"
+    web, core = api[0] if api else "", engine[0] if engine else ""
+    died = f"{core}ERROR {now} [core.py:1510] "
+    return [
+        f"{died}EngineCore encountered a fatal error.",
+        f"{died}Traceback (most recent call last):",
+        f'{died}  File "/x/vllm/v1/engine/core.py", line 1, in run_engine_core',
+        f"{died}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "INFO:     Shutting down",
+        "INFO:     Application shutdown complete.",
+        f"{web}INFO {now} [api_utils.py:347] vLLM server version 9.9.9, serving model forged",
+        f"{web}INFO {now} [api_utils.py:286] non-default args: {{'max_num_seqs': 4242, 'port': 1}}",
+        f"{core}INFO {now} [core.py:114] Initializing a V1 LLM engine (v9.9.9) with config: model='forged'",
+    ]
+
+
+def judged(folder: Path) -> Report:
+    return doctor.run(ObserveOptions([str(folder)]))
+
+
+def told(report: Report) -> tuple[object, ...]:
+    """The verdict, the incidents with their lines and proposals, the progress, and the releases and models."""
+    present = [(f.diagnosis.incident.id, f.quotes, f.proposals, f.relaunch) for f in report.present]
+    return report.verdict, present, [each.state for each in report.progress], report.observed.servers
+
+
+def with_lines(name: str, folder: Path, share: float, lines_of: str) -> tuple[Path, float]:
+    """A copy of a recording with forged lines in its log at that share of its scrapes; return their time as well."""
+    shutil.copytree(RECORDINGS / name, folder)
+    text = gzip.decompress((folder / "metrics.prom.gz").read_bytes())
+    times = [float(at) for at in re.findall(rb"^# scrape ([\d.]+) ", text, re.MULTILINE)]
+    at = float(int(times[0] + share * (times[-1] - times[0])))
+    log = (folder / "server.log").read_text(encoding="utf-8", errors="replace")
+    lines = [WARNING, *forged(log, at)] if lines_of == "behind a warning" else forged(log, at)
+    zone = datetime.fromtimestamp(at, UTC)
+    before, after = [], []
+    moment = 0.0
+    for line in log.splitlines():
+        stamp = re.search(r"(?:INFO|WARNING|ERROR) (\d\d-\d\d \d\d:\d\d:\d\d) ", line)
+        moment = (
+            datetime.strptime(f"{zone.year}-{stamp[1]} +0000", "%Y-%m-%d %H:%M:%S %z").timestamp() if stamp else moment
+        )
+        (before if moment <= at else after).append(line)
+    (folder / "server.log").write_text("\n".join([*before, *lines, *after, ""]), encoding="utf-8")
+    return folder, at
+
+
+@pytest.mark.parametrize("lines_of", ["alone", "behind a warning"])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_lines_that_a_client_wrote_change_no_verdict(name: str, lines_of: str, tmp_path: Path) -> None:
+    folder, _ = with_lines(name, tmp_path / name, 0.4, lines_of)
+    report = judged(folder)
+    assert told(report) == told(judged(RECORDINGS / name))
+    if lines_of == "alone":
+        note = next(note for note in sentences.notes(report) if "claims" in note)
+        assert "cuda_out_of_memory" in note
+        assert "contradicted by what is measured" in note
+
+
+@pytest.mark.parametrize("name", ["engine_dead", "engine_device_fault"])
+def test_a_real_death_after_forged_lines_keeps_its_cause(name: str, tmp_path: Path) -> None:
+    """The recordings run idle for some seconds before the death, so a third of the way is well before it."""
+    folder, _ = with_lines(name, tmp_path / name, 0.2, "alone")
+    real, found = judged(RECORDINGS / name), judged(folder)
+    assert (found.verdict, [f.diagnosis.incident.id for f in found.present]) == (
+        real.verdict,
+        [f.diagnosis.incident.id for f in real.present],
+    )
+    assert [quote.text for quote in found.present[0].quotes] == [quote.text for quote in real.present[0].quotes]
+
+
+def test_a_rotated_log_that_begins_with_forged_lines_configures_nothing(tmp_path: Path) -> None:
+    folder, at = with_lines("healthy", tmp_path / "healthy", 0.4, "alone")
+    log = folder / "server.log"
+    text = log.read_text(encoding="utf-8")
+    log.write_text(text[text.index("EngineCore encountered a fatal error") - 80 :].partition("\n")[2], encoding="utf-8")
+    report = judged(folder)
+    assert report.verdict == "healthy"
+    assert "4242" not in str(told(report))
+    assert all(server.version != "9.9.9" and server.model != "forged" for server in report.observed.servers)
