@@ -60,9 +60,9 @@ SENTENCES = {
         " log either: --api-server-count 1 restores both"
     ),
     "claimed": (
-        'the log of {servers} claims {claims} ("{line}"{place}, {time}), contradicted by what is measured: the same'
-        " process goes on answering; so it counts as no event. A client may have written it, or the log is that of"
-        " another server or another time zone (--log-timezone)"
+        "the log of {servers} is contradicted by what is measured: the same process goes on answering, though the log"
+        ' claims {claims}; that counts as no event. Its first such line: "{line}"{place}, {time}. A client may have'
+        " written it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
 }
 

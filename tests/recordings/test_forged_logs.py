@@ -1,4 +1,4 @@
-"""A log into which a client wrote beside real scrapes: nothing is made of it and nothing is hidden, and the report tells."""
+"""A log into which a client wrote, beside real scrapes: nothing is made of it, nothing is hidden, and it is told."""
 
 import gzip
 import re
@@ -48,8 +48,8 @@ def told(report: Report) -> tuple[object, ...]:
     return report.verdict, present, [each.state for each in report.progress], report.observed.servers
 
 
-def with_lines(name: str, folder: Path, share: float, lines_of: str) -> tuple[Path, float]:
-    """A copy of a recording with forged lines in its log at that share of its scrapes; return their time as well."""
+def with_lines(name: str, folder: Path, share: float, lines_of: str) -> Path:
+    """A copy of a recording with forged lines in its log at that share of its scrapes."""
     shutil.copytree(RECORDINGS / name, folder)
     text = gzip.decompress((folder / "metrics.prom.gz").read_bytes())
     times = [float(at) for at in re.findall(rb"^# scrape ([\d.]+) ", text, re.MULTILINE)]
@@ -66,13 +66,13 @@ def with_lines(name: str, folder: Path, share: float, lines_of: str) -> tuple[Pa
         )
         (before if moment <= at else after).append(line)
     (folder / "server.log").write_text("\n".join([*before, *lines, *after, ""]), encoding="utf-8")
-    return folder, at
+    return folder
 
 
 @pytest.mark.parametrize("lines_of", ["alone", "behind a warning"])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_lines_that_a_client_wrote_change_no_verdict(name: str, lines_of: str, tmp_path: Path) -> None:
-    folder, _ = with_lines(name, tmp_path / name, 0.4, lines_of)
+    folder = with_lines(name, tmp_path / name, 0.4, lines_of)
     report = judged(folder)
     assert told(report) == told(judged(RECORDINGS / name))
     if lines_of == "alone":
@@ -84,7 +84,7 @@ def test_lines_that_a_client_wrote_change_no_verdict(name: str, lines_of: str, t
 @pytest.mark.parametrize("name", ["engine_dead", "engine_device_fault"])
 def test_a_real_death_after_forged_lines_keeps_its_cause(name: str, tmp_path: Path) -> None:
     """The recordings run idle for some seconds before the death, so a third of the way is well before it."""
-    folder, _ = with_lines(name, tmp_path / name, 0.2, "alone")
+    folder = with_lines(name, tmp_path / name, 0.2, "alone")
     real, found = judged(RECORDINGS / name), judged(folder)
     assert (found.verdict, [f.diagnosis.incident.id for f in found.present]) == (
         real.verdict,
@@ -94,7 +94,7 @@ def test_a_real_death_after_forged_lines_keeps_its_cause(name: str, tmp_path: Pa
 
 
 def test_a_rotated_log_that_begins_with_forged_lines_configures_nothing(tmp_path: Path) -> None:
-    folder, at = with_lines("healthy", tmp_path / "healthy", 0.4, "alone")
+    folder = with_lines("healthy", tmp_path / "healthy", 0.4, "alone")
     log = folder / "server.log"
     text = log.read_text(encoding="utf-8")
     log.write_text(text[text.index("EngineCore encountered a fatal error") - 80 :].partition("\n")[2], encoding="utf-8")

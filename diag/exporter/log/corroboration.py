@@ -56,8 +56,8 @@ class Claim(NamedTuple):
 class MeasuredServer:
     """The server as it is measured from scrape to scrape: which process it is, and what speaks for and against its end.
 
-    `began` is the unix time from which log lines are of that process, None before one is measured; `started` that of its
-    start, None if no source tells it; `answered_at` that of its first page.
+    `began` is the unix time from which log lines are of that process, None before one is measured; `started` that of
+    its start, None if no source tells it; `answered_at` that of its first page.
     """
 
     def __init__(self) -> None:
