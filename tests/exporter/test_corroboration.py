@@ -1,14 +1,23 @@
 """What a log claims of a server is believed as far as what is measured beside it does not contradict it."""
 
 import re
+import time
 from collections.abc import Mapping
-from datetime import UTC
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from exporter.test_log_injection import NEW, at_of
+from support.processes import TP2
+from support.processes import serving as serving_processes
 
 from diag.exporter.log.corroboration import Measured
 from diag.exporter.log.server_log import ServerLog
+from diag.exporter.log.tail import LogTail
+from diag.exporter.page import HostCollectors
+from diag.exporter.process.collector import ProcessCollector
+from diag.sources.kubernetes.pod_object import Candidate, ContainerStatus
+from diag.sources.kubernetes.servers import ContainerLog
 
 BEGAN = at_of(NEW.start.splitlines()[4]) - 5
 """The start of the process whose start-up the log shows."""
@@ -210,3 +219,51 @@ def test_an_answer_that_is_no_page_proves_no_death_of_a_server_that_never_showed
     feed(state, [XGRAMMAR, *DEATH])
     state.page(silent(2, answers=True))
     assert told(state, 2) == AT_WORK
+
+
+class KubeletLog:
+    """The part of `Api` that a `ContainerLog` asks: the log of a container, each line with the kubelet's time."""
+
+    def __init__(self, lines: list[str], began: float) -> None:
+        stamps = (datetime.fromtimestamp(began + 8 + at / 10, UTC).isoformat() for at in range(len(lines)))
+        self.text = "".join(f"{stamp} {line}\n" for stamp, line in zip(stamps, lines, strict=True))
+
+    def log(self, *_: object) -> bytes:
+        return self.text.encode()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_container_without_a_restart_did_not_die_though_its_log_claims_so(answers: bool) -> None:
+    lines = [*NEW.start.splitlines(), XGRAMMAR, *DEATH, *BANNER]
+    api, status = KubeletLog(lines, BEGAN), ContainerStatus(running_since=BEGAN)
+    log = ContainerLog(api, "inference", Candidate("pod", "vllm", (8000,), "", True, ""), status, clock=lambda: NOW)  # type: ignore[arg-type]
+    log.begin()
+    for after in (0.0, 2.0, 4.0):
+        log.page(measured(after, 100.0 + after) if answers else silent(after))
+    samples = {(name, *labels): value for name, labels, value in log.collect().samples}
+    assert samples["diag_vllm_log_events_total", "engine_dead"] == (not answers)
+    assert log.state.version == ("0.32.0" if answers else "9.9.9")
+
+
+def test_processes_that_outlive_their_death_in_the_log_are_not_dead(tmp_path: Path) -> None:
+    """Real processes; the page comes only before the death in the log, as that of an overloaded server."""
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*NEW.start.splitlines(), ""]), encoding="utf-8")
+    with serving_processes(tmp_path, TP2) as played:
+        processes, tail = ProcessCollector(played.port), LogTail(str(log), UTC)
+        end = time.monotonic() + 30
+        while len(processes.identities()) < 4 and time.monotonic() < end:
+            processes.collect()
+        host = HostCollectors(None, tail, processes)
+        tail.catch_up()
+        now = time.time()
+        host.scraped(Measured(now, page=True, answers=True))
+        with log.open("a", encoding="utf-8") as written:
+            written.write("\n".join([*DEATH, ""]))
+        while not claimed(tail.state) and time.monotonic() < end:
+            time.sleep(0.05)
+        for after, died in ((2.0, True), (40.0, False)):
+            processes.collect()
+            host.scraped(Measured(now + after, page=False, answers=False))
+            assert ("engine_dead" in told(tail.state, 0)[0]) == died
+        tail.stop()

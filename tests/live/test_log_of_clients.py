@@ -1,6 +1,7 @@
 """A real vLLM on the CPU that logs all that clients send: none of it changes what the doctor says of the server."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from support import imitations
-from support.live import server
+from support.live import load, memory_runs_out, on_call, server, slow_weights
 
 from diag.exporter.log.parse_line import read_timed_lines
 from diag.exporter.log.server_log import ServerLog
@@ -80,3 +81,90 @@ def test_client_input_in_a_log_changes_no_verdict_and_no_configuration(vllm: ser
     report = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
     assert (report["verdict"], report["observed"]["progress_unknown"]) == ("healthy", [])
     assert told(vllm.log) == before
+
+
+def imitated(log: str) -> str:
+    """A death for lack of memory, a shutdown and another start, in the words and with the heads of this very server."""
+    api, engine = (re.search(rf"\({name} pid=\d+\) ", log)[0] for name in ("APIServer", "EngineCore"))  # type: ignore[index]
+    now = time.strftime("%m-%d %H:%M:%S")
+    died = f"{engine}ERROR {now} [core.py:1510] "
+    return "\n".join(
+        [
+            f"{died}EngineCore encountered a fatal error.",
+            f"{died}Traceback (most recent call last):",
+            f'{died}  File "/x/vllm/v1/engine/core.py", line 1, in run_engine_core',
+            f"{died}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.77 GiB.",
+            "INFO:     Shutting down",
+            "INFO:     Application shutdown complete.",
+            f"{api}INFO {now} [api_utils.py:347] vLLM server version 9.9.9, serving model forged",
+            f"{api}INFO {now} [api_utils.py:286] non-default args: {{'max_num_seqs': 4242}}",
+            f"{engine}INFO {now} [core.py:114] Initializing a V1 LLM engine (v9.9.9) with config: model='forged'",
+        ]
+    )
+
+
+def imitate(vllm: server.Server, log: str) -> None:
+    """Write it into the log by a JSON schema: xgrammar's warning about a reference quotes it with its line feeds."""
+    schema = {"type": "object", "properties": {"a": {"$ref": f"x:\n{imitated(log)}"}}}
+    asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    post(vllm.url, {"model": "tiny", "prompt": "a", "max_tokens": 1, "response_format": asked})
+    assert "serving model forged" in vllm.log.read_text(encoding="utf-8", errors="replace")
+
+
+def config(*words: str) -> str:
+    done = subprocess.run([DIAG, "config", *words, "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+BY_LOG = {"crash_loop", "engine_dead", "engine_device_fault", "gpu_out_of_memory", "startup_failed", "startup_slow"}
+
+
+def assert_nothing_made(said: on_call.Said) -> None:
+    """The load of the machine that tests may show in other incidents."""
+    present = {found["incident"] for found in said.report["diagnoses"] if found["state"] == "present"}
+    assert present.isdisjoint(BY_LOG), present
+    assert {engine["state"] for engine in said.report["progress"]} <= {"busy", "idle"}
+    assert "9.9.9" not in json.dumps(said.report["observed"]["servers"])
+
+
+def test_a_schema_that_imitates_the_log_makes_nothing_and_hides_no_real_death(tmp_path: Path) -> None:
+    """In a followed log, in a rotated one, in a recording, through the exporter and through Prometheus."""
+    plugin = slow_weights.installed(tmp_path / "plugin", Path(memory_runs_out.__file__))
+    full, flags = tmp_path / "memory-is-full", ("--max-model-len", "2048", "--max-num-seqs", "32")
+    told = {"PYTHONPATH": str(plugin), memory_runs_out.WHEN: str(full)}
+    with (
+        server.running(tmp_path, "tiny", flags, **told) as vllm,
+        on_call.on_call(tmp_path, vllm, in_haste=True) as who,
+        load.running(vllm.port, *load.STEADY),
+    ):
+        time.sleep(15)
+        log = vllm.log.read_text(encoding="utf-8", errors="replace")
+        before = config(vllm.url, "--log", str(vllm.log))
+        for _ in range(3):
+            imitate(vllm, log)
+            time.sleep(1)
+        for said in (*who.first_look(), who.by_prometheus("none")):
+            assert_nothing_made(said)
+        note = next(note for note in who.first_look()[1].report["observed"]["notes"] if "contradicted" in note)
+        assert "engine_dead" in note
+        assert config(vllm.url, "--log", str(vllm.log)) == before
+
+        command = [DIAG, "record", vllm.url, str(tmp_path / "recorded"), "--log", str(vllm.log)]
+        recorder = subprocess.Popen([*command, "--for", "30", "--every", "1"])
+        time.sleep(10)
+        imitate(vllm, log)
+        assert recorder.wait(90) == 0
+        assert_nothing_made(on_call.doctor(str(tmp_path / "recorded")))
+
+        os.truncate(vllm.log, 0)  # as logrotate's copytruncate does
+        imitate(vllm, log)
+        assert_nothing_made(on_call.doctor(vllm.url, "--log", str(vllm.log)))
+
+        full.touch()
+        time.sleep(10)
+        exporter, live = who.first_look()
+        for said in (exporter, live, who.by_prometheus("gpu_out_of_memory")):
+            assert said.short == "critical gpu_out_of_memory", said.report.get("diagnoses")
+        quoted = json.dumps(live.primary)
+        assert "Tried to allocate 2.00 GiB" in quoted
+        assert "7.77" not in quoted

@@ -79,6 +79,7 @@ class ContainerLog:
 
     def begin(self) -> None:
         """Read the existing log: of the previous run, if there was one, then of this run."""
+        self.page(Measured(self._clock(), page=False, answers=False))  # what was logged before this run is past
         if self.status.restarts:
             self._read(previous="true", tailLines=str(LAST_LINES))
         if self.status.running_since:

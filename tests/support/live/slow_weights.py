@@ -8,13 +8,14 @@ SECONDS = "SLOW_WEIGHTS_SECONDS"
 """The variable that says how long."""
 
 
-def installed(folder: Path) -> Path:
-    """A folder for PYTHONPATH from which vLLM loads this plugin."""
-    described = folder / "slow_weights-1.dist-info"
+def installed(folder: Path, plugin: Path = Path(__file__)) -> Path:
+    """A folder for PYTHONPATH from which vLLM loads this plugin, or that of another file."""
+    name = plugin.stem
+    described = folder / f"{name}-1.dist-info"
     described.mkdir(parents=True, exist_ok=True)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: slow_weights\nVersion: 1\n")
-    (described / "entry_points.txt").write_text("[vllm.general_plugins]\nslow_weights = slow_weights:register\n")
-    (folder / "slow_weights.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (described / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {name}:register\n")
+    (folder / plugin.name).write_text(plugin.read_text(encoding="utf-8"), encoding="utf-8")
     return folder
 
 
