@@ -23,6 +23,13 @@ Verdict = Literal["healthy", "warning", "critical", "unknown"]
 INSTANCE = ("instance",)
 CLAIM_IS_NEWS = 300.0
 """Seconds before the first scrape in which a line of the log still matters."""
+LOG_ALONE = (
+    (False, "max by (instance) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"),
+    (True, "max by (instance) (max_over_time(diag_vllm_up[$window]))"),
+    (True, "max by (instance) (last_over_time(diag_vllm_process_start_time_seconds[$window]))"),
+    (True, "1 + max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"),
+)
+"""The log of a server, and what is measured beside it (True): its page, its process, the host or the container."""
 HOST = "run diag on the server's host, or scrape diag exporter"
 
 
@@ -62,9 +69,9 @@ DefectKind = (
     Literal["ended", "gone", "gaps", "slow"]
     | Literal["renamed", "double", "aliases"]
     | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
-    | Literal["claimed"]
+    | Literal["claimed", "log alone"]
 )
-"""Defects of scrapes, of the names of servers, of what is collected, and a log that what is measured contradicts."""
+"""Defects of scrapes, of the names of servers, of what is collected, and of a log: contradicted or uncorroborated."""
 
 
 class TelemetryDefect(NamedTuple):
@@ -287,7 +294,7 @@ def build_report(
         findings.append(Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted))
     not_judged = (*unknown, *_not_judged(findings, judged))
     return Report(
-        observed=observed._replace(defects=(*observed.defects, *_claims(queries))),
+        observed=observed._replace(defects=(*observed.defects, *_claims(queries), *_log_alone(findings, queries))),
         verdict=verdict_of(findings, not_judged),
         progress=progress,
         findings=tuple(findings),
@@ -299,20 +306,35 @@ def build_report(
 
 
 def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
-    """Yield for each server the events of the span that its log claims and what is measured contradicts."""
+    """Yield for each server the events of the span that its log claims and what is measured contradicts now."""
     query = (
         "max by (instance, event, file, line, text) (last_over_time(diag_vllm_log_claim_timestamp_seconds[$window]))"
     )
     claimed: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
-    for subject, row in queries.ask(query, INSTANCE, queries.whole).items():
+    now = queries.holding(queries.source.interval)
+    for subject, row in queries.ask(query, INSTANCE, now, queries.source.instants[-1:]).items():
         labels = dict(subject)
-        if row[-1] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
-            claimed.setdefault(labels.get("instance", ""), []).append((float(row[-1]), labels))
+        if row[0] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
+            claimed.setdefault(labels.get("instance", ""), []).append((float(row[0]), labels))
     for name, lines in sorted(claimed.items()):
         at, first = min(lines, key=lambda line: line[0])
         place = ":".join(filter(None, (first.get("file", ""), first.get("line", ""))))
         events = sorted({labels.get("event", "") for _, labels in lines})
         yield TelemetryDefect("claimed", frozenset({name}), at, (first.get("text", ""), place, *events))
+
+
+def _log_alone(findings: Sequence[Finding], queries: QueryCache) -> Iterator[TelemetryDefect]:
+    """Yield the servers with an incident of which nothing but their log is known."""
+    ill = {
+        dict(found.diagnosis.subject).get("instance", "") for found in findings if found.diagnosis.state == "present"
+    }
+    for measured, query in LOG_ALONE:
+        if ill:
+            rows = queries.ask(f"{query} > 0", INSTANCE, queries.whole)
+            seen = {dict(subject).get("instance", "") for subject in rows}
+            ill = ill - seen if measured else ill & seen
+    if ill:
+        yield TelemetryDefect("log alone", frozenset(ill))
 
 
 def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:

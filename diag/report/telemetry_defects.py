@@ -64,6 +64,9 @@ SENTENCES = {
         ' claims {claims}; that counts as no event. Its first such line: "{line}"{place}, {time}. A client may have'
         " written it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
+    "log alone": (
+        "only the log shows what is wrong with {servers}: none of its pages came, and no process of it was seen"
+    ),
 }
 
 

@@ -124,6 +124,11 @@ class MeasuredServer:
         return self.started is not None and self.started - RESOLUTION <= at <= self.started + IMPORTS
 
     @property
+    def answers(self) -> bool:
+        """Return True if its latest page came."""
+        return self._latest.page
+
+    @property
     def serves(self) -> bool:
         """Return True if its pages have come for so long that every line of its start has been read."""
         return self._latest.page and self.answered_at is not None and self._latest.at - self.answered_at >= READ_BY

@@ -509,6 +509,7 @@ class ServerLog:
         """Take what a scrape has measured; if the page came, no line that was read live before was of another start."""
         if self._measured.see(seen, bool(self._open)):  # another process: what ended the last one is no claim
             self._settle(self._claimed or self._proven)
+            self._refuted = {}
         if self._open:
             newest = max(self._open.values(), key=lambda claim: claim.read_at)
             if self._measured.refutes(newest):
@@ -548,11 +549,13 @@ class ServerLog:
 
     def _claims(self) -> Iterator[Sample]:
         """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
-        open_now = self._open if self._measured.answered_at is not None and not self._believes_claims else {}
-        for claim in {**open_now, **self._refuted}.values():
+        if self._believes_claims or not self._measured.answers:
+            return
+        for claim in (
+            *self._refuted.values(),
+            *(self._open[name] for name in self._open.keys() - self._refuted.keys()),
+        ):
             line = str(claim.number) if claim.number and self._file else ""
-            yield (
-                "diag_vllm_log_claim_timestamp_seconds",
-                (claim.event, quote(self._file, MOST_NAME), line, quote(claim.text, MOST_TEXT)),
-                max(claim.at, open_now[claim.event].at if claim.event in open_now else 0.0),
-            )
+            labels = (claim.event, quote(self._file, MOST_NAME), line, quote(claim.text, MOST_TEXT))
+            newest = self._open.get(claim.event, claim)
+            yield "diag_vllm_log_claim_timestamp_seconds", labels, max(claim.at, newest.at)
