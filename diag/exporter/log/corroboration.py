@@ -119,6 +119,10 @@ class MeasuredServer:
         stands = mark is not None and seen.tokens == mark.tokens and seen.in_flight > 0 and mark.in_flight > 0
         return stands and mark is not None and seen.at - mark.at >= STANDSTILL
 
+    def wrote_at(self, at: float) -> bool:
+        """Return True if a line of that time is of this process; of one whose start is unknown, if it had answered."""
+        return self.began is not None and at > self.began - (0.0 if self.started is None else RESOLUTION)
+
     def starts_at(self, at: float) -> bool:
         """Return True if the first lines of this process's own start may have been written at that time."""
         return self.started is not None and self.started - RESOLUTION <= at <= self.started + IMPORTS

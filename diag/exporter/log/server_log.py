@@ -26,7 +26,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import RESOLUTION, START, Claim, Measured, MeasuredServer
+from diag.exporter.log.corroboration import START, Claim, Measured, MeasuredServer
 from diag.exporter.log.parse_line import ACCESS, MOST_CHARACTERS, PROGRESS_BAR, LineParser, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -172,11 +172,9 @@ class LogInterpreter:
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
         placed = PlacedLine(line, pattern, origin, at, None)
-        if origin is LineOrigin.QUOTED:
-            return None
         if origin is LineOrigin.DOUBTED:
             return placed if _ends_or_starts(placed) else None
-        if not self._was_stopped or not self._records.has_process(line.pid):
+        if origin is not LineOrigin.QUOTED and not (self._was_stopped and self._records.has_process(line.pid)):
             placed = placed._replace(error=self._tracebacks.read(line, at))
         if self._is_claim(placed, live):
             return placed
@@ -193,7 +191,7 @@ class LogInterpreter:
             return False
         if self._startup.stage is None and self.measured.answered_at is None:
             return False
-        return live or max(line.at or 0.0, self._newest_time) >= self.measured.began - RESOLUTION
+        return live or self.measured.wrote_at(max(line.at or 0.0, self._newest_time))
 
     def _is_claim(self, placed: PlacedLine, live: bool) -> bool:
         """Return True if a line ends the server that is measured, or starts it anew, and is not of its own start."""
@@ -203,7 +201,7 @@ class LogInterpreter:
         is_beginning = self.phase == "unknown" and pattern is not None and pattern.kind in _BEGINNINGS
         if not is_beginning and (self._phase_of(placed.line) != "serving" or not _ends_or_starts(placed)):
             return False
-        is_seen = self._begun is not None and self._begun >= (measured.began or 0.0) - RESOLUTION
+        is_seen = self._begun is not None and measured.wrote_at(self._begun)
         if is_seen or (live and measured.answered_at is not None):
             return True
         begins = pattern is not None and pattern.kind in _BEGINNINGS
@@ -222,6 +220,8 @@ class LogInterpreter:
     def interpret(self, placed: PlacedLine) -> None:
         """Interpret a line whatever it claims."""
         line, pattern, origin, at, error = placed
+        if origin is LineOrigin.QUOTED:
+            return
         if error is not None:
             error.event = pattern.name if pattern and pattern.kind == "event" else ""
             ends_server = error.is_entry and error.event != ENGINE_START_FAILED
