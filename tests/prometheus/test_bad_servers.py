@@ -452,6 +452,14 @@ def test_a_redirect_to_another_host_is_not_followed(
     assert other.requests == []
 
 
+@pytest.mark.parametrize("path", ["/a b", "/a/../b", "/%7eteam", "/ä"])
+def test_every_query_is_sent_by_the_client_with_limits_whatever_the_path(doctor: Diag, path: str) -> None:
+    with serving(lambda _: Reply(b"", 302, {"Location": "/elsewhere"})) as server:
+        said = doctor(f"{server.url}{path}")
+    assert "redirects to /elsewhere, which is not followed" in said.sentence
+    assert {request.headers["User-Agent"].partition("/")[0] for request in server.requests} == {"diag"}
+
+
 @pytest.mark.parametrize("token", [SECRET, ""])
 def test_a_netrc_does_not_take_the_place_of_the_credentials(
     doctor: Diag, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
