@@ -44,7 +44,7 @@ from diag.report import html, markdown, settings, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
-from diag.vllm.command.redaction import hidden
+from diag.vllm.command.free_text import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.running_config import ServerFacts, read_launch
 

@@ -146,7 +146,7 @@ def test_credentials_do_not_follow_a_redirect_to_another_path_prefix(path: str) 
     with serving(answer) as server:
         secret = Credentials({"Authorization": "Bearer sekret"})
         asked = Client(parse(f"{server.url}/team-a/metrics"), secret, Manner(5.0))
-        with pytest.raises(Failure, match="redirects to another path .*, which is not followed"):
+        with pytest.raises(Failure, match=r"redirects to another path .*, which is not followed"):
             asked.get("/team-a/metrics")
     assert [request.path for request in server.requests] == ["/team-a/metrics"]
 

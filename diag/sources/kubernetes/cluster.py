@@ -23,7 +23,7 @@ from diag.http.client import Client, Manner, Request, Response, run_in_thread
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure, Hints, WrongAnswer, sentence
 from diag.sources.kubernetes.pod_object import part
-from diag.vllm.command.redaction import hidden
+from diag.vllm.command.free_text import hidden
 
 FORM = "[CONTEXT/]NAMESPACE[/SELECTOR]"
 MISSING = "--k8s needs the Kubernetes client: pip install 'diag[k8s]'"
@@ -183,7 +183,9 @@ class ProxyClient(Client):
             response = super().send(request)
         except Failure:
             try:
-                super().send(Request(f"{self._address.path.rstrip('/')}/version"))  # any answer shows that the API server works
+                super().send(
+                    Request(f"{self._address.path.rstrip('/')}/version")
+                )  # any answer shows that the API server works
             except Failure as error:
                 error.hint = "check the certificates of the kubeconfig" if "DIAG_C" in error.hint else error.hint
                 raise Unreachable(sentence(self._shown, error)) from error
