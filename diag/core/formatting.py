@@ -61,7 +61,7 @@ def _without_secrets(found: re.Match[str]) -> str:
     ended = rest.rstrip(_PUNCTUATION)
     kept = re.split(r"[?#]", ended, maxsplit=1)[0]
     name, colon, port = kept.partition("/")[0].partition(":")
-    if colon and rest.endswith("…") and not port.isdecimal() and not name.startswith("["):  # cut within a password
+    if colon and ended.endswith("…") and not port.isdecimal() and not name.startswith("["):  # cut within a password
         return f"{scheme}{name}:…"
     return scheme + kept + rest[len(ended) :]
 

@@ -1,4 +1,4 @@
-"""A corpus of secrets where people and programs write them: positions x names x kinds of values, the same at each run."""
+"""A corpus of secrets where people and programs write them: places, names and kinds of values, the same at each run."""
 
 import base64
 import string
@@ -44,53 +44,53 @@ FLAGS = (
     "--password",
     "--s3.secret-key",
 )
-POSITIONS = {
-    "assignment": "{name}={value} was read",
-    "export": "export {name}='{value}'; vllm serve m",
-    "double quotes": 'environment: {name}="{value}" TERM=dumb',
-    "spaced": "{name} = {value}",
-    "header": "> {name}: {value}",
-    "header of curl": "curl -s -H '{name}: {value}' http://h:8000/v1/models",
-    "header joined": 'curl -H"{name}: {value}" http://h:8000/v1/models',
-    "yaml": "  {name}: {value}",
-    "dict": "non-default args: {{'port': 8000, '{name}': '{value}', 'model': 'm'}}",
-    "json": '{{"model": "m", "{name}": "{value}", "port": 8000}}',
-    "compact json": '{{"{name}":"{value}","port":8000}}',
-    "json in json": '{{"body": "{{\\"{name}\\": \\"{value}\\", \\"port\\": 8000}}"}}',
-    "list": "Namespace(port=8000, {name}=['{value}', 'b'], model='m')",
-    "list in a dict": "{{'{name}': ['a', '{value}'], 'port': 8000}}",
-    "keyword": "TypeError: __init__() got {name}='{value}', port=8000",
-    "secret type": "Settings({name}=SecretStr('{value}'), port=8000)",
-    "pair": '[("{name}", "{value}"), ("port", "8000")]',
-    "pair of bytes": "headers=[(b'host', b'h'), (b'{name}', b'{value}')]",
-    "item": "os.environ['{name}'] = '{value}'",
-    "query": '"GET /v1/models?page=2&{name}={value}&limit=3 HTTP/1.1" 401',
-    "query of a URL": "Failed: https://h:8443/v1/models?{name}={value}: timeout",
-    "fragment": "Failed: https://h:8443/callback#{name}={value}",
-    "cookie": "Set-Cookie: theme=dark; {name}={value}; Path=/; HttpOnly",
-    "element": "<{name}>{value}</{name}>",
-    "arrow": "{name} -> {value}",
-}
+POSITIONS = (
+    "{name}={value} was read",
+    "export {name}='{value}'; vllm serve m",
+    'environment: {name}="{value}" TERM=dumb',
+    "{name} = {value}",
+    "> {name}: {value}",
+    "curl -s -H '{name}: {value}' http://h:8000/v1/models",
+    'curl -H"{name}: {value}" http://h:8000/v1/models',
+    "  {name}: {value}",
+    "non-default args: {{'port': 8000, '{name}': '{value}', 'model': 'm'}}",
+    '{{"model": "m", "{name}": "{value}", "port": 8000}}',
+    '{{"{name}":"{value}","port":8000}}',
+    '{{"body": "{{\\"{name}\\": \\"{value}\\", \\"port\\": 8000}}"}}',
+    "Namespace(port=8000, {name}=['{value}', 'b'], model='m')",
+    "{{'{name}': ['a', '{value}'], 'port': 8000}}",
+    "TypeError: __init__() got {name}='{value}', port=8000",
+    "Settings({name}=SecretStr('{value}'), port=8000)",
+    '[("{name}", "{value}"), ("port", "8000")]',
+    "headers=[(b'host', b'h'), (b'{name}', b'{value}')]",
+    "os.environ['{name}'] = '{value}'",
+    '"GET /v1/models?page=2&{name}={value}&limit=3 HTTP/1.1" 401',
+    "Failed: https://h:8443/v1/models?{name}={value}: timeout",
+    "Failed: https://h:8443/callback#{name}={value}",
+    "Set-Cookie: theme=dark; {name}={value}; Path=/; HttpOnly",
+    "<{name}>{value}</{name}>",
+    "{name} -> {value}",
+)
 """Where a value has a name; braces are doubled."""
-FLAG_POSITIONS = {
-    "flag": "vllm serve m {name} {value} --port 8000",
-    "flag joined": "vllm serve m {name}={value} --port 8000",
-    "flag in quotes": "vllm serve m {name} '{value}' --port 8000",
-    "command as a list": "['vllm', 'serve', 'm', '{name}', '{value}', '--port', '8000']",
-    "command as JSON": '["vllm","serve","m","{name}","{value}","--port","8000"]',
-    "joined in a list": "Popen(['vllm', 'serve', 'm', '{name}={value}', '--port=8000'])",
-}
-ALONE = {
-    "bearer": "rejected Bearer {value}",
-    "user of a URL": "Failed: https://me:{value}@h:8443/v1: timeout",
-    "user of an address": "cannot resolve me:{value}@h",
-    "user of a Path": "https:/me:{value}@h/x does not exist",
-    "connection": "redis://:{value}@cache:6379/0",
-    "user of curl": "curl -u me:{value} http://h:8000",
-    "netrc": "machine h login me password {value}",
-    "connection string": "Server=h;Uid=me;Pwd={value};Database=d",
-    "PEM": "-----BEGIN PRIVATE KEY-----\\n{value}\\n-----END PRIVATE KEY----- could not be read",
-}
+FLAG_POSITIONS = (
+    "vllm serve m {name} {value} --port 8000",
+    "vllm serve m {name}={value} --port 8000",
+    "vllm serve m {name} '{value}' --port 8000",
+    "['vllm', 'serve', 'm', '{name}', '{value}', '--port', '8000']",
+    '["vllm","serve","m","{name}","{value}","--port","8000"]',
+    "Popen(['vllm', 'serve', 'm', '{name}={value}', '--port=8000'])",
+)
+ALONE = (
+    "rejected Bearer {value}",
+    "Failed: https://me:{value}@h:8443/v1: timeout",
+    "cannot resolve me:{value}@h",
+    "https:/me:{value}@h/x does not exist",
+    "redis://:{value}@cache:6379/0",
+    "curl -u me:{value} http://h:8000",
+    "machine h login me password {value}",
+    "Server=h;Uid=me;Pwd={value};Database=d",
+    "-----BEGIN PRIVATE KEY-----\\n{value}\\n-----END PRIVATE KEY----- could not be read",
+)
 """Where a value has a place instead of a name."""
 IN_A_PATH = "POST /services/T00/B00/{value}/x"
 UNNAMED = ("the client sent {value}", "'{value}' is unknown", "[{value}]", "a={value},b=2", IN_A_PATH)
@@ -98,9 +98,8 @@ UNNAMED = ("the client sent {value}", "'{value}' is unknown", "[{value}]", "a={v
 
 
 class Secret(NamedTuple):
-    """A text with a secret, and where the secret stands."""
+    """A text with a secret."""
 
-    place: str
     text: str
     secret: str
 
@@ -149,18 +148,23 @@ def is_shown(secret: str, text: str) -> bool:
     return any(secret[at : at + PIECE] in text for at in range(max(1, len(secret) - PIECE + 1)))
 
 
+def placed(secret: str) -> Iterator[str]:
+    """Yield the texts in which one secret stands at each place that has a name or says what it is."""
+    for templates, names in ((POSITIONS, NAMES), (FLAG_POSITIONS, FLAGS), (ALONE, ("",))):
+        for number, template in enumerate(templates):
+            yield template.format(name=names[number % len(names)], value=secret)
+
+
 def corpus(count: int = 300, seed: int = 31) -> Iterator[Secret]:
     """Yield so many texts, each place and each kind of value about as often."""
     random = Random(seed)
-    named = [(place, template, NAMES) for place, template in POSITIONS.items()]
-    flags = [(place, template, FLAGS) for place, template in FLAG_POSITIONS.items()]
-    alone = [(place, template, ("",)) for place, template in ALONE.items()]
-    unnamed = [(f"unnamed {template}", template, ("",)) for template in UNNAMED]
-    places = [*named, *flags, *alone, *unnamed]
+    places = [(template, NAMES) for template in POSITIONS]
+    places += [(template, FLAGS) for template in FLAG_POSITIONS]
+    places += [(template, ("",)) for template in (*ALONE, *UNNAMED)]
     for number in range(count):
-        place, template, names = places[number % len(places)]
+        template, names = places[number % len(places)]
         kinds = RANDOM if template in UNNAMED else {**RANDOM, **CHOSEN}
         if template == IN_A_PATH:  # a slash would part it, and a hash is the name of a file
             kinds = {kind: draw for kind, draw in kinds.items() if kind not in ("base64", "hex")}
         secret = random.choice(list(kinds.values()))(random)
-        yield Secret(place, template.format(name=random.choice(names), value=secret), secret)
+        yield Secret(template.format(name=random.choice(names), value=secret), secret)

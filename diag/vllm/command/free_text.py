@@ -58,7 +58,7 @@ _NO_VALUE = re.compile(
     rf"(?i)[\"'\s]*+(?:none|null|true|false|\*+|\[\s*\]|\(\s*\)|\{{\s*\}}|{HIDDEN})?[\"'\s,;.)\]}}]*+"
 )
 _PROSE = re.compile(
-    r"(?i)an?|and|are|as|at|be|because|but|by|can|cannot|do|does|down|expects?|for|from|given|had|has|have|if|in|instead"
+    r"(?i)and|are|as|at|be|because|but|by|can|cannot|do|does|down|expects?|for|from|given|had|has|have|if|in|instead"
     r"|is|its?|may|missing|must|needs?|no|nor|not|of|on|only|or|requires?|set|should|takes?|than|that|the|then|this|to"
     r"|twice|unless|until|was|were|when|which|will|with|without"
 )
@@ -89,10 +89,9 @@ def hidden(text: str) -> str:
     text = _without_values(text)
     for pattern in _BY_FORM:
         text = pattern.sub(_hide_value, text)
-    for run in _RUNS:
-        text = run.sub(lambda found: HIDDEN if _is_random(found[0]) else found[0], text)
-    text = _HEX.sub(lambda found: found[0] if found[0].isdecimal() else HIDDEN, text)
-    return _HOME.sub("~", text)
+    parts = _MANGLED.split(text)
+    parts[::2] = map(_without_random, parts[::2])
+    return _HOME.sub("~", "".join(parts))
 
 
 @lru_cache(maxsize=4096)
@@ -117,12 +116,12 @@ def _is_secret(name: str) -> bool:
 
 def _without_values(text: str) -> str:
     """Hide each value that stands behind the name of a secret."""
-    done, parts = 0, list[str]()
+    done, past, parts = 0, 0, list[str]()
     for found in _NAME.finditer(text):
-        if found.start() < done or not is_secret(found["name"][-_MOST_NAME:]):
+        if found.start() < past or not is_secret(found["name"][-_MOST_NAME:]):
             continue
         for start, end in _values(text, found):
-            value = text[start:end]
+            value, past = text[start:end], end
             if not _NO_VALUE.fullmatch(PLACEHOLDER.sub("", value)):
                 mark = _mark(value)
                 parts += [text[done:start], mark, HIDDEN, mark]
@@ -232,22 +231,25 @@ _HEX = re.compile(
     r"(?:[0-9a-f]{24,39}|[0-9a-f]{41,}|[0-9A-F]{24,39}|[0-9A-F]{41,})(?![A-Za-z0-9])"
 )
 """Long hexadecimal numbers by themselves; not a commit, nor one behind the name of what it identifies."""
-_IDENTIFIES = re.compile(r"(?<![A-Za-z0-9])(?:[0-9a-f]+|[0-9A-F]+)(?![A-Za-z0-9])")
+_PARTS = re.compile(r"[A-Za-z0-9]{6,}")
+_HASH = re.compile(r"[0-9a-f]+|[0-9A-F]+")
+_MANGLED = re.compile(r"((?<!\w)_Z\w+)")
+"""Names of C++ functions as a linker has them."""
 _RARE = (
-    *("854497595963439493435777698", "366837984693793784474999597", "396839835945892794735999799"),
-    *("487528693995784695364789699", "484366697995538572348675897", "398934892994783694654999797"),
-    *("487828543996645593464999797", "378829993997693794545989696", "564456599984523695439596969"),
-    *("599928974969872997392666999", "579617793996758798374579897", "388528893993593798555899598"),
-    *("257828883975573389575999997", "484335385967754797336599798", "665586597964425493544648999"),
-    *("397839864993893493544999696", "698789999974989777590949998", "386527694966553795445589599"),
-    *("594827943976785498424869699", "395827942996784694455979597", "555547695994437493338898997"),
-    *("397919693994496999889999997", "299628933997933884479989997", "484735763996797299729997693"),
-    *("565646995996534299337968878", "399919993996994999999999759", "657746667879497799569795961"),
+    *("954497595963439593436777696", "365637884593773694463989585", "396738835944782794635899696"),
+    *("476526683995774795465779794", "474355687984537562348675797", "486643892994773694554989695"),
+    *("486728544995645693464789886", "277728983986673894645989697", "554556599984424595439596959"),
+    *("396727974957883697482778796", "475615583994756686365659797", "387527883983673698555899498"),
+    *("257628993985573398565999798", "484335384966764698436699897", "664486696964425493544657998"),
+    *("386737864973883493545889596", "777789999995957866580969997", "385527693966563694446689598"),
+    *("584727743976775487424879697", "385627943996674694455879597", "545646695994436493438999993"),
+    *("276917793995585797789899996", "276637843996843794468878997", "564645874996586397638886592"),
+    *("665645774995435295337768776", "487817983997674797778989676", "555455899998787899789893991"),
 )
 """For each letter, and for any digit last, the bits of information in each of them as the next character.
 
-Counted in the identifiers and words of this repository, its logs and pages, at most 9. An ordinary word has 3 bits per
-character on average, a random one 6.5.
+Counted in the words of Python's standard library and of this repository, at most 9. An ordinary word has 3 bits per
+character on average, a random one 6.3.
 """
 _SYMBOLS = ascii_lowercase + "0"
 _BITS = {a + b: int(row[at]) for a, row in zip(_SYMBOLS, _RARE, strict=True) for at, b in enumerate(_SYMBOLS)}
@@ -255,11 +257,14 @@ _ANY_DIGIT = str.maketrans(digits, "0" * 10)
 _RANDOM_BITS, _FEWEST_PAIRS = 4.75, 12
 
 
+def _without_random(text: str) -> str:
+    for run in _RUNS:
+        text = run.sub(lambda found: HIDDEN if _is_random(found[0]) else found[0], text)
+    return _HEX.sub(lambda found: found[0] if found[0].isdecimal() else HIDDEN, text)
+
+
 def _is_random(run: str) -> bool:
     """Return True for a word that nobody has chosen. Hexadecimal parts do not count: most are names of something."""
-    is_constant = run.isupper() and run.count("_") > 1
-    if run.startswith("_Z") or is_constant or HIDDEN in run:  # a mangled name of C++
-        return False
-    symbols = _IDENTIFIES.sub(" ", run).lower().translate(_ANY_DIGIT)
-    bits = [_BITS[pair] for pair in map("".join, pairwise(symbols)) if pair in _BITS]
+    parts = [part.lower().translate(_ANY_DIGIT) for part in _PARTS.findall(run) if not _HASH.fullmatch(part)]
+    bits = [_BITS[first + second] for part in parts for first, second in pairwise(part)]
     return len(bits) >= _FEWEST_PAIRS and sum(bits) >= _RANDOM_BITS * len(bits)
