@@ -118,13 +118,15 @@ def _without_values(text: str) -> str:
     """Hide each value that stands behind the name of a secret."""
     done, past, parts = 0, 0, list[str]()
     for found in _NAME.finditer(text):
-        if found.start() < past or not is_secret(found["name"][-_MOST_NAME:]):
+        if found.start("name") < past or not is_secret(found["name"][-_MOST_NAME:]):
             continue
         for start, end in _values(text, found):
-            value, past = text[start:end], end
-            if not _NO_VALUE.fullmatch(PLACEHOLDER.sub("", value)):
+            value = text[start:end]
+            last_line = value.rfind("\n")  # what closes the value may belong to something else there
+            past = end if last_line < 0 else start + last_line
+            if end > done and not _NO_VALUE.fullmatch(PLACEHOLDER.sub("", value)):
                 mark = _mark(value)
-                parts += [text[done:start], mark, HIDDEN, mark]
+                parts += [text[done:start], mark, HIDDEN, mark] if start >= done else []
                 done = end
     return "".join((*parts, text[done:]))
 
