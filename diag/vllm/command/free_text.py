@@ -19,17 +19,9 @@ _SECRET = re.compile(
     r"|(?:.*[-_.])?(?:pass|pat|o?auth|sig|session|sid|bearer|otp|dsn|pw))\d*(?:[-_.].*)?"
 )
 _HARMLESS = (
-    *("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token", "eos_token", "bos_token", "pad_token"),
-    *(
-        "unk_token",
-        "sep_token",
-        "cls_token",
-        "mask_token",
-        "special_token",
-        "token_type_ids",
-        "pass_config",
-        "key_value_heads",
-    ),
+    *("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token", "_per_token", "_output_token"),
+    *("eos_token", "bos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token", "special_token"),
+    *("token_type_ids", "pass_config", "key_value_heads"),
 )
 """Ends of names that are no secret's: the token is a piece of text, the pass one of the compiler."""
 _MOST_NAME = 100
@@ -67,7 +59,7 @@ _BY_FORM = [
     re.compile(pattern, re.DOTALL | re.IGNORECASE if pattern.startswith("(?i)") else re.DOTALL)
     for pattern in (
         r"(?P<value>-----BEGIN [A-Z ]{1,40}-----(?:(?!-----END).)*+(?:-----END [A-Z ]{1,40}-----)?)",
-        r"(?<![A-Za-z0-9])(?P<value>(?:(?:sk|pk|rk|key|glpat|nvapi|pypi|xox[abeprs])-|(?:gh[oprsu]|github_pat|npm|sk_live)_"
+        r"(?<![A-Za-z0-9])(?P<value>(?:(?:sk|glpat|nvapi|pypi|xox[abeprs])-|(?:gh[oprsu]|github_pat|npm|sk_live)_"
         r"|AIza|ya29\.|SG\.)[A-Za-z0-9_.-]{8,})",
         r"(?<![A-Za-z0-9])(?P<value>hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))",
         r"(?<![A-Za-z0-9])(?P<value>eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*)",
