@@ -24,6 +24,7 @@ PAGE = ROOT / "bench" / "hostile.md"
 SUITES = {
     "what clients write into the log": "tests/exporter/test_log_injection.py",
     "secrets in launch commands": "tests/unit/test_nothing_leaks.py tests/unit/test_shown.py",
+    "secrets in free text": "tests/unit/test_free_text.py",
     "labels in every output": "tests/recordings/test_hostile_labels.py",
     "files that are none or never end": "tests/unit/test_odd_files.py",
     "vLLM servers that misbehave": "tests/unit/test_live_scrape.py",

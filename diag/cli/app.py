@@ -48,6 +48,7 @@ from diag.cli.options import (
     vllm_option,
 )
 from diag.core.errors import BadUsage, DiagError, internal_error
+from diag.core.formatting import addresses_without_secrets
 
 USAGE = 64
 INTERNAL = 70
@@ -778,7 +779,8 @@ def main() -> None:
     except TyperException as error:
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "diag"
-        typer.echo(f"diag: {error.format_message().rstrip('.')} (see {command_path} --help)", err=True)
+        refusal = addresses_without_secrets(error.format_message().rstrip("."))  # it quotes the command line
+        typer.echo(f"diag: {refusal} (see {command_path} --help)", err=True)
         status = USAGE
     except DiagError as error:
         typer.echo(f"diag: {error}", err=True)

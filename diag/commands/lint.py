@@ -19,8 +19,8 @@ from diag.lint.rules import RULES, corrected, is_known, lint
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
+from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import filled_in, parse, read
-from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shell import line, written
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser

@@ -17,14 +17,21 @@ Errors are caught once, in cli.py; any other exception is a defect of diag, with
 from pathlib import Path
 
 from diag import __version__
+from diag.core.formatting import addresses_without_secrets
 
 _PACKAGE = Path(__file__).parents[1]
 
 
 class DiagError(Exception):
-    """Base of the family; `exit_code` is the exit status of the process (sysexits.h)."""
+    """Base of the family; `exit_code` is the exit status of the process (sysexits.h).
+
+    Its message has no user, password, query or fragment of an address, wherever a target was taken for something else.
+    """
 
     exit_code = 64
+
+    def __str__(self) -> str:
+        return addresses_without_secrets(super().__str__())
 
 
 class BadUsage(DiagError):

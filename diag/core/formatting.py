@@ -35,6 +35,35 @@ _SCALES: dict[str, tuple[tuple[float, float, str], ...]] = {
 """For absolute values below a bound: the divisor, and the unit to write."""
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {chr(code) for code in range(0xFE00, 0xFE10)}
 """Characters that are printable in Unicode, but invisible."""
+_ADDRESS = re.compile(r"(?<![A-Za-z0-9])([A-Za-z][A-Za-z0-9+.-]{0,20}:/+)([^\s'\"<>]+)")
+_AUTHORITY = re.compile(r"[^/?#]*")
+_USER = re.compile(r"(?<![\w./:@-])-{0,2}[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)")
+_QUERY = re.compile(r"(?<=[\w/])\?[\w.~%-]{1,100}=[^\s'\"<>]*")
+"""User and query of an address without a scheme: user:password@host/path?name=value."""
+_PUNCTUATION = ".,;:!?)]}"
+
+
+def addresses_without_secrets(text: str) -> str:
+    """Drop user, password, query and fragment of every address in a text, also of one that `Path` made https:/.
+
+    If an @ behind the host shows that a password has a slash in it, nothing of the address stays.
+    """
+    text = _ADDRESS.sub(_without_secrets, text) if ":/" in text else text
+    return _QUERY.sub("", _USER.sub("", text))
+
+
+def _without_secrets(found: re.Match[str]) -> str:
+    scheme, address = found.groups()
+    _, at, rest = address.rpartition("@")
+    authority = _AUTHORITY.match(address)
+    if at and authority and "@" not in authority[0]:
+        return f"{scheme}…"
+    ended = rest.rstrip(_PUNCTUATION)
+    kept = re.split(r"[?#]", ended, maxsplit=1)[0]
+    name, colon, port = kept.partition("/")[0].partition(":")
+    if colon and ended.endswith("…") and not port.isdecimal() and not name.startswith("["):  # cut within a password
+        return f"{scheme}{name}:…"
+    return scheme + kept + rest[len(ended) :]
 
 
 def escaped(text: str, most: int = MOST_SHOWN) -> str:

@@ -14,8 +14,8 @@ from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in, json_object, written
 from diag.vllm.command import shell
 from diag.vllm.command.command import Command
+from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import parse
-from diag.vllm.command.redaction import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.flags.registry import versions
 

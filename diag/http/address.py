@@ -1,6 +1,7 @@
 """Addresses of targets: a typed URL parsed for requests, redacted for display, and checked for being on this host."""
 
 import ipaddress
+import posixpath
 import re
 import socket
 from collections import Counter
@@ -20,6 +21,7 @@ _PARTS = re.compile(r"(?:([^/?#@]*)://)?([^/?#]*)([^?#]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(?:.*@)?(?P<name>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>[^@]*))?", re.DOTALL)
 _LEVELS = 5
 """Path levels below which the page is searched, besides the server's root."""
+_DECODINGS = 5
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,27 @@ def without_user(text: str) -> str:
     if colon and not (_is_number(port) and len(port) < 6) and not _is_ipv6(host) and not name.startswith("["):
         host = f"{name}:…"  # if the host is missing, this is the password
     return printable(scheme + separator + host + path, 80)
+
+
+def is_within(path: str, prefix: str) -> bool:
+    """Return True if a path stays at or below a prefix, however often a server decodes it before it resolves `..`.
+
+    Backslashes count as slashes, and what follows a semicolon is left out, as some servers do. ValueError for bytes
+    that are not UTF-8: some servers read other characters in them.
+    """
+    for _ in range(_DECODINGS):
+        if not _resolved(path).startswith(_resolved(prefix)):
+            return False
+        before, path, prefix = path, unquote(path, errors="strict"), unquote(prefix, errors="strict")
+        if path == before:
+            return True
+    return False
+
+
+def _resolved(path: str) -> str:
+    """Return an absolute path that ends with a slash, without `.`, `..` and empty parts."""
+    parts = re.sub(r";[^/]*", "", path.replace("\\", "/"))
+    return posixpath.normpath("/" + parts.lstrip("/")).rstrip("/") + "/"
 
 
 def parse_all(texts: Sequence[str]) -> dict[str, Address]:

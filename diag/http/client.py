@@ -27,7 +27,7 @@ from diag.core.debug_log import timed
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES
 from diag.http import failure
-from diag.http.address import PORTS, Address, without_user
+from diag.http.address import PAGE, PORTS, Address, is_within, without_user
 from diag.http.credentials import Credentials, basic, tls
 from diag.http.failure import VLLM, Failure, Hints
 from diag.http.gunzip import Gunzip
@@ -186,7 +186,11 @@ def proxy_for(address: Address) -> Proxy | None:
 
 
 class Client:
-    """Requests to one server, from any thread."""
+    """Requests to one server, from any thread.
+
+    Credentials belong to a path of the server: a redirect is followed only if it stays within `prefix`, or within the
+    requested path.
+    """
 
     def __init__(self, address: Address, credentials: Credentials, manner: Manner) -> None:
         self._address, self._manner = address, manner
@@ -203,7 +207,7 @@ class Client:
         """Set from the time a request is sent until its response has arrived."""
 
     def get(self, path: str, accept: str = "*/*", most_bytes: int = MOST_BYTES) -> Response:
-        """Get a path and follow redirects on the same server; Failure if there is no complete response."""
+        """Get a path and follow redirects within the same prefix; Failure if there is no complete response."""
         return self.send(Request(path, headers={"Accept": accept}, most_bytes=most_bytes))
 
     def post(self, path: str, document: object, seconds: float) -> Response:
@@ -222,7 +226,7 @@ class Client:
                     response = self._exchange(request, path, deadline)
                 if not response.location or not request.follow:
                     return response
-                path = self._redirect_target(path, response.location)
+                path = self._redirect_target(request.path, path, response.location)
         except failure.EXCEPTIONS as error:
             raise failure.from_exception(error, self.hints) from error
         raise Failure("redirects in a loop", "use the address where the redirects should end")
@@ -298,16 +302,29 @@ class Client:
     def _proxy(self) -> Proxy | None:
         return proxy_for(self._address)
 
-    def _redirect_target(self, path: str, location: str) -> str:
-        """Return the path of a redirect; Failure for another server, which must not receive the credentials."""
+    def prefix(self, path: str) -> str:
+        """Return the prefix that credentials for a requested path are meant for: that of the address.
+
+        It is the address's path without a final /metrics: /team-a for http://HOST/team-a/metrics, and the whole server
+        for http://HOST.
+        """
+        return self._address.path.rstrip("/").removesuffix(PAGE)
+
+    def _redirect_target(self, requested: str, path: str, location: str) -> str:
+        """Return the path of a redirect; Failure for another server or prefix, which must not receive credentials."""
         try:
             target = urlsplit(urljoin(self._address.origin + path, location))
             port = target.port or PORTS.get(target.scheme)
+            places = (self.prefix(requested), requested.partition("?")[0])
+            is_inside = any(is_within(target.path, place) for place in places)
         except ValueError as error:
             raise Failure("redirects to an invalid URL") from error
+        where = without_user(f"{target.scheme}://{target.netloc}")
         if (target.scheme, target.hostname, port) != (self._address.scheme, self._address.host, self._address.port):
-            where = without_user(f"{target.scheme}://{target.netloc}")
             raise Failure(f"redirects to another server ({where}), which is not followed", "use that address")
+        if not is_inside:
+            elsewhere = without_user(where + target.path)
+            raise Failure(f"redirects to another path ({elsewhere}), which is not followed", "use that address")
         return target.path + (f"?{target.query}" if target.query else "")
 
 

@@ -144,7 +144,7 @@ class Alertmanager:
         address = parse(url)
         if address.query:
             raise BadUsage(
-                f"{address.shown}?...: leave out the question mark and what follows of an Alertmanager's URL"
+                f"{address.shown} has a query: leave out the question mark and what follows of an Alertmanager's URL"
             )
         own = {
             f"DIAG_{name.removeprefix(ALERTMANAGER_PREFIX)}": text

@@ -148,7 +148,9 @@ def open_prometheus(
 
     address = parse(options.prometheus)
     if address.query:
-        raise BadUsage(f"{address.shown}?...: leave out the question mark and what follows from a Prometheus URL")
+        raise BadUsage(
+            f"{address.shown} has a query: leave out the question mark and what follows from a Prometheus URL"
+        )
     prometheus = Prometheus(address, from_environment(os.environ), options.timeout or QUERY_TIMEOUT)
     return PrometheusSource(prometheus, options.scope, contract, incidents)
 

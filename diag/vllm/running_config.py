@@ -9,8 +9,9 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import flag_integer, printable
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
+from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.parse import parse
-from diag.vllm.command.redaction import VARIABLES, is_secret
+from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER
 
 Value = float | str

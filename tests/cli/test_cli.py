@@ -162,6 +162,40 @@ def test_debug_log_names_sources_collectors_requests_and_queries_but_no_credenti
     assert "query" not in diag("doctor", CASCADE).stderr
 
 
+@pytest.mark.parametrize("slashes", ["//", "/"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            ("doctor", "{}"),
+            ("doctor", "{}", "{}"),
+            ("doctor", CASCADE, "--baseline", "{}"),
+            ("explain", "{}"),
+            ("{}",),
+        ),
+        *(("doctor", CASCADE, "--contract", "{}"), ("doctor", CASCADE, "--incidents", "{}"), ("replay", "{}")),
+        *(("doctor", CASCADE, "--html", "{}"), ("replay", CASCADE, "--log", "{}"), ("mcp", "--recordings", "{}")),
+        *(("ramp", "http://127.0.0.1:1", "--results", "{}"), ("exporter", "--web-config", "{}"), ("lint", "{}")),
+        *(("budget", "{}"), ("doctor", "--prometheus", "{}"), ("doctor", "--k8s", "{}"), ("doctor", "--{}")),
+        *(("record", "{}", "out"), ("baseline", "save", CASCADE, "--file", "{}"), ("config", "{}")),
+    ],
+    ids=" ".join,
+)
+def test_no_error_shows_user_and_query_of_an_address_in_any_place(words: tuple[str, ...], slashes: str) -> None:
+    address = f"https:{slashes}sekretuser:sekretpw@h.invalid/p?sig=sekretsig#sekretfragment"
+    done = diag(*(word.format(address) for word in words))
+    assert done.returncode not in (0, 70)
+    assert re.findall("sekret[a-z]*", done.stderr + done.stdout) == []
+
+
+@pytest.mark.parametrize("name", ["KUBECONFIG", "DIAG_HEADERS_FILE", "DIAG_CA_FILE", "DIAG_BEARER_TOKEN_FILE"])
+def test_no_error_shows_the_user_of_an_address_in_the_environment(name: str) -> None:
+    words = ("--k8s", "inference") if name == "KUBECONFIG" else ("https://h.invalid",)
+    done = diag("doctor", *words, **{name: "https://u:sekret@h/p?sig=sekret"})
+    assert "sekret" not in done.stderr
+    assert "https:" in done.stderr
+
+
 def test_why_names_an_incident_that_does_not_exist() -> None:
     done = diag("doctor", CASCADE, "--why", "kv_cascade")
     assert (done.returncode, done.stdout) == (64, "")

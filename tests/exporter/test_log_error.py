@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import LOGS, RECORDINGS
+from support.secrets import corpus, is_shown
 
 from diag.exporter.log.parse_line import read_timed_lines
 from diag.exporter.log.server_log import ServerLog
@@ -319,3 +320,11 @@ def test_behind_what_was_skipped_of_a_long_file_the_number_is_not_known(tmp_path
         file.seek(0, 2)
         file.write("\n".join(["", *FAILED, CORE + "ValueError: x", ""]).encode())
     assert (followed(path)["line"], followed(path)["text"]) == ("", "ValueError: x")
+
+
+def test_no_secret_of_the_corpus_is_in_the_quoted_line() -> None:
+    for secret in corpus(300):
+        found = text(*FAILED, f"{CORE}ValueError: {secret.text}")
+        assert found is not None
+        assert found.startswith("ValueError: ")
+        assert not is_shown(secret.secret, found)

@@ -17,6 +17,7 @@ import numpy as np
 from fuzz.answers import good, odd
 from support import bad_servers, promql_cases
 from support.bad_servers import Reply, Request
+from support.secrets import corpus, placed
 
 from diag import promql
 from diag.commands import lint
@@ -44,7 +45,7 @@ from diag.report import html, markdown, settings, terminal
 from diag.report import json as as_json
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
-from diag.vllm.command.redaction import hidden
+from diag.vllm.command.free_text import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.running_config import ServerFacts, read_launch
 
@@ -55,6 +56,8 @@ MARKER = "mArKeR7secret"
 """A secret that the targets are given and never show."""
 LAUNCH = f"HF_TOKEN={MARKER} vllm serve org/m --api-key {MARKER} --max-num-seqs 8"
 FILES = ("metrics.prom", "recording.toml", "server.log")
+MOST_QUOTED = 2**16
+"""Characters beside the secrets: no text that diag quotes is longer."""
 BETWEEN = b"\n=== next file\n"
 """What parts the files of a recording in one text."""
 prometheus_api._PAUSES = (0.0, 0.0)  # nobody is overloaded here
@@ -98,6 +101,12 @@ def command(text: bytes) -> str:
     with suppress(*ANSWERS):
         told += str(read_launch(words))
     return told + lint.run(words, lint.LintOptions(vllm_version="0.32.0"), as_json=True)[0]
+
+
+def secrets(text: bytes) -> str:
+    """A secret in every place where one may stand, between lines that somebody else wrote."""
+    words = text.decode("utf-8", "replace")[:MOST_QUOTED]
+    return hidden("\n".join([words, *placed(MARKER), words]))
 
 
 def yaml(text: bytes) -> str:
@@ -233,6 +242,11 @@ def _logs() -> Iterator[bytes]:
     yield from (file.read_bytes()[:20_000] for file in sorted((ROOT / "tests" / "data" / "logs").glob("*.log")))
 
 
+def _secrets() -> Iterator[bytes]:
+    yield from (secret.text.encode() for secret in corpus(60))
+    yield from (line for log in _logs() for line in log.splitlines()[::50])
+
+
 def _deploy() -> Iterator[bytes]:
     yield (ROOT / "deploy" / "kubernetes-sidecar.yaml").read_bytes()
 
@@ -249,6 +263,7 @@ def _incidents() -> Iterator[bytes]:
 TARGETS: Mapping[str, Target] = {
     "page": Target(page, _own_pages),
     "log": Target(log, _logs),
+    "secrets": Target(secrets, _secrets),
     "command": Target(command, lambda: iter(())),
     "yaml": Target(yaml, _deploy),
     "toml": Target(toml, lambda: iter(())),

@@ -395,7 +395,10 @@ def test_the_api_is_found_below_an_address(doctor: Diag, given: str, base: str) 
         ("http://a..b:9090", "http://a..b:9090 has no valid host name"),
         (f"http://{'a' * 70}", f"http://{'a' * 70} has no valid host name"),
         ("ho\x1bst", "ho\\x1bst has no valid host name"),
-        (f"http://host/prom?token={SECRET}", "http://host:80/prom?...: leave out the question mark and what follows"),
+        (
+            f"http://host/prom?token={SECRET}",
+            "http://host:80/prom has a query: leave out the question mark and what follows",
+        ),
     ],
 )
 def test_invalid_address_is_refused(doctor: Diag, url: str, reason: str) -> None:
@@ -450,6 +453,14 @@ def test_a_redirect_to_another_host_is_not_followed(
         said = doctor(first.url)
     assert said.sentence == f"{first.url} redirects to {other.url}, which is not followed; {WHICH}"
     assert other.requests == []
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a/../b", "/%7eteam", "/ä"])
+def test_every_query_is_sent_by_the_client_with_limits_whatever_the_path(doctor: Diag, path: str) -> None:
+    with serving(lambda _: Reply(b"", 302, {"Location": "/elsewhere"})) as server:
+        said = doctor(f"{server.url}{path}")
+    assert "redirects to /elsewhere, which is not followed" in said.sentence
+    assert {request.headers["User-Agent"].partition("/")[0] for request in server.requests} == {"diag"}
 
 
 @pytest.mark.parametrize("token", [SECRET, ""])

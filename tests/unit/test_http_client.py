@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support import bad_servers as bad
-from support.bad_servers import Reply, serving, talking
+from support.bad_servers import Reply, Request, serving, talking
 
-from diag.http.address import parse
+from diag.http.address import is_within, parse
 from diag.http.client import Client, Manner, Proxy, Response, proxy_for
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure, sentence
@@ -119,6 +119,62 @@ def test_a_header_is_sent_once_whatever_its_case() -> None:
         ("user-agent", "me"),
         ("authorization", basic),
     ]
+
+
+OUTSIDE = (
+    "/", "/metrics", "/team-b/metrics", "/team-ab/metrics", "/team-a/../team-b", "/team-a/x/../../team-b",
+    "//team-b/metrics", "/team-a//../../team-b", "/team-a/%2e%2e/team-b", "/team-a/.%2E/team-b",
+    "/team-a/%252e%252e/team-b", "/team-a/%25252e%25252e%25252fteam-b", "/team-a/..%2fteam-b", "/team-a/..%5cteam-b",
+    "/team-a/..\\team-b", "/team-a\\..\\team-b", "/team-a/..;/team-b", "/team-a/..%3b/team-b",
+    "/team-a/%2e%2e;x=1/team-b", "/team-a%2f..%2fteam-b", "/%74eam-a/../team-b", "/team-a/%" + "25" * 9 + "2e%2e",
+)  # fmt: skip
+"""Paths that a server may resolve to one outside of /team-a, whatever it decodes first."""
+INSIDE = ("/team-a", "/team-a/", "/team-a/real/metrics", "/team-a/x/../metrics", "/team-a//metrics", "/team-a/%20;v=1")
+
+
+@pytest.mark.parametrize("path", [*OUTSIDE, *INSIDE])
+def test_path_is_within_a_prefix_only_if_no_decoding_of_it_leads_outside(path: str) -> None:
+    assert is_within(path, "/team-a") == (path in INSIDE)
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+def test_credentials_do_not_follow_a_redirect_to_another_path_prefix(path: str) -> None:
+    def answer(request: Request) -> Reply:
+        location = f"http://{request.headers['Host']}{path}"  # an absolute URL, whose `..` no client resolves
+        return Reply(b"", 307, {"Location": location}) if request.count == 1 and len(server.requests) == 1 else Reply()
+
+    with serving(answer) as server:
+        secret = Credentials({"Authorization": "Bearer sekret"})
+        asked = Client(parse(f"{server.url}/team-a/metrics"), secret, Manner(5.0))
+        with pytest.raises(Failure, match=r"redirects to another path .*, which is not followed"):
+            asked.get("/team-a/metrics")
+    assert [request.path for request in server.requests] == ["/team-a/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("address", "requested", "location"),
+    [
+        ("", "/metrics", "/real/metrics"),
+        ("/team-a/metrics", "/team-a/metrics", "real/metrics?x=1"),
+        ("/team-a", "/team-a/metrics", "/team-a/x/../real"),
+        ("/team-a/v1/chat/completions", "/team-a/metrics", "/team-a/metrics/"),
+        ("/prom/", "/prom/api/v1/query", "/prom/login"),
+    ],
+)
+def test_a_redirect_within_the_configured_prefix_or_the_requested_path_is_followed(
+    address: str, requested: str, location: str
+) -> None:
+    def answer(request: Request) -> Reply:
+        return Reply(b"", 307, {"Location": location}) if request.path == requested else Reply(b"there")
+
+    with serving(answer) as server:
+        assert client(server.url + address).get(requested).body == b"there"
+
+
+def test_a_redirect_in_bytes_that_are_not_utf_8_is_refused() -> None:
+    overlong = Reply(b"", 302, {"Location": "/team-a/%c0%ae%c0%ae/team-b"})
+    with serving(lambda _: overlong) as server, pytest.raises(Failure, match="redirects to an invalid URL"):
+        client(f"{server.url}/team-a").get("/team-a/metrics")
 
 
 def test_page_is_uncompressed_on_request() -> None:

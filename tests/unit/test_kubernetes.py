@@ -298,3 +298,51 @@ def test_failing_api_server_is_distinguished_from_a_failing_pod(
         client = Api(Cluster(parse(server.url), Credentials()), 5.0).client
         with pytest.raises(kind, match=reason):
             client.get("/api/v1/namespaces/n/pods/p:8000/proxy/metrics")
+
+
+POD_PROXY = "/api/v1/namespaces/n/pods/p:8000/proxy"
+OTHER_RESOURCES = (
+    "/api/v1/namespaces/kube-system/secrets", "/api/v1/namespaces/n/secrets", "/version",
+    "/api/v1/namespaces/n/pods/p2:8000/proxy/metrics", "/api/v1/namespaces/n/pods/p:8000/log",
+    "/api/v1/namespaces/n/pods/p:80/proxy/metrics", "/api/v1/namespaces/n/pods/p:8000/proxyx",
+    f"{POD_PROXY}/../../../secrets", f"{POD_PROXY}/%2e%2e/%2e%2e/secrets", f"{POD_PROXY}/%252e%252e/log",
+    f"{POD_PROXY}/..%2f..%2fsecrets", f"{POD_PROXY}/..%5c..%5csecrets", f"{POD_PROXY}/..;/log", f"{POD_PROXY}//../../x",
+    "//api/v1/namespaces/n/secrets",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ["", "/k8s/clusters/c-1"])
+@pytest.mark.parametrize("path", OTHER_RESOURCES)
+def test_token_does_not_follow_a_redirect_of_a_pod_to_another_resource_of_the_api_server(path: str, base: str) -> None:
+    asked = f"{base}{POD_PROXY}/metrics"
+
+    def answer(request: Request) -> Reply:  # a pod that names the API server's host: the proxy leaves it as it is
+        away = {"Location": f"http://{request.headers['Host']}{base}{path}"}
+        return Reply(b"", 302, away) if request.path == asked else Reply(b"{}")
+
+    with serving(answer) as server:
+        token = Credentials({"Authorization": "Bearer sekret"})
+        api = Api(Cluster(parse(server.url + base), token), 5.0)
+        with pytest.raises(Failure, match=r"redirects to another path \(http://127.*\), which is not followed"):
+            api.client.get(asked)
+    assert [request.path for request in server.requests] == [asked, f"{base}/version"]
+
+
+@pytest.mark.parametrize("location", [f"{POD_PROXY}/real/metrics", "metrics/", f"{POD_PROXY}/a/../b"])
+def test_a_redirect_of_a_pod_to_itself_is_followed(location: str) -> None:
+    def answer(request: Request) -> Reply:
+        is_first = request.path == f"{POD_PROXY}/metrics"
+        return Reply(b"", 307, {"Location": location}) if is_first else Reply(b"there")
+
+    with serving(answer) as server:
+        client = Api(Cluster(parse(server.url), Credentials()), 5.0).client
+        assert client.get(f"{POD_PROXY}/metrics").body == b"there"
+
+
+def test_the_api_server_itself_cannot_redirect_to_another_resource() -> None:
+    secrets = Reply(b"", 302, {"Location": "/api/v1/namespaces/kube-system/secrets"})
+    with serving(lambda _: secrets) as server:
+        api = Api(Cluster(parse(server.url), Credentials()), 5.0)
+        with pytest.raises(Unreachable, match="redirects to another path"):
+            api.pods("n", "")
+    assert {urlsplit(request.path).path for request in server.requests} == {"/api/v1/namespaces/n/pods", "/version"}

@@ -25,6 +25,8 @@ OTHERS = (
     "diag.http.prometheus_api",
     "diag.exporter.process.table",
     "diag.exporter.process.server",
+    "diag.vllm.command.free_text",
+    "diag.core.formatting",
 )
 LONG = 400
 """A repetition of up to so many characters is a constant."""

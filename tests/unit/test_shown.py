@@ -2,7 +2,8 @@
 
 import pytest
 
-from diag.vllm.command.redaction import VARIABLES, hidden
+from diag.vllm.command.free_text import hidden
+from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shown import shown
 
 LEAKS = (
@@ -120,7 +121,8 @@ def test_variable_named_like_a_secret_is_not_harmless() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("get https://u:p/w@h/x failed", "get https://REDACTED@h/x failed"),
+        ("get https://u:p@h/x failed", "get https://h/x failed"),
+        ("get https://u:p/w@h/x failed", "get https://… failed"),
         ("get https://h/x?sig=abc#d failed", "get https://h/x failed"),
         ("HF_TOKEN=abc {'api_key': 'abc'} hf_abcdefghijkl", "HF_TOKEN=REDACTED {'api_key': 'REDACTED'} REDACTED"),
         ("Bearer abcdefgh /home/alice/x", "Bearer REDACTED ~/x"),

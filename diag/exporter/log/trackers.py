@@ -12,7 +12,8 @@ from diag.core.log_events import READY, WARM_UP
 from diag.core.metric_families import Sample
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
 from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
-from diag.vllm.command.redaction import hidden, is_like_a_flag
+from diag.vllm.command.free_text import hidden
+from diag.vllm.command.redaction import is_like_a_flag
 from diag.vllm.command.shell import HIDDEN
 from diag.vllm.running_config import FLAGS, number, words
 

@@ -23,7 +23,7 @@ from diag.http.client import Client, Manner, Request, Response, run_in_thread
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure, Hints, WrongAnswer, sentence
 from diag.sources.kubernetes.pod_object import part
-from diag.vllm.command.redaction import hidden
+from diag.vllm.command.free_text import hidden
 
 FORM = "[CONTEXT/]NAMESPACE[/SELECTOR]"
 MISSING = "--k8s needs the Kubernetes client: pip install 'diag[k8s]'"
@@ -34,6 +34,7 @@ HINTS = Hints("is this the address of a Kubernetes API server?", too_long="is th
 PODS_AT_A_TIME, MOST_PODS = 250, 2_000
 _NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SELECTS = re.compile(r"[=!]|\s(?:in|notin)\s*\(")
+_POD_PROXY = re.compile(r"[^?#]*?/api/v1/namespaces/[^/?#]+/pods/[^/?#]+/proxy")
 _UNREACHED = b"error trying to reach service"
 """The API server's message if it has no connection to a pod."""
 _STATUS = re.compile(rb'"kind": ?"Status"')
@@ -168,7 +169,8 @@ class _LoggedErrors(logging.Handler):
 class ProxyClient(Client):
     """Sends requests to pods through the API server's proxy, and reports which of the two has failed.
 
-    If the API server fails while pods are scraped, the servers behind it must not count as dead.
+    If the API server fails while pods are scraped, the servers behind it must not count as dead. The token of the
+    kubeconfig opens every resource of the API server, so a pod's redirect is followed only to the same pod.
     """
 
     def __init__(self, cluster: Cluster, manner: Manner) -> None:
@@ -181,7 +183,9 @@ class ProxyClient(Client):
             response = super().send(request)
         except Failure:
             try:
-                super().send(Request("/version"))  # any answer shows that the API server works
+                super().send(
+                    Request(f"{self._address.path.rstrip('/')}/version")
+                )  # any answer shows that the API server works
             except Failure as error:
                 error.hint = "check the certificates of the kubeconfig" if "DIAG_C" in error.hint else error.hint
                 raise Unreachable(sentence(self._shown, error)) from error
@@ -194,6 +198,11 @@ class ProxyClient(Client):
         if _STATUS.search(response.body):
             raise Unreachable(f"{self._shown} answers HTTP {response.status}: {_short_reason(_message(response.body))}")
         return response
+
+    def prefix(self, path: str) -> str:
+        """Return the proxy of the pod that a request is for; for a request to the API server itself, its path."""
+        pod = _POD_PROXY.match(path)
+        return pod[0] if pod else path.partition("?")[0]
 
     def refusal(self, status: int) -> Failure:
         """Return the failure for a pod's response with an error status."""

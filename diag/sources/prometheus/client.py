@@ -83,7 +83,8 @@ class Prometheus:
         session = Session()
         session.trust_env = False
         self._library = PrometheusConnect(url, session=session, method="POST")
-        session.mount(url, _Adapter(self._api))  # instead of the one that the library has just mounted
+        session.adapters.clear()  # those of requests and of the library, which know no limits
+        session.mount(f"{address.scheme}://", _Adapter(self._api))
         self._limit = {"timeout": f"{round(limit * 1000)}ms"}
 
     @property

@@ -20,7 +20,7 @@ from diag.exposition import CUT, is_cut
 from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import ABOUT, PAGES
-from diag.vllm.command.redaction import hidden
+from diag.vllm.command.free_text import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.running_config import ServerFacts
 

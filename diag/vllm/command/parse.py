@@ -11,7 +11,7 @@ from diag.core.errors import BadUsage
 from diag.core.yaml import documents
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
-from diag.vllm.command.redaction import is_secret
+from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.shell import Bare, default, statements
 from diag.vllm.flags.registry import understood
 

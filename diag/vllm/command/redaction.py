@@ -1,4 +1,4 @@
-"""Hide secrets: an allow-list for the words of a launch command, patterns for free text such as a line of a log.
+"""Hide secrets in launch commands by an allow-list of words; `free_text` hides them in a line of a log.
 
 harmless.json lists the names whose values may be shown. Every other value in a command is hidden.
 """
@@ -12,69 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from diag.vllm.command.command import Given
+from diag.vllm.command.free_text import hidden, is_secret
 from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
 from diag.vllm.flags.registry import known, understood
-
-_SECRET = re.compile(
-    r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|pwd|credentials?|authorization)"
-    r"|(?:.*[-_.])?(?:pass|pat|o?auth))\d*(?:[-_.].*)?"
-)
-_HARMLESS = ("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token")
-_PARENTHESES = r"\((?:[^()\n]|\((?:[^()\n]|\([^()\n]*\))*\))*\)"
-_FILLED_IN = rf"\${_PARENTHESES}|\$\{{[^{{}}\n]*\}}|`[^`\n]*`"
-_ASSIGNED = re.compile(rf"(?<![\w.-])([\w.-]+)=(?:{_FILLED_IN}|[^\s'\"&])+")
-_FIELD = re.compile(
-    r"""(?<!\\)(?P<mark>\\*["'])(?P<name>[\w.-]+)(?P=mark)(?P<colon>\s*:\s*)(?P<value>"""
-    r"""(?P<quote>\\*["'])(?:\\.|[^\\])*?(?:(?P=quote)|$)|\[[^\]]*\]|\{[^{}]*\}|-?\d[\w.+-]*)""",
-    re.DOTALL,
-)
-"""A field of an object as JSON or Python writes it, perhaps inside a string."""
-_INSIDE = (
-    (re.compile(r"(://)[^\s'\"@]{1,400}@"), rf"\1{HIDDEN}@"),
-    (re.compile(r"(://[^\s?#'\"]{1,400})[?#][^\s'\"]*"), r"\1"),
-    (re.compile(r"(?<![\w./:@-])[\w.-]+:[^\s/'\"@]{1,200}@(?!sha256:)"), f"{HIDDEN}@"),
-    (re.compile(r"(?<![A-Za-z0-9])(?:sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-)[A-Za-z0-9_-]{8,}"), HIDDEN),
-    (re.compile(r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))"), HIDDEN),
-    (re.compile(r"(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*"), HIDDEN),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {HIDDEN}"),
-    (re.compile(r"(?:/home|/Users)/[^/\s'\"]+"), "~"),
-)
-
-
-def hidden(text: str) -> str:
-    """Replace every text that looks like a secret, anywhere in a free text."""
-    text = _ASSIGNED.sub(lambda found: f"{found[1]}={HIDDEN}" if is_secret(found[1]) else found[0], text)
-    text = _FIELD.sub(_field, text)
-    for pattern, instead in _INSIDE:
-        text = pattern.sub(instead, text)
-    return text
-
-
-@lru_cache(maxsize=4096)
-def is_secret(name: str) -> bool:
-    """Return True if the value of an option, a variable or a field of that name is hidden."""
-    option = understood(name) if name.startswith("-") else None
-    if option and not option.key:
-        return option.flag.takes != "none" and _is_secret(option.flag.name)
-    if _is_secret(name):
-        return True
-    begun = name.replace("_", "-")  # a release may read it as an abbreviation of an option with a secret
-    may_abbreviate = option is None and begun.startswith("--") and len(begun) > 2
-    return may_abbreviate and any(whole.startswith(begun) and is_secret(whole) for whole in known())
-
-
-def _is_secret(name: str) -> bool:
-    return bool(_SECRET.fullmatch(name)) and not name.replace("-", "_").lower().endswith(_HARMLESS)
-
-
-def _field(found: re.Match[str]) -> str:
-    mark, value = found["mark"], found["value"]
-    if is_secret(found["name"]):
-        value = f"{found['quote'] or mark}{HIDDEN}{found['quote'] or mark}"
-    else:
-        value = _FIELD.sub(_field, value)
-    return f"{mark}{found['name']}{mark}{found['colon']}{value}"
-
 
 _CONTENT = json.loads((Path(__file__).parent / "harmless.json").read_text(encoding="utf-8"))
 

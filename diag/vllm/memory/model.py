@@ -18,6 +18,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
+from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import release
 
 
@@ -376,5 +377,5 @@ def _windows(config: Config, family: Architecture, layers: int) -> tuple[tuple[i
 
 def _quote(value: object) -> str:
     """Quote a value of a file or a command, short, without terminal escapes and without secrets."""
-    text = redaction.hidden(repr(value))
+    text = hidden(repr(value))
     return text if len(text) <= 80 else f"{text[:76]} ..."
