@@ -60,9 +60,9 @@ SENTENCES = {
         " log either: --api-server-count 1 restores both"
     ),
     "claimed": (
-        "the log of {servers} is contradicted by what is measured: the same process goes on answering, though the log"
-        ' claims {claims}; that counts as no event. Its first such line: "{line}"{place}, {time}. A client may have'
-        " written it, or the log is that of another server or of another time zone (--log-timezone)"
+        "the log of {servers} conflicts with its metrics: the same process goes on answering, though the log claims"
+        ' {claims}; that counts as no event. Its first such line: "{line}"{place}, {time}. A client may have written'
+        " it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
     "log alone": (
         "only the log shows what is wrong with {servers}: none of its pages came, and no process of it was seen"

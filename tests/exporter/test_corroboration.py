@@ -1,4 +1,4 @@
-"""What a log claims of a server is believed as far as what is measured beside it does not contradict it."""
+"""A log's claims about a server are believed unless its page and its processes refute them."""
 
 import re
 import time
