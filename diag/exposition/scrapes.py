@@ -101,13 +101,16 @@ class Parser:
             faults["truncated"] = ""
         if prefix:
             faults["renamed"] = prefix
-        if len(set(rows)) < len(rows):  # repeated series: the first stays, as in Prometheus
+        if len(set(rows)) < len(rows):
             first: dict[int, float] = {}
+            ambiguous: set[int] = set()  # of several parts, and no label says which
             for row, value in zip(rows, values, strict=True):
                 if row in first:
                     faults.setdefault("duplicate", self.labels[row]["__name__"])
-                first.setdefault(row, value)
-            rows, values = list(first), list(first.values())
+                if first.setdefault(row, value) != value:
+                    ambiguous.add(row)
+            rows = [row for row in first if row not in ambiguous]
+            values = [first[row] for row in rows]
 
         if self._last is None or self._last[0] != rows:
             vllm = [self.labels[row] for row in rows if self.labels[row]["__name__"].startswith("vllm:")]

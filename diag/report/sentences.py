@@ -6,10 +6,9 @@ from typing import TypeVar
 
 from diag.core.formatting import clock, escaped, listed, moment, number, printable, quantity
 from diag.core.incident import Fix, Source
-from diag.core.subjects import Subject, agree
+from diag.core.subjects import Subject, agree, in_words, instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
-from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
 from diag.diagnosis.shared_labels import SharedLabel
@@ -57,7 +56,7 @@ def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
 
 def place(subject: Subject) -> str:
     """Return a subject in words, harmless to a terminal."""
-    return escaped(scope(tuple((label, printable(value)) for label, value in subject)))
+    return escaped(in_words(tuple((name, printable(value)) for name, value in subject)))
 
 
 def where(diagnosis: Diagnosis) -> str:
@@ -66,16 +65,11 @@ def where(diagnosis: Diagnosis) -> str:
     return place(diagnosis.subject) + named
 
 
-def instance(subject: Subject) -> str:
-    """Return the server of a subject, "" if it has none."""
-    return dict(subject).get("instance", "")
-
-
 def instances(report: Report) -> list[str]:
     """Return the sorted names of all judged servers; in a large fleet, some were judged for progress only."""
     judged = (finding.diagnosis.subject for finding in report.findings)
     seen = (*(progress.subject for progress in report.progress), *(why.subject for why in report.not_judged))
-    return sorted({*map(instance, judged), *map(instance, filter(None, seen)), *report.gone})
+    return sorted({*map(instance_name, judged), *map(instance_name, filter(None, seen)), *report.gone})
 
 
 def is_fleet(report: Report) -> bool:
@@ -99,7 +93,7 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
         first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
         scope = f"{where(first)}, {when(first, written_as)}"
         if len(group) > 1:
-            names = list(dict.fromkeys(printable(instance(diagnosis.subject)) for diagnosis in diagnoses))
+            names = list(dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses))
             ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
             now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
             servers = f"{len(names):,} of {len(instances(report)):,} servers ({listed(names)})"

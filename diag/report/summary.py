@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from diag.core.formatting import escaped, listed, plural, printable, quantity
 from diag.core.incident import RANK
+from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
@@ -110,12 +111,12 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     present: dict[str, list[Diagnosis]] = {}
     for finding in report.present:
         if RANK[finding.diagnosis.severity]:
-            present.setdefault(words.instance(finding.diagnosis.subject), []).append(finding.diagnosis)
+            present.setdefault(instance_name(finding.diagnosis.subject), []).append(finding.diagnosis)
     states: dict[str, list[str]] = {}
     for progress in report.progress:
-        states.setdefault(words.instance(progress.subject), []).append(progress.state)
+        states.setdefault(instance_name(progress.subject), []).append(progress.state)
     states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
-    refused = {words.instance(found.diagnosis.subject) for found in report.findings if found.diagnosis.unanswered}
+    refused = {instance_name(found.diagnosis.subject) for found in report.findings if found.diagnosis.unanswered}
 
     rows = []
     for name in words.instances(report):
@@ -162,7 +163,7 @@ def merge_by_cause(
         incidents = dict.fromkeys(incident for row in group for incident in row.incidents.split(", "))
         states = {state for row in group for state in row.states.split(", ")}
         present = (found.diagnosis for found in report.present if found.diagnosis.incident.id == cause.incident)
-        began = words.began([found for found in present if words.instance(found.subject) in names], written_as)
+        began = words.began([found for found in present if instance_name(found.subject) in names], written_as)
         merged.append(
             FleetRow(
                 instance=f"{label}: {listed([row.instance for row in group], most=most)}",
