@@ -8,10 +8,10 @@ import numpy as np
 
 from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
-from diag.core.subjects import Subject
+from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import shortest_look
-from diag.diagnosis.diagnose import Diagnosis, Quote, dated, diagnose, quotes
-from diag.diagnosis.progress import ENGINE, NotJudged, Progress, judge
+from diag.diagnosis.diagnose import Diagnosis, Quote, State, dated, diagnose, quotes
+from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
@@ -20,6 +20,8 @@ from diag.knowledge.formulas import expanded
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
+NOTHING_JUDGED = "no incident could be judged: it has none of the telemetry that any of them needs"
+NO_SERVER = "no incident could be judged: the samples name no server that was scraped"
 HOST = "run diag on the server's host, or scrape diag exporter"
 
 
@@ -242,6 +244,21 @@ class Report(NamedTuple):
         return frozenset(f.diagnosis.incident.id for f in self.findings if f.diagnosis.state != "unknown")
 
     @property
+    def judged_servers(self) -> frozenset[str]:
+        """The servers on which some incident could be judged, or that the conditions of a large fleet clear."""
+        states: dict[str, set[State]] = {instance_name(each.subject): {"unknown"} for each in self.not_judged}
+        for diagnosis in (finding.diagnosis for finding in self.findings):
+            states.setdefault(instance_name(diagnosis.subject), set()).add(diagnosis.state)
+        return frozenset(name for name in self.servers if states.get(name) != {"unknown"})
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The sorted names of all judged servers; in a large fleet, some were judged for progress only."""
+        judged = (finding.diagnosis.subject for finding in self.findings)
+        seen = (*(progress.subject for progress in self.progress), *(why.subject for why in self.not_judged))
+        return tuple(sorted({*map(instance_name, judged), *map(instance_name, filter(None, seen)), *self.gone}))
+
+    @property
     def needs_telemetry(self) -> frozenset[str]:
         """The incidents that could be judged on no subject, or are unknown on one that has the telemetry."""
         known = frozenset(finding.diagnosis.incident.id for finding in self.findings)
@@ -323,20 +340,29 @@ def not_measured(queries: QueryCache) -> tuple[str, ...]:
 
 
 def _not_judged(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
-    """Yield why incidents could not be judged: the source refused queries, or the observation was too short."""
+    """Yield why incidents could not be judged: no telemetry, queries that were refused, too short an observation."""
     if not queries.unanswered.isdisjoint((INSTANCES, *PARTS.values())):
         yield NotJudged("queries refused: it is unknown which servers, engines and GPUs there are")
-    ids = sorted({finding.diagnosis.incident.id for finding in findings if finding.diagnosis.unanswered})
+    diagnoses = [finding.diagnosis for finding in findings]
+    ids = sorted({diagnosis.incident.id for diagnosis in diagnoses if diagnosis.unanswered})
     if ids:
         unknown = plural(len(ids), "incident")
         yield NotJudged(f"queries refused: {unknown} unknown for want of an answer ({listed(ids, most=5)})")
-    brief = (finding.diagnosis.incident for finding in findings if finding.diagnosis.brief)
+    brief = (diagnosis.incident for diagnosis in diagnoses if diagnosis.brief)
     windows = {incident.id: shortest_look(incident) for incident in brief}
     if windows:
         longest = max(*windows.values(), FEWEST_INTERVALS * queries.source.interval)
         seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")
         unruled = plural(len(windows), "incident")
         yield NotJudged(f"too little seen: {seen} do not rule out {unruled}; observe for {wanted}")
+
+    # without telemetry, no incident is brief, refused or decided
+    told = (found for found in diagnoses if found.state != "unknown" or found.brief or found.unanswered)
+    known = {*map(instance_name, (found.subject for found in told)), *queries.gone}
+    servers = queries.subjects(INSTANCE)
+    yield from (NotJudged(NOTHING_JUDGED, server) for server in servers if instance_name(server) not in known)
+    if not servers:
+        yield NotJudged(NO_SERVER)
 
 
 def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:

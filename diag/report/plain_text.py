@@ -228,7 +228,7 @@ def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
         rows = []
         for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
             where = words.where(diagnosis)
-            if len(words.instances(report)) == 1:  # line 1 has the name of the only server
+            if len(report.servers) == 1:  # line 1 has the name of the only server
                 where = where.removeprefix(printable(instance_name(diagnosis.subject))).strip() or where
             period = format_period([diagnosis], words.time_format(report), duration=False)
             rows.append((diagnosis.severity, diagnosis.incident.id, where, period))
@@ -287,7 +287,7 @@ def _reasons_not_judged(report: Report) -> list[str]:
 
 def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
     shown = list(texts)
-    for name in words.instances(report):
+    for name in report.servers:
         if len(name) > NAME:
             shown = [text.replace(name, shortened(name, NAME)) for text in shown]
     return shown

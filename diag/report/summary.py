@@ -38,13 +38,13 @@ def verdicts(report: Report) -> list[str]:
         first = diagnoses[0]
         place = words.place(first.subject)
         if len(group) > 1:
-            place = f"{len(group):,} of {len(words.instances(report)):,} servers"
+            place = f"{len(group):,} of {len(report.servers):,} servers"
         ends = [format_period(diagnoses, written_as), format_period(diagnoses, written_as, duration=False)]
         lines.append(_fit_line(f"{first.severity.upper()}  {first.incident.id}   ", place, ends))
     if lines:
         return lines
 
-    seen, names = report.observed, words.instances(report)
+    seen, names = report.observed, report.servers
     verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
     place = names[0] if len(names) == 1 else plural(len(names), "server") if names else seen.target
     when = _format_span(seen.start, seen.end, written_as)
@@ -116,13 +116,13 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     for progress in report.progress:
         states.setdefault(instance_name(progress.subject), []).append(progress.state)
     states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
-    refused = {instance_name(found.diagnosis.subject) for found in report.findings if found.diagnosis.unanswered}
+    not_judged = {instance_name(each.subject) for each in report.not_judged}
 
     rows = []
-    for name in words.instances(report):
+    for name in report.servers:
         diagnoses, engines = present.get(name, []), states.get(name, [])
         worst = max((RANK[diagnosis.severity] for diagnosis in diagnoses), default=0)
-        unknown = name in refused or not engines
+        unknown = not engines or bool(not_judged & {"", name})
         without_incident = "gone" if "gone" in engines else "unknown" if unknown else "healthy"
         causes = [diagnosis for diagnosis in diagnoses if not diagnosis.explained_by]
         rows.append(

@@ -34,7 +34,7 @@ USUAL_INTERVAL = 2.0
 """Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
 _FAULTS: dict[FaultKind, str] = {
     "malformed": "{pages} of {host} contained invalid lines, which were skipped; the first: {first}",
-    "duplicate": "{pages} of {host} contained duplicate series (for example {first}): none with different values was kept",
+    "duplicate": "{pages} of {host} repeated series (for example {first}): one with several values counts as missing",
     "timestamp": "{pages} of {host} contained timestamps: the scrape times were used instead",
     "truncated": "{pages} of {host} ended in the middle of a line: the rest counts as missing",
     "renamed": "{pages} of {host} named vLLM's metrics {first}... instead of vllm:...; they were judged, but rules do"

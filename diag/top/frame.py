@@ -211,7 +211,6 @@ def server_rows(
     for diagnosis in (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity]):
         worst.setdefault(instance_name(diagnosis.subject), diagnosis)
     runs = {server.name: line for server, line in zip(report.observed.servers, words.servers(report), strict=True)}
-    not_judged = {instance_name(each.subject) for each in report.not_judged}
 
     rows = []
     for server in fleet_rows(report, clock):
@@ -222,7 +221,7 @@ def server_rows(
             ServerRow(
                 instance=server.name,
                 runs=runs.get(server.name, ""),
-                verdict="unknown" if server.verdict == "healthy" and not_judged & {"", server.name} else server.verdict,
+                verdict=server.verdict,
                 state=server.states,
                 incidents=tuple(filter(None, server.incidents.split(", "))),
                 since=since,

@@ -85,7 +85,7 @@ def render(frame: Frame, row: ServerRow, width: int) -> str:
 
 def server_report(report: Report, instance: str) -> Report:
     """Return the part of a report that is about one server."""
-    names = frozenset(words.instances(report))
+    names = frozenset(report.servers)
     findings = tuple(found for found in report.findings if instance_name(found.diagnosis.subject) == instance)
     not_judged = tuple(each for each in report.not_judged if instance_name(each.subject) in ("", instance))
     servers = tuple(server for server in report.observed.servers if server.name == instance)

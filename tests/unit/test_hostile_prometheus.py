@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.bad_servers import Reply, Server, serving
@@ -137,3 +137,29 @@ def test_a_prometheus_that_answers_about_another_server_is_refused_by_name(
         assert (status, out) == (69, "")
         assert error.count("\n") == 1
         assert f"answers about {name or 'a server without a name'}, which the query excludes" in error
+
+
+def without_rows(answer: Document) -> Document:
+    return {**answer, "data": {**answer["data"], "result": []}}
+
+
+def without_names(answer: Document) -> Document:
+    for series in answer["data"]["result"]:
+        del series["metric"]["instance"]
+    return answer
+
+
+@pytest.mark.parametrize("lose", [without_rows, without_names])
+def test_zero_incidents_judged_is_never_healthy(lose: Callable[[Document], Document], diag: Diag) -> None:
+    finds_servers = ("up{", "sum by (instance) (count_over_time(up", "sum by (instance) (up")
+
+    def lost(query: str, answer: Document) -> Document:
+        return answer if query in STARTS or query.startswith(finds_servers) else lose(answer)
+
+    diag.scripted.mutate = lost
+    for options in ((), ("--instance", "127.0.0.1:8101")):
+        status, out, _ = diag.doctor(*options)
+        document = json.loads(out)
+        assert (status, document["verdict"]) == (3, "unknown")
+        assert document["observed"]["judged"] == {"incidents": 0, "servers": 0}
+        assert any("no incident could be judged" in why for why in document["observed"]["progress_unknown"])
