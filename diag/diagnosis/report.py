@@ -21,6 +21,7 @@ from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_sh
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 NOTHING_JUDGED = "no incident could be judged: it has none of the telemetry that any of them needs"
+MIXED = "its page repeats {} with different values: a label is lost, and what needs these series is unknown"
 NO_SERVER = "no incident could be judged: the samples name no server that was scraped"
 HOST = "run diag on the server's host, or scrape diag exporter"
 
@@ -92,7 +93,8 @@ class ObservedServer(NamedTuple):
 class Observed(NamedTuple):
     """The source of the evidence; `start` and `end` are unix seconds.
 
-    `defects` are those of the telemetry in a Prometheus; `notes` are sentences of the source.
+    `defects` are those of the telemetry in a Prometheus; `notes` are sentences of the source. `mixed` are servers, each
+    with a metric whose series lack the label that tells their parts apart.
     """
 
     source: str
@@ -105,6 +107,7 @@ class Observed(NamedTuple):
     notes: tuple[str, ...] = ()
     not_measured: tuple[str, ...] = ()
     defects: tuple[TelemetryDefect, ...] = ()
+    mixed: tuple[tuple[str, str], ...] = ()
 
 
 class NormalReading(NamedTuple):
@@ -297,7 +300,8 @@ def build_report(
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
         findings.append(Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted))
-    not_judged = (*unknown, *_not_judged(findings, judged))
+    mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
+    not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
     return Report(
         observed=observed,
         verdict=verdict_of(findings, not_judged),

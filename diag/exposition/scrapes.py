@@ -308,20 +308,20 @@ class ScrapeTable:
     def values(self) -> Floats:
         """Values of shape (S, N), with the stale marker for absent series and failed scrapes.
 
-        A series that is repeated with different values on one page is absent from every page that repeats it: on some
-        the values are equal by chance.
+        An ambiguous series is absent from every page that repeats it: on some the values are equal by chance.
         """
         values = np.full((len(self.scrapes), len(self.labels)), STALE)
-        pages = [scrape.page for scrape in self.scrapes]
-        ambiguous: set[int] = set()
-        for row, page in zip(values, pages, strict=True):
-            if page is not None:
-                row[page.layout.rows] = page.values
-                ambiguous |= page.repeated.difference(page.layout.rows.tolist()) if page.repeated else set()
-        for row, page in zip(values, pages, strict=True) if ambiguous else ():
-            if page is not None:
-                row[sorted(page.repeated & ambiguous)] = STALE
+        for row, scrape in zip(values, self.scrapes, strict=True):
+            if scrape.page is not None:
+                row[scrape.page.layout.rows] = scrape.page.values
+                row[sorted(scrape.page.repeated & self.ambiguous)] = STALE
         return values.T
+
+    @cached_property
+    def ambiguous(self) -> frozenset[int]:
+        """The rows of series that a page repeats with different values: several parts that no label tells apart."""
+        repeating = (scrape.page for scrape in self.scrapes if scrape.page is not None and scrape.page.repeated)
+        return frozenset(row for page in repeating for row in page.repeated.difference(page.layout.rows.tolist()))
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:

@@ -94,7 +94,8 @@ class Observation(SampleSource):
     target: a path or URLs, without credentials. instants: one for each round over all targets. interval: the usual time
     between two scrapes of one target. silent_scrapes: successful scrapes without metrics of vLLM, for example of an
     exporter alone. instances: the label `instance` of each target, the key of `settled`, and of `versions` (of vLLM),
-    `models` and `launch` (without secrets) if they are known.
+    `models` and `launch` (without secrets) if they are known. mixed: by instance, a metric of vLLM or its exporter that
+    lacks the label that tells its series apart.
     """
 
     source: Literal["recording", "scrape"]
@@ -108,6 +109,7 @@ class Observation(SampleSource):
     models: Mapping[str, str]
     launch: Mapping[str, str]
     settled: Mapping[str, RunningConfig]
+    mixed: Mapping[str, str]
 
 
 class Origin(NamedTuple):
@@ -143,7 +145,14 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         models=_known({table.instance: _models(table, facts[table.instance]) for table in tables}),
         launch=_known({name: shown(known.launch or known.process) for name, known in facts.items()}),
         settled=settled,
+        mixed=_known({table.instance: _mixed(table) for table in tables}),
     )
+
+
+def _mixed(table: ScrapeTable) -> str:
+    """Return the first metric whose series are ambiguous, "" for none."""
+    names = (table.labels[row]["__name__"] for row in sorted(table.ambiguous))
+    return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
 
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:

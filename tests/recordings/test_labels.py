@@ -51,10 +51,8 @@ def relabelled(folder: Path, name: str, label: str, value: str | None) -> Report
 
 def possible_verdicts(name: str) -> tuple[str, ...]:
     """The verdicts that a recording may get without a label."""
-    is_healthy = (
-        tomllib.loads((RECORDINGS / name / "recording.toml").read_text("utf-8"))["truth"]["verdict"] == "healthy"
-    )
-    return ("healthy", "unknown") if is_healthy else ("healthy", "unknown", "warning", "critical")
+    truth = tomllib.loads((RECORDINGS / name / "recording.toml").read_text("utf-8"))["truth"]
+    return ("healthy", "unknown", *(("warning", "critical") if truth["verdict"] != "healthy" else ()))
 
 
 def text(report: Report) -> str:
@@ -107,3 +105,20 @@ def test_a_culprit_without_any_label_is_not_named() -> None:
 def test_a_subject_without_a_server_or_with_an_empty_label_is_in_words() -> None:
     assert in_words((("engine", ""), ("instance", "h:1"))) == "h:1"
     assert in_words((("engine", "1"),)) == "? engine 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("contention_long_prefill", "le"),
+        ("gpu_thermal_throttling", "reason"),
+        ("data_parallel_lockstep", "engine"),
+        ("kv_cascade", "finished_reason"),
+    ],
+)
+def test_series_whose_parts_no_label_tells_apart_are_told_and_make_no_ill_server_healthy(
+    name: str, label: str, tmp_path: Path
+) -> None:
+    report = relabelled(tmp_path, name, label, None)
+    assert report.verdict != "healthy"
+    assert any("its page repeats " in unjudged.why for unjudged in report.not_judged)
