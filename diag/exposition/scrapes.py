@@ -319,9 +319,14 @@ class ScrapeTable:
 
     @cached_property
     def ambiguous(self) -> frozenset[int]:
-        """The rows of series that a page repeats with different values: several parts that no label tells apart."""
-        repeating = (scrape.page for scrape in self.scrapes if scrape.page is not None and scrape.page.repeated)
-        return frozenset(row for page in repeating for row in page.repeated.difference(page.layout.rows.tolist()))
+        """The repeated series of each metric of which a page repeats one with different values.
+
+        They are several parts that no label tells apart, also those with equal values: of an idle engine, for example.
+        """
+        pages = [scrape.page for scrape in self.scrapes if scrape.page is not None and scrape.page.repeated]
+        differ = {row for page in pages for row in page.repeated.difference(page.layout.rows.tolist())}
+        metrics = {self.labels[row]["__name__"] for row in differ}
+        return frozenset(row for page in pages for row in page.repeated if self.labels[row]["__name__"] in metrics)
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:

@@ -70,7 +70,7 @@ def test_a_label_that_is_lost_or_forged_makes_no_false_name_and_no_false_claim(l
         assert report.verdict in possible_verdicts(name), (name, change)
 
 
-@pytest.mark.parametrize(("name", "value"), [("healthy", None), ("tp2_healthy_between", "0")])
+@pytest.mark.parametrize(("name", "value"), [("healthy", None), ("data_parallel_one_busy", "0")])
 def test_a_healthy_server_without_a_label_has_no_incident(name: str, value: str | None, tmp_path: Path) -> None:
     for label in names(name):
         assert relabelled(tmp_path, name, label, value).verdict in ("healthy", "unknown"), label

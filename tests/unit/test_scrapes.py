@@ -56,6 +56,13 @@ def test_a_series_of_several_parts_is_a_hole_also_where_their_values_are_equal_b
     assert is_stale(values).tolist() == [[False, False, False], [True, True, False]]
 
 
+def test_repeated_series_of_a_metric_are_holes_if_one_of_them_has_several_values() -> None:
+    page = b'x{engine="0"} 0\nx{engine="0"} 0\nx{engine="1"} 1\nx{engine="1"} 2\nx{engine="2"} 5\n'
+    table = target(page).table()
+    rows = {labels["engine"]: is_stale(row).tolist() for labels, row in zip(table.labels, table.values, strict=True)}
+    assert rows == {"0": [True], "1": [True], "2": [False]}
+
+
 def test_a_series_that_is_always_repeated_with_the_same_value_is_kept() -> None:
     values = target(b"x 0\nx 0\n", b"x 1\nx 1\n").table().values
     assert values.tolist() == [[0.0, 1.0]]

@@ -376,7 +376,7 @@ class PrometheusSource:
             if self._labels != ("instance",):  # `instance` then names the server by the site's own labels
                 labels = {name: value for name, value in labels.items() if name not in self._labels}
                 labels["instance"] = self._name(series["metric"])
-            if labels.get("instance") in self.members:
+            if label_value(labels, "instance") in self.members:
                 rows[tuple(sorted(labels.items()))] = values_at(series, at)
         return rows
 
