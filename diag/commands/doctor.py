@@ -8,6 +8,7 @@ from diag.commands.observe import ObserveOptions, look, site
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
+from diag.core.subjects import instance_name
 from diag.diagnosis.report import Report
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
@@ -35,7 +36,7 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
 
     report, queries, _ = look(options, contract, incidents, only_suspects=only_suspects)
     diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
-    unhealthy = list(dict.fromkeys(dict(diagnosis.subject).get("instance", "") for diagnosis in diagnoses))
+    unhealthy = list(dict.fromkeys(instance_name(diagnosis.subject) for diagnosis in diagnoses))
     if not unhealthy or len(report.observed.servers) < 2:
         return report
     from diag.normal.comparison import by_peers

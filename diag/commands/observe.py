@@ -97,6 +97,7 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
         ),
         notes=observation.notes,
         not_measured=not_measured(cache),
+        mixed=tuple(observation.mixed.items()),
     )
     return Snapshot(build_report(observed, incidents, cache, running), cache, running)
 

@@ -10,6 +10,7 @@ from diag.commands.observe import ObserveOptions, look, site, take_snapshot
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import exists
 from diag.core.formatting import listed, plural, printable
+from diag.core.subjects import instance_name
 from diag.http.address import parse
 from diag.report.verify import render, render_json, render_markdown
 from diag.sources.source import is_path, shown_targets
@@ -76,9 +77,9 @@ def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy:
         report, queries, _ = look(observation, contract, incidents)
         unhealthy: dict[str, str] = {}
         if not include_unhealthy:
-            unhealthy = {dict(each.subject)["instance"]: each.why for each in report.not_judged if each.subject}
+            unhealthy = {instance_name(each.subject): each.why for each in report.not_judged if each.subject}
             found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
-            unhealthy |= {dict(each.subject).get("instance", ""): each.incident.id for each in reversed(found)}
+            unhealthy |= {instance_name(each.subject): each.incident.id for each in reversed(found)}
         left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in unhealthy.items()]
         learnt.append(learn(queries, unhealthy))
         seen.append(report.observed.target)  # without credentials

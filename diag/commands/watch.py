@@ -16,7 +16,7 @@ from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Site, find
 from diag.core.errors import Unreachable
-from diag.core.subjects import agree
+from diag.core.subjects import agree, instance_name
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.diagnosis.transitions import Key, Transitions
@@ -223,7 +223,7 @@ class WatchAlerts:
         self._holding = []
         any_command = next(iter(self._watched.values()))
         for diagnosis in (*held.values(), *(cause for cause, _ in self._over.values())):
-            command = self._watched.get(dict(diagnosis.subject).get("instance", ""), any_command)
+            command = self._watched.get(instance_name(diagnosis.subject), any_command)
             for alert in filled_alerts(diagnosis, self._contract, time.time()):
                 doctor = command or alert.annotations["doctor"]
                 self._holding.append(alert._replace(annotations={**alert.annotations, "doctor": doctor}))

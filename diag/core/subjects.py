@@ -1,6 +1,8 @@
 """Subjects of a report, and rows of values of each, indexed by instance."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, TypeVar
 
@@ -14,23 +16,49 @@ Instants = NDArray[np.int64]
 T = TypeVar("T")
 LARGEST = 1e30
 """The largest reading: a larger one is no measurement, and the product of two would be infinite."""
+UNKNOWN = "?"
+"""Text in the place of a label that is missing."""
+
+
+def label_value(labels: Subject | Mapping[str, str], name: str) -> str:
+    """Return the value of a label; "" if it is missing: PromQL does not tell a missing label from an empty one."""
+    return (dict(labels) if isinstance(labels, tuple) else labels).get(name, "")
+
+
+def instance_name(subject: Subject) -> str:
+    """Return the server of a subject, "" if it has none."""
+    return label_value(subject, "instance")
+
+
+def in_words(subject: Subject) -> str:
+    """Return a subject in words: "host:8000 engine 0"."""
+    rest = (f"{name} {value}" for name, value in subject if name != "instance" and value)
+    return " ".join([instance_name(subject) or UNKNOWN, *rest])
+
+
+def filled(text: str, labels: Mapping[str, str], **others: str) -> str:
+    """Fill labels into a text such as "{role} {rank} takes {value}"; "" if the labels have nothing to name in it."""
+    known = {name: value for name, value in labels.items() if value}
+    if not known.keys() & set(re.findall(r"\{(\w+)", text)):
+        return ""
+    return text.format_map(defaultdict(lambda: UNKNOWN, known | others))
 
 
 class SubjectIndex(Generic[T]):
     """Values indexed by the instance of their subject, so that the few that may agree are found at once in a fleet."""
 
     def __init__(self, pairs: Iterable[tuple[Subject, T]] = ()) -> None:
-        self._by_instance: dict[str | None, list[tuple[Subject, T]]] = {}
+        self._by_instance: dict[str, list[tuple[Subject, T]]] = {}
         for subject, value in pairs:
             self.add(subject, value)
 
     def add(self, subject: Subject, value: T) -> None:
-        self._by_instance.setdefault(dict(subject).get("instance"), []).append((subject, value))
+        self._by_instance.setdefault(instance_name(subject), []).append((subject, value))
 
     def like(self, subject: Subject) -> Iterator[tuple[Subject, T]]:
         """Yield the pairs whose subject agrees with this one, in the order in which they were added."""
-        instance = dict(subject).get("instance")
-        near = [instance, None] if instance is not None else self._by_instance
+        own = instance_name(subject)
+        near = [own, ""] if own else self._by_instance
         return (pair for name in near for pair in self._by_instance.get(name, ()) if agree(pair[0], subject))
 
 

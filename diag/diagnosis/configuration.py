@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diag import promql
+from diag.core.subjects import label_value
 from diag.sources.observation import Observation
 from diag.vllm.flags.registry import UNSET, WORD_DEFAULTS, default, known, release, versions
 from diag.vllm.running_config import FLAGS, WORDS, RunningConfig, SourcedValue, Value
@@ -82,8 +83,8 @@ def configurations(seen: Observation) -> tuple[Configuration, ...]:
     gpus: dict[str, list[ServingGpu]] = {}
     for labels, row, present in zip(found.labels, found.values, found.present, strict=True):
         if present[0]:
-            gpu = ServingGpu(labels.get("gpu", ""), labels.get("name", ""), float(row[0]))
-            gpus.setdefault(labels.get("instance", ""), []).append(gpu)
+            gpu = ServingGpu(label_value(labels, "gpu"), label_value(labels, "name"), float(row[0]))
+            gpus.setdefault(label_value(labels, "instance"), []).append(gpu)
     configured = []
     for instance, settled in seen.settled.items():
         serving = tuple(sorted(gpus.get(instance, ()), key=lambda gpu: gpu.number))

@@ -15,7 +15,7 @@ import numpy as np
 
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
-from diag.core.subjects import Subject, SubjectIndex
+from diag.core.subjects import Subject, SubjectIndex, filled, label_value
 from diag.diagnosis.decision_table import COMPARE, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import QueryCache, SourceAtInstants, Window
 
@@ -183,8 +183,9 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
 def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[tuple[Mapping[str, str], str]]:
     """Return the labels and the text of each culprit that a signal of a present incident names."""
     return [
-        (labels, signal.culprit_label.format_map({**labels, "value": quantity(value, signal.culprit_unit)}))
+        (labels, name)
         for labels, value in _culprit_series(signal, diagnosis, queries)
+        if (name := filled(signal.culprit_label, labels, value=quantity(value, signal.culprit_unit)))
     ]
 
 
@@ -381,10 +382,7 @@ class Quote(NamedTuple):
 
 
 def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
-    """Return the newest line that the server logged about a present incident, as it was when it was last present.
-
-    The labels may be another exporter's: any may be missing.
-    """
+    """Return the newest line that the server logged about a present incident, as it was when it was last present."""
     signal = diagnosis.incident.quotes
     if signal is None or diagnosis.state != "present":
         return ()
@@ -393,7 +391,7 @@ def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
     if newest is None:
         return ()
     labels = newest[0]
-    number = labels.get("line", "")
+    number = label_value(labels, "line")
     line = int(number) if number.isdecimal() and len(number) < 12 else None
-    text, file, process, cause = (labels.get(name, "") for name in ("text", "file", "process", "cause"))
+    text, file, process, cause = (label_value(labels, name) for name in ("text", "file", "process", "cause"))
     return (Quote(text, file, line, process, cause),)

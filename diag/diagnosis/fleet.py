@@ -16,6 +16,7 @@ from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
 from diag.core.formatting import quantity
 from diag.core.incident import OPPOSITE, Incident
+from diag.core.subjects import instance_name, label_value
 from diag.diagnosis import telemetry_checks as telemetry
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
@@ -102,8 +103,8 @@ def _context(
     """Return the servers and their scrapes, their vLLM versions, and the servers that are gone."""
     scraped = telemetry.scrapes(queries)
     gone = frozenset(name for name, scrapes in scraped.items() if scrapes.last is not None)
-    labels = (dict(subject) for subject in queries.ask(VERSIONS, ("instance",), queries.whole))
-    versions = {server["instance"]: server.get("version", "") for server in labels}
+    running = queries.ask(VERSIONS, ("instance",), queries.whole)
+    versions = {instance_name(subject): label_value(subject, "version") for subject in running}
     models = {name: ", ".join(sorted(member.models)) for name, member in remote.members.items()}
     observed = Observed(
         source="prometheus",
@@ -215,6 +216,6 @@ def _shared(
         return ()
     versions: dict[str, tuple[str, ...]] = {}
     for subject in queries.ask(VERSIONS, ("instance",), queries.whole):  # in the cache
-        labels = dict(subject)
-        versions[labels["instance"]] = (*versions.get(labels["instance"], ()), labels.get("version", ""))
+        name = instance_name(subject)
+        versions[name] = (*versions.get(name, ()), label_value(subject, "version"))
     return shared_labels(groups, {**properties(remote, *holders(groups)), VERSION: versions})

@@ -14,7 +14,7 @@ import numpy as np
 from diag.core.contract import Contract
 from diag.core.formatting import number, plural, quantity
 from diag.core.incident import Signal
-from diag.core.subjects import Subject
+from diag.core.subjects import Subject, in_words
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.exposition.scrapes import Target
 from diag.knowledge.signals import (
@@ -118,14 +118,7 @@ class NotJudged(NamedTuple):
     @property
     def sentence(self) -> str:
         """The reason, with the subject."""
-        return f"{scope(self.subject)}: {self.why}" if self.subject else self.why
-
-
-def scope(subject: Subject) -> str:
-    """Return a subject in words: "host:8000 engine 0"."""
-    labels = dict(subject)
-    rest = (f"{name} {value}" for name, value in labels.items() if name != "instance")
-    return " ".join([labels.get("instance", ""), *rest]).strip()
+        return f"{in_words(self.subject)}: {self.why}" if self.subject else self.why
 
 
 def owed_and_still(found: tuple[Progress, ...]) -> bool:
@@ -288,4 +281,4 @@ class Liveness:
 
 
 def _sentences(known: Sequence[Progress]) -> str:
-    return "; ".join(f"{scope(progress.subject)} is {progress.state}: {progress.reason}" for progress in known)
+    return "; ".join(f"{in_words(progress.subject)} is {progress.state}: {progress.reason}" for progress in known)

@@ -16,7 +16,7 @@ import numpy as np
 from diag.core.errors import BadUsage
 from diag.core.formatting import quantity
 from diag.core.incident import Fix, Signal
-from diag.core.subjects import Subject
+from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.query_cache import QueryCache
@@ -137,7 +137,7 @@ class Running(NamedTuple):
 
 def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:
     """Return the facts of a subject's instance."""
-    return running.get(dict(subject).get("instance", ""), Running())
+    return running.get(instance_name(subject), Running())
 
 
 def propose(
@@ -338,7 +338,7 @@ number, a host."""
 def _filled(text: str, known: Mapping[str, Sequence[str]]) -> str:
     """Fill the values into the places that are left for them, several of them side by side."""
     return re.sub(
-        PLACEHOLDER, lambda at: " ".join(at[1] + value + at[3] for value in known.get(at[2], [f"{{{at[2]}}}"])), text
+        PLACEHOLDER, lambda at: " ".join(at[1] + value + at[3] for value in known.get(at[2], [word(at[2], "")])), text
     )
 
 

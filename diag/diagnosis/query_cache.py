@@ -8,7 +8,7 @@ from diag.core.contract import Contract
 from diag.core.debug_log import timed
 from diag.core.errors import NotAnswered, QueryFailed
 from diag.core.incident import Incident, Part, Signal, seconds
-from diag.core.subjects import Floats, Instants, Rows, Subject
+from diag.core.subjects import Floats, Instants, Rows, Subject, instance_name
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
 from diag.sources.source import TelemetrySource
@@ -144,7 +144,7 @@ class QueryCache:
 
     def is_gone(self, subject: Subject) -> bool:
         """Return True if the subject's instance no longer exists at the last instant."""
-        return dict(subject).get("instance") in self.gone
+        return instance_name(subject) in self.gone
 
     def subjects(self, per: tuple[str, ...]) -> list[Subject]:
         """Return the universe: every instance that was scraped and every engine or GPU that was seen on one.
@@ -155,7 +155,7 @@ class QueryCache:
             instances = self.ask(INSTANCES, per, self.whole)
             parts = [self.ask(query, per, self.whole) for label, query in PARTS.items() if label in per]
             inside = [subject for part in parts for subject in part]
-            seen = {dict(subject).get("instance") for subject in inside}
-            blind = (subject for subject in instances if dict(subject).get("instance") not in seen)
+            seen = set(map(instance_name, inside))
+            blind = (subject for subject in instances if instance_name(subject) not in seen)
             self._subjects[per] = sorted([*inside, *blind])
         return self._subjects[per]

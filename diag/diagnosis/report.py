@@ -8,10 +8,10 @@ import numpy as np
 
 from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
-from diag.core.subjects import Subject
+from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
-from diag.diagnosis.diagnose import Diagnosis, Quote, dated, diagnose, quotes
-from diag.diagnosis.progress import ENGINE, NotJudged, Progress, judge
+from diag.diagnosis.diagnose import Diagnosis, Quote, State, dated, diagnose, quotes
+from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
@@ -20,7 +20,6 @@ from diag.knowledge.formulas import expanded
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
-INSTANCE = ("instance",)
 CLAIM_IS_NEWS = 300.0
 """Seconds before the first scrape in which a line of the log still matters."""
 LOG_ALONE = (
@@ -30,6 +29,9 @@ LOG_ALONE = (
     (True, "1 + max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"),
 )
 """The log of a server, and what is measured beside it (True): its page, its process, the host or the container."""
+NOTHING_JUDGED = "no incident could be judged: it has none of the telemetry that any of them needs"
+MIXED = "its page repeats {} with different values: a label is lost, and what needs these series is unknown"
+NO_SERVER = "no incident could be judged: the samples name no server that was scraped"
 HOST = "run diag on the server's host, or scrape diag exporter"
 
 
@@ -102,7 +104,8 @@ class ObservedServer(NamedTuple):
 class Observed(NamedTuple):
     """The source of the evidence; `start` and `end` are unix seconds.
 
-    `defects` are those of the telemetry; `notes` are sentences of the source.
+    `defects` are those of the telemetry; `notes` are sentences of the source. `mixed` are servers, each
+    with a metric whose series lack the label that tells their parts apart.
     """
 
     source: str
@@ -115,6 +118,7 @@ class Observed(NamedTuple):
     notes: tuple[str, ...] = ()
     not_measured: tuple[str, ...] = ()
     defects: tuple[TelemetryDefect, ...] = ()
+    mixed: tuple[tuple[str, str], ...] = ()
 
 
 class NormalReading(NamedTuple):
@@ -254,6 +258,21 @@ class Report(NamedTuple):
         return frozenset(f.diagnosis.incident.id for f in self.findings if f.diagnosis.state != "unknown")
 
     @property
+    def judged_servers(self) -> frozenset[str]:
+        """The servers on which some incident could be judged, or that the conditions of a large fleet clear."""
+        states: dict[str, set[State]] = {instance_name(each.subject): {"unknown"} for each in self.not_judged}
+        for diagnosis in (finding.diagnosis for finding in self.findings):
+            states.setdefault(instance_name(diagnosis.subject), set()).add(diagnosis.state)
+        return frozenset(name for name in self.servers if states.get(name) != {"unknown"})
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The sorted names of all judged servers; in a large fleet, some were judged for progress only."""
+        judged = (finding.diagnosis.subject for finding in self.findings)
+        seen = (*(progress.subject for progress in self.progress), *(why.subject for why in self.not_judged))
+        return tuple(sorted({*map(instance_name, judged), *map(instance_name, filter(None, seen)), *self.gone}))
+
+    @property
     def needs_telemetry(self) -> frozenset[str]:
         """The incidents that could be judged on no subject, or are unknown on one that has the telemetry."""
         known = frozenset(finding.diagnosis.incident.id for finding in self.findings)
@@ -292,7 +311,8 @@ def build_report(
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
         findings.append(Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted))
-    not_judged = (*unknown, *_not_judged(findings, judged))
+    mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
+    not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
     return Report(
         observed=observed._replace(defects=(*observed.defects, *_claims(queries), *_log_alone(findings, queries))),
         verdict=verdict_of(findings, not_judged),
@@ -315,23 +335,21 @@ def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
     for subject, row in queries.ask(query, INSTANCE, now, queries.source.instants[-1:]).items():
         labels = dict(subject)
         if row[0] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
-            claimed.setdefault(labels.get("instance", ""), []).append((float(row[0]), labels))
+            claimed.setdefault(instance_name(subject), []).append((float(row[0]), labels))
     for name, lines in sorted(claimed.items()):
         at, first = min(lines, key=lambda line: line[0])
-        place = ":".join(filter(None, (first.get("file", ""), first.get("line", ""))))
-        events = sorted({labels.get("event", "") for _, labels in lines})
-        yield TelemetryDefect("claimed", frozenset({name}), at, (first.get("text", ""), place, *events))
+        place = ":".join(filter(None, (label_value(first, "file"), label_value(first, "line"))))
+        events = sorted({label_value(labels, "event") for _, labels in lines})
+        yield TelemetryDefect("claimed", frozenset({name}), at, (label_value(first, "text"), place, *events))
 
 
 def _log_alone(findings: Sequence[Finding], queries: QueryCache) -> Iterator[TelemetryDefect]:
     """Yield the servers with an incident of which nothing but their log is known."""
-    ill = {
-        dict(found.diagnosis.subject).get("instance", "") for found in findings if found.diagnosis.state == "present"
-    }
+    ill = {instance_name(found.diagnosis.subject) for found in findings if found.diagnosis.state == "present"}
     for measured, query in LOG_ALONE:
         if ill:
             rows = queries.ask(f"{query} > 0", INSTANCE, queries.whole)
-            seen = {dict(subject).get("instance", "") for subject in rows}
+            seen = set(map(instance_name, rows))
             ill = ill - seen if measured else ill & seen
     if ill:
         yield TelemetryDefect("log alone", frozenset(ill))
@@ -367,20 +385,29 @@ def not_measured(queries: QueryCache) -> tuple[str, ...]:
 
 
 def _not_judged(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
-    """Yield why incidents could not be judged: the source refused queries, or the observation was too short."""
+    """Yield why incidents could not be judged: no telemetry, queries that were refused, too short an observation."""
     if not queries.unanswered.isdisjoint((INSTANCES, *PARTS.values())):
         yield NotJudged("queries refused: it is unknown which servers, engines and GPUs there are")
-    ids = sorted({finding.diagnosis.incident.id for finding in findings if finding.diagnosis.unanswered})
+    diagnoses = [finding.diagnosis for finding in findings]
+    ids = sorted({diagnosis.incident.id for diagnosis in diagnoses if diagnosis.unanswered})
     if ids:
         unknown = plural(len(ids), "incident")
         yield NotJudged(f"queries refused: {unknown} unknown for want of an answer ({listed(ids, most=5)})")
-    brief = (finding.diagnosis.incident for finding in findings if finding.diagnosis.brief)
+    brief = (diagnosis.incident for diagnosis in diagnoses if diagnosis.brief)
     windows = {incident.id: shortest_look(incident) for incident in brief}
     if windows:
         longest = max(*windows.values(), FEWEST_INTERVALS * queries.source.interval)
         seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")
         unruled = plural(len(windows), "incident")
         yield NotJudged(f"too little seen: {seen} do not rule out {unruled}; observe for {wanted}")
+
+    # without telemetry, no incident is brief, refused or decided
+    told = (found for found in diagnoses if found.state != "unknown" or found.brief or found.unanswered)
+    known = {*map(instance_name, (found.subject for found in told)), *queries.gone}
+    servers = queries.subjects(INSTANCE)
+    yield from (NotJudged(NOTHING_JUDGED, server) for server in servers if instance_name(server) not in known)
+    if not servers:
+        yield NotJudged(NO_SERVER)
 
 
 def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from diag.core.incident import RANK, seconds
+from diag.core.subjects import instance_name
 from diag.diagnosis.diagnose import Diagnosis
 from diag.sources.prometheus.properties import HOUR, Properties, Property
 
@@ -87,15 +88,15 @@ def ill_groups(
     ill_or_gone: set[str] = {*gone}
     for diagnosis in diagnoses:
         if diagnosis.state == "present" and RANK[diagnosis.severity]:
-            ill_or_gone.add(_server(diagnosis))
+            ill_or_gone.add(instance_name(diagnosis.subject))
             if diagnosis.explained_by is None:
                 servers = found.setdefault(diagnosis.incident.id, {})
-                servers.setdefault(_server(diagnosis), []).append(diagnosis)
+                servers.setdefault(instance_name(diagnosis.subject), []).append(diagnosis)
     found = {incident: servers for incident, servers in found.items() if len(servers) >= FEWEST}
     absent: dict[str, dict[str, bool]] = {incident: {} for incident in found}
     for diagnosis in diagnoses if found else ():
         states = absent.get(diagnosis.incident.id)
-        if states is not None and (name := _server(diagnosis)) not in ill_or_gone:
+        if states is not None and (name := instance_name(diagnosis.subject)) not in ill_or_gone:
             states[name] = states.get(name, True) and diagnosis.state == "absent"
     return tuple(
         IllGroup(
@@ -190,10 +191,6 @@ def _chance(drawn: int, draws: int, marked: int, total: int) -> float:
 
 def _log_choose(many: int, some: int) -> float:
     return math.lgamma(many + 1) - math.lgamma(some + 1) - math.lgamma(many - some + 1)
-
-
-def _server(diagnosis: Diagnosis) -> str:
-    return dict(diagnosis.subject).get("instance", "")
 
 
 # -- the hour of the day ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.subjects import Floats, Subject
+from diag.core.subjects import Floats, Subject, instance_name
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
@@ -24,7 +24,7 @@ class Snapshot(NamedTuple):
     @property
     def instances(self) -> tuple[str, ...]:
         """The observed servers, by name."""
-        return tuple(sorted(dict(subject)["instance"] for subject in self.queries.subjects(INSTANCE)))
+        return tuple(sorted(map(instance_name, self.queries.subjects(INSTANCE))))
 
     def server(self, instance: str) -> "ServerSnapshot":
         return ServerSnapshot(instance, self.report, self.queries, self.running.get(instance))
@@ -69,7 +69,7 @@ class ServerSnapshot(NamedTuple):
 
     def owns(self, subject: Subject) -> bool:
         """Return True if an engine or a GPU is this server's."""
-        return dict(subject).get("instance") == self.instance
+        return instance_name(subject) == self.instance
 
     def renamed(self, subject: Subject) -> Subject:
         """Return an engine or a GPU of the other snapshot under this server's name."""

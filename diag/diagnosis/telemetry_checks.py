@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diag.core.incident import Incident, seconds
-from diag.core.subjects import Rows, Subject
+from diag.core.subjects import Rows, instance_name, label_value
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, Window
 from diag.diagnosis.report import TelemetryDefect
 from diag.sources.prometheus.servers import PrometheusSource
@@ -80,7 +80,7 @@ def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
             lost += float(np.maximum(due - 1 - full, 0).sum())
         total = int(np.nansum(row))
         is_gone = (len(row) - 1 - int(there[-1])) * window.seconds > PATIENCE * every
-        found[_name(who)] = Scrapes(
+        found[instance_name(who)] = Scrapes(
             count=total,
             failed=total - int(np.nansum(good[who])),
             interval=every,
@@ -111,11 +111,7 @@ def defects(
 def _having(metric: str, queries: QueryCache) -> set[str]:
     """Return the servers that have a metric."""
     query = f"count by (instance) (last_over_time({metric}[$window]))"
-    return {_name(subject) for subject in queries.ask(query, INSTANCE, queries.whole)}
-
-
-def _name(subject: Subject) -> str:
-    return dict(subject)["instance"]
+    return {instance_name(subject) for subject in queries.ask(query, INSTANCE, queries.whole)}
 
 
 def late(remote: PrometheusSource) -> float:
@@ -156,10 +152,10 @@ def _identity_defects(remote: PrometheusSource, queries: QueryCache) -> Iterator
         yield TelemetryDefect("renamed", servers, names=(prefix, remote.prefix))
     now = queries.holding(queries.source.interval)  # a job that was renamed meanwhile is not a second one
     last = queries.source.instants[-1:]
-    double = frozenset(_name(subject) for subject in queries.ask(TWICE, INSTANCE, now, last))
+    double = frozenset(instance_name(subject) for subject in queries.ask(TWICE, INSTANCE, now, last))
     if double:
         known = queries.ask(JOBS, INSTANCE, now, last)
-        jobs = {dict(subject).get("job", "") for subject in known if _name(subject) in double}
+        jobs = {label_value(subject, "job") for subject in known if instance_name(subject) in double}
         yield TelemetryDefect("double", double, names=tuple(jobs))
     if aliases := _aliases(queries):
         yield TelemetryDefect("aliases", groups=tuple(("", names) for names in aliases))
@@ -169,7 +165,7 @@ def _aliases(queries: QueryCache) -> list[frozenset[str]]:
     """Return the instances that are one server: their counters were created in the same microsecond."""
     created: dict[tuple[str, float], set[str]] = defaultdict(set)
     for subject, row in queries.ask(CREATED, ("instance", "engine"), queries.whole).items():
-        created[dict(subject).get("engine", ""), float(row[-1])].add(_name(subject))
+        created[label_value(subject, "engine"), float(row[-1])].add(instance_name(subject))
     return sorted({frozenset(names) for names in created.values() if len(names) > 1}, key=sorted)
 
 
@@ -182,7 +178,7 @@ def _collection_defects(
         yield TelemetryDefect("silent", frozenset(silent))
     failing: dict[str, set[str]] = defaultdict(set)
     for subject in queries.ask(FAILS, INSTANCE, queries.whole):
-        failing[dict(subject).get("collector", "")].add(_name(subject))
+        failing[label_value(subject, "collector")].add(instance_name(subject))
     if failing:
         yield TelemetryDefect("collectors", groups=tuple((name, frozenset(failing[name])) for name in sorted(failing)))
 

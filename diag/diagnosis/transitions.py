@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from diag.core.incident import RANK
-from diag.core.subjects import Subject
+from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 
@@ -67,7 +67,7 @@ class Transitions:
                 changes.append(Transition("began" if not before else "worse" if worse else "milder", diagnosis, at))
             else:
                 ended = self.holding.pop(key)
-                gone = diagnosis is None or dict(diagnosis.subject).get("instance") in report.gone
+                gone = diagnosis is None or instance_name(diagnosis.subject) in report.gone
                 changes.append(Transition("ended", ended, at, gone))
         return changes
 

@@ -45,11 +45,15 @@ class Layout(NamedTuple):
 
 
 class Page(NamedTuple):
-    """One parsed page; `values` are in the order of `layout.rows`."""
+    """One parsed page; `values` are in the order of `layout.rows`.
+
+    `repeated` are the rows of series that are on the page more than once; `layout` lacks them if their values differ.
+    """
 
     layout: Layout
     values: NDArray[np.float64]
     faults: Faults
+    repeated: frozenset[int] = frozenset()
 
 
 class _Read(NamedTuple):
@@ -101,20 +105,25 @@ class Parser:
             faults["truncated"] = ""
         if prefix:
             faults["renamed"] = prefix
-        if len(set(rows)) < len(rows):  # repeated series: the first stays, as in Prometheus
+        repeated: set[int] = set()
+        if len(set(rows)) < len(rows):
             first: dict[int, float] = {}
+            ambiguous: set[int] = set()  # of several parts, and no label says which
             for row, value in zip(rows, values, strict=True):
                 if row in first:
+                    repeated.add(row)
                     faults.setdefault("duplicate", self.labels[row]["__name__"])
-                first.setdefault(row, value)
-            rows, values = list(first), list(first.values())
+                if first.setdefault(row, value) != value:
+                    ambiguous.add(row)
+            rows = [row for row in first if row not in ambiguous]
+            values = [first[row] for row in rows]
 
         if self._last is None or self._last[0] != rows:
             vllm = [self.labels[row] for row in rows if self.labels[row]["__name__"].startswith("vllm:")]
             models = sorted({labels["model_name"] for labels in vllm if "model_name" in labels})
             engines = len({labels["engine"] for labels in vllm if "engine" in labels})
             self._last = rows, Layout(np.array(rows, np.intp), tuple(models), engines, bool(vllm))
-        return Page(self._last[1], np.array(values, np.float64), faults)
+        return Page(self._last[1], np.array(values, np.float64), faults, frozenset(repeated))
 
     def _parse_changed(self, lines: list[bytes]) -> tuple[list[int], list[float], Faults] | None:
         """Read the lines that differ from the page before; None if the page has other series."""
@@ -244,17 +253,19 @@ class Target:
             if len(self._parser.labels) <= FEW_SERIES + 2 * max((len(page.values) for page in pages), default=0):
                 return
             # every restarted engine and unloaded adapter leaves series that are on no page any more
-            used = sorted({row for page in pages for row in page.layout.rows.tolist()})
+            used = sorted({row for page in pages for row in (*page.layout.rows.tolist(), *page.repeated)})
             places = {row: place for place, row in enumerate(used)}
             moved = {
                 key: layout._replace(rows=np.array([places[row] for row in layout.rows.tolist()], np.intp))
                 for key, layout in {id(page.layout): page.layout for page in pages}.items()
             }
+
+            def renumbered(page: Page) -> Page:
+                repeated = frozenset(places[row] for row in page.repeated)
+                return page._replace(layout=moved[id(page.layout)], repeated=repeated)
+
             self._parser = Parser(self.instance, [self._parser.labels[row] for row in used])
-            self.scrapes = [
-                each._replace(page=each.page._replace(layout=moved[id(each.page.layout)])) if each.page else each
-                for each in self.scrapes
-            ]
+            self.scrapes = [each._replace(page=renumbered(each.page)) if each.page else each for each in self.scrapes]
 
     @property
     def size(self) -> int:
@@ -295,12 +306,27 @@ class ScrapeTable:
 
     @cached_property
     def values(self) -> Floats:
-        """Values of shape (S, N), with the stale marker for absent series and failed scrapes."""
+        """Values of shape (S, N), with the stale marker for absent series and failed scrapes.
+
+        An ambiguous series is absent from every page that repeats it: on some the values are equal by chance.
+        """
         values = np.full((len(self.scrapes), len(self.labels)), STALE)
         for row, scrape in zip(values, self.scrapes, strict=True):
             if scrape.page is not None:
                 row[scrape.page.layout.rows] = scrape.page.values
+                row[sorted(scrape.page.repeated & self.ambiguous)] = STALE
         return values.T
+
+    @cached_property
+    def ambiguous(self) -> frozenset[int]:
+        """The repeated series of each metric of which a page repeats one with different values.
+
+        They are several parts that no label tells apart, also those with equal values: of an idle engine, for example.
+        """
+        pages = [scrape.page for scrape in self.scrapes if scrape.page is not None and scrape.page.repeated]
+        differ = {row for page in pages for row in page.repeated.difference(page.layout.rows.tolist())}
+        metrics = {self.labels[row]["__name__"] for row in differ}
+        return frozenset(row for page in pages for row in page.repeated if self.labels[row]["__name__"] in metrics)
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:

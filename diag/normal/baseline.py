@@ -22,7 +22,7 @@ from diag import __version__
 from diag.core.errors import BadUsage
 from diag.core.files import exists, only_writer, read_text, refused_in_words, written_whole
 from diag.core.formatting import printable
-from diag.core.subjects import LARGEST, Rows, Subject
+from diag.core.subjects import LARGEST, Rows, Subject, instance_name, label_value
 from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.signals import RUNNING
@@ -88,7 +88,7 @@ class Measured(NamedTuple):
 
     @property
     def instance(self) -> str:
-        return _instance(self.subject)
+        return instance_name(self.subject)
 
 
 def measure(queries: QueryCache) -> list[Measured]:
@@ -105,12 +105,12 @@ def measure(queries: QueryCache) -> list[Measured]:
     for subject in columns["running"]:
         known = {name: values for name, rows in columns.items() if (values := rows.of(subject)) is not None}
         for place in np.flatnonzero(known["running"] > 0):
-            ran = [name for name, there in versions[_instance(subject)] if there[place]]
+            ran = [name for name, there in versions[instance_name(subject)] if there[place]]
             if len(ran) <= 1:  # a window with an upgrade shows the speed of neither release
                 row = {name: float(series[place]) for name, series in known.items() if not np.isnan(series[place])}
                 found[subject, "".join(ran)].append({"at": float(instants[place]) / 1000, **row})
     return [
-        Measured(subject, kinds.of(_instance(subject), version), tuple(rows))
+        Measured(subject, kinds.of(instance_name(subject), version), tuple(rows))
         for (subject, version), rows in found.items()
     ]
 
@@ -139,22 +139,18 @@ def starts(queries: QueryCache) -> list[tuple[str, ServerKind, Mapping[str, floa
     spent: dict[str, dict[str, float]] = defaultdict(dict)
     for subject, row in queries.ask(PHASES, (), queries.whole).items():
         if row[-1] > 0:
-            spent[_instance(subject)][dict(subject).get("phase", "")] = float(row[-1])
-    ready = [_instance(subject) for subject, row in queries.ask(READY, (), queries.whole).items() if row[-1] == 1]
+            spent[instance_name(subject)][label_value(subject, "phase")] = float(row[-1])
+    ready = [instance_name(subject) for subject, row in queries.ask(READY, (), queries.whole).items() if row[-1] == 1]
     return [(name, known.of(name, versions[name][-1][0] if versions[name] else ""), spent[name]) for name in ready]
 
 
-def _labelled(rows: Rows, label: str) -> dict[str, list[tuple[str, Bools]]]:
+def _labelled(rows: Rows, name: str) -> dict[str, list[tuple[str, Bools]]]:
     """Return for each instance the texts of a label that are not empty, and at which instants each is there."""
     found: dict[str, list[tuple[str, Bools]]] = defaultdict(list)
     for subject, row in sorted(rows.items()):
-        if text := dict(subject).get(label, ""):
-            found[_instance(subject)].append((text, ~np.isnan(row)))
+        if text := label_value(subject, name):
+            found[instance_name(subject)].append((text, ~np.isnan(row)))
     return found
-
-
-def _instance(subject: Subject) -> str:
-    return dict(subject).get("instance", "")
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------

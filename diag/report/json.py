@@ -45,6 +45,7 @@ def document(report: Report) -> dict[str, Any]:
         "diag": __version__,
         "observed": {
             **observed(report),
+            "judged": {"incidents": len(report.checked), "servers": len(report.judged_servers)},
             "not_collected": list(report.observed.not_measured),
             "progress_unknown": [unjudged.sentence for unjudged in report.not_judged],
             "notes": words.notes(report),

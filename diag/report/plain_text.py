@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
-from diag.diagnosis.progress import scope
+from diag.core.subjects import in_words, instance_name
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import FAMILIES, Finding, Report
 from diag.report import sentences as words
@@ -228,8 +228,8 @@ def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
         rows = []
         for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
             where = words.where(diagnosis)
-            if len(words.instances(report)) == 1:  # line 1 has the name of the only server
-                where = where.removeprefix(printable(words.instance(diagnosis.subject))).strip() or where
+            if len(report.servers) == 1:  # line 1 has the name of the only server
+                where = where.removeprefix(printable(instance_name(diagnosis.subject))).strip() or where
             period = format_period([diagnosis], words.time_format(report), duration=False)
             rows.append((diagnosis.severity, diagnosis.incident.id, where, period))
         also = _fewer_rows(one_line_each(rows, 2, label="Also", width=LABEL), " " * (LABEL + 2))
@@ -280,14 +280,14 @@ def _before_colon(text: str) -> str:
 
 def _reasons_not_judged(report: Report) -> list[str]:
     """Return the reasons why servers cannot be judged, servers with the same reason together."""
-    whose = ((each.why, scope(each.subject) if each.subject else "") for each in report.not_judged)
+    whose = ((each.why, in_words(each.subject) if each.subject else "") for each in report.not_judged)
     reasons = words.grouped((escaped(why), shortened(escaped(name), NAME)) for why, name in whose)
     return [f"{listed(names)}: {why}" if any(names) else why for why, names in reasons.items()]
 
 
 def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
     shown = list(texts)
-    for name in words.instances(report):
+    for name in report.servers:
         if len(name) > NAME:
             shown = [text.replace(name, shortened(name, NAME)) for text in shown]
     return shown

@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from diag.core.formatting import clock, escaped, listed, moment, number, printable, quantity
+from diag.core.formatting import clock, escaped, listed, moment, number, plural, printable, quantity
 from diag.core.incident import Fix, Source
-from diag.core.subjects import Subject, agree
+from diag.core.subjects import Subject, agree, in_words, instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
-from diag.diagnosis.progress import scope
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
 from diag.diagnosis.shared_labels import SharedLabel
@@ -57,7 +56,7 @@ def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
 
 def place(subject: Subject) -> str:
     """Return a subject in words, harmless to a terminal."""
-    return escaped(scope(tuple((label, printable(value)) for label, value in subject)))
+    return escaped(in_words(tuple((name, printable(value)) for name, value in subject)))
 
 
 def where(diagnosis: Diagnosis) -> str:
@@ -66,21 +65,9 @@ def where(diagnosis: Diagnosis) -> str:
     return place(diagnosis.subject) + named
 
 
-def instance(subject: Subject) -> str:
-    """Return the server of a subject, "" if it has none."""
-    return dict(subject).get("instance", "")
-
-
-def instances(report: Report) -> list[str]:
-    """Return the sorted names of all judged servers; in a large fleet, some were judged for progress only."""
-    judged = (finding.diagnosis.subject for finding in report.findings)
-    seen = (*(progress.subject for progress in report.progress), *(why.subject for why in report.not_judged))
-    return sorted({*map(instance, judged), *map(instance, filter(None, seen)), *report.gone})
-
-
 def is_fleet(report: Report) -> bool:
     """Return True if there are too many servers to report them one by one."""
-    return len(instances(report)) > FEW_SERVERS
+    return len(report.servers) > FEW_SERVERS
 
 
 def folded(lines: Sequence[str], most: int = 8) -> list[str]:
@@ -99,10 +86,10 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
         first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
         scope = f"{where(first)}, {when(first, written_as)}"
         if len(group) > 1:
-            names = list(dict.fromkeys(printable(instance(diagnosis.subject)) for diagnosis in diagnoses))
+            names = list(dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses))
             ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
             now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
-            servers = f"{len(names):,} of {len(instances(report)):,} servers ({listed(names)})"
+            servers = f"{len(names):,} of {len(report.servers):,} servers ({listed(names)})"
             scope = f"{servers}, {now}, first seen {began(diagnoses, written_as)}"
         lines.append(f"{first.severity.upper()} {first.incident.id} on {scope}: {first.incident.impact}")
     if lines:
@@ -115,11 +102,11 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
 
 
 def found_nothing(report: Report) -> str:
-    """Return "no incident found (19 checked)", or "no other incident found ..." beside another one."""
+    """Return "no incident found (19 checked on 1 server)", or "no other incident found ..." beside another one."""
     found = "no other incident found" if report.present else "no incident found"
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
-    return f"{found} ({checked} checked{rest})"
+    return f"{found} ({checked} checked on {plural(len(report.judged_servers), 'server')}{rest})"
 
 
 def states(report: Report) -> str:
@@ -378,7 +365,7 @@ def not_judged(report: Report) -> list[str]:
 def normality(report: Report) -> list[str]:
     """List the readings that deviate from a baseline or the peers; or report that all are as usual, or not compared."""
     found = report.normality
-    alone = len(instances(report)) == 1
+    alone = len(report.servers) == 1
     unlike = [reading for reading in found.readings if reading.notable]
     lines = [f"{'' if alone else f'{place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
     if found.readings and not unlike:

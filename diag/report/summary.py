@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from diag.core.formatting import escaped, listed, plural, printable, quantity
 from diag.core.incident import RANK
+from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
@@ -37,13 +38,13 @@ def verdicts(report: Report) -> list[str]:
         first = diagnoses[0]
         place = words.place(first.subject)
         if len(group) > 1:
-            place = f"{len(group):,} of {len(words.instances(report)):,} servers"
+            place = f"{len(group):,} of {len(report.servers):,} servers"
         ends = [format_period(diagnoses, written_as), format_period(diagnoses, written_as, duration=False)]
         lines.append(_fit_line(f"{first.severity.upper()}  {first.incident.id}   ", place, ends))
     if lines:
         return lines
 
-    seen, names = report.observed, words.instances(report)
+    seen, names = report.observed, report.servers
     verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
     place = names[0] if len(names) == 1 else plural(len(names), "server") if names else seen.target
     when = _format_span(seen.start, seen.end, written_as)
@@ -110,18 +111,18 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     present: dict[str, list[Diagnosis]] = {}
     for finding in report.present:
         if RANK[finding.diagnosis.severity]:
-            present.setdefault(words.instance(finding.diagnosis.subject), []).append(finding.diagnosis)
+            present.setdefault(instance_name(finding.diagnosis.subject), []).append(finding.diagnosis)
     states: dict[str, list[str]] = {}
     for progress in report.progress:
-        states.setdefault(words.instance(progress.subject), []).append(progress.state)
+        states.setdefault(instance_name(progress.subject), []).append(progress.state)
     states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
-    refused = {words.instance(found.diagnosis.subject) for found in report.findings if found.diagnosis.unanswered}
+    not_judged = {instance_name(each.subject) for each in report.not_judged}
 
     rows = []
-    for name in words.instances(report):
+    for name in report.servers:
         diagnoses, engines = present.get(name, []), states.get(name, [])
         worst = max((RANK[diagnosis.severity] for diagnosis in diagnoses), default=0)
-        unknown = name in refused or not engines
+        unknown = not engines or bool(not_judged & {"", name})
         without_incident = "gone" if "gone" in engines else "unknown" if unknown else "healthy"
         causes = [diagnosis for diagnosis in diagnoses if not diagnosis.explained_by]
         rows.append(
@@ -162,7 +163,7 @@ def merge_by_cause(
         incidents = dict.fromkeys(incident for row in group for incident in row.incidents.split(", "))
         states = {state for row in group for state in row.states.split(", ")}
         present = (found.diagnosis for found in report.present if found.diagnosis.incident.id == cause.incident)
-        began = words.began([found for found in present if words.instance(found.subject) in names], written_as)
+        began = words.began([found for found in present if instance_name(found.subject) in names], written_as)
         merged.append(
             FleetRow(
                 instance=f"{label}: {listed([row.instance for row in group], most=most)}",

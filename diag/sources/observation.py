@@ -34,7 +34,7 @@ USUAL_INTERVAL = 2.0
 """Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
 _FAULTS: dict[FaultKind, str] = {
     "malformed": "{pages} of {host} contained invalid lines, which were skipped; the first: {first}",
-    "duplicate": "{pages} of {host} contained duplicate series (for example {first}): the first of each was kept",
+    "duplicate": "{pages} of {host} repeated series (for example {first}): one with several values counts as missing",
     "timestamp": "{pages} of {host} contained timestamps: the scrape times were used instead",
     "truncated": "{pages} of {host} ended in the middle of a line: the rest counts as missing",
     "renamed": "{pages} of {host} named vLLM's metrics {first}... instead of vllm:...; they were judged, but rules do"
@@ -94,7 +94,8 @@ class Observation(SampleSource):
     target: a path or URLs, without credentials. instants: one for each round over all targets. interval: the usual time
     between two scrapes of one target. silent_scrapes: successful scrapes without metrics of vLLM, for example of an
     exporter alone. instances: the label `instance` of each target, the key of `settled`, and of `versions` (of vLLM),
-    `models` and `launch` (without secrets) if they are known.
+    `models` and `launch` (without secrets) if they are known. mixed: by instance, a metric of vLLM or its exporter that
+    lacks the label that tells its series apart.
     """
 
     source: Literal["recording", "scrape"]
@@ -108,6 +109,7 @@ class Observation(SampleSource):
     models: Mapping[str, str]
     launch: Mapping[str, str]
     settled: Mapping[str, RunningConfig]
+    mixed: Mapping[str, str]
 
 
 class Origin(NamedTuple):
@@ -143,7 +145,14 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         models=_known({table.instance: _models(table, facts[table.instance]) for table in tables}),
         launch=_known({name: shown(known.launch or known.process) for name, known in facts.items()}),
         settled=settled,
+        mixed=_known({table.instance: _mixed(table) for table in tables}),
     )
+
+
+def _mixed(table: ScrapeTable) -> str:
+    """Return the first metric whose series are ambiguous, "" for none."""
+    names = (table.labels[row]["__name__"] for row in sorted(table.ambiguous))
+    return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
 
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:

@@ -9,7 +9,7 @@ import numpy as np
 
 from diag.core.formatting import clock, quantity
 from diag.core.incident import RANK
-from diag.core.subjects import Floats, Instants, Subject
+from diag.core.subjects import UNKNOWN, Floats, Instants, Subject, instance_name, label_value
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.diagnose import Diagnosis, without_the_past
 from diag.diagnosis.progress import NotJudged
@@ -91,7 +91,7 @@ class Histories:
         found: dict[str, dict[str, Floats]] = {}
         for key, measure in MEASURES.items():
             series = queries.ask(measure.promql, INSTANCE, queries.holding(measure.seconds), instants)
-            found[key] = {words.instance(subject): values for subject, values in series.items()}
+            found[key] = {instance_name(subject): values for subject, values in series.items()}
 
         self._values = {
             name: self._values.get(name) or {key: deque(maxlen=POINTS) for key in MEASURES}
@@ -112,7 +112,7 @@ def throttle_reasons(queries: QueryCache, instants: Instants) -> dict[str, tuple
     found: dict[str, set[str]] = {}
     for subject, values in queries.ask(THROTTLED, (), queries.holding(NOW), instants[-1:]).items():
         if not np.isnan(values[-1]):
-            found.setdefault(words.instance(subject), set()).add(dict(subject).get("reason", ""))
+            found.setdefault(instance_name(subject), set()).add(label_value(subject, "reason") or UNKNOWN)
     return {
         name: tuple(sorted(reasons, key=lambda reason: (reason == "sw_power_cap", reason)))
         for name, reasons in found.items()
@@ -209,9 +209,8 @@ def server_rows(
     """Return a row for each server, the worst first; `throttled` are the throttle reasons by server."""
     worst: dict[str, Diagnosis] = {}
     for diagnosis in (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity]):
-        worst.setdefault(words.instance(diagnosis.subject), diagnosis)
+        worst.setdefault(instance_name(diagnosis.subject), diagnosis)
     runs = {server.name: line for server, line in zip(report.observed.servers, words.servers(report), strict=True)}
-    not_judged = {words.instance(each.subject) for each in report.not_judged}
 
     rows = []
     for server in fleet_rows(report, clock):
@@ -222,7 +221,7 @@ def server_rows(
             ServerRow(
                 instance=server.name,
                 runs=runs.get(server.name, ""),
-                verdict="unknown" if server.verdict == "healthy" and not_judged & {"", server.name} else server.verdict,
+                verdict=server.verdict,
                 state=server.states,
                 incidents=tuple(filter(None, server.incidents.split(", "))),
                 since=since,

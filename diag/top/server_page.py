@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diag.core.formatting import listed, plural, printable, quantity
+from diag.core.subjects import UNKNOWN, instance_name, label_value
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, verdict_of
 from diag.report import sentences as words
@@ -84,9 +85,9 @@ def render(frame: Frame, row: ServerRow, width: int) -> str:
 
 def server_report(report: Report, instance: str) -> Report:
     """Return the part of a report that is about one server."""
-    names = frozenset(words.instances(report))
-    findings = tuple(found for found in report.findings if words.instance(found.diagnosis.subject) == instance)
-    not_judged = tuple(each for each in report.not_judged if words.instance(each.subject) in ("", instance))
+    names = frozenset(report.servers)
+    findings = tuple(found for found in report.findings if instance_name(found.diagnosis.subject) == instance)
+    not_judged = tuple(each for each in report.not_judged if instance_name(each.subject) in ("", instance))
     servers = tuple(server for server in report.observed.servers if server.name == instance)
     notes = tuple(note for note in words.notes(report) if instance in note or not any(map(note.__contains__, names)))
     more = f" and {plural(len(names) - 1, 'more server')}" if len(names) > 1 else ""
@@ -95,9 +96,9 @@ def server_report(report: Report, instance: str) -> Report:
         findings=findings,
         not_judged=not_judged,
         verdict=verdict_of(findings, not_judged),
-        progress=tuple(progress for progress in report.progress if words.instance(progress.subject) == instance),
+        progress=tuple(progress for progress in report.progress if instance_name(progress.subject) == instance),
         gone=tuple(name for name in report.gone if name == instance),
-        ceilings=tuple(shares for shares in report.ceilings if words.instance(shares.subject) == instance),
+        ceilings=tuple(shares for shares in report.ceilings if instance_name(shares.subject) == instance),
     )
 
 
@@ -139,7 +140,6 @@ def _series(queries: QueryCache, instance: str, promql: str, by: tuple[str, ...]
     """Return the last value of each series of a server by the values of these labels."""
     found = {}
     for subject, values in queries.ask(promql, (), queries.holding(NOW), queries.source.instants[-1:]).items():
-        labels = dict(subject)
-        if labels.get("instance") == instance and not np.isnan(values[-1]):
-            found[tuple(printable(labels.get(name, "")) for name in by)] = float(values[-1])
+        if instance_name(subject) == instance and not np.isnan(values[-1]):
+            found[tuple(printable(label_value(subject, name) or UNKNOWN) for name in by)] = float(values[-1])
     return found

@@ -11,6 +11,7 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
+from diag.core.subjects import label_value
 from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.proposals import command_in, written
 from diag.diagnosis.report import Finding
@@ -79,7 +80,7 @@ def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChang
 
     # settings that are numbers; one that only a single side publishes may be the default of the other
     before_by_flag, after_by_flag = (
-        {labels["flag"]: f"{value:.12g}" for labels, value in server.series(CONFIG) if labels.get("flag")}
+        {flag: f"{value:.12g}" for labels, value in server.series(CONFIG) if (flag := label_value(labels, "flag"))}
         for server in (before, after)
     )
     for flag in sorted(before_by_flag.keys() | after_by_flag.keys()):
@@ -96,8 +97,8 @@ def models(server: ServerSnapshot) -> str:
     return _fact(server, MODELS, "model_name")
 
 
-def _fact(server: ServerSnapshot, query: str, label: str) -> str:
-    counted = ((labels.get(label, ""), count) for labels, count in server.series(query))
+def _fact(server: ServerSnapshot, query: str, name: str) -> str:
+    counted = ((label_value(labels, name), count) for labels, count in server.series(query))
     return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPU_NAMES else text for text, count in counted if text))
 
 

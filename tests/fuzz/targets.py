@@ -5,7 +5,10 @@ which a page or a server's answer counts as a failed one) are answers; anything 
 """
 
 import gzip
+import re
+import shutil
 import tempfile
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 from fuzz.answers import good, odd
-from support import bad_servers, promql_cases
+from support import bad_servers, promql_cases, rewriting
 from support.bad_servers import Reply, Request
 from support.secrets import corpus, placed
 
@@ -178,6 +181,24 @@ def prometheus(text: bytes) -> str:
         return _every_form(fleet.judge(source, incidents, contract, LAUNCH))
 
 
+def labels(text: bytes) -> str:
+    """A recording whose pages lack labels or have others: its name, then lines LABEL (dropped) or LABEL=VALUE."""
+    name, *lines = text.decode("utf-8", "replace").split("\n")
+    if name not in _truths():
+        raise DiagError("no such recording")
+    changes = [line.partition("=") for line in lines if re.match(r"[A-Za-z_]\w*(=|$)", line, re.ASCII)]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(RECORDINGS / name, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("metrics.prom.gz"))
+        pages = gzip.decompress((RECORDINGS / name / "metrics.prom.gz").read_bytes()).decode()
+        for label, has_value, value in changes:
+            pages = rewriting.relabelled(pages, label, value if has_value else None)
+        Path(folder, "metrics.prom").write_text(pages, encoding="utf-8")
+        report = judge_observation(read_recording(Path(folder)), Contract(), load()).report
+    if _truths()[name] == "healthy" and not any(value for _, _, value in changes):  # a value may feign an incident
+        assert report.verdict in ("healthy", "unknown"), f"a healthy server is {report.verdict} without its labels"
+    return _every_form(report)
+
+
 def _every_form(report: Report) -> str:
     short, whole = terminal.render(report), terminal.render(report, verbose=True)
     return short + whole + as_json.render(report) + markdown.render(report, True) + html.render(report)
@@ -224,6 +245,20 @@ def _recordings(*names: str, most: int = 4) -> Iterator[bytes]:
         yield BETWEEN.join(
             [_thinned(b"".join(_pages(name, most))), *(file.read_bytes()[-20_000:] for file in files if file.exists())]
         )
+
+
+@cache
+def _truths() -> dict[str, str]:
+    """The true verdict of each recording."""
+    abouts = {file.parent.name: tomllib.loads(file.read_text("utf-8")) for file in RECORDINGS.glob("*/recording.toml")}
+    return {name: about["truth"]["verdict"] for name, about in sorted(abouts.items())}
+
+
+def _lost_labels() -> Iterator[bytes]:
+    """Every label of every recording, dropped by itself."""
+    for name in _truths():
+        for label in rewriting.label_names("".join(page.decode() for page in _pages(name, 3))):
+            yield f"{name}\n{label}".encode()
 
 
 def _own_pages() -> Iterator[bytes]:
@@ -273,6 +308,7 @@ TARGETS: Mapping[str, Target] = {
         recording, lambda: _recordings("healthy", "kv_cascade", "engine_dead", "startup_hang", "lora_thrash")
     ),
     "prometheus": Target(prometheus, lambda: iter(()), 20.0),
+    "labels": Target(labels, _lost_labels, 20.0),
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 RUNS = {
     **{"page": 15, "log": 30, "secrets": 60, "command": 30, "yaml": 20, "toml": 40, "baseline": 20, "promql": 100},
-    **{"recording": 2, "prometheus": 8},
+    **{"recording": 2, "prometheus": 8, "labels": 4},
 }
 assert RUNS.keys() == TARGETS.keys()
 

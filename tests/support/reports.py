@@ -7,7 +7,7 @@ from diag.diagnosis.report import Report
 from diag.report import json as as_json
 
 _LISTS = re.compile(r"\n {19}(?:absent|need more telemetry): .*(?:\n {19}.*)*|\n  not judged .*(?:\n {19}.*)*")
-_COUNTS = re.compile(r"\(\d+\s+checked(?:;\s+\d+\s+needs?\s+more\s+telemetry)?\)")
+_COUNTS = re.compile(r"\(\d+\s+checked\s+on\s+[\d,]+\s+servers?(?:;\s+\d+\s+needs?\s+more\s+telemetry)?\)")
 
 
 def uncounted(text: str) -> str:
@@ -18,5 +18,6 @@ def uncounted(text: str) -> str:
 def present_only(report: Report) -> str:
     """The JSON report without the incidents that are absent or unknown, and without diag's version."""
     document = json.loads(as_json.render(report))
+    del document["observed"]["judged"]["incidents"]
     present = [diagnosis for diagnosis in document["diagnoses"] if diagnosis["state"] == "present"]
     return json.dumps({**document, "diag": "VERSION", "diagnoses": present}, indent=1, ensure_ascii=False) + "\n"

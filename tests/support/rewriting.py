@@ -105,3 +105,16 @@ def thinned(all_scrapes: Iterable[Scrape], every: float) -> Iterator[Scrape]:
 def with_value(page: str, series: str, value: str) -> str:
     """The page with another value for every series whose line begins so."""
     return re.sub(rf"^({re.escape(series)}[^\n]*) \S+$", rf"\1 {value}", page, flags=re.MULTILINE)
+
+
+def label_names(page: str) -> list[str]:
+    """The names of all labels of a page, sorted, without those of vLLM's configuration, which are one series."""
+    lines = (line for line in page.splitlines() if line[:1] != "#" and "cache_config_info" not in line)
+    return sorted({name for line in lines for name in re.findall(r'[{,](\w+)="', line)})
+
+
+def relabelled(page: str, label: str, value: str | None) -> str:
+    """The page with this value for every label of that name; None: without the label."""
+    new = "" if value is None else f'{label}="{value}"'
+    pattern = rf'(?<=[{{,]){label}="(?:\\.|[^"\\])*"(,?)'
+    return re.sub(pattern, lambda found: new and new + found[1], page)

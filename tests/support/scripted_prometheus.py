@@ -30,8 +30,8 @@ ODD_DOCUMENTS: tuple[Any, ...] = (
     *({}, [], None, 0, "", {"status": "success"}, {"data": None}, {"data": {"result": None}}),
     *({"data": {"resultType": "vector", "result": [{}]}}, {"data": {"result": [{"metric": {}, "value": [1]}]}}),
     {"data": {"result": [{"metric": {"instance": 3}, "value": [1, "1"]}]}},
-    {"data": {"result": [{"metric": {"instance": "h"}, "value": ["x", "1"], "values": [[1, "1"]]}]}},
-    {"data": {"result": [{"metric": {"instance": "h"}, "value": [1e300, "1"]}]}},
+    {"data": {"result": [{"metric": {"instance": "127.0.0.1:8101"}, "value": ["x", "1"], "values": [[1, "1"]]}]}},
+    {"data": {"result": [{"metric": {"instance": "127.0.0.1:8101"}, "value": [1e300, "1"]}]}},
 )
 PLAIN = {"data": {"resultType": "vector", "result": []}}
 

@@ -119,8 +119,8 @@ def test_nan_is_a_value() -> None:
 def test_the_second_page_reads_as_the_first() -> None:
     parser = Parser("h:1")
     for number in (1.0, 2.0):
-        page = parser.parse(b'x{a="b c"} %d\nx{a="b c"} 9 # {e="f"} 9\ny 5 1234\n' % number)
-        assert page.values.tolist() == [number, 5.0]
+        page = parser.parse(b'x{a="b c"} %d\nx{a="d"} 9 # {e="f"} 9\ny 5 1234\n' % number)
+        assert page.values.tolist() == [number, 9.0, 5.0]
 
 
 def test_an_exemplar_is_not_taken_for_the_value_on_the_next_page() -> None:
@@ -171,9 +171,15 @@ def test_a_note_about_a_line_is_fit_to_print() -> None:
     assert len(said) < 120
 
 
-def test_first_sample_of_a_repeated_series_is_kept() -> None:
-    page = b'x{a="1",b="2"} 1\nx{b="2",a="1"} 2\nx{a="1",b="2",c=""} 3\n'
+def test_a_repeated_series_is_kept_once_if_its_values_are_equal() -> None:
+    page = b'x{a="1",b="2"} 1\nx{b="2",a="1"} 1\nx{a="1",b="2",c=""} 1\n'
     assert parsed(page) == {series("x", a="1", b="2"): 1.0}
+    assert faults(page) == {"duplicate": "x"}
+
+
+def test_a_repeated_series_is_unknown_if_its_values_differ() -> None:
+    page = b'y 1\nx{a="1",b="2"} 1\nx{b="2",a="1"} 2\n'
+    assert parsed(page) == {series("y"): 1.0}
     assert faults(page) == {"duplicate": "x"}
 
 

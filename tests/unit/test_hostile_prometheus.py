@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.bad_servers import Reply, Server, serving
@@ -37,8 +37,8 @@ class Diag:
     ) -> None:
         self.scripted, self._url, self._patch, self._capsys = scripted, url, patch, capsys
 
-    def doctor(self) -> tuple[int, str, str]:
-        self._patch.setattr(sys, "argv", ["diag", "doctor", "--prometheus", self._url, "--json"])
+    def doctor(self, *options: str) -> tuple[int, str, str]:
+        self._patch.setattr(sys, "argv", ["diag", "doctor", "--prometheus", self._url, "--json", *options])
         with pytest.raises(SystemExit) as stopped:
             main()
         printed = self._capsys.readouterr()
@@ -105,3 +105,61 @@ def test_response_of_another_shape_is_one_sentence(document: object, diag: Diag)
     status, out, _ = diag.doctor()
     assert status == 2
     assert json.loads(out)["diagnoses"]
+
+
+def of_another_server(answer: Document, name: str | None) -> Document:
+    """Return the answer with a copy of its first series that has a label `instance`, as another server's."""
+    data = answer["data"]
+    series = data if isinstance(data, list) else data.get("result", [])
+    for each in series:
+        labels = each.get("metric", each)
+        if "instance" in labels:
+            other = {key: value for key, value in labels.items() if key != "instance"}
+            other |= {} if name is None else {"instance": name}
+            series.append({**each, "metric": other} if "metric" in each else other)
+            break
+    return answer
+
+
+@pytest.mark.parametrize("name", ["evil:8000", "127.0.0.1:8101.evil", "", None])
+@pytest.mark.parametrize("asked", ["", "up{", "sum by (instance) (up", "num_requests_running"])
+def test_a_prometheus_that_answers_about_another_server_is_refused_by_name(
+    asked: str, name: str | None, diag: Diag
+) -> None:
+    def foreign(query: str, answer: Document) -> Document:
+        return of_another_server(answer, name) if (asked in query if asked else not query) else answer
+
+    diag.scripted.mutate = foreign
+    status, out, error = diag.doctor("--instance", "127.0.0.1:8101")
+    if asked and not name:  # a row of a query that names no server is no server's
+        assert status == 2
+    else:
+        assert (status, out) == (69, "")
+        assert error.count("\n") == 1
+        assert f"answers about {name or 'a server without a name'}, which the query excludes" in error
+
+
+def without_rows(answer: Document) -> Document:
+    return {**answer, "data": {**answer["data"], "result": []}}
+
+
+def without_names(answer: Document) -> Document:
+    for series in answer["data"]["result"]:
+        del series["metric"]["instance"]
+    return answer
+
+
+@pytest.mark.parametrize("lose", [without_rows, without_names])
+def test_zero_incidents_judged_is_never_healthy(lose: Callable[[Document], Document], diag: Diag) -> None:
+    finds_servers = ("up{", "sum by (instance) (count_over_time(up", "sum by (instance) (up")
+
+    def lost(query: str, answer: Document) -> Document:
+        return answer if query in STARTS or query.startswith(finds_servers) else lose(answer)
+
+    diag.scripted.mutate = lost
+    for options in ((), ("--instance", "127.0.0.1:8101")):
+        status, out, _ = diag.doctor(*options)
+        document = json.loads(out)
+        assert (status, document["verdict"]) == (3, "unknown")
+        assert document["observed"]["judged"] == {"incidents": 0, "servers": 0}
+        assert any("no incident could be judged" in why for why in document["observed"]["progress_unknown"])

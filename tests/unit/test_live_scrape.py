@@ -379,7 +379,7 @@ def test_restart_and_model_change_are_noted() -> None:
 
 
 def test_odd_values_and_texts_are_kept_as_data() -> None:
-    page = PAGE + b'a NaN\nb +Inf\nc{x="\xff\x1b[31m\\n"} 1 1795227337480\nc{x="\xff\x1b[31m\\n"} 2\n'
+    page = PAGE + b'a NaN\nb +Inf\nc{x="\xff\x1b[31m\\n"} 1 1795227337480\nc{x="\xff\x1b[31m\\n"} 1\n'
     with serving(pages(page)) as server:
         observed = look(server)
     assert values(observed, "b")[0][-1] == np.inf

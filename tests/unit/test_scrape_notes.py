@@ -88,7 +88,7 @@ def test_a_model_with_a_terminal_escape_in_its_name_is_fit_to_print() -> None:
     ("page", "note"),
     [
         (b"x 1\n<b>\n", "contained invalid lines, which were skipped; the first: line 2 is not a metric: <b>"),
-        (b"x 1\nx 2\n", "contained duplicate series (for example x): the first of each was kept"),
+        (b"x 1\nx 2\n", "repeated series (for example x): one with several values counts as missing"),
         (b"x 1 99\n", "contained timestamps: the scrape times were used instead"),
         (b"x 1\ny 2", "ended in the middle of a line: the rest counts as missing"),
     ],

@@ -51,6 +51,33 @@ def test_a_series_that_is_absent_from_a_page_is_a_hole() -> None:
     assert is_stale(values).tolist() == [[False, True], [True, False]]
 
 
+def test_a_series_of_several_parts_is_a_hole_also_where_their_values_are_equal_by_chance() -> None:
+    values = target(b"y 9\nx 0\nx 0\n", b"y 9\nx 1\nx 2\n", b"y 9\nx 4\n").table().values
+    assert is_stale(values).tolist() == [[False, False, False], [True, True, False]]
+
+
+def test_repeated_series_of_a_metric_are_holes_if_one_of_them_has_several_values() -> None:
+    page = b'x{engine="0"} 0\nx{engine="0"} 0\nx{engine="1"} 1\nx{engine="1"} 2\nx{engine="2"} 5\n'
+    table = target(page).table()
+    rows = {labels["engine"]: is_stale(row).tolist() for labels, row in zip(table.labels, table.values, strict=True)}
+    assert rows == {"0": [True], "1": [True], "2": [False]}
+
+
+def test_a_series_that_is_always_repeated_with_the_same_value_is_kept() -> None:
+    values = target(b"x 0\nx 0\n", b"x 1\nx 1\n").table().values
+    assert values.tolist() == [[0.0, 1.0]]
+
+
+def test_series_that_are_left_over_stay_of_several_parts_when_old_scrapes_are_forgotten() -> None:
+    made = target(*[b"".join(b"s%d 1\n" % (6_000 * number + each) for each in range(6_000)) for number in range(2)])
+    made.add(1_010_000, b"y 1\nx 1\nx 2\n")
+    made.add(1_012_000, b"y 1\nx 1\nx 1\n")
+    made.forget(1_010_000)
+    table = made.table()
+    assert len(table.labels) == 2
+    assert is_stale(table.values[[labels["__name__"] == "x" for labels in table.labels]]).all()
+
+
 def test_a_nan_on_the_page_is_no_hole() -> None:
     values = target(b"x NaN\n").table().values
     assert np.isnan(values).all()

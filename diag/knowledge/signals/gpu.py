@@ -156,7 +156,7 @@ gpu_faults = Signal(
     needs="a count of Xid errors",
     window_scaling="peak",
     culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
-    ' "named", "Xid $$1", "xid", "(.*)")'
+    ' "named", "Xid $$1", "xid", "(.+)")'
     ' or label_replace(($gpu_lost) > 0, "named", "GPU lost", "", "")'
     ' or label_replace(($uncorrectable_memory_errors) > 0, "named", "uncorrectable memory error", "", "")'
     ' or label_replace(($rows_not_replaced) > 0, "named", "row that could not be replaced", "", "")',

@@ -61,7 +61,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "requests_completed",
-        'sum by ($by) (increase(vllm:request_success_total{finished_reason!="abort"}[$window]))',
+        'sum by ($by) (increase(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
         "requests",
     ),
     # the growth of a counter between two scrapes of the window: increase() extrapolates beyond them
@@ -73,8 +73,8 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "requests_completed_seen",
-        'sum by ($by) (max_over_time(vllm:request_success_total{finished_reason!="abort"}[$window])'
-        ' - min_over_time(vllm:request_success_total{finished_reason!="abort"}[$window]))',
+        'sum by ($by) (max_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window])'
+        ' - min_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
         "requests",
     ),
     Part("requests_lost", "$first_tokens_seen - $requests_completed_seen - $running_highest", "requests"),

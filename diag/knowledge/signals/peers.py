@@ -117,13 +117,13 @@ PARTS: tuple[Part, ...] = (
     Part(
         "named_still_worker",
         f"label_replace(($worker_cores < {STILL}) and on (instance) (max by (instance) ($worker_cores) > {SPINS}),"
-        ' "named", "rank $$1", "rank", "(.*)")',
+        ' "named", "rank $$1", "rank", "(.+)")',
     ),
     Part(
         "named_still_gpu",
         "label_join(label_replace(label_replace("
         "$still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) $still_gpus"
-        ', "one", "GPU $$1", "gpu", "(.*)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")',
+        ', "one", "GPU $$1", "gpu", "(.+)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")',
     ),
 )
 

@@ -28,6 +28,8 @@ from diag.http.credentials import Credentials
 from diag.http.failure import PROMETHEUS, Failure
 from diag.http.prometheus_api import NO_API, PrometheusApi, Refused, Unusable
 from diag.promql import parse
+from diag.promql.facts import selectors
+from diag.promql.nodes import Matcher
 
 T = TypeVar("T")
 Series = Mapping[str, Any]
@@ -239,6 +241,15 @@ def scrape_lag(times: Instants, last: int, interval: int) -> int:
     """Return the largest delay of a scrape after its instant; queries at instants plus this lag include the scrape."""
     late = (times - last + interval // 2) % interval - interval // 2 if interval else np.zeros(1, np.int64)
     return int(late.max(initial=0))
+
+
+def label_matchers(matchers: str) -> tuple[Matcher, ...]:
+    """Return the matchers of a selector; none if they have a pattern that only the server can read."""
+    try:
+        (selector,) = selectors(parse(f"up{{{matchers}}}"))
+    except Unsupported:
+        return ()
+    return tuple(matcher for matcher in selector.matchers if matcher.label != "__name__")
 
 
 def check_matcher(matcher: str) -> None:

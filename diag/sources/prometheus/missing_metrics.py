@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from diag.core.subjects import label_value
 from diag.knowledge.containers import ASIDE, RECORDING_RULES, RESTARTS, WORKING_SET, joined, of_pods, servers
 from diag.sources.prometheus.scope import any_of
 from diag.vllm import running_config
@@ -79,10 +80,10 @@ def read_page_flags(infos: Iterable[Mapping[str, str]]) -> Flags:
     """Read the flags in the labels of INFO, which has one series for each engine of an instance."""
     pages: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for info in infos:
-        pages[info.get("instance", "")].append(info)
+        pages[label_value(info, "instance")].append(info)
     found: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for instance, page in sorted(pages.items()):
-        for flag, value in running_config.from_page(page, len({info.get("engine") for info in page})).items():
+        for flag, value in running_config.from_page(page, len({label_value(info, "engine") for info in page})).items():
             found[flag][value].append(instance)
     return found
 

@@ -5,9 +5,11 @@ A server that has no entry under a property is unknown in it; a target without a
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from diag.core.errors import NotAnswered
+from diag.core.subjects import label_value
 from diag.sources.prometheus.scope import any_of
 from diag.vllm.running_config import FLAGS
 
@@ -56,13 +58,13 @@ def properties(remote: "PrometheusSource", least: int, most: int) -> Properties:
         rows = [
             (name, labels)
             for name, labels, _ in remote.at_end(f"last_over_time(up{{{_job_matcher(remote)}}}[{span}ms])")
-            if (labels.get("job", ""), labels.get("instance", "")) in targets.get(name, ())
+            if (label_value(labels, "job"), label_value(labels, "instance")) in targets.get(name, ())
         ]
         for label in {label for _, labels in rows for label in labels} - {"__name__", "instance"}:
-            found[Property("label", label)] = _by_server((name, labels.get(label, "")) for name, labels in rows)
+            found[Property("label", label)] = _by_server((name, label_value(labels, label)) for name, labels in rows)
         gpus = remote.at_end(GPUS)
         for kind, label in ((GPU, "name"), (DRIVER, "driver_version")):
-            found[kind] = _by_server((name, labels[label]) for name, labels, _ in gpus if labels.get(label))
+            found[kind] = _by_server((name, value) for name, labels, _ in gpus if (value := label_value(labels, label)))
         _add_flags(found, remote, least, most)
     except NotAnswered:
         pass
@@ -80,8 +82,9 @@ def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: 
         flag: {value: len(names) for value, names in values.items()} for flag, values in remote.page_flags.items()
     }
     for _, labels, count in remote.at_end(f'count_values by (flag) ("value", {of_servers()})'):
-        values, value = counts.setdefault(labels.get("flag", ""), {}), float(labels["value"])
-        values[value] = values.get(value, 0) + round(count)
+        with suppress(ValueError, OverflowError):  # not a count of values
+            values, value = counts.setdefault(label_value(labels, "flag"), {}), float(label_value(labels, "value"))
+            values[value] = values.get(value, 0) + round(count)
     near = {
         flag: min((count for count in values.values() if least <= count <= most), default=0)
         for flag, values in counts.items()
@@ -99,7 +102,9 @@ def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: 
         for flag in flags
     }
     for name, labels, value in remote.at_end(of_servers(any_of("flag", flags))):
-        pairs[labels["flag"]].append((name, _format_flag(labels["flag"], value)))
+        flag = label_value(labels, "flag")
+        if flag in pairs:
+            pairs[flag].append((name, _format_flag(flag, value)))
     found |= {Property("flag", flag): _by_server(values) for flag, values in pairs.items()}
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.formatting import moment, printable
 from diag.core.metric_prefix import ANY, PROBE
+from diag.core.subjects import label_value
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
@@ -104,12 +105,14 @@ class Member:
 
 def member(series: Sequence[Mapping[str, str]], usual: str) -> Member:
     """Build a server from its series; if they have several prefixes, `usual` is preferred."""
-    found = (_VLLM_NAME.match(labels.get("__name__", "")) for labels in series)
+    found = (_VLLM_NAME.match(label_value(labels, "__name__")) for labels in series)
     prefixes = sorted({name[0] for name in found if name})
     return Member(
         prefix=usual if usual in prefixes or not prefixes else prefixes[0],
-        targets=frozenset((labels.get("job", ""), labels.get("instance", "")) for labels in series),
-        models=frozenset(labels[name] for labels in series for name in ("model_name", "model") if labels.get(name)),
+        targets=frozenset((label_value(labels, "job"), label_value(labels, "instance")) for labels in series),
+        models=frozenset(
+            model for labels in series for name in ("model_name", "model") if (model := label_value(labels, name))
+        ),
     )
 
 

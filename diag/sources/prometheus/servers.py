@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 
@@ -13,11 +13,21 @@ from diag.core.errors import BadUsage, NotAnswered, Unreachable
 from diag.core.formatting import listed, moment, printable
 from diag.core.incident import Incident, regroup, seconds
 from diag.core.metric_prefix import OWN, with_prefix
-from diag.core.subjects import Floats, Instants, Subject
+from diag.core.subjects import Floats, Instants, Subject, instance_name, label_value
 from diag.http.prometheus_api import Refused, Unusable
 from diag.knowledge.rule_set import INTERVAL, generation_series, rule_set
 from diag.promql import Formula, add_matchers
-from diag.sources.prometheus.client import Prometheus, Queries, check_matcher, sample_times, scrape_lag, values_at
+from diag.promql.nodes import Matcher
+from diag.sources.prometheus.client import (
+    Prometheus,
+    Queries,
+    Series,
+    check_matcher,
+    label_matchers,
+    sample_times,
+    scrape_lag,
+    values_at,
+)
 from diag.sources.prometheus.missing_metrics import (
     ANY,
     INFO,
@@ -68,6 +78,7 @@ class PrometheusSource:
             if not scope.instances and len(self.members) <= _FEW and self._labels == ("instance",):
                 named = any_of("instance", [re.escape(instance) for instance in self.members])
                 self._matchers = ",".join([*scope.matchers, named])
+            self._asked = tuple(each for each in label_matchers(self._matchers) if each.label == "instance")
             self.instants, self.interval = self._cadence()
             self._flags = self._read_flags()
             self._containers = self._find_containers()
@@ -124,12 +135,30 @@ class PrometheusSource:
         names = [SERVES, *(["up"] if scope.names_servers else [])]
         matches = [f'{{__name__=~"{name}"{"," if inside else ""}{inside}}}' for name in names]
         series: dict[str, list[Mapping[str, str]]] = {}
+        asked = label_matchers(inside)
         for labels in self._prometheus.series(matches, start, self.end):
+            self._refuse_foreign(labels, asked)
             series.setdefault(self._name(labels), []).append(labels)
         return {name: member(found, self.prefix) for name, found in sorted(series.items()) if name}
 
+    def _refuse_foreign(self, labels: Mapping[str, str], asked: Iterable[Matcher]) -> None:
+        """Raise Unreachable if a series has labels that the selectors of the query exclude."""
+        if not all(matcher.accepts(label_value(labels, matcher.label)) for matcher in asked):
+            target = printable(label_value(labels, "instance")) or "a server without a name"
+            raise Unreachable(
+                f"{self.shown} answers about {target}, which the query excludes: no answer of it can be trusted;"
+                " does a proxy in front of it drop the matchers of queries?"
+            )
+
+    def _of_servers(self, found: Sequence[Series]) -> Sequence[Series]:
+        """Return the series of a query with the matchers of all servers; Unreachable if one is of another server."""
+        for series in found:
+            if label_value(series["metric"], "instance"):
+                self._refuse_foreign(series["metric"], self._asked)
+        return found
+
     def _name(self, labels: Mapping[str, str]) -> str:
-        return "/".join(labels.get(label, "") for label in self._labels).strip("/")
+        return "/".join(label_value(labels, name) for name in self._labels).strip("/")
 
     def _cadence(self) -> tuple[Instants, float]:
         """Return the instants to judge, back from the last scrape, and a target's usual scrape interval in seconds."""
@@ -137,7 +166,7 @@ class PrometheusSource:
         counts, still = self._counted(f"count_over_time(up[{span}ms])"), self._counted("up")
         sampled = [*_most_scraped(counts, counts), *_most_scraped(still, counts)]
         raw = f"up{{{any_of('instance', sampled)},{self._matchers}}}[{span + 1}ms]"  # with the scrape at its start
-        series = [sample_times(samples) for samples in self._prometheus.instant(raw, self.end)]
+        series = [sample_times(samples) for samples in self._of_servers(self._prometheus.instant(raw, self.end))]
         times = [scraped for scraped in series if len(scraped)]
         if not times:
             who = f"{listed(list(map(printable, self.members)))} {'was' if len(self.members) == 1 else 'were'}"
@@ -161,7 +190,9 @@ class PrometheusSource:
         """Evaluate a sum for each target of the members, by its label `instance`."""
         found = self._prometheus.instant(add_matchers(f"sum by (instance) ({promql})", self._matchers), self.end)
         ours = {instance for member in self.members.values() for _, instance in member.targets}
-        counts = {series["metric"].get("instance", ""): float(series["value"][1]) for series in found}
+        counts = {
+            label_value(series["metric"], "instance"): float(series["value"][1]) for series in self._of_servers(found)
+        }
         return {name: count for name, count in counts.items() if name in ours}
 
     @property
@@ -174,25 +205,28 @@ class PrometheusSource:
         formula = asked if isinstance(asked, Formula) else Formula("", asked, {})
         raw = formula.written_out()
         # a query that compares the servers of a model has to include all of them
-        matchers = ",".join(self._scope.matchers) if "model_name" in raw else self._matchers
+        is_wider = "model_name" in raw
+        matchers = ",".join(self._scope.matchers) if is_wider else self._matchers
         # rules do not record the flags that only the labels of a page show
         recorded = {} if CONFIG in raw and self._flags else self.recorded
         rows: dict[Subject, Floats] = {}
         if OWN not in raw or RENAMED in raw:
-            rows = self._read(self._query(formula, recorded, self.prefix, matchers), instants)
+            rows = self._read(self._query(formula, recorded, self.prefix, matchers), instants, is_wider=is_wider)
         else:
             for prefix, names in by_prefix(self.members).items():
                 series = recorded if prefix == self.prefix else {}
-                found = self._read(self._query(formula, series, prefix, matchers), instants)
-                rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
+                found = self._read(self._query(formula, series, prefix, matchers), instants, is_wider=is_wider)
+                rows |= {subject: row for subject, row in found.items() if instance_name(subject) in names}
 
         if not self._containers.servers or not mentioned(raw):
             return rows
         for prefix, names in by_prefix({name: self.members[name] for name in self._containers.servers}).items():
             plain = self._query(formula, {}, prefix, matchers)
             with suppress(NotAnswered):
-                found = self._read(self._containers.completed(plain, matchers, self.interval), instants)
-                rows |= {subject: row for subject, row in found.items() if dict(subject).get("instance") in names}
+                found = self._read(
+                    self._containers.completed(plain, matchers, self.interval), instants, is_wider=is_wider
+                )
+                rows |= {subject: row for subject, row in found.items() if instance_name(subject) in names}
         return rows
 
     def _query(self, formula: Formula, series: Mapping[str, str], prefix: str, matchers: str) -> str:
@@ -212,7 +246,7 @@ class PrometheusSource:
     def matching(self, formula: Formula) -> frozenset[str]:
         """Return the servers for which a formula over recorded series has a sample at one of the instants."""
         promql = self._query(formula, self.recorded, self.prefix, self._matchers)
-        found = self._queries.answered(promql, self.instants + self._lag)
+        found = self._of_servers(self._queries.answered(promql, self.instants + self._lag))
         return frozenset(self._name(series["metric"]) for series in found).intersection(self.members)
 
     def count(self, formula: Formula) -> int:
@@ -267,19 +301,22 @@ class PrometheusSource:
         except (Refused, Unusable):
             return Containers()
         others = self.members.keys() - {self._name(labels) for labels in ours}
-        found = [labels for labels in pods if self._name(labels) in others]
+        found = [labels for labels in pods if self._name(labels) in others and label_value(labels, "pod")]
         return Containers(
             servers=frozenset(map(self._name, found)),
             pods=sorted({re.escape(labels["pod"]) for labels in found}),
             labels=self._labels,
-            all_named=all(labels.get("container") for labels in found),
+            all_named=all(label_value(labels, "container") for labels in found),
             aside=aside,
         )
 
     def _labels_of(self, matchers: str) -> list[Mapping[str, str]]:
         """Return the labels of the members' series in the time range."""
         whole = ",".join(filter(None, [matchers, self._matchers]))
-        return self._prometheus.series([f"{{{whole}}}"], self.start, self.end)
+        found = self._prometheus.series([f"{{{whole}}}"], self.start, self.end)
+        for labels in found:
+            self._refuse_foreign(labels, self._asked)
+        return found
 
     def exists(self, metric: str) -> bool:
         """Return True if any target has the metric at the end of the time range."""
@@ -298,13 +335,14 @@ class PrometheusSource:
             infos = [info for prefix in prefixes for info in self._last_labels(with_prefix(INFO, prefix))]
         except (Refused, Unusable):
             return {}
-        published_by = {labels.get("instance") for labels in published}
-        return read_page_flags(info for info in infos if info.get("instance") not in published_by)
+        published_by = {label_value(labels, "instance") for labels in published}
+        return read_page_flags(info for info in infos if label_value(info, "instance") not in published_by)
 
     def _last_labels(self, promql: str) -> list[Mapping[str, str]]:
         """Return the labels of a query's series at the last instant."""
         at = int(self.instants[-1]) + self._lag
-        return [series["metric"] for series in self._prometheus.instant(add_matchers(promql, self._matchers), at)]
+        found = self._prometheus.instant(add_matchers(promql, self._matchers), at)
+        return [series["metric"] for series in self._of_servers(found)]
 
     @property
     def page_flags(self) -> Flags:
@@ -321,22 +359,24 @@ class PrometheusSource:
             found = self._prometheus.instant(add_matchers(regroup(promql, self._labels), self._matchers), at)
         except (Refused, Unreachable) as error:
             raise NotAnswered from error
-        named = ((self._name(series["metric"]), series) for series in found)
+        named = ((self._name(series["metric"]), series) for series in self._of_servers(found))
         return [
             (name, series["metric"], float(series["value"][1]))
             for name, series in named
             if not name or name in self.members
         ]
 
-    def _read(self, promql: str, instants: Instants) -> dict[Subject, Floats]:
+    def _read(self, promql: str, instants: Instants, *, is_wider: bool = False) -> dict[Subject, Floats]:
+        """Return the rows of the members; `is_wider`: the query has no matcher of the servers."""
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag
-        for series in self._queries.answered(promql, at):
-            labels = {name: value for name, value in series["metric"].items() if name != "__name__"}
+        found = self._queries.answered(promql, at)
+        for series in found if is_wider else self._of_servers(found):
+            labels = {name: value for name, value in series["metric"].items() if value and name != "__name__"}
             if self._labels != ("instance",):  # `instance` then names the server by the site's own labels
                 labels = {name: value for name, value in labels.items() if name not in self._labels}
                 labels["instance"] = self._name(series["metric"])
-            if labels.get("instance") in self.members:
+            if label_value(labels, "instance") in self.members:
                 rows[tuple(sorted(labels.items()))] = values_at(series, at)
         return rows
 
