@@ -175,6 +175,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Unix time of the last log line that claims this event of a server whose process still answers: it counts as no"
         " event. The labels quote the first such line.",
         *("event", "file", "line", "text"),
+        unread="The doctor's note that log and metrics conflict quotes it; it is evidence of no incident.",
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
     "diag_vllm_log_error_timestamp_seconds": _gauge(

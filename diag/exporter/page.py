@@ -22,7 +22,7 @@ from diag.core import debug_log
 from diag.core.formatting import printable
 from diag.core.metric_families import Collector, Sample
 from diag.exporter.gpu.collector import GpuCollector
-from diag.exporter.log.corroboration import Measured
+from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.tail import LogTail
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.vllm_page import CollectorFailed, Scraped
@@ -107,7 +107,7 @@ class ServerView(Protocol):
     def start(self) -> None:
         """Start the threads that work between two scrapes."""
 
-    def scraped(self, seen: Measured) -> None:
+    def scraped(self, seen: Measurement) -> None:
         """Receive what vLLM's page has just measured: which claims of the log are believed depends on it."""
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
@@ -136,7 +136,7 @@ class HostCollectors:
         if self.log and not self.log.is_file:  # a full pipe would stop the server
             self.log.start()
 
-    def scraped(self, seen: Measured) -> None:
+    def scraped(self, seen: Measurement) -> None:
         if self.log:
             started = self.processes.started() if self.processes else None
             processes = self.processes.identities() if self.processes else frozenset()
@@ -218,7 +218,7 @@ class HostPage(Generic[P]):
         """Return the parts that follow vLLM's own page; a collection may take so many seconds from its start."""
         pairs = zip(self._threads, collections, strict=True)
         rendered = {thread.name: collection.result(seconds) for thread, collection in pairs}
-        nothing = Measured(self._asked_at, page=False, answers=scraped.answered)
+        nothing = Measurement(self._asked_at, page=False, answers=scraped.answered)
         self._host.scraped(scraped.value.measured(self._asked_at) if scraped.value else nothing)
         results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered[P]]] = {"vllm": scraped, **rendered}
         own: list[Sample] = []

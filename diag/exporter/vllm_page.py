@@ -3,14 +3,12 @@
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
-from diag.exporter.log.corroboration import Measured
-from diag.exposition import NotMetrics, is_cut, sample
+from diag.exporter.log.corroboration import Measurement, measure
+from diag.exposition import NotMetrics, is_cut, lines_from, sample
 from diag.http.address import Address
 from diag.http.client import Client, Manner
 from diag.http.credentials import from_environment
@@ -26,8 +24,6 @@ MOST_STARTS = 64
 """Start times of earlier servers that are kept."""
 _INFO = b"vllm:cache_config_info{"
 _START = b"process_start_time_seconds "
-_TOKENS = (b"vllm:prompt_tokens_total{", b"vllm:generation_tokens_total{")
-_IN_FLIGHT = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 
 
 class CollectorFailed(Exception):
@@ -55,9 +51,9 @@ class Scraped:
     facts: ServerFacts
     renamed: str = ""
 
-    def measured(self, at: float) -> Measured:
+    def measured(self, at: float) -> Measurement:
         """Return what the page, scraped at that unix time, measures of its server."""
-        return measured(at, named_as_ours(self.page)[0]) if self.up else Measured(at, page=False, answers=True)
+        return measure(at, named_as_ours(self.page)[0]) if self.up else Measurement(at, page=False, answers=True)
 
 
 class PageReader:
@@ -79,7 +75,7 @@ class PageReader:
         if is_ours(page):
             raise NotMetrics("this is the page of a diag exporter: use the address of vLLM")
 
-        start = _lines(page, _START)
+        start = lines_from(page, _START)
         if start != self.start:
             if start in self._earlier:  # a start time that returns belongs to another server behind the same port
                 self._several_until = time.monotonic() + REMEMBERED
@@ -98,7 +94,7 @@ class PageReader:
 
     def _config(self, page: bytes) -> Config:
         """Read the configuration off `vllm:cache_config_info` if that changed; keep lines that are no sample apart."""
-        lines = _lines(page, _INFO)
+        lines = lines_from(page, _INFO)
         if lines != self._info[0]:
             infos: list[dict[str, str]] = []
             self.unreadable = []
@@ -166,35 +162,3 @@ def server(address: Address, timeout: float, launch: str = "") -> VllmServer:
 def is_ours(page: bytes) -> bool:
     """Return True if a diag exporter has served the page."""
     return b"\ndiag_build_info{" in page
-
-
-def measured(at: float, page: bytes) -> Measured:
-    """Return what a page of vLLM, scraped at that unix time, measures of its server."""
-    started = list(_values(page, _START))
-    tokens = [value for name in _TOKENS for value in _values(page, name)]
-    in_flight = sum(value for name in _IN_FLIGHT for value in _values(page, name))
-    return Measured(
-        at,
-        page=True,
-        answers=True,
-        started={"process_start_time_seconds": max(started)} if started else {},
-        tokens=sum(tokens) if tokens else None,
-        in_flight=in_flight,
-    )
-
-
-def _values(page: bytes, beginning: bytes) -> Iterator[float]:
-    """Yield the values of the series whose lines begin with a text; one that is no number is left out."""
-    for line in _lines(page, beginning).splitlines():
-        if line.startswith(beginning):
-            with suppress(ValueError):
-                yield float(sample(line)[2])
-
-
-def _lines(page: bytes, beginning: bytes) -> bytes:
-    """Return the lines of a page that begin with a text; they are adjacent."""
-    first = page.find(b"\n" + beginning) + 1
-    if not first:
-        return b""
-    last = page.rfind(b"\n" + beginning) + 1
-    return page[first : page.index(b"\n", last)]

@@ -44,6 +44,15 @@ def sample(line: bytes) -> tuple[str, dict[str, str], str, str, str]:
     return name, labels, value, timestamp, exemplar
 
 
+def lines_from(page: bytes, beginning: bytes) -> bytes:
+    """Return the lines of a page that begin with a text; they are adjacent."""
+    first = page.find(b"\n" + beginning) + 1
+    if not first:
+        return b""
+    last = page.rfind(b"\n" + beginning) + 1
+    return page[first : page.index(b"\n", last)]
+
+
 def is_cut(rest: bytes) -> bool:
     """Return True if the rest after the last newline is part of a line."""
     return rest.strip() not in (b"", b"# EOF")

@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from exporter.test_log_injection import NEW, at_of
+from support.imitations import SERVER_0_32 as NEW
+from support.imitations import at_of
 from support.processes import TP2
 from support.processes import serving as serving_processes
 
-from diag.exporter.log.corroboration import Measured
+from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
 from diag.exporter.page import HostCollectors
@@ -44,14 +45,14 @@ FORGED = {
 PROCESSES = frozenset({(24326, BEGAN), (24343, BEGAN + 9)})
 
 
-def measured(after: float, tokens: float = 0.0, began: float | None = BEGAN, **other: object) -> Measured:
+def measured(after: float, tokens: float = 0.0, began: float | None = BEGAN, **other: object) -> Measurement:
     """A page that came so many seconds after NOW."""
     started: Mapping[str, float] = {} if began is None else {"process_start_time_seconds": began}
-    return Measured(NOW + after, page=True, answers=True, started=started, tokens=tokens)._replace(**other)  # type: ignore[arg-type]
+    return Measurement(NOW + after, page=True, answers=True, started=started, tokens=tokens)._replace(**other)  # type: ignore[arg-type]
 
 
-def silent(after: float, **other: object) -> Measured:
-    return Measured(NOW + after, page=False, answers=False)._replace(**other)  # type: ignore[arg-type]
+def silent(after: float, **other: object) -> Measurement:
+    return Measurement(NOW + after, page=False, answers=False)._replace(**other)  # type: ignore[arg-type]
 
 
 def feed(state: ServerLog, lines: list[str], after: float = 0.0, live: bool = True) -> None:
@@ -257,13 +258,13 @@ def test_processes_that_outlive_their_death_in_the_log_are_not_dead(tmp_path: Pa
         host = HostCollectors(None, tail, processes)
         tail.catch_up()
         now = time.time()
-        host.scraped(Measured(now, page=True, answers=True))
+        host.scraped(Measurement(now, page=True, answers=True))
         with log.open("a", encoding="utf-8") as written:
             written.write("\n".join([*DEATH, ""]))
         while not claimed(tail.state) and time.monotonic() < end:
             time.sleep(0.05)
         for after, died in ((2.0, True), (40.0, False)):
             processes.collect()
-            host.scraped(Measured(now + after, page=False, answers=False))
+            host.scraped(Measurement(now + after, page=False, answers=False))
             assert ("engine_dead" in told(tail.state, 0)[0]) == died
         tail.stop()

@@ -7,7 +7,7 @@ import pytest
 from support.paths import LOGS
 
 from diag.core.metric_families import render
-from diag.exporter.log.corroboration import Measured
+from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
@@ -47,13 +47,13 @@ def feed(state: ServerLog, *lines: str, at: float = NOW, live: bool = True) -> N
 
 def silent(state: ServerLog, seconds: float = 16.0, live: bool = True) -> None:
     for second in (0.0, seconds / 2, seconds):
-        state.page(Measured(NOW + second, page=False, answers=False), live=live)
+        state.page(Measurement(NOW + second, page=False, answers=False), live=live)
 
 
 def serving(live: bool = True) -> ServerLog:
     state = ServerLog(UTC, "server.log")
     feed(state, *SERVING, at=NOW - 60, live=live)
-    state.page(Measured(NOW - 1, page=True, answers=True), live=live)
+    state.page(Measurement(NOW - 1, page=True, answers=True), live=live)
     return state
 
 
@@ -91,7 +91,7 @@ def test_failed_starts_do_not_count_once_the_page_answers(live: bool) -> None:
     feed(state, *PARSER, live=live)
     silent(state, live=live)
     assert told(state)[:2] == (2, 1)
-    state.page(Measured(NOW + 20, page=True, answers=True), live=live)
+    state.page(Measurement(NOW + 20, page=True, answers=True), live=live)
     assert told(state, after=20) == AT_WORK
 
 
@@ -105,7 +105,7 @@ def test_a_page_that_was_silent_for_a_moment_proves_no_end() -> None:
 def test_lines_before_the_page_answered_are_no_failed_start() -> None:
     state = serving()
     feed(state, *PARSER)
-    state.page(Measured(NOW, page=True, answers=True))
+    state.page(Measurement(NOW, page=True, answers=True))
     silent(state)
     assert told(state) == AT_WORK
 
@@ -113,7 +113,7 @@ def test_lines_before_the_page_answered_are_no_failed_start() -> None:
 def test_in_a_recording_lines_without_a_time_may_be_newer_than_an_answer() -> None:
     state = serving(live=False)
     feed(state, *PARSER, live=False)
-    state.page(Measured(NOW, page=True, answers=True), live=False)
+    state.page(Measurement(NOW, page=True, answers=True), live=False)
     silent(state, live=False)
     assert told(state)[:2] == (2, 1)
 

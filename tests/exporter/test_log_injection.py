@@ -6,7 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
-from support.imitations import Heads, imitations
+from support.imitations import SERVER_0_32 as NEW
+from support.imitations import Heads, at_of, imitations
 from support.paths import LOGS
 
 from diag.exporter.log.parse_line import read_timed_lines, split_redrawn
@@ -19,11 +20,6 @@ TIME = "2026-11-21T19:50:00.000000000Z"
 NOT_BELIEVED = ("diag_vllm_log_hearsay_timestamp_seconds", "diag_vllm_log_last_line_timestamp_seconds")
 
 
-NEW = Heads(
-    (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8"),
-    "(APIServer pid=24326) INFO 11-21 19:50:00 [request_logger.py:62] ",
-    "(EngineCore pid=24343) {level} 11-21 19:50:00 [{file}] ",
-)
 OLD = Heads(
     "INFO 11-21 19:40:00 [api_server.py:1043] vLLM API server version 0.8.5\n"
     "INFO 11-21 19:40:00 [api_server.py:1044] args: Namespace(max_num_seqs=16, served_model_name=['tiny'])\n"
@@ -189,10 +185,6 @@ def test_line_behind_a_long_one_in_the_journal_is_its_rest_only_from_48_kibibyte
     state = serving(NEW, in_journal)
     feed(state, in_journal(message), in_journal(FATAL + DIED))
     assert events(state) == expected
-
-
-def at_of(head: str) -> float:
-    return datetime.strptime(f"2026-{head.split()[3]} {head.split()[4]} +0000", "%Y-%m-%d %H:%M:%S %z").timestamp()
 
 
 # -- what is true stays true ------------------------------------------------------------------------------------------

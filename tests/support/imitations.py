@@ -1,6 +1,7 @@
 """Lines that a client may write into a server's log: every line that the doctor recognises, with every head."""
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import NamedTuple
 
 from support.paths import LOGS
@@ -14,6 +15,18 @@ class Heads(NamedTuple):
     start: str
     api: str
     engine: str
+
+
+SERVER_0_32 = Heads(
+    (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8"),
+    "(APIServer pid=24326) INFO 11-21 19:50:00 [request_logger.py:62] ",
+    "(EngineCore pid=24343) {level} 11-21 19:50:00 [{file}] ",
+)
+
+
+def at_of(head: str) -> float:
+    """Return the unix time in a head of vLLM."""
+    return datetime.strptime(f"2026-{head.split()[3]} {head.split()[4]} +0000", "%Y-%m-%d %H:%M:%S %z").timestamp()
 
 
 def known_texts() -> Iterator[tuple[str, str]]:

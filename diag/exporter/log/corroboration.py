@@ -5,8 +5,11 @@ started, and that its engines process tokens. So a line that says that the serve
 or was started anew is a claim as long as the process that was measured before it answers after it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
+
+from diag.exposition import lines_from, sample
 
 STANDSTILL = 15.0
 """Seconds in which requests are in flight and no token is processed, after which a claimed death is believed."""
@@ -18,11 +21,14 @@ READ_BY = 10.0
 """Seconds after which a line that was written is read."""
 IMPORTS = 120.0
 """Seconds from the start of a process to its first log line: Python imports torch and vLLM."""
+_START = b"process_start_time_seconds "
+_TOKENS = (b"vllm:prompt_tokens_total{", b"vllm:generation_tokens_total{")
+_IN_FLIGHT = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 START = "start"
 """The claim that the server was started anew, beside the events of diag/core/log_events.py."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A scrape of the server at a unix time; nothing in it is text of the log.
 
     `page`: its /metrics page came; `answers`: something answered at its address, if only an error. `started`: unix
@@ -64,15 +70,15 @@ class MeasuredServer:
         self.began: float | None = None
         self.started: float | None = None
         self.answered_at: float | None = None
-        self._latest = Measured(0.0, page=False, answers=False)
+        self._latest = Measurement(0.0, page=False, answers=False)
         self._started: dict[str, float] = {}
         self._tokens: float | None = None
         self._processes: frozenset[tuple[int, float]] = frozenset()
         """The processes before the oldest claim."""
-        self._mark: Measured | None = None
+        self._mark: Measurement | None = None
         """The first scrape after the newest claim."""
 
-    def see(self, seen: Measured, is_claimed: bool) -> bool:
+    def see(self, seen: Measurement, is_claimed: bool) -> bool:
         """Take the next scrape; `is_claimed`: a claim is open. Return True if another process is measured now."""
         is_new = self._is_new(seen)
         if is_new or (self.began is None and (seen.page or seen.started)):
@@ -88,7 +94,7 @@ class MeasuredServer:
             self._processes, self._mark = seen.processes, None
         return is_new
 
-    def _is_new(self, seen: Measured) -> bool:
+    def _is_new(self, seen: Measurement) -> bool:
         """Return True for a later start or, if no source tells starts, for fewer tokens than before.
 
         A start time that goes back is that of another server behind the same address.
@@ -140,3 +146,26 @@ class MeasuredServer:
     @property
     def _is_whole(self) -> bool:
         return bool(self._processes) and self._processes <= self._latest.processes
+
+
+def measure(at: float, page: bytes) -> Measurement:
+    """Return what a page of vLLM, scraped at that unix time, measures of its server."""
+    started = list(_values(page, _START))
+    tokens = [value for name in _TOKENS for value in _values(page, name)]
+    in_flight = sum(value for name in _IN_FLIGHT for value in _values(page, name))
+    return Measurement(
+        at,
+        page=True,
+        answers=True,
+        started={"process_start_time_seconds": max(started)} if started else {},
+        tokens=sum(tokens) if tokens else None,
+        in_flight=in_flight,
+    )
+
+
+def _values(page: bytes, beginning: bytes) -> Iterator[float]:
+    """Yield the values of the series whose lines begin with a text; one that is no number is left out."""
+    for line in lines_from(page, beginning).splitlines():
+        if line.startswith(beginning):
+            with suppress(ValueError):
+                yield float(sample(line)[2])

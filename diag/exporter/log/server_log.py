@@ -26,7 +26,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import START, Claim, Measured, MeasuredServer
+from diag.exporter.log.corroboration import START, Claim, MeasuredServer, Measurement
 from diag.exporter.log.parse_line import ACCESS, MOST_CHARACTERS, PROGRESS_BAR, LineParser, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -505,7 +505,7 @@ class ServerLog:
             first = self._open.get(event) or Claim(event, line.text, line.number, claim.at, read_at)
             self._open[event] = first._replace(at=max(first.at, claim.at), read_at=max(first.read_at, read_at))
 
-    def page(self, seen: Measured, live: bool = True) -> None:
+    def page(self, seen: Measurement, live: bool = True) -> None:
         """Take what a scrape has measured; if the page came, no line that was read live before was of another start."""
         if self._measured.see(seen, bool(self._open)):  # another process: what ended the last one is no claim
             self._settle(self._claimed or self._proven)

@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from diag.core.errors import BadUsage
 from diag.core.metric_families import Collected
-from diag.exporter.log.corroboration import Measured
+from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.server_log import ServerLog
 
 log = logging.getLogger("diag.exporter")
@@ -226,7 +226,7 @@ class LogTail:
             pass
         self.finish()
 
-    def page(self, seen: Measured) -> None:
+    def page(self, seen: Measurement) -> None:
         """Take what a scrape has measured of the server: it decides which claims of the log are believed."""
         with self._lock:
             self.state.page(seen)

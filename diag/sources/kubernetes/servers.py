@@ -17,7 +17,7 @@ from diag.core.errors import Unreachable
 from diag.core.formatting import listed, plural, printable
 from diag.core.metric_families import Collected, Collector
 from diag.core.metric_prefix import named_as_ours
-from diag.exporter.log.corroboration import Measured
+from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.vllm_page import is_ours
 from diag.http.address import PAGE, Address
@@ -79,7 +79,7 @@ class ContainerLog:
 
     def begin(self) -> None:
         """Read the existing log: of the previous run, if there was one, then of this run."""
-        self.page(Measured(self._clock(), page=False, answers=False))  # what was logged before this run is past
+        self.page(Measurement(self._clock(), page=False, answers=False))  # what was logged before this run is past
         if self.status.restarts:
             self._read(previous="true", tailLines=str(LAST_LINES))
         if self.status.running_since:
@@ -107,7 +107,7 @@ class ContainerLog:
             others = [sample for sample in known if sample[0] != CRASHES]
             return Collected([*others, (CRASHES, (), crashes), *self.status.samples()], self.problem)
 
-    def page(self, seen: Measured) -> None:
+    def page(self, seen: Measurement) -> None:
         """Take what a scrape has measured of the server: it decides which claims of the log are believed."""
         since = self.status.running_since
         by_kubelet = {"container status": since} if since else {}
@@ -168,7 +168,7 @@ class PodView:
     def start(self) -> None:
         """Do nothing: nothing is collected between two scrapes."""
 
-    def scraped(self, seen: Measured) -> None:
+    def scraped(self, seen: Measurement) -> None:
         """Take what the server's page has just measured."""
         self.log.page(seen)
 

@@ -147,10 +147,9 @@ class RecordedLog:
         """Return the log's metrics at a scrape; `page` is b"" if it failed. Scrapes come in order."""
         from diag.core.metric_families import labelled
         from diag.core.metric_prefix import named_as_ours
-        from diag.exporter.log.corroboration import Measured
-        from diag.exporter.vllm_page import measured
+        from diag.exporter.log.corroboration import Measurement, measure
 
-        seen = measured(at, named_as_ours(page)[0]) if page else Measured(at, page=False, answers=False)
+        seen = measure(at, named_as_ours(page)[0]) if page else Measurement(at, page=False, answers=False)
         if not self._begun:  # the lines before the first scrape are judged by what it measured
             self.state.page(seen, live=False)
         self._begun = True
