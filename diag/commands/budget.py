@@ -24,7 +24,7 @@ from diag.vllm.memory.ledger import (
     NON_TORCH,
     WEIGHTS,
     Ledger,
-    Measurement,
+    Measured,
     ledger,
     safe_length,
     safe_sequences,
@@ -191,7 +191,7 @@ def _mismatches(options: BudgetOptions, logged: LoggedMemory, found: Ledger) -> 
             yield f"weights and KV cache of {gibibytes(taken)}, more than the budget of {gibibytes(budget.high)}"
 
 
-def _measured(logged: LoggedMemory, planned: Setup) -> Measurement:
+def _measured(logged: LoggedMemory, planned: Setup) -> Measured:
     """Return the log's sizes by row.
 
     If graphs count, vLLM subtracts its estimate of them, and its peak of activations may contain that.

@@ -190,4 +190,6 @@ def test_each_failed_start_counts_behind_a_server_that_was_stopped(name: str) ->
     state = serving()
     feed(state, "INFO:     Shutting down", "INFO:     Application shutdown complete.")
     feed(state, *FAILURES[name], *FAILURES[name], *FAILURES[name])
+    assert told(state) == AT_WORK
+    silent(state)
     assert told(state) == (3, 3, "")

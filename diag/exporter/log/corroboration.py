@@ -70,7 +70,7 @@ class MeasuredServer:
         self.began: float | None = None
         self.started: float | None = None
         self.answered_at: float | None = None
-        self._latest = Measurement(0.0, page=False, answers=False)
+        self._latest = Measurement(0.0, page=False, answers=True)  # no silence either
         self._started: dict[str, float] = {}
         self._tokens: float | None = None
         self._processes: frozenset[tuple[int, float]] = frozenset()

@@ -418,7 +418,6 @@ class ServerLog:
         self._open: dict[str, Claim] = {}
         """The first claim of each event that is neither refuted nor believed for good, with the newest times."""
         self._refuted: dict[str, Claim] = {}
-        self._believes_claims = False
         self._if_ended: LogInterpreter | None = None
         """The other interpretation, as if the server that the log showed at work had ended without a line."""
         self._silent_since = 0.0
@@ -426,7 +425,7 @@ class ServerLog:
 
     @property
     def _interpreter(self) -> LogInterpreter:
-        return self._claimed if self._claimed is not None and self._believes_claims else self._proven
+        return self._claimed if self._claimed is not None and self._measured.confirms() else self._proven
 
     @property
     def ahead(self) -> float:
@@ -474,13 +473,13 @@ class ServerLog:
             self._if_ended = None
             return
         for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
-            parsed, main = each._replace(number=number), self._interpreter
+            parsed, main = each._replace(number=number), self._claimed or self._proven
             pattern = recognise(parsed.text, parsed.level)
             if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(parsed, pattern):
                 self._if_ended = main.with_server_ended(read_at, live)
             starts, served = main.starts, main.served
             self._take(parsed, pattern, read_at, live)
-            main = self._interpreter
+            main = self._claimed or self._proven
             if self._if_ended is None:
                 continue
             self._if_ended.take(parsed, pattern, read_at, live)
@@ -517,7 +516,6 @@ class ServerLog:
                     name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()
                 }
                 self._settle(self._proven)
-        self._believes_claims = bool(self._open) and self._measured.confirms()
         if self._measured.serves:
             self._proven.server_answers(seen.at)
         if seen.answers:
@@ -549,7 +547,7 @@ class ServerLog:
 
     def _claims(self) -> Iterator[Sample]:
         """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
-        if self._believes_claims or not self._measured.answers:
+        if not self._measured.answers or (self._open and self._measured.confirms()):
             return
         for claim in (
             *self._refuted.values(),
