@@ -145,6 +145,7 @@ MOST_BYTES = 4 * MIB
 MOST = 2**30
 MOST_LAYERS = 2048
 CACHE = "~/.cache/huggingface"
+CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions")
 """Fields in which vLLM finds the longest context of a model without `max_position_embeddings`."""
