@@ -23,6 +23,7 @@ from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.normal import baseline
 from diag.promql import parser
+from diag.ramp import results
 from diag.sources import observation
 from diag.sources.kubernetes import cluster, servers
 from diag.sources.prometheus import client as queries
@@ -62,6 +63,7 @@ STATED = {
     "pods and servers of a namespace (`--k8s`)": f"{cluster.MOST_PODS:,} and {servers.MOST_SERVERS}",
     "log of a container (`--k8s`)": f"first {servers.FIRST_BYTES // 1024} KiB and last {servers.LAST_LINES:,} lines",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
+    "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
     "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",

@@ -15,6 +15,7 @@ from diag.commands.mcp.answers import ADDED, CLOSE, OPEN, declared_texts, quote_
 from diag.commands.observe import ObserveOptions, site
 from diag.commands.verify import EXIT
 from diag.core.errors import BadUsage
+from diag.core.files import expanded
 from diag.core.formatting import listed, printable
 from diag.diagnosis.report import FAMILIES
 from diag.http.address import Address, parse, without_user
@@ -110,7 +111,7 @@ class AllowedTargets:
     def folders(self) -> Sequence[str]:
         """The folders of this host that no answer names: those of the command line's files, and of its user."""
         files = (self.base.contract, self.base.incidents, Path(self.base.log) if self.base.log else None)
-        named = [self.recordings, *(file.parent for file in files if file), Path.home()]
+        named = [self.recordings, *(file.parent for file in files if file), expanded("~")]
         every = [folder for path in named if path for folder in (path, path.resolve()) if folder.is_absolute()]
         return [str(folder) for folder in dict.fromkeys(every) if folder != Path(folder.anchor)]
 
