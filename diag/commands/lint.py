@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage
+from diag.core.files import expanded
 from diag.exporter.gpu.collector import GpuCollector
 from diag.lint.host import is_without_config
 from diag.lint.rule import HostGpus, LintFinding, LintReport, LintTarget, host_gpus, is_open, ranks
@@ -186,7 +187,7 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
     if not name or is_open(name):
         return "", None, [f"{limits}the command does not say which model it is"] if name else []
     try:
-        if is_without_config(Path(name).expanduser()):
+        if is_without_config(expanded(name)):
             return name, None, []
         shape = model.read(model.find(name, command.environment, command.get("--revision") or ""), name, version)
     except (BadUsage, OSError, ValueError) as error:

@@ -90,6 +90,14 @@ def exists(file: str | Path) -> bool:
         return False
 
 
+def expanded(file: str | Path) -> Path:
+    """Return a path with the home folder for a ~ at its beginning; the ~ of an unknown user stays.
+
+    Path.expanduser raises RuntimeError for it.
+    """
+    return Path(os.path.expanduser(file))  # noqa: PTH111
+
+
 def _refuse_others(status: os.stat_result, file: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "it is a device")

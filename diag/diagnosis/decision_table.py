@@ -3,6 +3,7 @@
 Three-valued: 1 holds, 0 does not hold, -1 unknown.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -215,6 +216,28 @@ def slow_burns(incident: Incident, queries: QueryCache) -> Iterator[tuple[Incide
             yield incident._replace(symptoms=symptoms, burns=()), Window(seconds(burn.long), burn.long)
 
 
+class History(Sequence[float | None]):
+    """A signal's values at every instant judged, None for a missing one: numbers of Python only where they are read."""
+
+    def __init__(self, values: Floats) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return tuple(None if math.isnan(value) else value for value in self._values[at].tolist())
+        value = float(self._values[at])
+        return None if math.isnan(value) else value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self[:])
+
+
 class Reading(NamedTuple):
     """A condition on one subject: `value` at the instant that is reported, `history` at every instant judged.
 
@@ -225,7 +248,7 @@ class Reading(NamedTuple):
     value: float | None
     limit: float
     holds: bool | None
-    history: tuple[float | None, ...]
+    history: Sequence[float | None]
     culprits: tuple[str, ...] = ()
 
     @property
@@ -266,7 +289,7 @@ class Readings(Sequence[Reading]):
         condition = self._conditions[at]
         evidence, last = self._table.evidence, self._table.last[self._place]
         values, held = evidence.of(condition)
-        history = tuple(None if np.isnan(value) else value for value in values[self._place].tolist())
+        history = History(values[self._place])
         return Reading(
             condition, history[last], evidence.limit(condition), TRUTH[int(held[self._place, last])], history
         )

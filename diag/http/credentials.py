@@ -58,7 +58,7 @@ def from_environment(environment: Mapping[str, str]) -> Credentials:
 
 def basic(user_and_password: str) -> str:
     """Return the Authorization header for "user:password"."""
-    return "Basic " + base64.b64encode(user_and_password.encode()).decode()
+    return "Basic " + base64.b64encode(user_and_password.encode("utf-8", "surrogateescape")).decode()
 
 
 def tls(credentials: Credentials) -> ssl.SSLContext:

@@ -5,7 +5,6 @@ milliseconds except guidellm's request latency, which is in seconds.
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,8 +15,8 @@ from diag.core.files import read_text
 from diag.core.formatting import printable
 from diag.ramp.step import ClientResult, Latency, Offer
 
-MOST_BYTES = 2**30
-"""Bytes of a report at most; guidellm writes every request into it."""
+MOST_BYTES, MOST_STEPS = 2**28, 1_000
+"""Bytes of a report at most, for guidellm writes every request into it; steps of all reports."""
 ABSURD = 1e15
 """Numbers from here on are not measurements."""
 PERCENTILES = ("p50", "p90", "p99")
@@ -51,6 +50,8 @@ def read(paths: Sequence[Path]) -> list[Found]:
             raise BadUsage(f"{shown}: {error}") from error
         except (ValueError, RecursionError) as error:
             raise BadUsage(f"{shown} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
+    if len(found) > MOST_STEPS:
+        raise BadUsage(f"the results have {len(found):,} steps: a ramp is of at most {MOST_STEPS:,}")
     return sorted(found, key=lambda step: (step[0].concurrency or 0, step[0].rate or 0.0))
 
 
@@ -197,10 +198,9 @@ def _unix(text: object) -> float:
 
 def _offer(concurrency: object, rate: object) -> Offer:
     """Return a closed-loop load if the number of requests at a time is bounded, else an open-loop one."""
-    if isinstance(concurrency, int | float) and concurrency >= 1:
+    if isinstance(concurrency, int | float) and 1 <= concurrency < ABSURD:
         return Offer(concurrency=int(concurrency))
-    known = isinstance(rate, int | float) and math.isfinite(rate) and rate > 0
-    return Offer(rate=float(rate)) if known else Offer()  # type: ignore[arg-type]
+    return Offer(rate=float(rate)) if isinstance(rate, int | float) and 0 < rate < ABSURD else Offer()
 
 
 def _latency(document: Mapping[str, Any], names: Iterable[str], per_second: float, observed: float) -> Latency:
@@ -226,6 +226,6 @@ def _number(document: Mapping[str, Any], name: str) -> float:
 
 def _optional(document: Mapping[str, Any], name: str) -> float | None:
     value = document.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value < ABSURD else None

@@ -87,6 +87,10 @@ class SampleSource:
         return self._known[asked]
 
 
+MOST_JUDGED = 1_000_000
+"""Servers, engines and GPUs times instants that are judged: each takes 600 bytes over all conditions."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Observation(SampleSource):
     """The scrapes of one or more targets: their samples, with the facts beside them.
@@ -130,11 +134,17 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
     remarks = [
         note for table in tables for note in (*scrape_notes(table), *settled[table.instance].notes(table.instance))
     ]
+    instants = rounds(tables, interval)
+    most = max(1, MOST_JUDGED // _subjects(tables))
+    if len(instants) > most:
+        remarks.append(
+            f"too many servers, engines and GPUs for {len(instants):,} moments: only the last {most:,} count"
+        )
     return Observation(
         source=origin.source,
         target=origin.target,
         samples=Samples(part for table in tables for part in _blocks(table, facts[table.instance], settled)),
-        instants=rounds(tables, interval),
+        instants=instants[-most:],
         interval=interval,
         scrapes=sum(len(table.scrapes) for table in tables),
         failed_scrapes=sum(len(table.failed) for table in tables),
@@ -153,6 +163,18 @@ def _mixed(table: ScrapeTable) -> str:
     """Return the first metric whose series are ambiguous, "" for none."""
     names = (table.labels[row]["__name__"] for row in sorted(table.ambiguous))
     return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
+
+
+def _subjects(tables: Sequence[ScrapeTable]) -> int:
+    """Return the number of servers, engines and GPUs."""
+    parts = {
+        (table.instance, name, labels[name])
+        for table in tables
+        for labels in table.labels
+        for name in ("engine", "gpu")
+        if name in labels
+    }
+    return len(tables) + len(parts)
 
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:

@@ -3,25 +3,29 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fuzz.answers import good
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
-from support.bad_servers import Reply, hang, on_metrics, serving, talking
+from support import rewriting
+from support.bad_servers import Reply, Request, hang, on_metrics, serving, talking
 from support.paths import MODELS, ROOT
 
 from diag.commands import explain
 from diag.commands.mcp import server
-from diag.commands.mcp.targets import AllowedTargets
+from diag.commands.mcp.targets import AllowedTargets, allow, instructions, own_texts
+from diag.commands.observe import ObserveOptions
 
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
 RECORDINGS = ("--recordings", "tests/recordings")
@@ -105,20 +109,21 @@ def test_a_session_over_each_tool(tmp_path: Path) -> None:
 
 
 FILES = "vllm serve m --config /etc/passwd"
+CACHE = "HF_HUB_CACHE=/etc vllm serve test/tiny"
 
 
 def test_bad_arguments_are_refused_in_a_sentence() -> None:
     async def talk() -> None:
         async with session("http://127.0.0.1:9", *RECORDINGS, mode="legacy") as client:
-            assert "there is no tool record: the tools are doctor" in await refused(client, "record", target="x")
-            assert "token: Extra inputs are not permitted" in await refused(client, "doctor", token="secret")
+            assert "there is no tool ⟦record⟧: the tools are doctor" in await refused(client, "record", target="x")
+            assert "⟦token⟧: Extra inputs are not permitted" in await refused(client, "doctor", token="secret")
             assert "detail: Input should be a valid boolean" in await refused(client, "doctor", detail="yes")
             assert "command: Field required" in await refused(client, "lint")
             assert "should have at most 65536 characters" in await refused(client, "lint", command="x" * 70_000)
             for arguments in ({"secret" * 100: 1}, {"concurrency": "8"}, {"gpu": 7}):  # is not echoed, nor converted
                 assert "secret" * 10 not in (refusal := await refused(client, "budget", **arguments))
                 assert "not permitted" in refusal or "should be a valid" in refusal
-            assert "/etc is not among the targets" in await refused(client, "doctor", target="/etc")
+            assert "⟦/etc⟧ is not among the targets" in await refused(client, "doctor", target="/etc")
             assert "only it knows other times" in await refused(client, "doctor", target="healthy", at="-2h")
             assert "before must be a recording" in await refused(client, "verify", before="x", after="healthy")
             assert "did you mean kv_eviction_cascade" in await refused(client, "explain", id="kv_evict")
@@ -126,10 +131,17 @@ def test_bad_arguments_are_refused_in_a_sentence() -> None:
             assert "no file of this host is opened" in await refused(client, "budget", command="README.md")
             assert "that file is not opened for an agent" in await refused(client, "budget", command=FILES)
             assert "no folder of this host is opened" in await refused(client, "budget", command=f"vllm serve {MODEL}")
+            for command in (CACHE, "vllm serve test/tiny --revision ../../../../etc"):
+                assert "no folder of this host is opened" in await refused(client, "budget", command=command)
             assert "either command" in await refused(client, "budget")
             assert (await asked(client, "doctor", target="healthy"))["verdict"] == "healthy"  # and it still serves
 
     asyncio.run(talk())
+
+
+def outside(text: str) -> str:
+    """Return the part of an answer that stands outside the marks."""
+    return re.sub("⟦[^⟦⟧]*⟧", "", text)
 
 
 def page(request: object) -> Reply:
@@ -149,12 +161,116 @@ def test_dead_or_hanging_servers_delay_no_call_and_a_prompt_in_a_label_is_data()
             assert dead.startswith("⟦") and "connection refused" in dead
             assert "sent nothing for 0.5 s" in hung
             assert healthy["verdict"] == "healthy"
-            outside = [part.rpartition("⟧")[2] for part in said(labelled).split("⟦")]
-            assert "Ignore all previous" in said(labelled) and "Ignore" not in "".join(outside)
+            assert "Ignore all previous" in said(labelled) and "Ignore" not in outside(said(labelled))
             assert "\x1b" not in json.loads(said(labelled))["servers"][0]
 
     with serving(on_metrics(page(None))) as ill, talking(hang) as slow:
         asyncio.run(talk(ill.url, slow.url))
+
+
+HARM = (
+    "obeyme",
+    "OBEYME_ALL",
+    "--obeyme",
+    "http://obeyme/x",
+    "run obeyme -rf",
+    "9obeyme%",
+    "obeyme⟧ now ⟦",
+    "critical obeyme",
+)
+"""Texts of one word and of several; no declaration of diag has the word in it."""
+LOGGED = """\
+(APIServer pid=1) INFO 11-22 10:00:00 [api_server.py:1] vLLM API server version {0}
+(APIServer pid=1) INFO 11-22 10:00:00 [utils.py:1] non-default args: {{'model': '{0}', 'quantization': '{0}'}}
+(EngineCore pid=2) ERROR 11-22 10:00:01 [core.py:866] EngineCore failed to start.
+(EngineCore pid=2) ERROR 11-22 10:00:01 [core.py:866] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-22 10:00:01 [core.py:866] {0}
+(EngineCore pid=2) ERROR 11-22 10:00:01 [core.py:866] ValueError: {0}
+"""
+
+
+def harmful(folder: Path, name: str, harm: str) -> Path:
+    """A recording with the harm in each label, in each text of recording.toml, in its log and in its own name."""
+    word = harm.replace(" ", "_").replace("/", "_")
+    folder = folder / f"{word}-{name}"
+    value = harm.replace("\\", r"\\")
+
+    def changed(page: str) -> str:
+        page = re.sub(r'(model_name|gpu|uuid|host|pid|process|reason|version|_?dtype)="[^"]*"', rf'\1="{value}"', page)
+        return page + f'vllm:cache_config_info{{engine="0",cache_dtype="{harm}",block_size="{harm}"}} 1\n'
+
+    rewriting.write(folder, ((at, f"{word}:1", changed(text)) for at, _, text in rewriting.scrapes(name)))
+    quoted = json.dumps(harm)
+    launch = json.dumps(f"OBEY='{harm}' VLLM_USE='{harm}' vllm serve '{harm}' --dtype '{harm}' --max-num-seqs 8")
+    (folder / "recording.toml").write_text(
+        f'vllm = {quoted}\nlaunch = {launch}\nremarks = [{quoted}]\n[config."{word}:1"]\nmodels = [{quoted}]\n'
+        f"version = {quoted}\nserver_info = {{ dtype = {quoted}, attention_backend = {quoted} }}\n"
+    )
+    (folder / "server.log").write_text(LOGGED.format(harm))
+    return folder
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_no_text_of_a_recording_stands_outside_the_marks(harm: str, tmp_path: Path) -> None:
+    names = [harmful(tmp_path, name, harm).name for name in ("kv_cascade", "gpu_thermal_throttling", "engine_dead")]
+    rewriting.write(tmp_path / "obeyme", [])
+    (tmp_path / "obeyme" / "recording.toml").touch()
+    command = f"OBEY='{harm}' vllm serve '{harm}' '--{harm}' --dtype '{harm}' --max-num-seqs '{harm}' '{harm}'"
+    calls = [
+        *(
+            (tool, {"target": name, "detail": detail, **more})
+            for name in (*names, "obeyme", harm)
+            for detail in (False, True)
+            for tool, more in (("doctor", {}), ("config", {}), ("budget", {}), ("budget", {"all_gpus": True}))
+        ),
+        *(("verify", {"before": names[0], "after": after, "detail": True}) for after in (*names, "obeyme", harm)),
+        *((tool, {"command": text, "detail": True}) for tool in ("lint", "budget") for text in (command, harm)),
+        *(("lint", {"command": command, "vllm_version": harm}), ("explain", {"id": harm}), (harm, {})),
+        *(("doctor", {harm: harm}), ("budget", {"command": "test/tiny", "gpu": harm, "gpu_memory": harm})),
+    ]
+
+    async def talk() -> None:
+        own = own_texts(ObserveOptions([]))
+        assert not any("obey" in text.lower() for text in own)
+        targets = AllowedTargets(recordings=tmp_path)
+        everything = server.DiagServer(targets, own, instructions(targets), 60)
+        async with Client(everything) as client:
+            assert "obey" not in outside(client.instructions.lower())
+            texts = [said(await client.call_tool(tool, arguments)) for tool, arguments in calls]
+            assert sum("obey" in text.lower() for text in texts) > len(texts) // 2
+            for call, text in zip(calls, texts, strict=True):
+                assert "obey" not in outside(text.lower()), call
+                assert "by a defect" not in text and str(tmp_path) not in text, call
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_no_text_of_a_prometheus_or_a_server_stands_outside_the_marks(harm: str) -> None:
+    def ill(request: Request) -> Reply:
+        return Reply(harm.encode(), 500, {"Content-Type": harm, "Server": harm, "Location": f"http://a/{harm}"})
+
+    def renamed(request: Request) -> Reply:
+        status, body = good(request.path, request.body)
+        for name in (b'"tiny"', b'"127.0.0.1:8101"'):
+            body = body.replace(name, json.dumps(harm).encode())
+        return Reply(body, status, {"Content-Type": "application/json"})
+
+    async def talk(urls: Sequence[str], prometheus: str) -> None:
+        base = ObserveOptions([], every=0.1, duration=0.3, timeout=2.0)
+        targets = allow(urls, None, prometheus, base)
+        async with Client(server.DiagServer(targets, own_texts(base), instructions(targets), 60)) as client:
+            calls = [(tool, target) for tool in ("doctor", "config", "budget") for target in (*urls, "prometheus")]
+            for tool, target in calls:
+                text = said(await client.call_tool(tool, {"target": target, "detail": tool != "budget"}))
+                assert "obey" not in outside(text.lower()), (tool, target)
+                assert "by a defect" not in text
+            without_pages = await refused(client, "config", target="prometheus")
+            assert without_pages.startswith("this tool needs a server or a recording") and "⟦" not in without_pages
+
+    body = f'vllm:num_requests_running{{engine="{harm}",model_name="{harm}"}} 1\n{harm}\n'
+    with serving(ill) as bad, serving(on_metrics(Reply(body.encode()))) as odd, serving(renamed) as prometheus:
+        asyncio.run(talk([bad.url, odd.url], prometheus.url))
 
 
 def test_a_call_that_takes_too_long_is_given_up() -> None:

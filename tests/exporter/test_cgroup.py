@@ -1,13 +1,16 @@
 """The memory and the CPU that a server may use: on this host, and in the trees that kernels and containers show."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from support.processes import TP2, serving
 
 from diag.core.metric_families import FAMILIES
+from diag.exporter.process import table
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.process.kernel import control_group
 
@@ -153,3 +156,45 @@ def test_this_hosts_own_files_are_read_for_a_real_server(tmp_path: Path) -> None
         values = [value for (name, *_), value in samples.items() if name == f"diag_vllm_process_{family}"]
         assert len(values) == len(processes.owners())
         assert all(0 <= value < most for value in values)
+
+
+ODD = ("\u00b2", "9" * 5000, "abc", "-1", "1 2 3", "\0", "1e5", "0 0", "avg10=", "oom_kill \u00b2")
+
+
+@pytest.mark.parametrize("text", ODD)
+@pytest.mark.parametrize("name", [*V2, "memory.high"])
+def test_odd_number_in_a_cgroup_file_has_no_sample_and_the_others_stay(name: str, text: str, tmp_path: Path) -> None:
+    v2(tmp_path, "vllm", {name: text})
+    samples = found(tmp_path, "0::/vllm\n")
+    assert all(math.isfinite(value) for value in samples.values())
+    assert "memory_limit_bytes" in samples and len(samples) >= 4
+
+
+@pytest.mark.parametrize("name", [*V1])
+def test_odd_number_in_a_cgroup_file_of_version_1_has_no_sample(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "sys", {**V1, name: "\u00b2"})
+    assert "memory_limit_bytes" in found(tmp_path, "3:memory:/\n2:cpu:/\n")
+
+
+def test_pipe_in_the_place_of_a_cgroup_file_is_passed_over(tmp_path: Path) -> None:
+    v2(tmp_path, "vllm")
+    (tmp_path / "sys/vllm/memory.max").unlink()
+    os.mkfifo(tmp_path / "sys/vllm/memory.max")
+    assert found(tmp_path, "0::/vllm\n")["memory_limit_bytes"] == HOST
+
+
+def test_odd_numbers_of_a_process_are_missing(tmp_path: Path) -> None:
+    process, pid = psutil.Process(), os.getpid()
+    stat = "1 (x) S" + " \u00b2" * 40
+    write(tmp_path, {f"{pid}/schedstat": "1 x", f"{pid}/io": "read_bytes:", f"{pid}/task/{pid}/stat": stat})
+    write(tmp_path, {"vmstat": f"oom_kill {'9' * 5000}\n"})
+    entry = table.ProcessEntry(process, 1, 0.0, (f"VLLM::Worker_TP{'9' * 5000}",))
+    assert entry.index == {}
+    words = entry._words
+    table.read_from(str(tmp_path))
+    try:
+        assert table.oom_kills() is None
+        assert (table.whole(words("schedstat"), 1), table.whole(words("io"), 1)) == (None, None)
+        assert table.whole(words(f"task/{pid}/stat", after=")"), 7) is None
+    finally:
+        table.read_from("/proc")

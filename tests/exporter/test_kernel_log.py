@@ -25,8 +25,14 @@ def record(text: str, seconds: float = 60.0, priority: int = 3) -> str:
         (record(KILLED, priority=12), None),
         (record(f"vllm: {KILLED}"), None),
         ("", None),
+        (record(KILLED).replace("60000000", "9" * 400) + record(KILLED, 90), 90),
+        (record(KILLED).replace("60000000", "9" * 5000), None),
+        (record(KILLED, priority=10**400), None),
     ],
-    ids=["one", "the last", "of the host", "of another program", "of a program's own record", "quoted", "none"],
+    ids=[
+        *("one", "the last", "of the host", "of another program", "of a program's own record", "quoted", "none"),
+        *("400 digits", "5000 digits", "facility of 400 digits"),
+    ],
 )
 def test_the_last_kill_of_a_vllm_process_is_found(tmp_path: Path, records: str, seconds: float | None) -> None:
     (tmp_path / "kmsg").write_text(records)

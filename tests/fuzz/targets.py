@@ -4,7 +4,10 @@ Every foreign text goes through the code that meets it first. Errors of diag's o
 which a page or a server's answer counts as a failed one) are answers; anything else that is raised is a find.
 """
 
+import asyncio
 import gzip
+import json
+import os
 import re
 import shutil
 import tempfile
@@ -17,14 +20,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 from fuzz.answers import good, odd
+from mcp import Client
 from support import bad_servers, promql_cases, rewriting
 from support.bad_servers import Reply, Request
 from support.secrets import corpus, placed
 
 from diag import promql
-from diag.commands import lint
+from diag.commands import budget, lint
+from diag.commands.budget import BudgetOptions
+from diag.commands.mcp.server import DiagServer
+from diag.commands.mcp.targets import AllowedTargets, own_texts
 from diag.commands.observe import ObserveOptions, judge_observation, site, take_snapshot
+from diag.commands.ramp import RampOptions
+from diag.commands.ramp import run as run_ramp
+from diag.commands.sizing import SizingOptions
 from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
@@ -35,10 +46,16 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
+from diag.exporter.process import table
+from diag.exporter.process.kernel import control_group, last_vllm_kill
+from diag.exporter.process.table import ProcessEntry
 from diag.exporter.vllm_page import PageReader
+from diag.exporter.web_config import AccessFiles
 from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
+from diag.http.address import parse
+from diag.http.credentials import Credentials
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
 from diag.normal.baseline import learn, save
@@ -46,6 +63,9 @@ from diag.normal.baseline import read as read_baseline
 from diag.normal.comparison import by_baseline
 from diag.report import html, markdown, settings, terminal
 from diag.report import json as as_json
+from diag.report import ramp as ramp_report
+from diag.sources.kubernetes.cluster import Api, Cluster, Place
+from diag.sources.kubernetes.servers import find_with
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
 from diag.vllm.command.free_text import hidden
@@ -163,6 +183,109 @@ def recording(text: bytes) -> str:
     return printed + _every_form(judge_observation(seen, Contract(), load()).report)
 
 
+def k8s(text: bytes) -> str:
+    """Pods, events and a container's log as an API server answers them: found, told, and their logs followed."""
+    pods, events, said = [*text.split(BETWEEN), b"{}", b""][:3]
+
+    def answer(request: Request) -> Reply:
+        if "/proxy/" in request.path:
+            return Reply() if b"proxied" in pods else Reply(b"connection refused", 503)
+        body = said if "/log" in request.path else events if "/events" in request.path else pods
+        return Reply(body, 200, {"Content-Type": "application/json"})
+
+    with bad_servers.serving(answer) as server:
+        api = Api(Cluster(parse(server.url), Credentials()), timeout=5.0)
+        servers = find_with(api, Place("", "inference", ""))
+        told = [*servers.notes, *(note for found in servers.servers.values() for note in found.notes())]
+        for found in servers.servers.values():
+            found.view.log._looked_at = 0.0
+            told.append(plain(found.view.log.collect().samples).decode())
+        return "".join(told)
+
+
+def results(text: bytes) -> str:
+    """The result of a load tool, as a ramp."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        file.write(text)
+        file.flush()
+        options = RampOptions(ObserveOptions(()), results=(Path(file.name),))
+        ramp = run_ramp(options)
+    return ramp_report.render(ramp) + ramp_report.render_json(ramp) + ramp_report.render_html(ramp)
+
+
+def kernel(text: bytes) -> str:
+    """Files of a process and its control group, and the kernel's log: each part has a file's name and its text.
+
+    PID in a name stands for this process.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in text.split(BETWEEN):
+            title, _, content = part.partition(b"\n")
+            file = folder / title.decode("ascii", "ignore").strip("/").replace("PID", str(os.getpid()))
+            with suppress(OSError, ValueError):
+                if file.resolve().is_relative_to(folder.resolve()):
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_bytes(content)
+        samples = [*control_group(7, folder / "proc", folder / "sys").samples()]
+        samples.append(("diag_host_last_oom_kill_timestamp_seconds", (), last_vllm_kill(folder / "kmsg")))
+        process = psutil.Process()
+        table.read_from(str(folder / "proc"))
+        try:
+            usage = ProcessEntry(process, 1, 0.0, (content.decode("utf-8", "replace"),)).usage()
+            told = str((usage, table.oom_kills()))
+        finally:
+            table.read_from("/proc")
+        return plain(samples).decode() + told
+
+
+def model(text: bytes) -> str:
+    """The config.json of a model and the index of its files: its memory, and the GPUs that it fits."""
+    config, index = [*text.split(BETWEEN), b"{}"][:2]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_bytes(config)
+        Path(folder, "model.safetensors.index.json").write_bytes(index)
+        Path(folder, "model.safetensors").write_bytes(index)
+        told = lint.run(f"vllm serve {folder}", lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0]
+        for several in (None, SizingOptions(gpu="h100", context="2k", concurrency=4)):
+            for as_json in (False, True):
+                with suppress(*ANSWERS):
+                    told += budget.run(BudgetOptions(folder, "h100", sizing=several), as_json)[0]
+    return told
+
+
+def web_config(text: bytes) -> str:
+    """A --web.config.file, whose hashes no message shows."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "web.yml")
+        file.write_bytes(text)
+        users = AccessFiles(str(file), None).access().users
+        return "" if users is None else "users"
+
+
+def arguments(text: bytes) -> str:
+    """The arguments of an agent: lines of a tool's name and its arguments as JSON."""
+    targets = AllowedTargets(recordings=RECORDINGS, base=ObserveOptions(()))
+
+    async def talk() -> str:
+        told = ""
+        async with Client(DiagServer(targets, _own_texts(), "", 60)) as client:
+            for line in text.decode("utf-8", "replace").split("\n")[:4]:
+                name, _, given = line.partition(" ")
+                try:
+                    found = json.loads(given)
+                    json.dumps(found).encode()
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(found, dict) and found.get("target") != "prometheus":
+                    answer = await client.call_tool(name, found)
+                    told += "".join(part.text for part in answer.content)
+        assert "by a defect of diag" not in told, told
+        return told
+
+    return asyncio.run(talk())
+
+
 def prometheus(text: bytes) -> str:
     """The answers of a Prometheus: about every other query gets one of the lines, the rest a good answer.
 
@@ -202,6 +325,11 @@ def labels(text: bytes) -> str:
 def _every_form(report: Report) -> str:
     short, whole = terminal.render(report), terminal.render(report, verbose=True)
     return short + whole + as_json.render(report) + markdown.render(report, True) + html.render(report)
+
+
+@cache
+def _own_texts() -> frozenset[str]:
+    return own_texts(ObserveOptions(()))
 
 
 @cache
@@ -295,6 +423,16 @@ def _incidents() -> Iterator[bytes]:
     yield from (text.encode() for text in sorted(conditions))
 
 
+def _results() -> Iterator[bytes]:
+    yield from (file.read_bytes() for file in sorted((ROOT / "tests" / "data" / "load_tools").glob("*.json")))
+
+
+def _models() -> Iterator[bytes]:
+    index = b'{"metadata": {"total_size": 16e9}, "weight_map": {"lm_head.weight": "model.safetensors"}}'
+    folders = sorted((ROOT / "tests" / "data" / "models").iterdir())
+    yield from (BETWEEN.join([(folder / "config.json").read_bytes(), index]) for folder in folders)
+
+
 TARGETS: Mapping[str, Target] = {
     "page": Target(page, _own_pages),
     "log": Target(log, _logs),
@@ -307,6 +445,12 @@ TARGETS: Mapping[str, Target] = {
     "recording": Target(
         recording, lambda: _recordings("healthy", "kv_cascade", "engine_dead", "startup_hang", "lora_thrash")
     ),
+    "k8s": Target(k8s, lambda: iter(())),
+    "results": Target(results, _results),
+    "kernel": Target(kernel, lambda: iter(())),
+    "model": Target(model, _models),
+    "web_config": Target(web_config, lambda: iter(())),
+    "arguments": Target(arguments, lambda: iter(()), 20.0),
     "prometheus": Target(prometheus, lambda: iter(()), 20.0),
     "labels": Target(labels, _lost_labels, 20.0),
 }

@@ -394,7 +394,7 @@ def test_an_intermittent_incident_that_had_ended_before_is_fixed() -> None:
     """A stall that came twice would have come again."""
 
     def twice(one: Diagnosis) -> Diagnosis:
-        symptoms = tuple(each._replace(history=each.history * 2) for each in one.symptoms)
+        symptoms = tuple(each._replace(history=each.history[:] * 2) for each in one.symptoms)
         return one._replace(symptoms=symptoms, instants=one.instants * 2)
 
     before = told(snapshot(RECORDINGS / "engine_stalled"), "engine_stalled", twice)
@@ -415,7 +415,7 @@ def test_an_observation_shorter_than_the_window_proves_nothing(tmp_path: Path, b
 
 def test_an_intermittent_incident_needs_an_observation_as_long_as_its_pauses() -> None:
     def again(one: Diagnosis) -> Diagnosis:
-        symptoms = tuple(each._replace(history=each.history * 2) for each in one.symptoms)
+        symptoms = tuple(each._replace(history=each.history[:] * 2) for each in one.symptoms)
         later = tuple(each + 3600 for each in one.instants)
         return one._replace(symptoms=symptoms, instants=one.instants + later)
 

@@ -1,6 +1,7 @@
 """Credentials and addresses: taken from where they belong, and shown nowhere."""
 
 import base64
+import os
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,9 @@ def test_repeated_address_is_scraped_once() -> None:
 
 def test_two_pages_of_one_server_are_distinguished() -> None:
     assert list(parse_all(["h:8000/a/metrics", "h:8000/b c/metrics"])) == ["h:8000/a/metrics", "h:8000/b%20c/metrics"]
+
+
+def test_password_of_bytes_that_are_no_utf8_is_sent_as_it_was_typed() -> None:
+    typed = os.fsdecode(b"http://u:\xff@h:1")
+    assert parse(typed).authorization == "Basic " + base64.b64encode(b"u:\xff").decode()
+    assert "\udcff" not in parse(typed).shown

@@ -14,7 +14,7 @@ from diag.http.credentials import Credentials
 from diag.http.failure import Failure
 from diag.sources.kubernetes.cluster import Api, Cluster, Place, place
 from diag.sources.kubernetes.pod_object import candidates, container_status, failed_probes, not_started, note
-from diag.sources.kubernetes.servers import ContainerLog
+from diag.sources.kubernetes.servers import ContainerLog, find_with
 
 CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
 NOW = 1_800_000_000.0
@@ -346,3 +346,43 @@ def test_the_api_server_itself_cannot_redirect_to_another_resource() -> None:
         with pytest.raises(Unreachable, match="redirects to another path"):
             api.pods("n", "")
     assert {urlsplit(request.path).path for request in server.requests} == {"/api/v1/namespaces/n/pods", "/version"}
+
+
+def odd_pods() -> list[dict[str, Any]]:
+    """Pods with other types than Kubernetes gives them, and a sound one beside them."""
+    image = "vllm/vllm-openai:v0.32.0"
+    return [
+        pod(image=image, ports=[{"containerPort": "abc"}, {"containerPort": 9e9}, 7, {"containerPort": 10**400}]),
+        pod(image=image, args="--port 8001", env={"name": "VLLM_X"}, livenessProbe=[], resources="64Gi"),
+        pod({"a": 1}, {"restartCount": "3", "lastState": {"terminated": {"exitCode": "1"}}, "state": []}, image=image),
+        {"metadata": [], "spec": {"containers": "vllm serve m"}, "status": {"containerStatuses": ["main"]}},
+        {"spec": {"containers": ["vllm", {"name": 7, "image": image}]}, "status": {"phase": 1, "conditions": [1]}},
+        pod({}, {"state": {"running": {"startedAt": "0001-01-01T00:00:00+14:00"}}, "restartCount": 2**63}, image=image),
+        pod({}, {"state": {"waiting": {"reason": "x", "message": f"back-off {'9' * 400}s restarting"}}}, image=image),
+        pod(image=image) | {"metadata": {"name": "../../x", "annotations": {"prometheus.io/port": "9" * 5000}}},
+        pod(image=image, command=["vllm", "serve", "q", "--port", "8090"]) | {"metadata": {"name": "sound"}},
+    ]
+
+
+def test_odd_pods_are_noted_in_one_sentence_and_the_others_are_judged() -> None:
+    def answer(request: Request) -> Reply:
+        body = {"items": [{"message": 1, "count": "3", "involvedObject": "x"}]} if "/events" in request.path else {}
+        if urlsplit(request.path).path.endswith("/pods"):
+            body = {"items": [*odd_pods(), "vllm", None, 7]}
+        is_page = "/sound:8090/proxy" in request.path
+        return Reply() if is_page else Reply(json.dumps(body).encode())
+
+    with serving(answer) as server:
+        api = Api(Cluster(parse(server.url), Credentials()), 5.0)
+        found = find_with(api, Place("", "inference", ""))
+        asked = [each.path for each in server.requests]
+    assert "sound:8090" in found.servers
+    assert [note for note in found.notes if "other types than in Kubernetes, and count as missing" in note]
+    assert not any("/../" in path for path in asked)
+
+
+def test_a_list_of_pods_that_never_ends_is_given_up() -> None:
+    endless = Reply(json.dumps({"items": [], "metadata": {"continue": "again"}}).encode())
+    with serving(lambda request: endless) as server:
+        assert Api(Cluster(parse(server.url), Credentials()), 5.0).pods("inference", "") == []
+        assert len(server.requests) == 1

@@ -1,16 +1,21 @@
 """docs/limits.md: the limits that it states are those of the code, and hold."""
 
 import json
+import time
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.paths import ROOT
 
 from diag.cli import options
+from diag.commands import doctor
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.tools import LONGEST_COMMAND
+from diag.commands.observe import ObserveOptions
 from diag.core import files, yaml
+from diag.diagnosis import decision_table
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
@@ -18,6 +23,8 @@ from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.normal import baseline
 from diag.promql import parser
+from diag.ramp import results
+from diag.sources import observation
 from diag.sources.kubernetes import cluster, servers
 from diag.sources.prometheus import client as queries
 from diag.sources.recording import reader
@@ -42,6 +49,7 @@ STATED = {
     "pages of a recording, unpacked": f"{reader.MOST_PAGES // MIB:,} MiB",
     "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
     "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
+    "servers, engines and GPUs, times the moments at which they are judged": f"{observation.MOST_JUDGED:,}",
     "`diag.toml`, `recording.toml`": f"{files.MOST_TOML_BYTES // MIB} MiB, {files.MOST_TOML_PARTS} levels",
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",
@@ -55,6 +63,7 @@ STATED = {
     "pods and servers of a namespace (`--k8s`)": f"{cluster.MOST_PODS:,} and {servers.MOST_SERVERS}",
     "log of a container (`--k8s`)": f"first {servers.FIRST_BYTES // 1024} KiB and last {servers.LAST_LINES:,} lines",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
+    "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
     "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",
@@ -143,3 +152,28 @@ def test_a_recording_beyond_a_limit_is_judged_by_its_beginning(
     assert any(
         note.startswith("the recording goes beyond") and f"{name}: its first 2" in note for note in observed.notes
     )
+
+
+def test_many_engines_are_judged_at_the_last_moments_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observation, "MOST_JUDGED", 12)
+    scrapes = (f'# scrape {at} h:1\nvllm:x{{engine="{at % 3}"}} 1\n' for at in range(1, 9))
+    (tmp_path / "metrics.prom").write_text("".join(scrapes))
+    observed = reader.read(tmp_path)
+    assert observed.instants.tolist() == [6000, 7000, 8000]
+    assert "too many servers, engines and GPUs for 8 moments: only the last 3 count" in observed.notes
+
+
+def test_a_million_scrape_lines_are_judged_within_the_documented_time(tmp_path: Path) -> None:
+    """The first 200,000 of them."""
+    (tmp_path / "metrics.prom").write_text("".join(f"# scrape {at} h:1\n" for at in range(1_000_000)))
+    start = time.process_time()
+    report = doctor.run(ObserveOptions([str(tmp_path)]))
+    assert report.observed.scrapes == reader.MOST_SCRAPES
+    assert any("its first 200,000 scrapes were used" in note for note in report.observed.notes)
+    assert time.process_time() - start < 30
+
+
+def test_a_history_of_a_reading_is_a_sequence_with_holes() -> None:
+    history = decision_table.History(np.array([1.0, np.nan, 3.0]))
+    assert (list(history), history[-1], history[1:], len(history)) == ([1.0, None, 3.0], 3.0, (None, 3.0), 3)
+    assert history == (1.0, None, 3.0)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from diag.commands import lint
+from diag.commands.budget import BudgetOptions, estimate
 from diag.core import files, yaml
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
@@ -15,8 +17,10 @@ from diag.core.files import opened, read_bytes
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.http.credentials import from_environment
 from diag.knowledge.catalog import load as load_incidents
+from diag.sources.kubernetes.cluster import cluster_of
 from diag.sources.recording.reader import read as read_recording
 from diag.vllm.command.command import read_config_file
+from diag.vllm.memory.model import CACHE_VARIABLES
 from diag.vllm.memory.model import read as read_model
 
 PAGES = "".join(f"# scrape {at} h:1\nvllm:num_requests_running 1\n" for at in (1, 3, 5))
@@ -171,3 +175,21 @@ def test_a_log_on_standard_input_has_a_bound(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(BadUsage, match="standard input has more than"):
             read_memory_log("-")
         endless.terminate()
+
+
+HOMELESS = ("vllm serve ~nouser/m", *(f"{name}=~nouser vllm serve a/b" for name in CACHE_VARIABLES))
+
+
+@pytest.mark.parametrize("words", HOMELESS)
+def test_home_of_an_unknown_user_is_no_folder(words: str) -> None:
+    assert "nouser" in lint.run(words, lint.LintOptions("0.32.0"), as_json=False)[0]
+    with pytest.raises(BadUsage, match="is neither a folder nor in the local cache"):
+        estimate(BudgetOptions(words, "h100"))
+
+
+def test_kubeconfig_of_an_unknown_user_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    monkeypatch.setenv("KUBECONFIG", "~nouser/config")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(BadUsage, match="there is no kubeconfig at ~nouser/config"):
+        cluster_of("inference")

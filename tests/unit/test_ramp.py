@@ -1,5 +1,6 @@
 """The parts of `diag ramp` that run nothing: the next load, when it is enough, the ceiling, what other tools say."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,28 @@ def test_a_result_of_aiperf_is_read() -> None:
     assert found.ttft.p99 == pytest.approx(0.289, abs=0.001)
     assert found.itl.p50 == pytest.approx(0.00189, abs=0.00001)
     assert found.prompt_tokens_per_second == pytest.approx(1536 / 2.089, rel=0.01)
+
+
+BENCH = {"max_concurrency": 8, "completed": 300, "duration": 30.0, "request_throughput": 10.0, "output_throughput": 1e3}
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "-" + "9" * 400, "1e999", "NaN", '"8"', "[]"])
+@pytest.mark.parametrize("name", [*BENCH, "request_rate", "median_ttft_ms"])
+def test_odd_number_in_a_result_is_missing(name: str, value: str, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(BENCH | {name: "HERE"}).replace('"HERE"', value))
+    if name in ("max_concurrency", "request_rate", "median_ttft_ms"):
+        ((offer, client),) = results.read([file])
+        steps = [step_from_client(offer, client, LIMITS.contract)]
+        assert conclude(steps, LIMITS, Circumstances("x")).steps
+    else:
+        with pytest.raises(BadUsage, match=f"lacks {name}"):
+            results.read([file])
+
+
+def test_results_of_too_many_steps_are_refused(tmp_path: Path) -> None:
+    report = json.loads((DATA / "guidellm-0.8.1.json").read_text())
+    report["benchmarks"] = report["benchmarks"][:1] * (results.MOST_STEPS + 1)
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    with pytest.raises(BadUsage, match="the results have 1,001 steps: a ramp is of at most 1,000"):
+        results.read([tmp_path / "report.json"])

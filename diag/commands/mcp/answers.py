@@ -1,14 +1,14 @@
 """Answers to an agent: the part of a command's JSON that it acts on, foreign text as quotations, at a bounded length.
 
-With detail, an answer has everything. Default deny: any text that is not one of diag's own declarations, a number or a
-single name counts as written by others.
+With detail, an answer has everything. Default deny: any text that is not one of diag's own declarations counts as
+written by others, a single word too, for one word is enough for an instruction.
 """
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,10 @@ WHOLE = ("relaunch", "corrected_command")
 """Texts that are left out rather than cut: half a command is a different command."""
 _STEPS = ((50, 4000), (40, 2000), (30, 1200), (20, 800), (12, 500), (8, 300), (5, 200), (3, 140), (2, 100), (1, 60))
 """Entries of a list and characters of a text; the first pair with which an answer fits is used."""
-_NAME = re.compile(r"(?:--)?\w{1,64}(?:[.:/,=@+-]{1,3}\w{1,64})*%?", re.ASCII)
-_LONGEST_NAME = 64
+_NOT_IN_NAMES = re.compile(r"[^\w .:/@+=,%()\[\]-]", re.ASCII)
+LONGEST_NAME = 128
+ADDED = ("headlines", "checked", "not_collected", "needs_telemetry", "impact", "diff", "1/s")
+"""Fields and units in answers that no schema of a command's JSON declares."""
 
 
 # -- doctor -----------------------------------------------------------------------------------------------------------
@@ -206,23 +208,36 @@ def declared_texts(declared: object) -> Iterator[str]:
             yield from declared_texts(part)
 
 
-def quote_foreign(value: Any, own: frozenset[str]) -> Any:
+def quote_foreign(document: Any, own: frozenset[str], hidden: Sequence[str] = ()) -> Any:
     """Return the document with foreign texts as quotations and numbers of four digits, None if JSON cannot hold them.
 
-    A single word (a name, an address, a number, a flag) is no quotation. Times keep all their digits.
+    The names of folders of this host in `hidden` are left out. Times keep all their digits.
     """
-    if isinstance(value, str):
-        is_name = len(value) <= _LONGEST_NAME and _NAME.fullmatch(value)
-        return value if value in own or is_name else quote(value)
-    if isinstance(value, Mapping):
-        return {quote_foreign(key, own): quote_foreign(part, own) for key, part in value.items()}
-    if isinstance(value, Sequence):
-        return [quote_foreign(part, own) for part in value]
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
-        return None
-    return round(value, 3) if abs(value) >= 1000 else float(f"{value:.4g}")
+
+    def show(text: str) -> str:
+        return text if text in own else quote(text)
+
+    def shown(value: Any, text: Callable[[str], str]) -> Any:
+        if isinstance(value, str):
+            return text(without(value, hidden)) if value else value
+        if isinstance(value, Mapping):
+            return {show(key): shown(part, _FOREIGN.get(key, text)) for key, part in value.items()}
+        if isinstance(value, Sequence):
+            return [shown(part, text) for part in value]
+        if not isinstance(value, float):
+            return value
+        if not math.isfinite(value):
+            return None
+        return round(value, 3) if abs(value) >= 1000 else float(f"{value:.4g}")
+
+    return shown(document, show)
+
+
+def without(text: str, folders: Sequence[str]) -> str:
+    """Return a text with paths below these folders of this host as they are called in there."""
+    for folder in folders:
+        text = re.sub(rf"{re.escape(folder)}(?![\w.-])/?", "", text)
+    return text
 
 
 def quote(text: str) -> str:
@@ -231,6 +246,22 @@ def quote(text: str) -> str:
     for mark in (OPEN, CLOSE):
         inside = inside.replace(mark, mark.encode("unicode_escape").decode())
     return f"{OPEN}{inside}{CLOSE}"
+
+
+def quote_name(name: str) -> str:
+    """Return a name that others chose between marks: at most 128 characters, with a ? for any that is no name's.
+
+    Letters and digits of ASCII, spaces and _.:/@+=,%()[]- are kept.
+    """
+    kept = _NOT_IN_NAMES.sub("?", name[:LONGEST_NAME])
+    return f"{OPEN}{kept}{'…' * (len(name) > LONGEST_NAME)}{CLOSE}"
+
+
+_FOREIGN: Mapping[str, Callable[[str], str]] = {
+    **dict.fromkeys(("subject", "culprits", "instance", "model", "version", "target", "process"), quote_name),
+    **dict.fromkeys(("text", "cause", "value"), quote),
+}
+"""Fields whose texts are never diag's own, even if they equal one of its declarations."""
 
 
 def shorten(document: Mapping[str, Any], tokens: int) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from pydantic import TypeAdapter, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from diag import __version__
-from diag.commands.mcp.answers import COMPACT, DETAILED, quote, quote_foreign, shorten, to_json
+from diag.commands.mcp.answers import COMPACT, DETAILED, quote, quote_foreign, quote_name, shorten, to_json, without
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed
 from diag.commands.mcp.tools import DECLARED, TITLES, AgentTools
 from diag.core.errors import DiagError, internal_error
-from diag.core.formatting import printable
 from diag.http.client import run_in_thread
 
 MOST_AT_ONCE = 4
@@ -41,7 +40,8 @@ class DiagServer(MCPServer[Any]):
     """The tools of diag for the targets of an allow-list; a call is given up after `deadline` seconds."""
 
     def __init__(self, targets: AllowedTargets, own: frozenset[str], instructions: str, deadline: float) -> None:
-        self._own, self._deadline, self._turns = own, deadline, asyncio.Semaphore(MOST_AT_ONCE)
+        self._own, self._hidden = own, targets.folders
+        self._deadline, self._turns = deadline, asyncio.Semaphore(MOST_AT_ONCE)
         tools = AgentTools(targets)
         super().__init__(
             "diag",
@@ -68,7 +68,7 @@ class DiagServer(MCPServer[Any]):
 
             running.add_done_callback(release)
             found = await asyncio.wrap_future(running)
-            shown = found if work.__name__ in DECLARED else quote_foreign(found, self._own)
+            shown = found if work.__name__ in DECLARED else quote_foreign(found, self._own, self._hidden)
             document = shorten(shown, DETAILED if detail else COMPACT)
             content = TextContent(type="text", text=to_json(document))
             return CallToolResult(content=[content], structured_content=document)
@@ -111,16 +111,17 @@ class DiagServer(MCPServer[Any]):
         if isinstance(cause, NotAllowed):
             return str(cause)
         if isinstance(cause, DiagError):  # the message may quote a server
-            return quote(str(cause))
+            return quote(without(str(cause), self._hidden))
         if isinstance(error, UnexpectedToolError) or not isinstance(error, ToolError):
             defect = cause if isinstance(cause, Exception) and not isinstance(cause, ValidationError) else error
             print(f"diag: {internal_error(defect)}", file=sys.stderr)
             return f"{name} failed by a defect of diag; the standard error of diag mcp says where"
         if isinstance(cause, ValidationError):
             first = cause.errors(include_url=False, include_input=False)[0]
-            place = printable(".".join(map(str, first["loc"])), 40)
-            return f"{name}: {place}: {printable(first['msg'], LONGEST_MESSAGE)}"
-        return f"there is no tool {printable(name, 40)}: the tools are {', '.join(TITLES)}"
+            place = ".".join(map(str, first["loc"]))  # of an argument that there is not, the name is the agent's
+            place = quote_name(place[:40]) if first["type"] == "extra_forbidden" else place
+            return f"{name}: {place}: {first['msg'][:LONGEST_MESSAGE]}"
+        return f"there is no tool {quote_name(name)}: the tools are {', '.join(TITLES)}"
 
 
 def serve(targets: AllowedTargets, own: frozenset[str], instructions: str, deadline: float) -> None:

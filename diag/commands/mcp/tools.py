@@ -17,7 +17,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import exists
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.vllm.command.parse import parse
-from diag.vllm.memory.model import is_folder
+from diag.vllm.memory.model import CACHE_VARIABLES, is_folder
 
 LONGEST_COMMAND = 65_536
 """Characters of a launch command."""
@@ -231,22 +231,14 @@ class AgentTools(NamedTuple):
         """
         if bool(command) == bool(target):
             raise NotAllowed("give either command (a launch command or a model) or target (a server, to compare GPUs)")
-        if command:
-            what = _without_files(command)
-        else:
-            server = self.targets.options(target)
-            if server.prometheus:
-                raise NotAllowed(
-                    "budget needs a server or a recording: a Prometheus does not know how servers were started"
-                )
-            what = server.targets[0]
+        what = _without_files(command) if command else self.targets.pages(target).targets[0]
         several = sizing.SizingOptions(all_gpus, gpu, context, concurrency, version=vllm_version)
         options = budget.BudgetOptions(what, gpu, gpu_memory, "", vllm_version, several)
         return cast(BudgetAnswer, answers.memory(json.loads(budget.run(options, as_json=True)[0]), detail))
 
     def config(self, target: Target = "", detail: Detail = False) -> ConfigAnswer:
         """The flags that a server runs with, each with where it was read; by default those that are not the default."""
-        shown = observe.show_configuration(self.targets.options(target), as_json=True)
+        shown = observe.show_configuration(self.targets.pages(target), as_json=True)
         return cast(ConfigAnswer, answers.configuration(json.loads(shown), detail))
 
     def verify(
@@ -263,7 +255,7 @@ class AgentTools(NamedTuple):
             raise NotAllowed(
                 f"before must be a recording made before the change; the targets are: {self.targets.describe()}"
             )
-        return cast(VerifyAnswer, answers.comparison(verify.verify(recorded, self.targets.options(after)), detail))
+        return cast(VerifyAnswer, answers.comparison(verify.verify(recorded, self.targets.pages(after)), detail))
 
 
 def _not_a_file(command: str) -> str:
@@ -279,11 +271,12 @@ def _without_files(command: str) -> str:
     try:
         found = parse(command)
     except BadUsage:  # it may be a model's id; else `diag budget` reports the error
-        model, config_file = command.strip(), ""
+        model, config_file, cache = command.strip(), "", False
     else:
         model, config_file = found.model, found.config
+        cache = any(name in found.environment for name in CACHE_VARIABLES) or "/" in (found.get("--revision") or "")
     if config_file:
         raise NotAllowed("write the flags of its --config file into the command: that file is not opened for an agent")
-    if is_folder(model) or Path(model).is_absolute() or model.startswith(("~", ".")):
+    if cache or is_folder(model) or Path(model).is_absolute() or model.startswith(("~", ".")):
         raise NotAllowed("name the model by its Hugging Face id: no folder of this host is opened for an agent")
     return command

@@ -7,22 +7,41 @@ Control groups have limits, use and pressure, in version 2 and version 1. A look
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from diag.core.metric_families import Sample
 
+MOST_BYTES = 2**20
+_WHOLE = re.compile(r"\d{1,20}", re.ASCII)
+
 
 def read_file(path: str) -> str:
-    """Return the text of a small file, stripped; "" if it does not exist or must not be read."""
+    """Return the text of a small file, stripped; "" if it does not exist or must not be read.
+
+    A container that brings a folder of its own in the place of the kernel's may have anything there, such as a pipe.
+    """
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  a scrape reads fifty; Path takes twice as long
-            return file.read().decode(errors="replace").strip()
+        with open(path, "rb", buffering=0, opener=_opened) as file:
+            parts = [file.read(MOST_BYTES)]
+            while parts[-1] and sum(map(len, parts)) < MOST_BYTES:
+                parts.append(file.read(MOST_BYTES))
+            return b"".join(filter(None, parts)).decode(errors="replace").strip()
     except OSError:
         return ""
 
 
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def whole(words: Sequence[str], at: int = 0) -> int | None:
+    """Return a whole number of at most 64 bits among words; None if there is none."""
+    return int(words[at]) if at < len(words) and _WHOLE.fullmatch(words[at]) else None
+
+
+_PRESSURE = re.compile(r"\bavg10=(\d{1,3}(?:\.\d{1,6})?)(?!\S)", re.ASCII)
 NO_LIMIT = 2.0**62
 """Bytes from which on a limit is none: version 1 then writes the largest number of pages."""
 PERIODS = {"diag_host_cpu_periods_total": "nr_periods", "diag_host_cpu_throttled_periods_total": "nr_throttled"}
@@ -46,7 +65,7 @@ class ControlGroup:
         yield from self._memory()
         for folder in self.memory[:1]:
             counts = _pairs(read_file(f"{folder}/memory.events") or read_file(f"{folder}/memory.oom_control"))
-            if hits := read_file(f"{folder}/memory.failcnt"):
+            if (hits := whole([read_file(f"{folder}/memory.failcnt")])) is not None:
                 counts["max"] = float(hits)
             for event in filter(counts.__contains__, EVENTS):
                 yield "diag_host_memory_events_total", (event,), counts[event]
@@ -54,17 +73,17 @@ class ControlGroup:
         for resource in RESOURCES:
             own = [f"{self.unified[0]}/{resource}.pressure"] if self.unified else []
             lines = next(filter(None, map(read_file, [*own, f"{self.proc}/pressure/{resource}"])), "")
-            if "avg10=" in lines:
-                yield "diag_host_pressure_ratio", (resource,), float(lines.split("avg10=")[1].split()[0]) / 100
+            if found := _PRESSURE.search(lines):
+                yield "diag_host_pressure_ratio", (resource,), float(found[1]) / 100
 
     def _memory(self) -> Iterator[Sample]:
         """Yield limit and use, without reclaimable memory, of the host or the group that has the least room left."""
         rooms = []
         for folder in self.memory:
             second = read_file(f"{folder}/memory.max")  # a file of version 2
-            limit = second or read_file(f"{folder}/memory.limit_in_bytes")
-            if limit.isdigit() and float(limit) < NO_LIMIT:
-                used = float(read_file(f"{folder}/memory.{'current' if second else 'usage_in_bytes'}") or 0)
+            limit = whole([second or read_file(f"{folder}/memory.limit_in_bytes")])
+            used = whole([read_file(f"{folder}/memory.{'current' if second else 'usage_in_bytes'}")])
+            if limit is not None and limit < NO_LIMIT and used is not None:
                 stat, prefix = _pairs(read_file(f"{folder}/memory.stat")), "" if second else "total_"
                 reclaimable = sum(stat.get(prefix + name, 0.0) for name in RECLAIMABLE)
                 rooms.append((float(limit), max(used - reclaimable, 0.0)))
@@ -82,8 +101,9 @@ class ControlGroup:
         for folder in self.cpu:
             words = read_file(f"{folder}/cpu.max").split()
             words = words or [read_file(f"{folder}/cpu.cfs_quota_us"), read_file(f"{folder}/cpu.cfs_period_us")]
-            if all(word.isdigit() for word in words):
-                quotas.append(float(words[0]) / float(words[1]))
+            quota, period = whole(words), whole(words, 1)
+            if quota is not None and period:
+                quotas.append(quota / period)
         if quotas:
             yield "diag_host_cpu_limit_cores", (), min(quotas)
         stats = [_pairs(read_file(f"{folder}/cpu.stat")) for folder in self.cpu]
@@ -127,7 +147,7 @@ def _paths(lines: str) -> Mapping[str, str]:
 def _pairs(text: str) -> dict[str, float]:
     """Parse lines of a name and a number."""
     words = (line.split() for line in text.splitlines())
-    return {word[0]: float(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
+    return {word[0]: float(value) for word in words if (value := whole(word, 1)) is not None}
 
 
 # -- kills for lack of memory ------------------------------------------------------------------------------------------
@@ -139,8 +159,9 @@ _RECORD_SIZE = 8192
 _KERNEL = 8
 """The first number of a record is facility times 8 and level; below 8 it is the kernel's own, not a program's."""
 _KILLED = re.compile(
-    r"^(\d+),\d+,(\d+),[^;]*;(?:Memory cgroup out|Out) of memory(?: \([^)]*\))?: Kill(?:ed)? process \d+ \(VLLM::",
-    re.MULTILINE,
+    r"^(\d{1,9}),\d+,(\d{1,20}),[^;]*;"
+    r"(?:Memory cgroup out|Out) of memory(?: \([^)]*\))?: Kill(?:ed)? process \d+ \(VLLM::",
+    re.MULTILINE | re.ASCII,
 )
 
 

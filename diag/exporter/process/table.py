@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from diag.exporter.process.kernel import read_file
+from diag.exporter.process.kernel import read_file, whole
 
 VMSTAT = "vmstat"
 YOUNG = 600.0
@@ -32,7 +32,7 @@ HALTED = {
 """States of a process that does not run and that no event can wake, and our names for them."""
 _ROLES = {"APIServer": "api_server", "EngineCore": "engine", "Worker": "worker"}
 _TITLE = re.compile(r"[^:\s]+::(APIServer|EngineCore|Worker)(?:_[A-Z]*\d+)*")
-_INDEX = re.compile(r"_([A-Z]*)(\d+)")
+_INDEX = re.compile(r"_([A-Z]*)(\d{1,6})(?!\d)", re.ASCII)
 _SERVER = re.compile(
     r"(?:\S{0,300}python\S{0,300}(?: -[XW] ?\S+| -[^\s\-mcXW]\S*)* (?:-m )?)?"
     r"(?:(?:\S{0,300}/)?vllm serve\b"
@@ -94,15 +94,16 @@ class ProcessEntry:
         except psutil.Error:
             return None
         stat = self._words(f"task/{self.process.pid}/stat", after=")")
-        scheduled, storage = self._words("schedstat"), self._words("io")
+        minor, major = whole(stat, 7), whole(stat, 9)
+        waited, storage = whole(self._words("schedstat"), 1), self._words("io")
         return ProcessUsage(
             cpu=times.user + times.system,
             ended=times.children_user + times.children_system,
             halted=HALTED.get(status, ""),
             resident=resident,
-            faults=int(stat[7]) + int(stat[9]) if len(stat) > 9 else None,
-            waited=int(scheduled[1]) / 1e9 if len(scheduled) > 1 else None,
-            read=int(storage[storage.index("read_bytes:") + 1]) if "read_bytes:" in storage else None,
+            faults=None if minor is None or major is None else minor + major,
+            waited=None if waited is None else waited / 1e9,
+            read=whole(storage, storage.index("read_bytes:") + 1) if "read_bytes:" in storage else None,
         )
 
     def _words(self, file: str, after: str = "") -> list[str]:
@@ -170,7 +171,7 @@ def listeners(port: int | None) -> Collection[int]:
 def oom_kills() -> int | None:
     """Return how many processes the kernel has killed for lack of memory since boot; None if it does not count."""
     lines = read_file(f"{psutil.PROCFS_PATH}/{VMSTAT}").splitlines()
-    return next((int(line.removeprefix("oom_kill ")) for line in lines if line.startswith("oom_kill ")), None)
+    return next((whole(line.split(), 1) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def ancestry(table: ProcessTable, pid: int) -> list[int]:

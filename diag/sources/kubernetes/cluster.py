@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from diag.core.errors import BadUsage, DiagError, Unreachable
+from diag.core.files import expanded
 from diag.core.formatting import listed, printable
 from diag.http.address import Address, parse
 from diag.http.client import Client, Manner, Request, Response, run_in_thread
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure, Hints, WrongAnswer, sentence
-from diag.sources.kubernetes.pod_object import part
+from diag.sources.kubernetes.pod_object import EVENT, POD, conforming, part
 from diag.vllm.command.free_text import hidden
 
 FORM = "[CONTEXT/]NAMESPACE[/SELECTOR]"
@@ -87,7 +87,7 @@ def cluster_of(text: str) -> tuple[Place, Cluster]:
     except ImportError as error:
         raise BadUsage(MISSING) from error
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep) if file):
+    if any(expanded(file).is_file() for file in files.split(os.pathsep) if file):
         with _loader_errors(files):
             merged = kube_config.KubeConfigMerger(files).config
             contexts = [str(context.value["name"]) for context in merged.value["contexts"]] if merged else []
@@ -218,6 +218,8 @@ class Api:
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
         self.cluster = cluster
+        self.odd = set[str]()
+        """The fields of objects that have other types than Kubernetes gives them, and count as missing."""
         self.client = ProxyClient(cluster, Manner(timeout, HINTS, keep=True))
 
     def pods(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
@@ -226,11 +228,11 @@ class Api:
         query = {"limit": str(PODS_AT_A_TIME), "labelSelector": selector}
         try:
             while True:
-                page = self._json(f"{namespaced(namespace)}/pods", "list pods", namespace, query)
-                pods += page.get("items") or []
+                page = self._json(f"{namespaced(namespace)}/pods", "list pods", namespace, query, _PODS)
+                pods += page.get("items", [])
                 more = part(page, "metadata").get("continue")
-                if not more or len(pods) >= MOST_PODS:
-                    return pods
+                if not more or not page.get("items") or len(pods) >= MOST_PODS:
+                    return pods[:MOST_PODS]
                 query["continue"] = more
         except Failure as error:
             shown = f"the Kubernetes API server {self.cluster.address.shown}"
@@ -238,13 +240,14 @@ class Api:
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any]:
         """Read the current state of a pod; Failure if it is gone or cannot be read."""
-        return self._json(f"{namespaced(namespace)}/pods/{quote(name)}", "get pods", namespace, {})
+        return self._json(f"{namespaced(namespace)}/pods/{quote(name)}", "get pods", namespace, {}, POD)
 
     def events(self, namespace: str, pod: str) -> list[Mapping[str, Any]]:
         """List the recent events of a pod; none if the account may not read them."""
         try:
             query = {"fieldSelector": f"involvedObject.name={pod}"}
-            return self._json(f"{namespaced(namespace)}/events", "list events", namespace, query).get("items") or []
+            found = self._json(f"{namespaced(namespace)}/events", "list events", namespace, query, _EVENTS)
+            return list(found.get("items", ()))
         except Failure:
             return []
 
@@ -253,13 +256,15 @@ class Api:
         path = f"{namespaced(namespace)}/pods/{quote(pod)}/log"
         return self._get(path, "get pods/log", namespace, {"timestamps": "true", **query})
 
-    def _json(self, path: str, needs: str, namespace: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+    def _json(
+        self, path: str, needs: str, namespace: str, query: Mapping[str, str], shape: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         body = self._get(path, needs, namespace, query)
         try:
             found = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise WrongAnswer("answered something other than JSON", HINTS.address) from error
-        return found if isinstance(found, dict) else {}
+        return conforming(found, shape, self.odd) or {}
 
     def _get(self, path: str, needs: str, namespace: str, query: Mapping[str, str]) -> bytes:
         given = urlencode({name: value for name, value in query.items() if value})
@@ -276,6 +281,10 @@ class Api:
             raise WrongAnswer("rejects the credentials of the kubeconfig (HTTP 401)", "log in again")
         message = _short_reason(_message(response.body))
         raise WrongAnswer(f"answered HTTP {response.status}" + (f" ({message})" if message else ""), HINTS.address)
+
+
+_PODS = {"items": [POD], "metadata": {"continue": str}}
+_EVENTS = {"items": [EVENT]}
 
 
 class Denied(WrongAnswer):

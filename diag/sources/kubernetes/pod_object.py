@@ -33,6 +33,8 @@ _LABELS = re.compile(
     r"|helm-release-name)="
     r"|^(?:app|app\.kubernetes\.io/(?:name|component|part-of)|component|environment)=.*(?:vllm|serving-engine)"
 )
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+"""A name that Kubernetes gives a pod."""
 _PORT = re.compile(r"(?:^|\s)--port[= ](\d{1,5})(?=\s|$)")
 _TLS = re.compile(r"(?:^|\s)--ssl-(?:keyfile|certfile)\b")
 _EXPORTER = re.compile(r"\bdiag(?: exporter\b| ?$)")
@@ -45,7 +47,50 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 10.0, 300.0
 _TERMINATED = 143
 """Exit status of a process that was asked to stop (SIGTERM)."""
 _SIGNALLED = 128
-_BACK_OFF = re.compile(r"back-off (?:(\d+)m)?(\d+)s restarting")
+_BACK_OFF = re.compile(r"back-off (?:(\d{1,4})m)?(\d{1,6})s restarting", re.ASCII)
+_LARGEST = 2**31
+MOST_ODD = 8
+"""Odd fields that are named."""
+LAST_MOMENT = 2e11
+"""Unix seconds from which on no moment can be written."""
+_PROBE = {"httpGet": {"port": (int, str)}, "periodSeconds": int, "failureThreshold": int}
+_CONTAINER = {
+    **{"name": str, "image": str, "command": [str], "args": [str], "env": [{"name": str}]},
+    **{"ports": [{"name": str, "containerPort": int, "protocol": str}], "resources": {"limits": {str: str}}},
+    **dict.fromkeys(PROBES, _PROBE),
+}
+_STATE = {
+    "terminated": {"finishedAt": str, "exitCode": int, "reason": str},
+    "waiting": {"reason": str, "message": str},
+    "running": {"startedAt": str},
+}
+_STATUS = {"name": str, "state": _STATE, "lastState": _STATE, "restartCount": int, "ready": bool}
+POD = {
+    "metadata": {"name": str, "labels": {str: str}, "annotations": {str: str}, "deletionTimestamp": str},
+    "spec": {"containers": [_CONTAINER]},
+    "status": {
+        **{"phase": str, "reason": str, "message": str, "conditions": [{"status": str, "reason": str, "message": str}]},
+        **{"containerStatuses": [_STATUS], "initContainerStatuses": [_STATUS]},
+    },
+}
+"""The fields of a pod that are read, and their types; a mapping with the key `str` takes any names."""
+EVENT = {"involvedObject": {"fieldPath": str}, "message": str, "count": int}
+
+
+def conforming(value: Any, shape: Any, odd: set[str], place: str = "") -> Any:
+    """Return the fields of an object that have the types of its shape, or None; `odd` gets the places of the others."""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        fields = ((key, part, shape.get(key, shape.get(str))) for key, part in value.items())
+        parts = {key: conforming(part, kind, odd, f"{place}.{key}") for key, part, kind in fields if kind}
+        return {key: part for key, part in parts.items() if part is not None}
+    if isinstance(shape, list) and isinstance(value, list):
+        return [part for each in value if (part := conforming(each, shape[0], odd, place)) is not None]
+    kinds = shape if isinstance(shape, tuple) else (shape,)
+    if type(value) in kinds and not (type(value) is int and abs(value) >= _LARGEST):
+        return value
+    if value is not None and len(odd) < MOST_ODD:
+        odd.add(place.lstrip("."))
+    return None
 
 
 class Candidate(NamedTuple):
@@ -62,7 +107,8 @@ class Candidate(NamedTuple):
 def candidates(pod: Pod) -> Iterator[Candidate]:
     """Yield the containers of a pod that may be vLLM servers; in a LeaderWorkerSet only the leader has the API."""
     labels = part(part(pod, "metadata"), "labels")
-    if labels.get("leaderworkerset.sigs.k8s.io/worker-index", "0") != "0":
+    is_named = _NAME.fullmatch(name(pod))  # any other name would be another path at the API server
+    if not is_named or labels.get("leaderworkerset.sigs.k8s.io/worker-index", "0") != "0":
         return
     exporter = any(map(_is_exporter, containers(pod)))
     labelled = any(_LABELS.match(f"{key}={value}") for key, value in labels.items())
@@ -117,7 +163,7 @@ def _ports(pod: Pod, container: Mapping[str, Any]) -> tuple[int, ...]:
     found = [int(port) for port in _PORT.findall(_words(container))]
     found += [*(int(port.get("containerPort", 0)) for port in declared)]
     found += [port for port in probed if isinstance(port, int)]
-    found += [int(annotated)] if annotated.isascii() and annotated.isdecimal() else []
+    found += [int(annotated)] if re.fullmatch(r"[0-9]{1,5}", annotated) else []
     return tuple(port for port in dict.fromkeys([*found, *DEFAULT_PORTS]) if 0 < port < 2**16)[:MOST_PORTS]
 
 
@@ -276,9 +322,10 @@ def failed_probes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]])
 
 def _time(text: object) -> float:
     try:
-        return datetime.fromisoformat(str(text)).timestamp()
+        at = datetime.fromisoformat(str(text)).timestamp()
     except (ValueError, OverflowError):
         return 0.0
+    return at if 0 < at < LAST_MOMENT else 0.0
 
 
 def _named(items: Any, wanted: str) -> list[Mapping[str, Any]]:

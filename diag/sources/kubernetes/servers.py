@@ -25,8 +25,9 @@ from diag.http.client import Client, run_in_thread
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure
 from diag.http.vllm_server import ACCEPT, VllmServer
-from diag.sources.kubernetes.cluster import MOST_PODS, Api, cluster_of, namespaced
+from diag.sources.kubernetes.cluster import MOST_PODS, Api, Place, cluster_of, namespaced
 from diag.sources.kubernetes.pod_object import (
+    LAST_MOMENT,
     Candidate,
     ContainerStatus,
     Pod,
@@ -142,7 +143,7 @@ class ContainerLog:
                     at = (datetime.fromisoformat(stamp).timestamp(), stamp)
                 except (ValueError, OverflowError):
                     continue
-                if at > self._last:
+                if self._last < at < (LAST_MOMENT, ""):
                     self._last = at
                     self.state.feed(line, at[0], live=False)
         return len(text)
@@ -238,7 +239,11 @@ class ServersOfNamespace(NamedTuple):
 def find(text: str, timeout: float) -> ServersOfNamespace:
     """Find the servers in [CONTEXT/]NAMESPACE[/SELECTOR]; Unreachable if none can be judged."""
     place, cluster = cluster_of(text)
-    api = Api(cluster, timeout)
+    return find_with(Api(cluster, timeout), place)
+
+
+def find_with(api: Api, place: Place) -> ServersOfNamespace:
+    """Find the servers in a place of an API server; Unreachable if none can be judged."""
     pods = api.pods(place.namespace, place.selector)
     possible = [(pod, candidate) for pod in pods for candidate in candidates(pod)]
     idle = [why for pod, candidate in possible if candidate.certain and (why := not_started(pod))]
@@ -247,6 +252,9 @@ def find(text: str, timeout: float) -> ServersOfNamespace:
     found = [inspection.result() for inspection in inspections]
     servers = {server.instance: server for server in found if isinstance(server, FoundServer)}
     reasons = list(dict.fromkeys([*idle, *(reason for reason in found if isinstance(reason, str) and reason)]))
+    if api.odd:
+        fields = listed(list(map(printable, sorted(api.odd))))
+        reasons.append(f"these fields of pods have other types than in Kubernetes, and count as missing: {fields}")
     if not servers:
         where = f"namespace {place.namespace}" + (f" with {printable(place.selector, 80)}" if place.selector else "")
         if reasons:

@@ -29,7 +29,7 @@ from diag.vllm.running_config import FLAGS, ServerFacts, settings
 PAGES = ("metrics.prom.gz", "metrics.prom")
 LOG = "server.log"
 ABOUT = "recording.toml"
-MOST_SCRAPES, MOST_TARGETS = 500_000, 1_000
+MOST_SCRAPES, MOST_TARGETS = 200_000, 1_000
 MOST_VALUES = 100_000_000
 """Scrapes times series, over all targets: each value takes 8 bytes."""
 MOST_PAGES = 4 * 2**30

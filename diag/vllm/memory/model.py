@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.core.files import read_bytes, read_text
+from diag.core.files import expanded, read_bytes, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.command.free_text import hidden
@@ -146,6 +146,7 @@ MOST_BYTES = 4 * MIB
 MOST = 2**30
 MOST_LAYERS = 2048
 CACHE = "~/.cache/huggingface"
+CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions")
 """Fields in which vLLM finds the longest context of a model without `max_position_embeddings`."""
@@ -232,18 +233,18 @@ class Model:
 def is_folder(name: str) -> bool:
     """Return True if a folder of that name exists; False for a text that cannot be a path."""
     try:
-        return Path(name).expanduser().is_dir()
-    except (OSError, ValueError, RuntimeError):  # too long, NUL, an unknown home
+        return expanded(name).is_dir()
+    except (OSError, ValueError):  # too long, NUL
         return False
 
 
 def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
     """Return the folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache."""
     if is_folder(name):
-        return Path(name).expanduser()
+        return expanded(name)
     variables = {**os.environ, **environment}
     home = Path(variables.get("HF_HOME") or CACHE)
-    hub = Path(variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    hub = expanded(variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
     kept = hub / f"models--{name.replace('/', '--')}"
     wanted = revision or "main"
     with suppress(OSError, ValueError):
