@@ -120,9 +120,11 @@ def test_a_claim_that_is_contradicted_is_told_with_its_line(name: str) -> None:
 def test_an_idle_server_whose_page_comes_is_not_dead() -> None:
     state = serving()
     feed(state, DEATH)
-    for after in range(2, 120, 2):
+    for after in range(2, 310, 4):
         state.page(measured(after, 100.0))
         assert told(state, after) == AT_WORK
+    state.page(silent(312))  # its host is shut down long after
+    assert told(state, 312) == AT_WORK
 
 
 def test_a_real_death_is_told_once_the_page_is_silent_whatever_was_refuted_before() -> None:
@@ -159,11 +161,12 @@ def test_another_process_is_a_new_start_though_no_page_was_missed(fell: bool) ->
 def test_a_death_is_believed_where_requests_are_in_flight_and_no_token_is_processed() -> None:
     state = serving()
     feed(state, DEATH)
-    for after in (2, 8, 14):
+    for after in (2, 30, 60):
         state.page(measured(after, 100.0, in_flight=3.0))
         assert told(state, after) == AT_WORK
-    state.page(measured(17, 100.0, in_flight=3.0))
-    assert told(state, 17) == DIED
+    for after in (63, 400):
+        state.page(measured(after, 100.0, in_flight=3.0))
+        assert told(state, after) == DIED
 
 
 def test_a_death_is_believed_where_the_engines_process_is_gone_though_the_page_comes() -> None:

@@ -11,8 +11,10 @@ from typing import NamedTuple
 
 from diag.exposition import lines_from, sample
 
-STANDSTILL = 15.0
+STANDSTILL = 60.0
 """Seconds in which requests are in flight and no token is processed, after which a claimed death is believed."""
+SURVIVED = 300.0
+"""Seconds after which an exception did not end the server: it went on."""
 LINGERS = 30.0
 """Seconds that a process may stay after its end was logged, while it frees GPUs and joins its threads."""
 RESOLUTION = 1.0
@@ -104,12 +106,17 @@ class MeasuredServer:
         return seen.tokens is not None and self._tokens is not None and seen.tokens < self._tokens
 
     def refutes(self, newest: Claim) -> bool:
-        """Return True if the server goes on after its newest claimed end: tokens are processed, or no process ended."""
+        """Return True if the server goes on after its newest claimed end: tokens are processed, or no process ended.
+
+        The page of a server that is idle has to come for `SURVIVED` seconds.
+        """
         seen, mark = self._latest, self._mark
         if not seen.page:
             return self._is_whole and seen.at >= newest.read_at + LINGERS
         if seen.at < newest.read_at + RESOLUTION:
             return False
+        if seen.at >= newest.read_at + SURVIVED and not self.confirms():
+            return True
         if mark is None or mark.at < newest.read_at + RESOLUTION:
             self._mark = seen
             return False
@@ -120,7 +127,7 @@ class MeasuredServer:
         seen, mark = self._latest, self._mark
         if not seen.page:
             return not seen.answers or self.answered_at is not None
-        if seen.processes and not self._is_whole:
+        if seen.processes and not self._processes <= seen.processes:
             return True
         stands = mark is not None and seen.tokens == mark.tokens and seen.in_flight > 0 and mark.in_flight > 0
         return stands and mark is not None and seen.at - mark.at >= STANDSTILL

@@ -168,7 +168,9 @@ class LogInterpreter:
 
         Return a line that only claims what it says, and was not interpreted.
         """
-        origin = self._records.origin(line, pattern, self._phase_of(line), read_at if live else None, self._last_time)
+        origin = self._records.origin(
+            line, pattern, self._phase_of(line, live), read_at if live else None, self._last_time
+        )
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
         placed = PlacedLine(line, pattern, origin, at, None)
@@ -181,9 +183,9 @@ class LogInterpreter:
         self.interpret(placed)
         return None
 
-    def _phase_of(self, line: ParsedLine) -> Phase:
+    def _phase_of(self, line: ParsedLine, live: bool) -> Phase:
         """Return the phase; a log whose beginning is lost is that of a server at work if the server has answered."""
-        return "serving" if self.phase == "unknown" and self._is_of_measured(line, False) else self.phase
+        return "serving" if self.phase == "unknown" and self._is_of_measured(line, live) else self.phase
 
     def _is_of_measured(self, line: ParsedLine, live: bool) -> bool:
         """Return True if a line was written since the measured server was started; its own time may be forged."""
@@ -199,7 +201,7 @@ class LogInterpreter:
         if origin is not LineOrigin.VLLM or measured is None or not self._is_of_measured(placed.line, live):
             return False
         is_beginning = self.phase == "unknown" and pattern is not None and pattern.kind in _BEGINNINGS
-        if not is_beginning and (self._phase_of(placed.line) != "serving" or not _ends_or_starts(placed)):
+        if not is_beginning and (self._phase_of(placed.line, live) != "serving" or not _ends_or_starts(placed)):
             return False
         is_seen = self._begun is not None and measured.wrote_at(self._begun)
         if is_seen or (live and measured.answered_at is not None):
@@ -484,7 +486,7 @@ class ServerLog:
                 continue
             self._if_ended.take(parsed, pattern, read_at, live)
             if main.starts > starts and self._has_ended(read_at):
-                self._proven, self._claimed, self._open = self._if_ended.doubting(self._measured), None, {}
+                self._settle(self._if_ended)
             if main.starts > starts or main.served > served or main.phase != "serving":
                 self._if_ended = None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from diag.core.formatting import printable
 from diag.core.log_events import READY, WARM_UP
 from diag.core.metric_families import Sample
+from diag.exporter.log.corroboration import SURVIVED
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
 from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
 from diag.vllm.command.free_text import hidden
@@ -269,8 +270,6 @@ def model_name(model: str) -> str:
 
 MOST_TEXT, MOST_CAUSE, MOST_NAME = 300, 160, 200
 """Characters of the quoted line, of its cause, and of a file's name."""
-SURVIVED = 300.0
-"""Seconds after which an exception did not end the server: it went on."""
 SIGNALLED = "[shutdown] EngineCore: trigger received signal="
 """Logged by an engine that receives a signal to stop, also during its start; its exceptions are consequences."""
 _NAMES_PROCESS = re.compile(

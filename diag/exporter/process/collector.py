@@ -126,9 +126,17 @@ class ProcessCollector:
         return server.started if server else None
 
     def identities(self) -> frozenset[tuple[int, float]]:
-        """Return PID and unix start time of each process of this vLLM that runs, at the last look."""
+        """Return PID and unix start time of each process of this vLLM that runs, at the last look.
+
+        An engine counts once it has its title: without one, any process that an API server starts may be taken for it.
+        """
         view = self._last()
-        return frozenset((pid, view.members[pid].created) for pid in view.owners if view.members[pid].runs())
+        there = ((view.members[pid], owner.role) for pid, owner in view.owners.items())
+        return frozenset(
+            (entry.process.pid, entry.created)
+            for entry, role in there
+            if (role != "engine" or entry.role) and entry.runs()
+        )
 
     def server_pid(self) -> int | None:
         server = self._last().server
