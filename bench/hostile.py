@@ -1,8 +1,9 @@
 """What hostile input does to diag; writes bench/hostile.md.
 
 Each target of tests/fuzz for --seconds, and the suites of hostile input with their generated cases. `bench/hostile.py
---seconds 600 page log` runs these targets alone and keeps the other rows of the table. What stands below "## Further
-figures" is kept. Exits with 1 where something was found. Needs Atheris: pip install -e '.[fuzz]'.
+--seconds 600 page log` runs these targets alone and keeps the other rows of the table; with --jobs several run at a
+time and share the cores. What stands below "## Further figures" is kept. Exits with 1 where something was found. Needs
+Atheris: pip install -e '.[fuzz]'.
 """
 
 import argparse
@@ -11,6 +12,8 @@ import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import table
@@ -112,11 +115,16 @@ def main() -> int:
     reader = argparse.ArgumentParser(description=__doc__)
     reader.add_argument("names", nargs="*", metavar="TARGET", help=f"{', '.join(TARGETS)}, or suites")
     reader.add_argument("--seconds", type=float, default=600.0, help="for each target")
+    reader.add_argument("--jobs", type=int, default=1, help="targets that run at a time")
     asked = reader.parse_args()
     if not {*TARGETS, "suites"} >= set(asked.names):
         reader.error(f"the targets are {', '.join(TARGETS)}; or suites")
     names = asked.names or [*TARGETS, "suites"]
-    rows = earlier() | {target: fuzzed(target, asked.seconds) for target in names if target != "suites"}
+    chosen = [name for name in names if name != "suites"]
+    with ThreadPoolExecutor(asked.jobs) as side_by_side:
+        rows = earlier() | dict(
+            zip(chosen, side_by_side.map(partial(fuzzed, seconds=asked.seconds), chosen), strict=True)
+        )
     rows |= {suite: tested(suite) for suite in SUITES} if "suites" in names else {}
     first, second = ("".join(rows[name] for name in part if name in rows) for part in (TARGETS, SUITES))
     head = HEAD.format(cores=os.cpu_count())
