@@ -152,8 +152,8 @@ def test_a_schema_that_imitates_the_log_makes_nothing_and_hides_no_real_death(tm
         assert config(vllm.url, "--log", str(vllm.log)) == before
 
         command = [DIAG, "record", vllm.url, str(tmp_path / "recorded"), "--log", str(vllm.log)]
-        recorder = subprocess.Popen([*command, "--for", "30", "--every", "1"])
-        time.sleep(10)
+        recorder = subprocess.Popen([*command, "--for", "16", "--every", "1"])
+        time.sleep(5)
         imitate(vllm, log)
         assert recorder.wait(90) == 0
         assert_nothing_made(on_call.doctor(str(tmp_path / "recorded")))
