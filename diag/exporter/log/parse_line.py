@@ -52,7 +52,7 @@ ACCESS = re.compile(
 """A request in uvicorn's access log. Most lines are one, so they skip the parser."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PROGRESS_BAR = re.compile(
-    r"(?P<what>.{3,120}?): +(?P<percent>\d{1,3})%(?:.{0,200}?\| *(?P<done>\d+)/(?P<total>\d+) \[)?"
+    r"(?P<what>.{3,120}?): +(?P<percent>\d{1,3})%(?:.{0,200}?\| *(?P<done>\d{1,12})/(?P<total>\d{1,12}) \[)?"
 )
 _GLUED = re.compile(
     r"(.{3,120}?: +\d{1,3}%.{0,200}?\| *\d+/\d+ \[[^\]]{0,80}\])"
