@@ -38,10 +38,10 @@ SUITES = {
 HEAD = """\
 # Hostile input
 
-`python bench/hostile.py` on {cores} cores. A target of `tests/fuzz` takes mutated inputs, guided by code coverage. A
-find is an exception that is not diag's own error, an input that takes more than 5 s of CPU time (a Prometheus: 20 s)
-or 256 MiB of memory, or a secret in the output. The peak is the peak memory of the whole process, with instrumented
-code and all inputs.
+`python bench/hostile.py` on {cores} cores. A target of `tests/fuzz` takes mutated inputs, guided by code coverage; up to
+five run at a time. A find is an exception that is not diag's own error, an input that takes more than 5 s of CPU time (a
+Prometheus, labels, calls of an agent: 20 s) or 256 MiB of memory, or a secret in the output. The peak is the peak memory
+of the whole process, with instrumented code and all inputs.
 
 """
 COLUMNS = """\
@@ -122,9 +122,8 @@ def main() -> int:
     names = asked.names or [*TARGETS, "suites"]
     chosen = [name for name in names if name != "suites"]
     with ThreadPoolExecutor(asked.jobs) as side_by_side:
-        rows = earlier() | dict(
-            zip(chosen, side_by_side.map(partial(fuzzed, seconds=asked.seconds), chosen), strict=True)
-        )
+        found = dict(zip(chosen, side_by_side.map(partial(fuzzed, seconds=asked.seconds), chosen), strict=True))
+    rows = earlier() | found  # another run may have written meanwhile
     rows |= {suite: tested(suite) for suite in SUITES} if "suites" in names else {}
     first, second = ("".join(rows[name] for name in part if name in rows) for part in (TARGETS, SUITES))
     head = HEAD.format(cores=os.cpu_count())
