@@ -23,15 +23,12 @@ Verdict = Literal["healthy", "warning", "critical", "unknown"]
 CLAIM_IS_NEWS = 300.0
 """Seconds before the first scrape in which a line of the log still matters."""
 LOG_ALONE = (
-    (False, "max by (instance) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"),
-    (True, "max by (instance) (max_over_time(diag_vllm_up[$window]))"),
-    (True, "max by (instance) (last_over_time(diag_vllm_process_start_time_seconds[$window]))"),
-    (True, "1 + max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"),
+    "max by (instance) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"
+    " unless max by (instance) (max_over_time(diag_vllm_up[$window])) > 0"
+    " unless max by (instance) (last_over_time(diag_vllm_process_start_time_seconds[$window]))"
+    " unless max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"
 )
-"""The log of a server, and what is measured beside it (True): its page, its process, the host or the container."""
-NOTHING_JUDGED = "no incident could be judged: it has none of the telemetry that any of them needs"
-MIXED = "its page repeats {} with different values: a label is lost, and what needs these series is unknown"
-NO_SERVER = "no incident could be judged: the samples name no server that was scraped"
+"""Servers whose log is known, but no page, no process, and neither host nor container."""
 HOST = "run diag on the server's host, or scrape diag exporter"
 
 
@@ -346,13 +343,9 @@ def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
 def _log_alone(findings: Sequence[Finding], queries: QueryCache) -> Iterator[TelemetryDefect]:
     """Yield the servers with an incident of which nothing but their log is known."""
     ill = {instance_name(found.diagnosis.subject) for found in findings if found.diagnosis.state == "present"}
-    for measured, query in LOG_ALONE:
-        if ill:
-            rows = queries.ask(f"{query} > 0", INSTANCE, queries.whole)
-            seen = set(map(instance_name, rows))
-            ill = ill - seen if measured else ill & seen
-    if ill:
-        yield TelemetryDefect("log alone", frozenset(ill))
+    alone = ill and ill & set(map(instance_name, queries.ask(LOG_ALONE, INSTANCE, queries.whole)))
+    if alone:
+        yield TelemetryDefect("log alone", frozenset(alone))
 
 
 def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
