@@ -29,6 +29,9 @@ LOG_ALONE = (
     " unless max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"
 )
 """Servers whose log is known, but no page, no process, and neither host nor container."""
+NOTHING_JUDGED = "no incident could be judged: it has none of the telemetry that any of them needs"
+MIXED = "its page repeats {} with different values: a label is lost, and what needs these series is unknown"
+NO_SERVER = "no incident could be judged: the samples name no server that was scraped"
 HOST = "run diag on the server's host, or scrape diag exporter"
 
 
