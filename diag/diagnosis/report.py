@@ -25,10 +25,10 @@ CLAIM_IS_NEWS = 300.0
 LOG_ALONE = (
     "max by (instance) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"
     " unless max by (instance) (max_over_time(diag_vllm_up[$window])) > 0"
-    " unless max by (instance) (last_over_time(diag_vllm_process_start_time_seconds[$window]))"
+    " unless max by (instance) (last_over_time(diag_vllm_processes[$window]))"
     " unless max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"
 )
-"""Servers whose log is known, but no page, no process, and neither host nor container."""
+"""Servers whose log is known, but no page, and neither the processes of the host nor the container."""
 NOTHING_JUDGED = "no incident could be judged: it has none of the telemetry that any of them needs"
 MIXED = "its page repeats {} with different values: a label is lost, and what needs these series is unknown"
 NO_SERVER = "no incident could be judged: the samples name no server that was scraped"

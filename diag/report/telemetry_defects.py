@@ -65,7 +65,7 @@ SENTENCES = {
         " it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
     "log alone": (
-        "only the log shows what is wrong with {servers}: none of its pages came, and no process of it was seen"
+        "only the log shows what is wrong with {servers}: none of its pages came, and its processes were not seen"
     ),
 }
 
