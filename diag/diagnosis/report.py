@@ -25,7 +25,7 @@ CLAIM_IS_NEWS = 300.0
 LOG_ALONE = (
     "max by (instance) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"
     " unless max by (instance) (max_over_time(diag_vllm_up[$window])) > 0"
-    " unless max by (instance) (last_over_time(diag_vllm_processes[$window]))"
+    ' unless max by (instance) (last_over_time({__name__=~"diag_vllm_process(es|_cpu_seconds_total)"}[$window]))'
     " unless max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"
 )
 """Servers whose log is known, but no page, and neither the processes of the host nor the container."""
