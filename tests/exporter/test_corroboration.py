@@ -195,6 +195,16 @@ def test_a_banner_in_a_log_whose_beginning_is_lost_starts_nothing_and_configures
     assert claimed(state) == {"start"}
 
 
+def test_a_young_server_whose_log_begins_with_forged_lines_did_not_run_out_of_memory() -> None:
+    """A log that was truncated within two minutes of the start: the banner may be its own, its death is none."""
+    state = ServerLog(UTC, "server.log")
+    state.page(measured(0, 100.0, NOW - 30))
+    feed(state, [XGRAMMAR, *BANNER, *DEATH, *SHUTDOWN], live=False)
+    state.page(measured(0, 100.0, NOW - 30))
+    assert told(state, 0)[0] == {}
+    assert not state.config
+
+
 def test_the_death_of_an_earlier_process_is_no_claim_about_the_one_that_answers() -> None:
     """An old log is read whole: what it says of the time before the start is past, what it says after it is a claim."""
     state, again = ServerLog(UTC, "server.log"), NOW + 60

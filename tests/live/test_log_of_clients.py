@@ -143,11 +143,10 @@ def test_a_schema_that_imitates_the_log_makes_nothing_and_hides_no_real_death(tm
         for _ in range(3):
             imitate(vllm, log)
             time.sleep(1)
-        for said in (*who.first_look(), who.by_prometheus("none")):
+        exporter, live = who.first_look()
+        for said in (exporter, live, who.by_prometheus("none")):
             assert_nothing_made(said)
-        note = next(
-            note for note in who.first_look()[1].report["observed"]["notes"] if "conflicts with its metrics" in note
-        )
+        note = next(note for note in live.report["observed"]["notes"] if "conflicts with its metrics" in note)
         assert "engine_dead" in note
         assert config(vllm.url, "--log", str(vllm.log)) == before
 

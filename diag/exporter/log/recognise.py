@@ -260,7 +260,9 @@ class RecordTracker:
         self._pids: set[str] = set()
         self.doubts = True
         """False to take lines behind a text without an end for vLLM's."""
-        self._endless: tuple[float | None, float] | None = None
+        self.has_foreign = False
+        """True if a text without an end was seen outside of a start."""
+        self._endless: tuple[float | None, float | None] | None = None
         """When a text without an end began by the clock, and the time of the line before it."""
 
     def origin(
@@ -270,6 +272,9 @@ class RecordTracker:
 
         A line that stands inside another one, or within seconds of a text without an end, is quoted.
         """
+        is_foreign = line.level != RAW or (pattern is None and bool(_FOREIGN.match(line.text)))
+        is_foreign = is_foreign and line.form == "line" and not line.source and line.level in FAILED
+        self.has_foreign = self.has_foreign or (is_foreign and phase != "starting")
         if phase == "serving":
             clock = line.at if line.stamped else read_at
             is_quoted, is_doubted = line.form == "inside", False
@@ -278,11 +283,11 @@ class RecordTracker:
                 is_over = clock is not None and (began is None or clock - began >= QUIET)
                 is_doubted = not is_over
                 # a line's own time may be a part of the text too, so it ends the text for later lines at most
-                is_last = clock is None and line.source and line.at is not None and line.at - before >= QUIET
-                self._endless = None if is_over or is_last else self._endless
-            is_foreign = line.level != RAW or (pattern is None and bool(_FOREIGN.match(line.text)))
-            if line.form == "line" and not line.source and line.level in FAILED and is_foreign:
-                self._endless = clock, latest or 0.0
+                before = line.at if before is None else before  # the first line of a log whose beginning is lost
+                is_last = clock is None and line.source and line.at is not None and line.at - (before or 0.0) >= QUIET
+                self._endless = None if is_over or is_last else (began, before)
+            if is_foreign:
+                self._endless = clock, latest
             if is_quoted or is_doubted:
                 return LineOrigin.QUOTED if is_quoted else LineOrigin.DOUBTED
         if line.source and line.form != "foreign":
