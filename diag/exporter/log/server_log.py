@@ -200,18 +200,16 @@ class LogInterpreter:
         pattern, origin, measured = placed.pattern, placed.origin, self.measured
         if origin is not LineOrigin.VLLM or measured is None or not self._is_of_measured(placed.line, live):
             return False
-        begins = pattern is not None and pattern.kind in _BEGINNINGS
-        if measured.answered_at is not None and not begins and _ends_or_starts(placed):
-            return True  # of its own start, too: a process whose start failed does not answer
-        is_beginning = self.phase == "unknown" and begins
-        if not is_beginning and (self._phase_of(placed.line, live) != "serving" or not _ends_or_starts(placed)):
+        if pattern is None or pattern.kind not in _BEGINNINGS:  # it ends the server, or its start: then none answers
+            has_answered = measured.answered_at is not None
+            return _ends_or_starts(placed) and (has_answered or self._phase_of(placed.line, live) == "serving")
+        if self.phase == "starting" or (self.phase == "serving" and not _ends_or_starts(placed)):
             return False
         is_seen = self._begun is not None and measured.wrote_at(self._begun)
-        if is_seen or (live and measured.answered_at is not None):
+        was_at_work = self.phase == "unknown" and self._records.has_foreign
+        if is_seen or was_at_work or (live and measured.answered_at is not None):
             return True
-        if self.phase == "unknown" and self._records.has_foreign:
-            return True  # the log begins with a server at work
-        return not (begins and measured.starts_at(max(placed.line.at or 0.0, self._newest_time)))
+        return not measured.starts_at(max(placed.line.at or 0.0, self._newest_time))
 
     def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
