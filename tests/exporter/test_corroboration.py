@@ -12,7 +12,7 @@ from support.imitations import at_of
 from support.processes import TP2
 from support.processes import serving as serving_processes
 
-from diag.exporter.log.corroboration import Measurement
+from diag.exporter.log.corroboration import Measurement, measure
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
 from diag.exporter.page import HostCollectors
@@ -151,11 +151,15 @@ def test_an_out_of_memory_death_right_behind_an_exception_of_the_web_server_keep
 @pytest.mark.parametrize("fell", [False, True], ids=["start time", "counters"])
 def test_another_process_is_a_new_start_though_no_page_was_missed(fell: bool) -> None:
     state = serving(began=None if fell else BEGAN)
-    feed(state, [*DEATH, *BANNER])
+    feed(state, SHUTDOWN)
+    for after in (2, 4):
+        state.page(measured(after, 100.0 + after, None if fell else BEGAN))
+    assert claimed(state) == {"shut_down"}
+    feed(state, [*DEATH, *BANNER], after=5)
     state.page(measured(30, 5.0, None if fell else NOW + 10))
     events, _, version, _ = told(state, 30)
     assert (events, version) == ({"engine_dead": 1.0, "cuda_out_of_memory": 1.0}, "9.9.9")
-    assert not claimed(state)
+    assert not claimed(state), "claims about the process before are settled"
 
 
 def test_a_death_is_believed_where_requests_are_in_flight_and_no_token_is_processed() -> None:
@@ -195,14 +199,56 @@ def test_a_banner_in_a_log_whose_beginning_is_lost_starts_nothing_and_configures
     assert claimed(state) == {"start"}
 
 
-def test_a_young_server_whose_log_begins_with_forged_lines_did_not_run_out_of_memory() -> None:
-    """A log that was truncated within two minutes of the start: the banner may be its own, its death is none."""
+@pytest.mark.parametrize("live", [True, False], ids=["followed", "read whole"])
+@pytest.mark.parametrize("before", [[], [XGRAMMAR]], ids=["alone", "behind another library's warning"])
+def test_a_young_server_whose_log_begins_with_forged_lines_did_not_run_out_of_memory(
+    before: list[str], live: bool
+) -> None:
+    """A log that was truncated within two minutes of the start: a banner alone may be its own, a death is none."""
     state = ServerLog(UTC, "server.log")
     state.page(measured(0, 100.0, NOW - 30))
-    feed(state, [XGRAMMAR, *BANNER, *DEATH, *SHUTDOWN], live=False)
+    feed(state, [*before, *BANNER[:20], *DEATH, *SHUTDOWN], live=live)
     state.page(measured(0, 100.0, NOW - 30))
     assert told(state, 0)[0] == {}
-    assert not state.config
+    assert not state.config or not (before or live)
+
+
+def test_a_second_banner_right_behind_the_own_start_starts_nothing() -> None:
+    state = ServerLog(UTC, "server.log")
+    state.page(measured(0, 100.0))
+    feed(state, [*NEW.start.splitlines(), *(line.replace("19:49:5", "19:48:0") for line in BANNER)], live=False)
+    state.page(measured(0, 100.0))
+    assert told(state, 0) == AT_WORK
+    assert claimed(state) == {"start"}
+
+
+def test_a_start_whose_end_is_not_logged_has_ended_when_the_page_comes() -> None:
+    """With --uvicorn-log-level warning, no line says that the server is ready."""
+    ready = next(at for at, line in enumerate(NEW.start.splitlines()) if "Starting vLLM" in line)
+    state = ServerLog(UTC, "server.log")
+    feed(state, NEW.start.splitlines()[:ready], live=False)
+    for after, phase in ((0.0, "warm_up"), (11.0, "ready")):
+        state.page(measured(after))
+        assert told(state, after)[1] == phase
+
+
+def test_a_proxy_that_answers_with_an_error_for_a_dead_server_is_no_sign_of_life() -> None:
+    state = serving()
+    feed(state, DEATH)
+    state.page(silent(2, answers=True))
+    assert told(state, 2) == DIED
+
+
+def test_a_page_measures_its_start_its_tokens_and_the_requests_in_flight() -> None:
+    page = (
+        b"\nprocess_start_time_seconds 1.7e+09\n"
+        b'vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 3\n'
+        b'vllm:num_requests_waiting{engine="0"} 4\nvllm:prompt_tokens_total{engine="0"} 10\n'
+        b'vllm:generation_tokens_total{engine="0"} 20\nvllm:generation_tokens_total{engine="1"} x\n'
+    )
+    started = {"process_start_time_seconds": 1.7e9}
+    assert measure(5.0, page) == Measurement(5.0, True, True, started, tokens=30.0, in_flight=9.0)
+    assert measure(5.0, b"\nx 1\n") == Measurement(5.0, True, True)
 
 
 def test_the_death_of_an_earlier_process_is_no_claim_about_the_one_that_answers() -> None:
@@ -248,7 +294,7 @@ class KubeletLog:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_container_without_a_restart_did_not_die_though_its_log_claims_so(answers: bool) -> None:
-    lines = [*NEW.start.splitlines(), XGRAMMAR, *DEATH, *BANNER]
+    lines = [*NEW.start.splitlines(), *DEATH, *BANNER]
     api, status = KubeletLog(lines, BEGAN), ContainerStatus(running_since=BEGAN)
     log = ContainerLog(api, "inference", Candidate("pod", "vllm", (8000,), "", True, ""), status, clock=lambda: NOW)  # type: ignore[arg-type]
     log.begin()

@@ -102,3 +102,13 @@ def test_a_rotated_log_that_begins_with_forged_lines_configures_nothing(tmp_path
     assert report.verdict == "healthy"
     assert "4242" not in str(told(report))
     assert all(server.version != "9.9.9" and server.model != "forged" for server in report.observed.servers)
+
+
+@pytest.mark.parametrize(("age", "is_told"), [(200, True), (400, False)])
+def test_a_claim_from_long_before_the_first_scrape_is_no_news(age: int, is_told: bool, tmp_path: Path) -> None:
+    text = gzip.decompress((RECORDINGS / "healthy" / "metrics.prom.gz").read_bytes()).decode()
+    at = float(re.findall(r"^# scrape ([\d.]+) ", text, re.MULTILINE)[0]) - age
+    claim = f'diag_vllm_log_claim_timestamp_seconds{{event="engine_dead",text="x"}} {at}\n'
+    (tmp_path / "metrics.prom").write_text(re.sub(r"(?m)^(# scrape .*\n)", rf"\1{claim}", text), encoding="utf-8")
+    notes = sentences.notes(judged(tmp_path))
+    assert any("conflicts with its metrics" in note for note in notes) == is_told

@@ -113,8 +113,6 @@ class MeasuredServer:
         seen, mark = self._latest, self._mark
         if not seen.page:
             return self._is_whole and seen.at >= newest.read_at + LINGERS
-        if seen.at < newest.read_at + RESOLUTION:
-            return False
         if seen.at >= newest.read_at + SURVIVED and not self.confirms():
             return True
         if mark is None or mark.at < newest.read_at + RESOLUTION:
@@ -134,7 +132,7 @@ class MeasuredServer:
 
     def wrote_at(self, at: float) -> bool:
         """Return True if a line of that time is of this process; of one whose start is unknown, if it had answered."""
-        return self.began is not None and at > self.began - (0.0 if self.started is None else RESOLUTION)
+        return self.began is not None and at > self.began - RESOLUTION
 
     def starts_at(self, at: float) -> bool:
         """Return True if the first lines of this process's own start may have been written at that time."""
