@@ -172,7 +172,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "event",
     ),
     "diag_vllm_log_claim_timestamp_seconds": _gauge(
-        "Unix time of the last log line that claims this event of a server whose process still answers: it counts as no"
+        "Unix time of the last log line that reports this event although the server's process still answers; it is no"
         " event. The labels quote the first such line.",
         *("event", "file", "line", "text"),
         unread="The doctor's note that log and metrics conflict quotes it; it is evidence of no incident.",

@@ -29,9 +29,9 @@ LOG_ALONE = (
     " unless max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"
 )
 """Servers whose log is known, but no page, and neither the processes of the host nor the container."""
-NOTHING_JUDGED = "no incident could be judged: it has none of the telemetry that any of them needs"
-MIXED = "its page repeats {} with different values: a label is lost, and what needs these series is unknown"
-NO_SERVER = "no incident could be judged: the samples name no server that was scraped"
+NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
+MIXED = "its page has several values for one series of {}: a label is missing, so some incidents are unknown"
+NO_SERVER = "no incident could be judged: no sample names a server"
 HOST = "run diag on the server's host, or scrape diag exporter"
 
 
@@ -337,7 +337,7 @@ def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
         if row[0] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
             claimed.setdefault(instance_name(subject), []).append((float(row[0]), labels))
     for name, lines in sorted(claimed.items()):
-        at, first = min(lines, key=lambda line: line[0])
+        at, first = min(lines, key=lambda line: (line[0], label_value(line[1], "line").zfill(12)))
         place = ":".join(filter(None, (label_value(first, "file"), label_value(first, "line"))))
         events = sorted({label_value(labels, "event") for _, labels in lines})
         yield TelemetryDefect("claimed", frozenset({name}), at, (label_value(first, "text"), place, *events))

@@ -61,7 +61,7 @@ SENTENCES = {
     ),
     "claimed": (
         "the log of {servers} conflicts with its metrics: the same process goes on answering, though the log claims"
-        ' {claims}; that counts as no event. Its first such line: "{line}"{place}, {time}. A client may have written'
+        ' {claims}; these lines are ignored. The first one: "{line}"{place}, {time}. A client may have written'
         " it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
     "log alone": (

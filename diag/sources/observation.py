@@ -138,7 +138,8 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
     most = max(1, MOST_JUDGED // _subjects(tables))
     if len(instants) > most:
         remarks.append(
-            f"too many servers, engines and GPUs for {len(instants):,} moments: only the last {most:,} count"
+            f"only the last {most:,} of {len(instants):,} evaluation times were judged: too many servers, engines and"
+            " GPUs"
         )
     return Observation(
         source=origin.source,

@@ -121,4 +121,4 @@ def test_series_whose_parts_no_label_tells_apart_are_told_and_make_no_ill_server
 ) -> None:
     report = relabelled(tmp_path, name, label, None)
     assert report.verdict != "healthy"
-    assert any("its page repeats " in unjudged.why for unjudged in report.not_judged)
+    assert any("several values for one series of" in unjudged.why for unjudged in report.not_judged)

@@ -160,7 +160,7 @@ def test_many_engines_are_judged_at_the_last_moments_only(tmp_path: Path, monkey
     (tmp_path / "metrics.prom").write_text("".join(scrapes))
     observed = reader.read(tmp_path)
     assert observed.instants.tolist() == [6000, 7000, 8000]
-    assert "too many servers, engines and GPUs for 8 moments: only the last 3 count" in observed.notes
+    assert "only the last 3 of 8 evaluation times were judged: too many servers, engines and GPUs" in observed.notes
 
 
 def test_a_million_scrape_lines_are_judged_within_the_documented_time(tmp_path: Path) -> None:
