@@ -223,7 +223,7 @@ def test_a_second_banner_right_behind_the_own_start_starts_nothing() -> None:
 
 
 def test_a_start_whose_end_is_not_logged_has_ended_when_the_page_comes() -> None:
-    """With --uvicorn-log-level warning, no line says that the server is ready."""
+    """No line says that the server is ready if it was started with --uvicorn-log-level warning."""
     ready = next(at for at, line in enumerate(NEW.start.splitlines()) if "Starting vLLM" in line)
     state = ServerLog(UTC, "server.log")
     feed(state, NEW.start.splitlines()[:ready], live=False)
