@@ -49,7 +49,7 @@ STATED = {
     "pages of a recording, unpacked": f"{reader.MOST_PAGES // MIB:,} MiB",
     "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
     "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
-    "servers, engines and GPUs, times the moments at which they are judged": f"{observation.MOST_JUDGED:,}",
+    "servers, engines and GPUs, times the evaluation times": f"{observation.MOST_JUDGED:,}",
     "`diag.toml`, `recording.toml`": f"{files.MOST_TOML_BYTES // MIB} MiB, {files.MOST_TOML_PARTS} levels",
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",
