@@ -100,7 +100,10 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     is_leaf = expanded(asked.promql) == asked.promql and asked.promql.count("[") == 1
     operations = _RANGE_FUNCTION.findall(asked.promql) if is_leaf else []
     over = f"{window}{f'_offset{ago}' if ago else ''}" if "$window" in expanded(asked.promql) else ""
-    level = "_".join(label for label in _level(asked.promql, per) if label != "le") or "series"
+    labels = _level(asked.promql, per)
+    if "histogram_quantile(" in asked.promql:  # it takes the buckets away
+        labels = tuple(label for label in labels if label != "le")
+    level = "_".join(labels) or "series"
     return Formula(":".join(filter(None, (level, asked.id, f"{''.join(operations)}{over}"))), text, parts)
 
 

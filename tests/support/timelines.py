@@ -225,6 +225,7 @@ RECORDED = {
     "multimodal_cache_desync": "multimodal_cache_desync",
     "output_corrupted": "output_corrupted",
     "requests_aborted": "requests_aborted",
+    "requests_cancelled": "requests_cancelled",
 }
 """The recording that shows an incident from vLLM's page alone."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}

@@ -1,9 +1,19 @@
 """Clients disconnect before their requests finish: a time-out in front of the server is shorter than its latency."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import queue_time_share, share_given_up, slowest_finished
+from diag.signals import (
+    age_given_up,
+    harm_of_giving_up,
+    queue_time_share,
+    share_given_up,
+    spread_of_ages_given_up,
+)
 
 METRICS = "https://docs.vllm.ai/en/latest/usage/metrics.html"
+
+ONE_AGE = spread_of_ages_given_up.at_most(
+    2.5, judged("ages from a time-out lie within one or two buckets; users who stop at random spread them sevenfold")
+)
 
 incident = Incident(
     id="requests_aborted",
@@ -21,25 +31,37 @@ incident = Incident(
         share_given_up.above(
             0.2, measured("25 % behind a time-out of 4 s, 5 % where a few users stop", "requests_aborted")
         ),
+        harm_of_giving_up.at_least(
+            1, judged("a share alone is no evidence: editors that complete code cancel a quarter of their requests")
+        ),
     ),
-    supports=(queue_time_share.above(0.25, judged("much of the time-out is spent in the queue")),),
+    supports=(
+        ONE_AGE,
+        age_given_up.at_least(1, judged("no gateway's time-out is shorter than a second; a cancelled completion is")),
+        queue_time_share.above(0.25, judged("much of the time-out is spent in the queue")),
+    ),
     looks_like=(
         LookAlike(
             "users who stop an answer",
-            distinguish="A few per cent of the requests, at any age; a time-out ends many at the same age.",
+            distinguish="They stop at any age; a time-out ends many requests at the same age.",
+            refuted_by=ONE_AGE,
+        ),
+        LookAlike(
+            "requests_cancelled",
+            distinguish="Clients cancel by design: requests end young, without a queue and without late tokens.",
         ),
         LookAlike("requests that are refused", distinguish="They end with a status of 400 or above."),
         LookAlike("engine_stalled", distinguish="No token moves at all: clients give up because nothing comes."),
     ),
     fixes=(
         Fix(
-            change="Set the time-outs of the gateway and of the clients well above {value}: within that time 99 % of "
-            "the requests ended that were not given up, and those that were would have taken longer.",
-            value=slowest_finished,
-            rounding="up",
+            change="Find the time-out of about {value} in the gateway, the load balancer or the clients, and at least "
+            "double it: that is the mean age at which requests are given up.",
+            value=age_given_up,
+            only_if=(ONE_AGE,),
             effect="requests finish, and none is computed twice",
             restart=False,
-            why=documented("end-to-end latency covers the queue, the prefill and every output token", METRICS),
+            why=documented("the HTTP server times each response, the engine each request that finishes", METRICS),
         ),
         Fix(
             change="Stream the answers and let the gateway's time-out count silence, not the whole answer: a stream is "

@@ -50,34 +50,6 @@ PARTS: tuple[Part, ...] = (
         "sum by ($by) (increase(vllm:request_queue_time_seconds_count[$window]))",
         "requests",
     ),
-    # HTTP counts a response when it ends, even if the client has disconnected; vLLM counts requests that it finished.
-    # Several prompts in one HTTP request hide some. Without vLLM's own HTTP server: requests with a first token that
-    # are neither finished nor running.
-    Part(
-        "responses_ok",
-        "sum by ($by) (increase(http_requests_total{"
-        'handler=~"/v1/(completions|chat/completions|responses|messages)|/generate",status="2xx"}[$window]))',
-        "responses",
-    ),
-    Part(
-        "requests_completed",
-        'sum by ($by) (increase(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
-        "requests",
-    ),
-    # the growth of a counter between two scrapes of the window: increase() extrapolates beyond them
-    Part(
-        "first_tokens_seen",
-        "sum by ($by) (max_over_time(vllm:time_to_first_token_seconds_count[$window])"
-        " - min_over_time(vllm:time_to_first_token_seconds_count[$window]))",
-        "requests",
-    ),
-    Part(
-        "requests_completed_seen",
-        'sum by ($by) (max_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window])'
-        ' - min_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
-        "requests",
-    ),
-    Part("requests_lost", "$first_tokens_seen - $requests_completed_seen - $running_highest", "requests"),
     # -- the latency SLO
     Part("ttft_count", "$first_tokens", "requests"),
     Part("ttft_within_slo", _within("vllm:time_to_first_token_seconds", "$ttft_seconds"), "requests"),
@@ -164,19 +136,6 @@ requests_finished = Signal(
     "requests",
     window_scaling="peak",
     needs=f"{ENOUGH} of them",
-)
-share_given_up = Signal(
-    "requests given up by their clients",
-    "clamp_min($responses_ok - $requests_completed, 0) / ($responses_ok >= 10)"
-    " or clamp_min($requests_lost, 0) / ($first_tokens_seen >= 10)",
-    "clients gave up {value} of the requests before they were finished",
-    "share",
-)
-slowest_finished = Signal(
-    "end-to-end latency (99th percentile)",
-    "histogram_quantile(0.99, sum by ($by, le) (increase(vllm:e2e_request_latency_seconds_bucket[$window])))",
-    "of the requests that finished, 99 % took less than {value}",
-    "seconds",
 )
 requests_in_flight = Signal(
     "requests in flight (minimum)",

@@ -1,0 +1,37 @@
+"""Clients cancel many requests although nothing is slow: completions that are cancelled by typing, for example."""
+
+from diag.incident import Fix, Incident, LookAlike, judged, measured
+from diag.signals import age_given_up, harm_of_giving_up, share_given_up
+
+incident = Incident(
+    id="requests_cancelled",
+    title="Clients cancel many requests by design",
+    severity="info",
+    per=("instance",),
+    cause="""
+        Clients that no longer need an answer disconnect: an editor cancels a completion at the next key, a user stops
+        reading. vLLM aborts the request at once. Nothing in the server makes clients leave: the requests end young or
+        at any age, without a queue, and first tokens come in time.
+    """,
+    impact="prefills and tokens of the cancelled requests are computed for no reader",
+    symptoms=(
+        share_given_up.above(
+            0.2, measured("25 % where an editor cancels completions, 5 % where a few users stop", "requests_cancelled")
+        ),
+        harm_of_giving_up.at_most(0, judged("no time-out, no queue, no late first token, and no sudden rise")),
+    ),
+    supports=(age_given_up.below(1, judged("a key is pressed within a second")),),
+    looks_like=(
+        LookAlike("requests_aborted", distinguish="A time-out, a queue or late tokens make the clients give up."),
+    ),
+    fixes=(
+        Fix(
+            change="If the cancelled requests cost too much, let the clients wait for a pause in typing (some 200 ms) "
+            "before they send a completion, and bound max_tokens.",
+            effect="fewer requests are cancelled",
+            restart=False,
+            why=judged("a request that is not sent costs nothing"),
+        ),
+    ),
+    hand_over=("the clients that cancel, and whether they do so by design",),
+)
