@@ -101,7 +101,7 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     operations = _RANGE_FUNCTION.findall(asked.promql) if is_leaf else []
     over = f"{window}{f'_offset{ago}' if ago else ''}" if "$window" in expanded(asked.promql) else ""
     labels = _level(asked.promql, per)
-    if "histogram_quantile(" in asked.promql:  # it takes the buckets away
+    if "histogram_quantile(" in expanded(asked.promql):  # it takes the buckets away
         labels = tuple(label for label in labels if label != "le")
     level = "_".join(labels) or "series"
     return Formula(":".join(filter(None, (level, asked.id, f"{''.join(operations)}{over}"))), text, parts)
