@@ -31,6 +31,7 @@ from diag.knowledge.signals import (
     requests_stuck,
     requests_stuck_or_stopped,
     scheduler_paused,
+    server_left_orphans,
     serves,
     shut_down,
     sleep_level,
@@ -84,6 +85,7 @@ DEATHS = (
     (successful_scrapes, 0, "/metrics answered before and has stopped answering"),
 )
 """Signals that show that a server is dead: each with the value that does, and the reason in words."""
+ORPHANED = "its API server has ended, and an engine process that it started still runs"
 SHUT_DOWN = "it was shut down in order, as its log shows, and nothing has started since"
 ENDING = (
     "it was told to stop, as its log shows, and its API server still runs: vLLM waits for open connections without a "
@@ -167,6 +169,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
     last = _LastValues(subject, queries)
     lately = queries.live("15s")
     if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way)):
+        if last.instance(server_left_orphans, lately):
+            return Progress(subject, "dead", ORPHANED)
         deaths = [why for signal, dead, why in DEATHS if last.instance(signal, lately) == dead]
         if deaths:
             return Progress(subject, "dead", "; ".join(deaths))

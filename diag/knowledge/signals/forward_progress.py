@@ -138,6 +138,18 @@ PARTS: tuple[Part, ...] = (
         'max by ($by) (quantile_over_time(0.9, diag_vllm_processes{role="engine"}[1d]))',
         "processes",
     ),
+    # The table of processes is read while the server ends, too: an orphan is alone in the whole window.
+    Part(
+        "orphaned",
+        "min_over_time(diag_vllm_process_orphaned[$window])"
+        " and count_over_time(diag_vllm_process_orphaned[$window]) >= 3",
+        "bool",
+    ),
+    Part(
+        "api_servers_running",
+        'max by ($by) (last_over_time(diag_vllm_processes{role="api_server"}[$window]))',
+        "processes",
+    ),
     # Time of the server's end: its last response, or the time in its log if no scrape has seen a response.
     Part("time_of_death_line", event_time(*DEATHS), "unix time"),
     Part("server_end_time", "$last_up_time by (instance) > 0 or $time_of_death_line by (instance) > 0", "unix time"),
@@ -282,6 +294,27 @@ engines_lost = Signal(
     "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)",
     "a data-parallel engine's process has ended: {value}",
     "bool",
+)
+orphaned_engines = Signal(
+    "engine processes without an API server",
+    "sum by ($by) ($orphaned) or 0 * max by ($by) (count_over_time(up[$window]))",
+    "engine processes whose API server has ended: {value}",
+    "processes",
+    culprit_promql="$orphaned == 1",
+    culprit_label="PID {pid} on {host}",
+)
+server_left_orphans = Signal(
+    "API server ended before its engine",
+    "($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0)",
+    "no API server runs, and an engine process that it started does: {value}",
+    "bool",
+)
+gpu_memory_of_orphans = Signal(
+    "GPU memory held by orphaned processes",
+    'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"engine|worker"}[$window]))'
+    " and $api_server_ended_before_its_engine == 1",
+    "processes without an API server hold {value} of GPU memory",
+    "bytes",
 )
 shut_down = Signal(
     "shut down in order",
