@@ -189,9 +189,9 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
             state = "stalled", REFUSED
         elif state[0] == "idle" and last.instance(ranks_out_of_step):
             state = "stalled", DIVERGED
-    if state[0] in ("busy", "idle", "slow"):
-        if last.engine(requests_stuck_or_stopped, lately) and last.engine(progress, lately) == 0:
-            state = "stalled", HALTED
+    halted = last.engine(requests_stuck_or_stopped, lately) and last.engine(progress, lately) == 0
+    if halted and state[0] in ("busy", "idle", "slow"):
+        state = "stalled", HALTED
     if state[1] == STILL and last.engine(kv_cache_usage_peak) is None:
         return NO_USAGE
     return Progress(subject, *state)

@@ -98,7 +98,7 @@ def test_process_stopped_for_a_moment_is_not_restarted() -> None:
     seen = hung_at("healthy", 0)
     process = 'diag_vllm_process_state{pid="7",role="engine",rank="0",host="h",state="stopped"} 1\n'
     told = healths((at, who, f"{page}diag_vllm_up 1\n{process}") for at, who, page in seen)
-    assert [round(at - seen[0][0]) for at, health in told if not health.alive][0] >= 25
+    assert next(round(at - seen[0][0]) for at, health in told if not health.alive) >= 25
 
 
 def test_a_server_that_is_paused_or_gone_gets_no_requests_and_is_not_restarted() -> None:
