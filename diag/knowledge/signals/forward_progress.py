@@ -297,7 +297,7 @@ engines_lost = Signal(
 )
 orphaned_engines = Signal(
     "engine processes without an API server",
-    "sum by ($by) ($orphaned) or 0 * max by ($by) (count_over_time(up[$window]))",
+    "sum by ($by) ($orphaned) or $scraped",
     "engine processes whose API server has ended: {value}",
     "processes",
     culprit_promql="$orphaned == 1",
