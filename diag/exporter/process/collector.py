@@ -180,7 +180,7 @@ class ProcessCollector:
             alive = {}
         server = found or server
 
-        if not server:  # it may have ended before it was seen
+        if not (server or last.owners):  # it may have ended before it was seen
             alive = {**stray_engines(table), **alive}
         members = {**alive, **({server.pid: table[server.pid]} if server else {})}
         while added := children(table, members):
