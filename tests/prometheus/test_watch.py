@@ -343,8 +343,8 @@ def test_watch_with_a_log_reports_a_server_that_is_lost_and_its_recovery(tmp_pat
     down, pages = threading.Event(), replayed("idle")
     down.set()
     with vllm_serving(lambda request: None if down.is_set() else pages(request)) as server:
-        process = hasty(server.url, "--every", "0.1", "--for", "0.5", "--log", str(tmp_path / "server.log"))
-        first = line(process)
+        process = hasty(server.url, "--every", "0.1", "--for", "2", "--log", str(tmp_path / "server.log"))
+        first, _ = line(process), line(process)
         down.clear()
         found = next(each for each in iter(lambda: line(process), "") if "too little seen" in each)
         status, _, error = interrupted(process)
