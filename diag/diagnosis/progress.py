@@ -68,10 +68,9 @@ SLEEPS = {
 WAKES_UP = "it serves no requests until POST /wake_up"
 PAUSED = "scheduling is paused (POST /pause), with the weights in place; it serves no requests until POST /resume"
 REFUSED = "requests wait, none runs and nothing moves: the scheduler admits no requests"
-NEVER = (
-    "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
-    "its log would show which (--log)"
-)
+NEVER = "/metrics never answered: the server is starting, failed to start, or the address is wrong"
+LOG_WOULD_SHOW, LOG_SHOWS_NOT = "; its log would show which (--log)", "; its log does not show which"
+LOG_IS_READ = 'max by (instance) (last_over_time(diag_scrape_success{collector="log"}[$window]))'
 GONE = "the last scrapes failed, but too few of them to call the server dead; observe it for longer"
 NO_VLLM = "/metrics has no vLLM progress metrics: is it vLLM, and does it run without --disable-log-stats?"
 NO_USAGE = (
@@ -80,7 +79,8 @@ NO_USAGE = (
 )
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
 STARTS = "its log shows a start in progress, and /metrics does not answer yet; diagnose it again once it does"
-THERE = "its processes are running and /metrics does not answer yet; its log would show how far the start is (--log)"
+THERE = "its processes are running and /metrics does not answer yet"
+LOG_WOULD_SHOW_START = "; its log would show how far the start is (--log)"
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
     (engine_processes, 0, "no engine process is left"),
@@ -211,15 +211,19 @@ def _judge_without_page(last: _LastValues) -> Progress | str:
     """Return the state of a server whose /metrics page does not answer at present, or why it is unknown."""
     if last.instance(starting):
         return Progress(last.subject, "starting", STARTS)
+    log = last.queries.ask(LOG_IS_READ, INSTANCE, last.queries.whole).of(last.subject)
+    has_log = log is not None and bool(np.nan_to_num(log[-1]))
+    there = THERE if has_log else THERE + LOG_WOULD_SHOW_START
     if last.instance(shut_down):
         if last.instance(start_under_way):
-            return Progress(last.subject, "starting", THERE)
+            return Progress(last.subject, "starting", there)
         return ENDING if last.instance(processes) else SHUT_DOWN
     if last.instance(serves, last.queries.whole):
         return GONE
     if last.instance(processes):
-        return Progress(last.subject, "starting", THERE)
-    return NO_VLLM if last.instance(endpoint_without_vllm, last.queries.whole) else NEVER
+        return Progress(last.subject, "starting", there)
+    never = NEVER + (LOG_SHOWS_NOT if has_log else LOG_WOULD_SHOW)
+    return NO_VLLM if last.instance(endpoint_without_vllm, last.queries.whole) else never
 
 
 def _state_by_gauges(last: _LastValues) -> tuple[State, str] | None:
