@@ -63,6 +63,11 @@ PARTS: tuple[Part, ...] = (
         "adapters",
     ),
     Part("more_adapters_than_slots", "($lora_adapters_in_use_per_max_loras by (instance)) > 1", "ratio"),
+    Part(
+        "deferred_mean",
+        "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
+        "requests",
+    ),
     # -- structured output
     Part("grammar_errors", f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))", "lines"),
     # -- API servers
@@ -210,8 +215,8 @@ adapters_per_slot = Signal(
 deferred_share_by_reason = Signal(
     "deferred share of waiting requests (vLLM >= 0.20)",
     # 0 where no request waits; missing where requests wait and the release does not export reasons
-    "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))"
-    " / ($requests_waiting_mean > 0) or 0 * ($requests_waiting_peak == 0)",
+    "$deferred_mean / ($deferred_mean + $requests_waiting_mean > 0) or 0 * $deferred_mean"
+    " or 0 * ($requests_waiting_peak == 0)",
     "{value} of the waiting requests are deferred although there is capacity",
     "share",
 )

@@ -97,14 +97,8 @@ PARTS: tuple[Part, ...] = (
     # A request in a step, even a long one, was counted as running before: a prefill in one step is no refused
     # admission. Neither is a request that is deferred until its KV transfer or its grammar is ready.
     Part(
-        "deferred_highest",
-        "sum by ($by) (max_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
-        "requests",
-    ),
-    Part(
         "requests_not_admitted",
-        "clamp_min($waiting_lowest - ($deferred_highest or 0 * $waiting_lowest), 0) * ($running_highest == bool 0)"
-        " * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s",
+        "$waiting_lowest * ($running_highest == bool 0) * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s",
         "requests",
     ),
     # The last log line about pausing, which vLLM 0.20 does not write; otherwise more calls of /pause than of /resume.

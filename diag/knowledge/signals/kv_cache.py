@@ -84,6 +84,11 @@ PARTS: tuple[Part, ...] = (
     Part(
         "external_cache_hits", "sum by ($by) (last_over_time(vllm:external_prefix_cache_hits_total[$window]))", "tokens"
     ),
+    Part(
+        "prompt_tokens_from_connector",
+        "sum by ($by) (increase(vllm:external_prefix_cache_hits_total[$window])) or 0 * $prompt_tokens",
+        "tokens",
+    ),
     Part("no_kv_connector", "0 * ($external_cache_queries == 0)", "bool"),
     Part("nixl_transfers_failed", _counted("vllm:nixl_num_failed_transfers_total"), "transfers"),
     Part("nixl_leases_expired", _counted("vllm:nixl_num_kv_expired_reqs_total"), "requests"),
@@ -244,6 +249,12 @@ blocks_per_prompt = Signal(
     "a prompt spans {value} KV blocks on average; only whole blocks can be shared",
     "blocks",
     needs="3 finished requests",
+)
+prompt_share_from_connector = Signal(
+    "prompt tokens from a KV connector",
+    "$prompt_tokens_from_connector / ($prompt_tokens > 0)",
+    "a KV connector provides the KV cache of {value} of the prompt tokens",
+    "share",
 )
 replicas_that_hold_all = Signal(
     "replicas whose KV caches hold the load",

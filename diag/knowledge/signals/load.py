@@ -1,7 +1,7 @@
 """Signals of an engine's load and of the latency SLO: requests, queue time, and how fast the error budget burns."""
 
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import edge
+from diag.knowledge.signals.expressions import edge, waiting_for_capacity
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
@@ -126,7 +126,7 @@ running_share_of_cap = Signal(
 )
 requests_waiting_median = Signal(
     "requests waiting (median)",
-    "sum by ($by) (quantile_over_time(0.5, vllm:num_requests_waiting[$window]) and $requests_waiting_sampled)",
+    f"sum by ($by) (({waiting_for_capacity('quantile_over_time(0.5, {}[$window])')}) and $requests_waiting_sampled)",
     "median number of waiting requests: {value}",
     "requests",
 )
@@ -180,13 +180,13 @@ slowest_finished = Signal(
 )
 requests_in_flight = Signal(
     "requests in flight (minimum)",
-    "$running_lowest + $waiting_lowest",
+    "$running_lowest + $queued_lowest",
     "minimum number of requests in flight: {value}",
     "requests",
 )
 requests_in_flight_peak = Signal(
     "requests in flight (peak)",
-    "$running_highest + $waiting_highest",
+    "$running_highest + $queued_highest",
     "peak number of requests in flight: {value}",
     "requests",
     window_scaling="peak",
