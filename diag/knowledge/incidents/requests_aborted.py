@@ -1,7 +1,7 @@
 """Clients disconnect before their requests finish: a time-out in front of the server is shorter than its latency."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import queue_time_share, share_given_up, slowest_finished
+from diag.signals import lost_at_one_age, lost_in_harm, queue_time_share, share_given_up, slowest_finished
 
 METRICS = "https://docs.vllm.ai/en/latest/usage/metrics.html"
 
@@ -21,12 +21,18 @@ incident = Incident(
         share_given_up.above(
             0.2, measured("25 % behind a time-out of 4 s, 5 % where a few users stop", "requests_aborted")
         ),
+        lost_in_harm.at_least(
+            1, judged("completion clients cancel 20-30 % of their requests by design; without harm that is no incident")
+        ),
     ),
-    supports=(queue_time_share.above(0.25, judged("much of the time-out is spent in the queue")),),
+    supports=(
+        lost_at_one_age.above(0.7, measured("100 % from 2.5 s to 5 s: a time-out of 4 s", "requests_aborted")),
+        queue_time_share.above(0.25, judged("much of the time-out is spent in the queue")),
+    ),
     looks_like=(
         LookAlike(
-            "users who stop an answer",
-            distinguish="A few per cent of the requests, at any age; a time-out ends many at the same age.",
+            "users who stop an answer, and completion clients that cancel while their user types",
+            distinguish="At any age, or below 1 s; a time-out ends many at the same age. No request queues for long.",
         ),
         LookAlike("requests that are refused", distinguish="They end with a status of 400 or above."),
         LookAlike("engine_stalled", distinguish="No token moves at all: clients give up because nothing comes."),
@@ -34,7 +40,7 @@ incident = Incident(
     fixes=(
         Fix(
             change="Set the time-outs of the gateway and of the clients well above {value}: within that time 99 % of "
-            "the requests ended that were not given up, and those that were would have taken longer.",
+            "the requests ended that were not given up. How long the others would have taken is not measured.",
             value=slowest_finished,
             rounding="up",
             effect="requests finish, and none is computed twice",

@@ -48,6 +48,12 @@ def edge(limit: str) -> str:
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
 
 
+def any_of(**signs: str) -> str:
+    """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
+    named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
+    return f"max by ($by) ({' or '.join(named)})"
+
+
 def waiting_for_capacity(function: str, of_all: str = "") -> str:
     """Return a function, such as `max_over_time({}[$window])`, of the requests that wait for capacity, by series.
 

@@ -212,6 +212,12 @@ adapters_per_slot = Signal(
     "within five minutes, {value} LoRA adapters ran per adapter slot",
     "ratio",
 )
+requests_deferred = Signal(
+    "requests deferred (mean)",
+    "$deferred_mean",
+    "mean number of requests that wait for a KV transfer, a grammar or a LoRA slot: {value}",
+    "requests",
+)
 deferred_share_by_reason = Signal(
     "deferred share of waiting requests (vLLM >= 0.20)",
     # 0 where no request waits; missing where requests wait and the release does not export reasons

@@ -1,14 +1,25 @@
 """Signals of an engine's load and of the latency SLO: requests, queue time, and how fast the error budget burns."""
 
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import edge, waiting_for_capacity
+from diag.knowledge.signals.expressions import any_of, edge, waiting_for_capacity
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
 BUDGETS = {"TTFT": "ttft", "inter-token latency": "itl", "end-to-end latency": "e2e"}
 """Latencies with an SLO, and the prefix of the names of their parts."""
+LOST_AGES = ("1.0", "1.5", "2.0", "2.5", "5.0", "10.0", "30.0", "60.0")
+AGES = "|".join(age.replace(".", "[.]") for age in LOST_AGES)
+HEAP, QUEUED = 0.7, 0.25
+"""Share of the lost requests at one age, and of queue time, that show a time-out and an overload."""
 LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, name in BUDGETS.items()}
 """All observations of each latency, and those within the SLO."""
+
+
+def _next_ages(series: str) -> str:
+    """Return the series with each age replaced by the next one, the highest first."""
+    for age, following in reversed([*zip(LOST_AGES, (*LOST_AGES[1:], "beyond"), strict=True)]):
+        series = f'label_replace({series}, "le", "{following}", "le", "{age.replace(".", "[.]")}")'
+    return series
 
 
 def _within(metric: str, limit: str) -> str:
@@ -40,6 +51,12 @@ PARTS: tuple[Part, ...] = (
         "round($requests_running_peak + $requests_ending_per_step or $requests_running_peak)",
         "requests",
     ),
+    # what the load needs: its peak with a quarter of headroom, as a power of two, by which CUDA graphs grow
+    Part(
+        "requests_for_the_load",
+        "2 ^ ceil(log2(1.25 * clamp_min($requests_running_peak + $requests_waiting_peak, 1)))",
+        "requests",
+    ),
     # vLLM records queue time when a request finishes. Until then Little's law gives it from the gauges, if the engine
     # makes progress: the total queue time in the window is divided by the requests with a first token and those still
     # waiting; its share of the time in the server is the share of waiting requests.
@@ -64,20 +81,30 @@ PARTS: tuple[Part, ...] = (
         'sum by ($by) (increase(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
         "requests",
     ),
-    # the growth of a counter between two scrapes of the window: increase() extrapolates beyond them
+    Part("requests_lost", "$first_tokens - $requests_completed - $running_highest", "requests"),
+    Part("responses_lost", "clamp_min($responses_ok - $requests_completed, 0)", "requests"),
+    # Ages at which requests were lost: responses of any age, less finished requests of the same age. Edges that the
+    # histograms of vLLM and of its HTTP server share; a request that ends before the first one says nothing.
     Part(
-        "first_tokens_seen",
-        "sum by ($by) (max_over_time(vllm:time_to_first_token_seconds_count[$window])"
-        " - min_over_time(vllm:time_to_first_token_seconds_count[$window]))",
-        "requests",
+        "responses_within",
+        f'sum by ($by, le) (increase(http_request_duration_highr_seconds_bucket{{le=~"{AGES}"}}[$window]))',
+        "responses",
     ),
     Part(
-        "requests_completed_seen",
-        'sum by ($by) (max_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window])'
-        ' - min_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
+        "finished_within",
+        f'sum by ($by, le) (increase(vllm:e2e_request_latency_seconds_bucket{{le=~"{AGES}"}}[$window]))',
         "requests",
     ),
-    Part("requests_lost", "$first_tokens_seen - $requests_completed_seen - $running_highest", "requests"),
+    Part("lost_within", "$responses_within - $finished_within", "requests"),
+    Part("lost_within_the_age_before", _next_ages("$lost_within"), "requests"),
+    Part("lost_at_one_age", "max by ($by) ($lost_within - $lost_within_the_age_before)", "requests"),
+    Part("share_lost_at_one_age", "clamp_max($lost_at_one_age / ($responses_lost >= 5), 1)", "share"),
+    Part(
+        "share_lost_usually",
+        "clamp_min($responses_ok[1h] offset 10m - $requests_completed[1h] offset 10m, 0)"
+        " / ($responses_ok[1h] offset 10m >= 100)",
+        "share",
+    ),
     # -- the latency SLO
     Part("ttft_count", "$first_tokens", "requests"),
     Part("ttft_within_slo", _within("vllm:time_to_first_token_seconds", "$ttft_seconds"), "requests"),
@@ -167,10 +194,27 @@ requests_finished = Signal(
 )
 share_given_up = Signal(
     "requests given up by their clients",
-    "clamp_min($responses_ok - $requests_completed, 0) / ($responses_ok >= 10)"
-    " or clamp_min($requests_lost, 0) / ($first_tokens_seen >= 10)",
+    "$responses_lost / ($responses_ok >= 10) or clamp_min($requests_lost, 0) / ($first_tokens >= 10)",
     "clients gave up {value} of the requests before they were finished",
     "share",
+)
+lost_in_harm = Signal(
+    "harm to the requests that were given up",
+    any_of(
+        heap=f"($share_lost_at_one_age >= bool {HEAP})",
+        queue=f"(${queue_time_share.id} > bool {QUEUED})",
+        ttft="(1 - $ttft_within_slo / ($ttft_count >= 10) > bool 0.1)",
+        usual=f"(${share_given_up.id} > bool 3 * clamp_min($share_lost_usually, 0.1))",
+    ),
+    "a time-out, a queue, a late first token or a sudden rise accounts for the requests that were given up: {value}",
+    "bool",
+)
+lost_at_one_age = Signal(
+    "requests given up at one age",
+    "$share_lost_at_one_age",
+    "{value} of the requests that were given up ended within one interval of ages above 1 s",
+    "share",
+    needs="5 of them, and the metrics of vLLM's HTTP server",
 )
 slowest_finished = Signal(
     "end-to-end latency (99th percentile)",
