@@ -8,7 +8,7 @@ followed; LMCache and others have metrics of their own that a page may not show.
 
 from diag.core.incident import Part, Signal, reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.forward_progress import any_of
+from diag.knowledge.signals.expressions import any_of
 from diag.knowledge.signals.load import ENOUGH
 
 FEW = 2.5
@@ -69,12 +69,12 @@ PARTS: tuple[Part, ...] = (
     Part("requests_wait_while_none_runs", "$requests_running_peak == 0 and $requests_waiting_minimum > 0"),
     # At most --max-num-seqs requests ran at the peak, even if the flag is unknown.
     Part("whole_requests_that_fit_kv_cache", "round($requests_that_fit_the_kv_cache)", "requests"),
-    # With requests that differ in length a mean says little: where more run than would fit by the mean, the KV cache
+    # With requests that differ in length a mean says little: where clearly more run than fit by the mean, the KV cache
     # that they hold tells how many like them fit.
     Part("requests_like_the_running_that_fit", "$kv_pool_fill * $requests_running_mean / ($kv_cache_usage_mean > 0)"),
     Part(
         "requests_with_room",
-        "($requests_that_fit_the_kv_cache > $requests_running_peak) or $requests_like_the_running_that_fit",
+        "($requests_that_fit_the_kv_cache >= 0.8 * $requests_running_peak) or $requests_like_the_running_that_fit",
         "requests",
     ),
     # As many requests run as the cap admits, in half of the samples or more: the cap has bound before the KV cache.
@@ -251,7 +251,7 @@ kv_cache_usage_with_next = Signal(
     "KV cache usage with one more request",
     "($kv_cache_usage_median and $held_by_the_cap and $kv_cache_usage_median < 1)"
     " or ($kv_cache_usage_median + $kv_cache_share_of_next_prompt) or $kv_cache_usage_median",
-    "with one more prompt that the scheduler admits, KV cache usage would be {value}",
+    "with one more prompt, KV cache usage would be {value}",
     "share",
 )
 # A preemption frees its blocks at once, so a scrape seldom hits the full KV cache: usage falls by one request.
