@@ -487,9 +487,9 @@ def test_cap_of_active_requests_is_proposed_only_if_requests_reach_it(
 @pytest.mark.parametrize(
     ("caps", "proposed"),
     [
-        ("--max-num-seqs 64 --max-num-active-seqs 4", {"--max-num-active-seqs": 64}),
+        ("--max-num-seqs 64 --max-num-active-seqs 4", {"--max-num-active-seqs": 32}),
         ("--max-num-seqs 8 --max-num-active-seqs 4", {"--max-num-active-seqs": 8}),
-        ("--max-num-seqs 4", {"--max-num-seqs": 161}),
+        ("--max-num-seqs 4", {"--max-num-seqs": 32}),
     ],
 )
 def test_the_cap_that_binds_is_the_one_that_is_raised(tmp_path: Path, caps: str, proposed: dict[str, Any]) -> None:

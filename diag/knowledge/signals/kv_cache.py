@@ -235,7 +235,7 @@ room_beyond_the_load = Signal(
 longest_requests_that_fit = Signal(
     "requests that fit the KV cache, the longest where none runs",
     "($requests_wait_while_none_runs + on (instance) group_left () ($contexts_that_fit_kv_cache < 1))"
-    " or $requests_that_fit_the_kv_cache",
+    " or ($requests_like_the_running_that_fit and $held_by_the_cap) or $requests_that_fit_the_kv_cache",
     "requests of the observed mean length (of --max-model-len where none is admitted) that fit the KV cache: {value}",
     "requests",
     formerly=("requests that fit the KV cache",),

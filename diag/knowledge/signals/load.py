@@ -18,7 +18,7 @@ LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, nam
 def _next_ages(series: str) -> str:
     """Return the series with each age replaced by the next one, the highest first."""
     for age, following in reversed([*zip(LOST_AGES, (*LOST_AGES[1:], "beyond"), strict=True)]):
-        series = f'label_replace({series}, "le", "{following}", "le", "{age.replace(".", "[.]")}")'
+        series = f'label_replace({series}, "age", "{following}", "age", "{age.replace(".", "[.]")}")'
     return series
 
 
@@ -87,12 +87,14 @@ PARTS: tuple[Part, ...] = (
     # histograms of vLLM and of its HTTP server share; a request that ends before the first one says nothing.
     Part(
         "responses_within",
-        f'sum by ($by, le) (increase(http_request_duration_highr_seconds_bucket{{le=~"{AGES}"}}[$window]))',
+        "sum by ($by, age) (label_replace("
+        f'increase(http_request_duration_highr_seconds_bucket{{le=~"{AGES}"}}[$window]), "age", "$$1", "le", "(.*)"))',
         "responses",
     ),
     Part(
         "finished_within",
-        f'sum by ($by, le) (increase(vllm:e2e_request_latency_seconds_bucket{{le=~"{AGES}"}}[$window]))',
+        f'sum by ($by, age) (label_replace(increase(vllm:e2e_request_latency_seconds_bucket{{le=~"{AGES}"}}[$window])'
+        ', "age", "$$1", "le", "(.*)"))',
         "requests",
     ),
     Part("lost_within", "$responses_within - $finished_within", "requests"),
