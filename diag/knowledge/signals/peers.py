@@ -8,7 +8,7 @@ what is usual; with two, the other engine does.
 
 from diag.core.incident import GROUP, Part, Signal
 from diag.core.log_events import SHM_BROADCAST_WAIT
-from diag.knowledge.signals.forward_progress import any_of
+from diag.knowledge.signals.expressions import any_of
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
