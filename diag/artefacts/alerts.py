@@ -199,10 +199,15 @@ def alert_expressions(
 
 
 def keeps_firing(cause: Incident, known: Known) -> float:
-    """Return the seconds for which an ended alert keeps firing: until the windows of pages that it mutes are clear."""
+    """Return the seconds for which an ended alert keeps firing: until the windows of pages that it mutes are clear.
+
+    An info pages no person: it ends once its condition has not held for a whole window, so that a value at the
+    threshold does not make it come and go.
+    """
     muted = (known[name] for name in cause.explains if name in known and _mutes(cause, known[name]))
     effects = [effect for effect in muted if effect.severity == "critical"]
-    return max([KEEP_FIRING, *(seconds(effect.window) + keeps_firing(effect, known) + MARGIN for effect in effects)])
+    least = max(KEEP_FIRING, seconds(cause.window)) if cause.severity == "info" else KEEP_FIRING
+    return max([least, *(seconds(effect.window) + keeps_firing(effect, known) + MARGIN for effect in effects)])
 
 
 def _mutes(cause: Incident, effect: Incident) -> bool:

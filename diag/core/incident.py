@@ -300,10 +300,27 @@ class Incident(NamedTuple):
         return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
 
 
+GROUP = ("job", "namespace")
+"""Labels within which servers of the same model are peers."""
+OF_ONE_SERVER = ("instance", "pod", "host", "hostname", "node", "nodename")
+"""Labels of a site that tell one server from its peers; if a site has none of these, its last label does."""
+
+
 def regroup(promql: str, labels: tuple[str, ...]) -> str:
-    """Return the expression for a site that identifies its servers by these labels instead of by `instance`."""
-    clause = re.compile(r"\b(by|on) ?\(([^()]*)\)")
-    return clause.sub(lambda found: re.sub(r"\binstance\b", ", ".join(labels), found[0]), promql)
+    """Return the expression for a site that identifies its servers by these labels instead of by `instance`.
+
+    The labels that name more than one server, such as its cluster, are added to those that group peers.
+    """
+    own = [label for label in labels if label in OF_ONE_SERVER] or labels[-1:]
+    shared = [label for label in labels if label not in own]
+
+    def clause(found: re.Match[str]) -> str:
+        named = found[2].split(", ")
+        peers = shared if {*GROUP} <= {*named} else []
+        names = [name for label in named for name in (labels if label == "instance" else (label,))]
+        return f"{found[1]} ({', '.join(dict.fromkeys((*peers, *names)))})"
+
+    return re.sub(r"\b(by|on) ?\(([^()]*)\)", clause, promql)
 
 
 def seconds(duration: str) -> float:

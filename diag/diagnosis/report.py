@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from diag.core.contract import SLOS
 from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
 from diag.core.subjects import Subject, instance_name, label_value
@@ -217,7 +218,8 @@ class Finding(NamedTuple):
 
 class Report(NamedTuple):
     """The whole diagnosis; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
-    `shared` the labels that the ill servers of a fleet have and its healthy ones lack.
+    `shared` the labels that the ill servers of a fleet have and its healthy ones lack, `slo_is_default` whether the
+    site has set none of its own.
 
     `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
     could not be judged because the source refused queries or the observation was too short.
@@ -233,6 +235,7 @@ class Report(NamedTuple):
     normality: Normality = Normality()
     ceilings: tuple[CeilingShares, ...] = ()
     shared: tuple[SharedLabel, ...] = ()
+    slo_is_default: bool = False
 
     @property
     def present(self) -> tuple[Finding, ...]:
@@ -320,6 +323,7 @@ def build_report(
         findings=tuple(findings),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
+        slo_is_default=queries.contract.stated.isdisjoint(SLOS),
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )

@@ -17,6 +17,7 @@ from diag.knowledge.signals import (
     kv_cache_usage_peak,
     kv_cache_usage_peak_with_next,
     kv_cache_usage_with_next,
+    requests_deferred,
     requests_running,
     requests_waiting_median,
 )
@@ -109,7 +110,7 @@ KV_FETCH = Binder(
     "KV fetch",
     "requests wait for KV blocks from elsewhere, or for a LoRA slot, although the engine has capacity",
     (
-        WAIT,
+        requests_deferred.at_least(1, judged("on average at least one request is deferred")),
         deferred_share.above(
             0.5, documented("a deferred request waits for a KV transfer or a LoRA slot, not for capacity", SCHEDULER)
         ),

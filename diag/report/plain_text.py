@@ -102,6 +102,7 @@ def short_report(report: Report) -> str:
             "blank": [[""]],
             "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
             "server": _part("Server", servers, 3),
+            "slo": _part("SLO", [words.slo_missing(report)], 1),
             "normal": _normal_part(report),
         }
     parts = {

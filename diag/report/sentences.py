@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from diag.core.contract import Contract
 from diag.core.formatting import clock, escaped, listed, moment, number, plural, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree, in_words, instance_name
@@ -107,6 +108,14 @@ def found_nothing(report: Report) -> str:
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
     return f"{found} ({checked} checked on {plural(len(report.judged_servers), 'server')}{rest})"
+
+
+def slo_missing(report: Report) -> str:
+    """Return the sentence that no SLO is set, "" if one is: the defaults only rule out a server that is of no use."""
+    if not report.slo_is_default:
+        return ""
+    ttft, itl = (quantity(getattr(Contract, f"{name}_seconds"), "seconds") for name in ("ttft", "itl"))
+    return f"none is set (diag.toml), so latency counts only beyond a TTFT of {ttft} or an ITL of {itl}"
 
 
 def states(report: Report) -> str:

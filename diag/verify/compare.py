@@ -34,6 +34,8 @@ COLD = 60.0
 """Seconds after its start for which a server's caches are cold (judged)."""
 SHORTEST = 5.0
 """Seconds of an observation whose numbers can be compared: in a shorter one, single requests decide."""
+CHRONIC = 300.0
+"""Seconds after a change that show the end of a chronic incident, whose own window is longer."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ def _judge(
     own_symptoms = [symptom for symptom in after.symptoms if symptom.condition in after.incident.symptoms]
     if not (after.state == "absent" or after.brief) or any(_all_hold(own_symptoms)):
         if server.loads[1].seconds < SHORTEST:
-            return "not comparable", _covers_only(server.loads[1].seconds, seconds(before.incident.live_window))
+            return "not comparable", _covers_only(server.loads[1].seconds, _least_seconds(before))
         clear = next((signal for signal in signals if abs(signal.improvement) >= CLEAR), None)
         still = "still present" if after.state == "present" else "its symptoms persist under another incident"
         if clear is None:
@@ -275,13 +277,18 @@ def _all_hold(readings: Sequence[Reading]) -> list[bool]:
     return [bool(window) for window in np.logical_and.reduce(held)]
 
 
+def _least_seconds(before: Diagnosis) -> float:
+    """Return the seconds after a change that prove something; a chronic incident is judged over all of them."""
+    return min(seconds(before.incident.live_window), CHRONIC)
+
+
 def _too_short(before: Diagnosis, lasted: float) -> str:
     """Return why an observation of so many seconds without the incident proves nothing, "" if it does.
 
     An intermittent incident will come back: it has to be absent for as long as between two onsets. An incident that was
     over before the change proves nothing; one whose causes come and go is healthy at times within a window.
     """
-    live = seconds(before.incident.live_window)
+    live = _least_seconds(before)
     held = pairwise([False, *_all_hold(before.symptoms)])
     onsets = [at for at, (earlier, now) in zip(before.instants, held, strict=True) if now and not earlier]
     healthy = 0.0 if before.until is None else before.instants[-1] - before.until

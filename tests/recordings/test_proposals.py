@@ -1,6 +1,7 @@
 """A fix becomes a concrete value, from this server's numbers, for this server's release, or says what it needs."""
 
 import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -44,11 +45,28 @@ def test_the_long_prefill_threshold_comes_from_the_measured_prefill_rate() -> No
     assert proposed(primary("contention_bigbatch"), "--long-prefill-token-threshold").after == 256
 
 
-def test_a_cap_is_raised_to_what_the_kv_cache_holds_however_many_clients_there_are() -> None:
+def test_a_cap_is_raised_to_what_the_load_needs_and_the_kv_cache_holds() -> None:
     fix = proposed(primary("queue_saturation"), "--max-num-seqs")
-    assert (fix.before, fix.after) == (4, 161)  # 24 clients
+    assert (fix.before, fix.after) == (4, 32)  # 24 clients; the KV cache holds 161 of their requests
+    assert "the next limit is the token budget" in fix.text
     fix = proposed(primary("cure_max_num_seqs_p90"), "--max-num-seqs")
     assert (fix.before, fix.after) == (3, 6)  # 28 clients
+
+
+def test_a_mean_of_one_huge_request_does_not_hide_the_cap(tmp_path: Path) -> None:
+    """A prompt that fills two KV caches is in the mean; as many requests as the cap admits run, with free blocks."""
+    scrapes = list(rewriting.scrapes("queue_saturation"))
+    start = scrapes[0][0]
+
+    def with_huge_prompts(time: float, page: str) -> str:
+        tokens = 100_000 * (time - start)
+        return rewriting.with_value(page, "vllm:request_prompt_tokens_sum{", f"{tokens}")
+
+    folder = rewriting.write(tmp_path, ((time, host, with_huge_prompts(time, page)) for time, host, page in scrapes))
+    shutil.copy(Path("tests") / "recordings" / "queue_saturation" / "recording.toml", folder)
+    finding = doctor.run(ObserveOptions([str(folder)])).present[0]
+    assert finding.diagnosis.incident.id == "queue_saturation"
+    assert proposed(finding, "--max-num-seqs").after == 32
 
 
 def test_proposals_are_ordered_capacity_sequence_cap_watermark() -> None:
@@ -469,9 +487,9 @@ def test_cap_of_active_requests_is_proposed_only_if_requests_reach_it(
 @pytest.mark.parametrize(
     ("caps", "proposed"),
     [
-        ("--max-num-seqs 64 --max-num-active-seqs 4", {"--max-num-active-seqs": 64}),
+        ("--max-num-seqs 64 --max-num-active-seqs 4", {"--max-num-active-seqs": 32}),
         ("--max-num-seqs 8 --max-num-active-seqs 4", {"--max-num-active-seqs": 8}),
-        ("--max-num-seqs 4", {"--max-num-seqs": 161}),
+        ("--max-num-seqs 4", {"--max-num-seqs": 32}),
     ],
 )
 def test_the_cap_that_binds_is_the_one_that_is_raised(tmp_path: Path, caps: str, proposed: dict[str, Any]) -> None:

@@ -4,15 +4,22 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import rewriting as re
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.contract import Contract
+from diag.core.incident import regroup
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
+from diag.knowledge.formulas import formula
+from diag.promql import Block, Samples, evaluate
+from diag.signals import load_of_peers
 
 ID = "replicas_unbalanced"
+LABELS = ("job", "namespace", "cluster", "region")
 HOT, EVEN, IDLE, OTHER = "queue_saturation", "healthy", "idle", "healthy under another name"
 FLEETS = {
     (HOT, EVEN, EVEN): ["r0:8000"],
@@ -120,3 +127,40 @@ def test_replica_with_fewer_tokens_may_be_slow_and_one_with_more_is_not(tmp_path
     slow, hot, *_ = found(report)
     assert "a slow replica" in {each.name for each in slow.open}
     assert "a slow replica" in {each.name for each in hot.refuted}
+
+
+def of_server(number: int, running: float, waiting: float, **labels: str) -> Block:
+    """The load of a server over six minutes."""
+    own = {"instance": f"r{number}:8000", "engine": "0", "model_name": "m", **labels}
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    values = np.repeat([[running], [waiting]], 24, axis=1)
+    return Block(tuple({"__name__": name, **own} for name in names), np.arange(0, 360_000, 15_000), values)
+
+
+@pytest.mark.parametrize("label", ["", "job", "namespace", "cluster", "region"])
+def test_production_is_not_compared_with_staging(label: str) -> None:
+    """Two servers of one model are loaded, those of staging are idle: they differ in one label of the site."""
+    site = ("cluster", "region", "pod")
+    loads = ((64, 40), (60, 38), (1, 0), (1, 0))
+    blocks = [
+        of_server(number, *load, **{name: "staging" if (name == label and number > 1) else "prod" for name in LABELS})
+        for number, load in enumerate(loads)
+    ]
+    pods = [Block(tuple({**own, "pod": own["instance"]} for own in each.labels), *each[1:]) for each in blocks]
+    written = formula(load_of_peers, ("instance", "engine"), "5m", Contract()).written_out()
+    vector = evaluate(regroup(written, site), Samples(pods), np.array([300_000]))
+    assert (vector.values.max() > 2) == (not label)
+    if label in ("", "job", "namespace"):
+        vector = evaluate(written, Samples(blocks), np.array([300_000]))
+        assert (vector.values.max() > 2) == (not label)
+
+
+def test_deferred_requests_are_no_load_to_balance(tmp_path: Path) -> None:
+    """All of the 19 waiting requests of the replica wait for their KV transfers."""
+
+    def deferred(page: str) -> str:
+        waiting = 'vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason='
+        return re.with_value(re.with_value(page, f'{waiting}"capacity"', "0"), f'{waiting}"deferred"', "19")
+
+    transfers = re.changed(server(HOT), deferred)
+    assert named(judged(tmp_path, re.side_by_side(transfers, server(EVEN), server(EVEN)))) == []

@@ -64,3 +64,51 @@ def test_the_counts_of_a_former_process_are_no_requests_that_were_given_up(tmp_p
         lambda t: 5000 + 3 * t if t < 30 else 3 * (t - 30), lambda t: 2800 + 3 * t if t < 30 else 3 * (t - 30), 0.5
     )
     assert of(judged(tmp_path, restarted), ABORTED).state != "present"
+
+
+HTTP = "http_request_duration_highr_seconds_bucket"
+HTTP_EDGES = ("0.5", "1.0", "1.5", "2.0", "2.5", "5.0", "10.0", "30.0", "60.0", "+Inf")
+RATE = 2
+
+
+def page_with_http(seconds: float, lost: dict[str, float]) -> str:
+    """Two requests a second; `lost` is the share of them that ends early, by the first edge at or above its age."""
+    asked = RATE * seconds
+    finished = asked * (1 - sum(lost.values()))
+    lines = [
+        f'http_requests_total{{handler="/v1/completions",status="2xx"}} {asked}',
+        f'vllm:request_success_total{{engine="0",finished_reason="stop"}} {finished}',
+        f'vllm:time_to_first_token_seconds_count{{engine="0"}} {asked}',
+        f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="40.0"}} {asked}',
+        f'vllm:request_queue_time_seconds_sum{{engine="0"}} {0.01 * finished}',
+        f'vllm:e2e_request_latency_seconds_sum{{engine="0"}} {0.8 * finished}',
+        f'vllm:generation_tokens_total{{engine="0"}} {50 * asked}',
+        'vllm:num_requests_running{engine="0"} 2',
+        'vllm:num_requests_waiting{engine="0"} 0',
+    ]
+    ages = sum(share * 0.8 * float(age) for age, share in lost.items())
+    lines.append(f'http_request_duration_seconds_sum{{handler="/v1/completions"}} {0.8 * finished + asked * ages}')
+    for edge in HTTP_EDGES:
+        ended = asked * sum(share for age, share in lost.items() if float(age) <= float(edge))
+        within = finished * (0.4 if edge == "0.5" else 1)
+        lines.append(f'{HTTP}{{le="{edge}"}} {within + ended}')
+        lines.append(f'vllm:e2e_request_latency_seconds_bucket{{engine="0",le="{edge}"}} {within}')
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("lost", "state"),
+    [
+        ({"0.5": 0.1, "1.0": 0.15}, "absent"),
+        ({"0.5": 0.3}, "absent"),
+        ({"1.0": 0.05, "2.5": 0.1, "5.0": 0.1, "30.0": 0.05}, "absent"),
+        ({"30.0": 0.25}, "present"),
+        ({"5.0": 0.02}, "absent"),
+    ],
+    ids=["typing, 0.3 to 1 s", "typing, 0.4 s", "users stop at any age", "a proxy's time-out", "a few"],
+)
+def test_only_harm_makes_requests_that_were_given_up_an_incident(
+    tmp_path: Path, lost: dict[str, float], state: str
+) -> None:
+    served = [(1_700_000_000.0 + t, "h:1", page_with_http(t + 50_000, lost)) for t in range(0, 600, 5)]
+    assert of(judged(tmp_path, served), ABORTED).state == state

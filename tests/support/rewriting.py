@@ -103,7 +103,11 @@ def thinned(all_scrapes: Iterable[Scrape], every: float) -> Iterator[Scrape]:
 
 
 def with_value(page: str, series: str, value: str) -> str:
-    """The page with another value for every series whose line begins so."""
+    """The page with another value for every series whose line begins so; waiting requests then wait for capacity."""
+    if series.startswith("vllm:num_requests_waiting{"):
+        page = re.sub(
+            r"^(vllm:num_requests_waiting_by_reason\{[^\n]*capacity[^\n]*) \S+$", rf"\1 {value}", page, flags=re.M
+        )
     return re.sub(rf"^({re.escape(series)}[^\n]*) \S+$", rf"\1 {value}", page, flags=re.MULTILINE)
 
 

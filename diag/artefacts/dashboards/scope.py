@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from diag.core.contract import Contract, Site
 from diag.core.incident import regroup
 from diag.knowledge.formulas import formula
-from diag.knowledge.signals.peers import PEERS
+from diag.knowledge.signals.peers import MODEL
 from diag.promql import metric_names, parse
 
 SHORT, RATE_INTERVAL = "1m", "$__rate_interval"
@@ -43,7 +43,7 @@ class DashboardScope:
 
     def add_matchers(self, promql: str) -> str:
         """Restrict an expression to the page's variables; a comparison with peers keeps all servers."""
-        of_one = {*self.site.labels, "engine"} if PEERS in promql else set()
+        of_one = {*self.site.labels, "engine"} if MODEL in promql else set()
         names = metric_names(parse(promql.replace(f"${GPU_COST}", "1")))
         matchers: dict[str, str] = {}
         for name in names:

@@ -12,6 +12,7 @@ incident = Incident(
     severity="info",
     per=("instance", "engine"),
     live_window="30s",
+    hold="7h",  # prefix_cache_ineffective, which explains it, is judged no sooner
     cause="""
         A KV connector (LMCache, Mooncake's store, vLLM's own offloading) stores KV blocks outside the GPU, and no
         prompt finds one there. Either no prompt comes back after the GPU has evicted it, or what comes back is not

@@ -1,7 +1,7 @@
 """The prefix cache hit rate is low although the prompts are long enough to share prefixes."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import blocks_per_prompt, prefix_cache_hit_rate, running_value
+from diag.signals import blocks_per_prompt, prefix_cache_hit_rate, prompt_share_from_connector, running_value
 
 PREFIX_CACHING = "https://docs.vllm.ai/en/latest/features/automatic_prefix_caching.html"
 
@@ -10,7 +10,9 @@ incident = Incident(
     title="Low prefix cache hit rate",
     severity="info",
     per=("instance", "engine"),
-    live_window="5m",
+    window="1h",  # the mix of clients changes from minute to minute
+    live_window="1h",
+    hold="6h",
     cause="""
         Only whole KV blocks from the first token on can be shared. A timestamp, a user name or a random id before a
         common system prompt makes every prefix unique. Several replicas without prefix-aware routing have the same
@@ -25,6 +27,13 @@ incident = Incident(
             distinguish="A prompt of one or two KV blocks has no prefix worth sharing.",
             requires=blocks_per_prompt.at_least(
                 4, measured("6.7 blocks per prompt and a hit rate of 0 %", "prefix_unique")
+            ),
+        ),
+        LookAlike(
+            "a decode server",
+            distinguish="Its prompts were prefilled elsewhere, or stored: a KV connector brings their KV cache.",
+            requires=prompt_share_from_connector.at_most(
+                0.5, judged("what a connector brings is not prefilled here, and the prefix cache could not save it")
             ),
         ),
     ),

@@ -14,7 +14,8 @@ from diag.signals import (
     replicas_that_run_all,
     requests_running_floor,
     requests_running_median,
-    requests_that_fit_kv_cache,
+    requests_to_admit,
+    room_beyond_the_load,
     running_share_of_cap,
     running_value,
     tokens_prefilled_within_pause,
@@ -25,6 +26,36 @@ from diag.signals import (
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 
 AT_THE_CAP = running_share_of_cap.at_least(1, documented("the scheduler admits up to --max-num-seqs", SCHEDULER))
+CAPS = (
+    (
+        "--max-num-seqs",
+        not_set("max_num_active_seqs"),
+        most_sequences,
+        "; larger CUDA graphs take more memory",
+    ),
+    (
+        "--max-num-active-seqs",
+        running_value("max_num_active_seqs").at_least(
+            1, documented("the flag is set, and it is the lower cap", SCHEDULER)
+        ),
+        running_value("max_num_seqs"),
+        "",
+    ),
+)
+"""The flags that cap sequences: the condition for each, its upper bound, and a further risk."""
+NEXT_BINDER = (
+    (
+        room_beyond_the_load.at_least(1, judged("the load ends before the KV cache does")),
+        "Admit the peak of the observed load with a quarter of headroom, as a power of two. The KV cache has room for "
+        "it; the next limit is the token budget of a step or memory bandwidth.",
+    ),
+    (
+        room_beyond_the_load.below(1, judged("the KV cache ends before the load does")),
+        "Admit as many requests as the KV cache holds at the observed lengths: it is the next limit, below the peak of "
+        "the observed load.",
+    ),
+)
+"""The limits that follow the sequence cap: a condition and the sentence about the fix."""
 
 incident = Incident(
     id="queue_saturation",
@@ -76,34 +107,24 @@ incident = Incident(
     ),
     explains=("requests_aborted", "contract_breached"),
     fixes=(
-        Fix(
-            flag="--max-num-seqs",
-            value=requests_that_fit_kv_cache,
-            most=most_sequences,
-            direction="raise",
-            only_if=(AT_THE_CAP, not_set("max_num_active_seqs")),
-            change="Admit as many requests as the KV cache holds at the observed mean length.",
-            effect="fewer requests wait; KV cache usage rises",
-            risk="inter-token latency rises as more requests share a step; larger CUDA graphs take more memory",
-            rollback="set the old value again and restart",
-            why=judged("the KV cache is the next limit; beyond it, requests preempt each other"),
-        ),
-        Fix(
-            flag="--max-num-active-seqs",
-            value=requests_that_fit_kv_cache,
-            most=running_value("max_num_seqs"),
-            direction="raise",
-            only_if=(
-                AT_THE_CAP,
-                running_value("max_num_active_seqs").at_least(
-                    1, documented("the flag is set, and it is the lower cap", SCHEDULER)
+        *(
+            Fix(
+                flag=flag,
+                value=requests_to_admit,
+                most=most,
+                direction="raise",
+                only_if=(AT_THE_CAP, is_set, reached),
+                change=change,
+                effect="fewer requests wait; KV cache usage rises",
+                risk=f"inter-token latency rises as more requests share a step{memory}",
+                rollback="set the old value again and restart",
+                why=judged(
+                    "beyond the load a higher cap costs memory and gains nothing; beyond the KV cache, requests "
+                    "preempt each other"
                 ),
-            ),
-            change="Run as many requests as the KV cache holds at the observed mean length, and --max-num-seqs allows.",
-            effect="fewer requests wait; KV cache usage rises",
-            risk="inter-token latency rises as more requests share a step",
-            rollback="set the old value again and restart",
-            why=judged("the lower of the two caps is the one that limits"),
+            )
+            for flag, is_set, most, memory in CAPS
+            for reached, change in NEXT_BINDER
         ),
         Fix(
             flag="--max-num-batched-tokens",

@@ -63,8 +63,8 @@ incident = Incident(
         ),
         LookAlike(
             "servers with a different role",
-            distinguish="All servers with the same model name count as peers, including prefill or test servers. Give "
-            "those another --served-model-name.",
+            distinguish="All servers with the same model name in one job, namespace and cluster (the labels of "
+            "diag.toml's [site]) count as peers, including prefill servers. Give those another --served-model-name.",
         ),
     ),
     explains=("queue_saturation", "contract_breached"),

@@ -23,7 +23,9 @@ incident = Incident(
     title="Low draft acceptance rate",
     severity="info",
     per=("instance", "engine"),
-    live_window="5m",
+    window="1h",  # the mix of clients changes from minute to minute
+    live_window="1h",
+    hold="6h",
     cause="""
         A step verifies all tokens of a draft and accepts those before the first one that the model would not have
         generated. Unpredictable text, sampling at a high temperature or a draft method that does not match the model

@@ -10,6 +10,7 @@ from diag.core.incident import Part
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 CONFIG = (
     "api_server_count",
@@ -47,6 +48,21 @@ def edge(limit: str) -> str:
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
 
 
+def any_of(**signs: str) -> str:
+    """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
+    named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
+    return f"max by ($by) ({' or '.join(named)})"
+
+
+def waiting_for_capacity(function: str, of_all: str = "") -> str:
+    """Return a function, such as `max_over_time({}[$window])`, of the requests that wait for capacity, by series.
+
+    vLLM 0.20 and later also counts waiting requests by reason. A deferred one waits for a KV transfer, a grammar or a
+    LoRA slot: more capacity would not run it. Earlier releases export only the sum; `of_all` is its part.
+    """
+    return f"{function.format(CAPACITY)} or ignoring (reason) {of_all or function.format(WAITING)}"
+
+
 PARTS: tuple[Part, ...] = (
     *(Part(f"config_{name}", configured(name)) for name in CONFIG),
     # -- counters: their increase in the window
@@ -67,12 +83,23 @@ PARTS: tuple[Part, ...] = (
     Part("running_minimum_by_series", "min_over_time(vllm:num_requests_running[$window])", "requests"),
     Part("running_average_by_series", "avg_over_time(vllm:num_requests_running[$window])", "requests"),
     Part("running_last_by_series", "last_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("waiting_peak_by_series", "max_over_time(vllm:num_requests_waiting[$window])", "requests"),
-    Part("waiting_minimum_by_series", "min_over_time(vllm:num_requests_waiting[$window])", "requests"),
-    Part("waiting_average_by_series", "avg_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    Part("queued_peak_by_series", "max_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    Part("queued_minimum_by_series", "min_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    # the requests that wait for capacity: all queued ones except the deferred
+    Part(
+        "waiting_peak_by_series",
+        waiting_for_capacity("max_over_time({}[$window])", "$queued_peak_by_series"),
+        "requests",
+    ),
+    Part(
+        "waiting_minimum_by_series",
+        waiting_for_capacity("min_over_time({}[$window])", "$queued_minimum_by_series"),
+        "requests",
+    ),
+    Part("waiting_average_by_series", waiting_for_capacity("avg_over_time({}[$window])"), "requests"),
     # -- gauges with at least three samples in the window
     Part("requests_running_sampled", "count_over_time(vllm:num_requests_running[$window]) >= 3", "samples"),
-    Part("requests_waiting_sampled", "count_over_time(vllm:num_requests_waiting[$window]) >= 3", "samples"),
+    Part("requests_waiting_sampled", f"({waiting_for_capacity('count_over_time({}[$window])')}) >= 3", "samples"),
     Part("kv_cache_usage_sampled", "count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3", "samples"),
     Part("gpu_cache_usage_sampled", "count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3", "samples"),
     Part("requests_running_peak", "sum by ($by) ($running_peak_by_series and $requests_running_sampled)", "requests"),
@@ -99,7 +126,9 @@ PARTS: tuple[Part, ...] = (
     Part("running_lowest", "sum by ($by) ($running_minimum_by_series)", "requests"),
     Part("running_highest", "sum by ($by) ($running_peak_by_series)", "requests"),
     Part("waiting_lowest", "sum by ($by) ($waiting_minimum_by_series)", "requests"),
-    Part("waiting_highest", "sum by ($by) ($waiting_peak_by_series)", "requests"),
+    # deferred requests do not wait for capacity, and they are in flight
+    Part("queued_lowest", "sum by ($by) ($queued_minimum_by_series)", "requests"),
+    Part("queued_highest", "sum by ($by) ($queued_peak_by_series)", "requests"),
     # -- inter-token latency, whose histogram vLLM renamed
     Part(
         "itl_count",

@@ -12,7 +12,7 @@ from diag.core.log_events import (
     OUTPUT_CORRUPTED,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.forward_progress import any_of
+from diag.knowledge.signals.expressions import any_of
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME
 
@@ -63,6 +63,11 @@ PARTS: tuple[Part, ...] = (
         "adapters",
     ),
     Part("more_adapters_than_slots", "($lora_adapters_in_use_per_max_loras by (instance)) > 1", "ratio"),
+    Part(
+        "deferred_mean",
+        "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
+        "requests",
+    ),
     # -- structured output
     Part("grammar_errors", f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))", "lines"),
     # -- API servers
@@ -207,11 +212,17 @@ adapters_per_slot = Signal(
     "within five minutes, {value} LoRA adapters ran per adapter slot",
     "ratio",
 )
+requests_deferred = Signal(
+    "requests deferred (mean)",
+    "$deferred_mean",
+    "mean number of requests that wait for a KV transfer, a grammar or a LoRA slot: {value}",
+    "requests",
+)
 deferred_share_by_reason = Signal(
     "deferred share of waiting requests (vLLM >= 0.20)",
     # 0 where no request waits; missing where requests wait and the release does not export reasons
-    "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))"
-    " / ($requests_waiting_mean > 0) or 0 * ($requests_waiting_peak == 0)",
+    "$deferred_mean / ($deferred_mean + $requests_waiting_mean > 0) or 0 * $deferred_mean"
+    " or 0 * ($requests_waiting_peak == 0)",
     "{value} of the waiting requests are deferred although there is capacity",
     "share",
 )

@@ -12,6 +12,7 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
 )
+from diag.knowledge.signals.expressions import any_of
 from diag.knowledge.signals.log import EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
@@ -22,12 +23,6 @@ SOON = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
 DEATHS = (ENGINE_DEAD, WORKER_DIED, KILLED_BY_SIGNAL)
-
-
-def any_of(**signs: str) -> str:
-    """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
-    named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
-    return f"max by ($by) ({' or '.join(named)})"
 
 
 def _called(path: str) -> str:
@@ -105,14 +100,8 @@ PARTS: tuple[Part, ...] = (
     # A request in a step, even a long one, was counted as running before: a prefill in one step is no refused
     # admission. Neither is a request that is deferred until its KV transfer or its grammar is ready.
     Part(
-        "deferred_highest",
-        "sum by ($by) (max_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
-        "requests",
-    ),
-    Part(
         "requests_refused",
-        "clamp_min($waiting_lowest - ($deferred_highest or 0 * $waiting_lowest), 0) * ($running_highest == bool 0)"
-        " * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s",
+        "$waiting_lowest * ($running_highest == bool 0) * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s",
         "requests",
     ),
     Part("requests_not_admitted", "($requests_refused[1m] > 0) or $requests_refused", "requests"),

@@ -13,7 +13,7 @@ SIGNS_OF_HARM = {
     "time-out": "($ages_when_given_up_p80_per_p20 <= bool 2.5) * ($mean_age_when_given_up >= bool 1)",
     "queue time": "$queue_time_per_end_to_end_latency > bool 0.25",
     "late first tokens": "1 - $ttft_within_slo / ($first_tokens >= 10) > bool 0.1",
-    "sudden rise": "$requests_given_up_by_their_clients > bool 3 * $requests_given_up_by_their_clients[1h]",
+    "sudden rise": "$requests_given_up_by_their_clients > bool 3 * clamp_min($usual_share_given_up, 0.1)",
 }
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 
@@ -74,6 +74,12 @@ PARTS: tuple[Part, ...] = (
         "clamp_min($http_responses_by_age - $finished_by_age"
         " - on ($by) group_left () ($http_responses - $responses_ok), 0)",
         "requests",
+    ),
+    Part(
+        "usual_share_given_up",
+        "clamp_min($responses_ok[1h] offset 10m - $requests_completed[1h] offset 10m, 0)"
+        " / ($responses_ok[1h] offset 10m >= 100)",
+        "share",
     ),
     Part(
         "signs_of_harm",

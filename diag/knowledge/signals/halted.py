@@ -5,7 +5,7 @@ process into uninterruptible sleep for a moment, and a debugger that takes a sta
 """
 
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.forward_progress import any_of
+from diag.knowledge.signals.expressions import any_of
 
 OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
 """Processes halted in any state, from an exporter that has no diag_vllm_process_state yet."""

@@ -8,11 +8,13 @@ followed; LMCache and others have metrics of their own that a page may not show.
 
 from diag.core.incident import Part, Signal, reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.forward_progress import any_of
+from diag.knowledge.signals.expressions import any_of
 from diag.knowledge.signals.load import ENOUGH
 
 FEW = 2.5
 """Failures; fewer than three are no rate. `increase` extrapolates, so a count is not a whole number."""
+FLAT = 0.95
+"""Share of the sequence cap from which on the number of running requests is a flat line at it."""
 
 
 def cache_config_has(label: str, pattern: str) -> str:
@@ -67,6 +69,21 @@ PARTS: tuple[Part, ...] = (
     Part("requests_wait_while_none_runs", "$requests_running_peak == 0 and $requests_waiting_minimum > 0"),
     # At most --max-num-seqs requests ran at the peak, even if the flag is unknown.
     Part("whole_requests_that_fit_kv_cache", "round($requests_that_fit_the_kv_cache)", "requests"),
+    # With requests that differ in length a mean says little: where clearly more run than fit by the mean, the KV cache
+    # that they hold tells how many like them fit.
+    Part("requests_like_the_running_that_fit", "$kv_pool_fill * $requests_running_mean / ($kv_cache_usage_mean > 0)"),
+    Part(
+        "requests_with_room",
+        "($requests_that_fit_the_kv_cache >= 0.8 * $requests_running_peak) or $requests_like_the_running_that_fit",
+        "requests",
+    ),
+    # As many requests run as the cap admits, in half of the samples or more: the cap has bound before the KV cache.
+    Part(
+        "held_by_the_cap",
+        "($requests_running_median + $requests_ending_per_step or $requests_running_median)"
+        f" / on (instance) group_left () $sequence_cap >= {FLAT}",
+        "share",
+    ),
     # The usage with one more prompt of mean length, or, while too few requests finish, with one more like those that
     # run; the usage alone if neither is known.
     Part(
@@ -83,6 +100,11 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "external_cache_hits", "sum by ($by) (last_over_time(vllm:external_prefix_cache_hits_total[$window]))", "tokens"
+    ),
+    Part(
+        "prompt_tokens_from_connector",
+        "sum by ($by) (increase(vllm:external_prefix_cache_hits_total[$window])) or 0 * $prompt_tokens",
+        "tokens",
     ),
     Part("no_kv_connector", "0 * ($external_cache_queries == 0)", "bool"),
     Part("nixl_transfers_failed", _counted("vllm:nixl_num_failed_transfers_total"), "transfers"),
@@ -198,10 +220,22 @@ requests_that_fit_kv_cache = Signal(
     "requests of the observed mean length that fit the KV cache: {value}",
     "requests",
 )
+requests_to_admit = Signal(
+    "requests to admit",
+    "($requests_for_the_load < $requests_with_room) or $requests_with_room",
+    "the observed load needs, and the KV cache holds, {value} requests at a time",
+    "requests",
+)
+room_beyond_the_load = Signal(
+    "requests with room in the KV cache / requests of the load",
+    "$requests_with_room / ($requests_for_the_load > 0)",
+    "the KV cache holds {value} times the requests of the observed load",
+    "ratio",
+)
 longest_requests_that_fit = Signal(
     "requests that fit the KV cache, the longest where none runs",
     "($requests_wait_while_none_runs + on (instance) group_left () ($contexts_that_fit_kv_cache < 1))"
-    " or $requests_that_fit_the_kv_cache",
+    " or ($requests_like_the_running_that_fit and $held_by_the_cap) or $requests_that_fit_the_kv_cache",
     "requests of the observed mean length (of --max-model-len where none is admitted) that fit the KV cache: {value}",
     "requests",
     formerly=("requests that fit the KV cache",),
@@ -215,7 +249,8 @@ fitting_share_of_running = Signal(
 )
 kv_cache_usage_with_next = Signal(
     "KV cache usage with one more request",
-    "($kv_cache_usage_median + $kv_cache_share_of_next_prompt) or $kv_cache_usage_median",
+    "($kv_cache_usage_median and $held_by_the_cap and $kv_cache_usage_median < 1)"
+    " or ($kv_cache_usage_median + $kv_cache_share_of_next_prompt) or $kv_cache_usage_median",
     "with one more prompt, KV cache usage would be {value}",
     "share",
 )
@@ -244,6 +279,12 @@ blocks_per_prompt = Signal(
     "a prompt spans {value} KV blocks on average; only whole blocks can be shared",
     "blocks",
     needs="3 finished requests",
+)
+prompt_share_from_connector = Signal(
+    "prompt tokens from a KV connector",
+    "$prompt_tokens_from_connector / ($prompt_tokens > 0)",
+    "a KV connector provides the KV cache of {value} of the prompt tokens",
+    "share",
 )
 replicas_that_hold_all = Signal(
     "replicas whose KV caches hold the load",

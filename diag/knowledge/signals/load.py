@@ -1,7 +1,7 @@
 """Signals of an engine's load and of the latency SLO: requests, queue time, and how fast the error budget burns."""
 
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import edge
+from diag.knowledge.signals.expressions import edge, waiting_for_capacity
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
@@ -38,6 +38,12 @@ PARTS: tuple[Part, ...] = (
     Part(
         "requests_in_step_peak",
         "round($requests_running_peak + $requests_ending_per_step or $requests_running_peak)",
+        "requests",
+    ),
+    # what the load needs: its peak with a quarter of headroom, as a power of two, by which CUDA graphs grow
+    Part(
+        "requests_for_the_load",
+        "2 ^ ceil(log2(1.25 * clamp_min($requests_running_peak + $requests_waiting_peak, 1)))",
         "requests",
     ),
     # vLLM records queue time when a request finishes. Until then Little's law gives it from the gauges, if the engine
@@ -98,7 +104,7 @@ running_share_of_cap = Signal(
 )
 requests_waiting_median = Signal(
     "requests waiting (median)",
-    "sum by ($by) (quantile_over_time(0.5, vllm:num_requests_waiting[$window]) and $requests_waiting_sampled)",
+    f"sum by ($by) (({waiting_for_capacity('quantile_over_time(0.5, {}[$window])')}) and $requests_waiting_sampled)",
     "median number of waiting requests: {value}",
     "requests",
 )
@@ -139,13 +145,13 @@ requests_finished = Signal(
 )
 requests_in_flight = Signal(
     "requests in flight (minimum)",
-    "$running_lowest + $waiting_lowest",
+    "$running_lowest + $queued_lowest",
     "minimum number of requests in flight: {value}",
     "requests",
 )
 requests_in_flight_peak = Signal(
     "requests in flight (peak)",
-    "$running_highest + $waiting_highest",
+    "$running_highest + $queued_highest",
     "peak number of requests in flight: {value}",
     "requests",
     window_scaling="peak",

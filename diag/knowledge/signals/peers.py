@@ -1,15 +1,17 @@
 """Signals that compare with peers: an engine with the others of its model, a rank with the others of its engine.
 
-The peers of an engine are all engines, itself included, that serve the same model name: replicas, or the data-parallel
-ranks of one replica. A peer counts if it has three samples in the window. With three or more engines the median shows
+The peers of an engine are all engines, itself included, that serve the same model name in the same job, namespace and
+part of the site (such as its cluster): replicas, or the data-parallel ranks of one replica. Staging is no peer of
+production. A peer counts if it has three samples in the window. With three or more engines the median shows
 what is usual; with two, the other engine does.
 """
 
-from diag.core.incident import Part, Signal
+from diag.core.incident import GROUP, Part, Signal
 from diag.core.log_events import SHM_BROADCAST_WAIT
-from diag.knowledge.signals.forward_progress import any_of
+from diag.knowledge.signals.expressions import any_of
 
-PEERS = "by (model_name)"
+MODEL = f"{', '.join(GROUP)}, model_name"
+PEERS = f"by ({MODEL})"
 """The grouping in every expression over peers."""
 AT_WORK = 0.25
 """Share of its power limit above which a GPU at full utilisation computes."""
@@ -24,23 +26,21 @@ def _beside_peers(own: str, operator: str, other: str, of_all: str) -> str:
 
     `own`, `other` and `of_all` keep the label of the model until they are joined.
     """
-    return f"max by ($by) ({own} {operator} {other} or {own} {operator} on (model_name) group_left () {of_all})"
+    return f"max by ($by) ({own} {operator} {other} or {own} {operator} on ({MODEL}) group_left () {of_all})"
 
 
 def _of_the_other(each: str) -> Part:
     """Return the value of the other engine if there are two."""
     both = f"(sum {PEERS} (${each}) and count {PEERS} (${each}) == 2)"
-    return Part(f"{each}_of_the_other", f"-1 * (${each} - on (model_name) group_left () {both})")
+    return Part(f"{each}_of_the_other", f"-1 * (${each} - on ({MODEL}) group_left () {both})")
 
 
 PARTS: tuple[Part, ...] = (
     # -- engines
-    Part("load_of_model", "$requests_running_mean by ($by, model_name) + $requests_waiting_mean by ($by, model_name)"),
-    Part("waiting_of_model", "$requests_waiting_median by ($by, model_name)", "requests"),
-    Part("output_tokens_of_model", "$output_tokens by ($by, model_name)", "tokens"),
-    Part(
-        "token_counts_of_model", "sum by ($by, model_name) (changes(vllm:generation_tokens_total[$window]))", "changes"
-    ),
+    Part("load_of_model", f"$requests_running_mean by ($by, {MODEL}) + $requests_waiting_mean by ($by, {MODEL})"),
+    Part("waiting_of_model", f"$requests_waiting_median by ($by, {MODEL})", "requests"),
+    Part("output_tokens_of_model", f"$output_tokens by ($by, {MODEL})", "tokens"),
+    Part("token_counts_of_model", f"sum by ($by, {MODEL}) (changes(vllm:generation_tokens_total[$window]))", "changes"),
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
     Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests"),
     # -- workers and GPUs as the ranks of one engine

@@ -2,8 +2,8 @@
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
-from diag.knowledge.signals.expressions import ITL
-from diag.knowledge.signals.forward_progress import SOON, any_of
+from diag.knowledge.signals.expressions import ITL, any_of
+from diag.knowledge.signals.forward_progress import SOON
 from diag.knowledge.signals.log import EVENT_TIME, event_time
 
 LATE = 0.25
