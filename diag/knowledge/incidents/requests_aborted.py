@@ -12,7 +12,7 @@ from diag.signals import (
 METRICS = "https://docs.vllm.ai/en/latest/usage/metrics.html"
 
 ONE_AGE = spread_of_ages_given_up.at_most(
-    2.5, judged("ages from a time-out lie within one or two buckets; users who stop at random spread them sevenfold")
+    2.5, judged("ages from a time-out lie within one or two buckets; users who stop at random spread them twentyfold")
 )
 
 incident = Incident(

@@ -33,5 +33,6 @@ incident = Incident(
             why=judged("a request that is not sent costs nothing"),
         ),
     ),
+    mitigate=("None is needed: no user waits. Leave these requests out of the error rate of the gateway.",),
     hand_over=("the clients that cancel, and whether they do so by design",),
 )

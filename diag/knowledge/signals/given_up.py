@@ -10,7 +10,7 @@ FEW_GIVEN_UP = 10
 ROUTES = "/v1/(completions|chat/completions|responses|messages)|/generate"
 """Handlers of requests that vLLM finishes one by one, as a regular expression."""
 SIGNS_OF_HARM = {
-    "time-out": "($ages_when_given_up_p80_per_p20 <= bool 2.5) * ($mean_age_when_given_up >= bool 1)",
+    "time-out": "($ages_when_given_up_p90_per_p10 <= bool 2.5) * ($mean_age_when_given_up >= bool 1)",
     "queue time": "$queue_time_per_end_to_end_latency > bool 0.25",
     "late first tokens": "1 - $ttft_within_slo / ($first_tokens >= 10) > bool 0.1",
     "sudden rise": "$requests_given_up_by_their_clients > bool 3 * clamp_min($usual_share_given_up, 0.1)",
@@ -102,10 +102,10 @@ age_given_up = Signal(
     needs=f"{FEW_GIVEN_UP} of them, and the metrics of vLLM's own HTTP server",
 )
 spread_of_ages_given_up = Signal(
-    "ages when given up, p80 / p20",
-    "histogram_quantile(0.8, $given_up_by_age) / (histogram_quantile(0.2, $given_up_by_age) > 0)"
+    "ages when given up, p90 / p10",
+    "histogram_quantile(0.9, $given_up_by_age) / (histogram_quantile(0.1, $given_up_by_age) > 0)"
     f" and on ($by) $requests_given_up >= {FEW_GIVEN_UP}",
-    "of the requests given up, the 80th percentile of the age is {value} times the 20th",
+    "of the requests given up, the 90th percentile of the age is {value} times the 10th",
     "ratio",
     needs=f"{FEW_GIVEN_UP} of them, and the metrics of vLLM's own HTTP server",
 )
