@@ -1,7 +1,7 @@
 """Signals of an engine's load and of the latency SLO: requests, queue time, and how fast the error budget burns."""
 
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import edge
+from diag.knowledge.signals.expressions import GENERATING_ROUTES, edge
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
@@ -55,8 +55,7 @@ PARTS: tuple[Part, ...] = (
     # are neither finished nor running.
     Part(
         "responses_ok",
-        "sum by ($by) (increase(http_requests_total{"
-        'handler=~"/v1/(completions|chat/completions|responses|messages)|/generate",status="2xx"}[$window]))',
+        f'sum by ($by) (increase(http_requests_total{{handler=~"{GENERATING_ROUTES}",status=~"2.."}}[$window]))',
         "responses",
     ),
     Part(
