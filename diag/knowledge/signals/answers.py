@@ -8,15 +8,7 @@ before it failed is 2xx over HTTP; the engine counts it as finished_reason="erro
 """
 
 from diag.core.incident import Condition, Part, Signal, judged
-from diag.core.log_events import (
-    GRAMMAR_FAILED,
-    GRAMMAR_REJECTED,
-    KV_LOAD_FAILED,
-    KV_TRANSFER_FAILED,
-    MULTIMODAL_CACHE_MISS,
-    OUTPUT_CORRUPTED,
-    REQUEST_PREPROCESSING_FAILED,
-)
+from diag.core.log_events import MULTIMODAL_CACHE_MISS, REQUEST_PREPROCESSING_FAILED
 from diag.knowledge.signals.expressions import GENERATING_ROUTES, POOLING_ROUTES
 from diag.knowledge.signals.forward_progress import any_of
 
@@ -29,24 +21,25 @@ FEWEST_ANSWERS, FEWEST_FAILED = 10, 5
 FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
 """Refused answers in the window, and answers before it, below which a client's habit may look like a change."""
 FEATURES = {
-    GRAMMAR_FAILED: "structured output",
-    GRAMMAR_REJECTED: "structured output",
-    MULTIMODAL_CACHE_MISS: "images, audio or video",
-    REQUEST_PREPROCESSING_FAILED: "images, audio or video, or an adapter",
-    KV_LOAD_FAILED: "KV cache transfer",
-    KV_TRANSFER_FAILED: "KV cache transfer",
-    OUTPUT_CORRUPTED: "NaN in logits",
+    "structured output": "grammar_.*",
+    "images, audio or video": MULTIMODAL_CACHE_MISS,
+    "multimodal input or adapter": REQUEST_PREPROCESSING_FAILED,
+    "KV cache transfer": "kv_.*",
 }
-"""The feature of a request that failed, by the event in the log."""
+"""Features of requests that fail, by the events in the log."""
 
 
 def _with_births(name: str, series: str) -> tuple[Part, ...]:
     """Return the parts `NAME_born` and `NAME_by_route`: answers of each route, those at a birth included."""
-    born = f"count_over_time({series}[$window]) < on (instance) group_left () $page_samples"
     return (
         Part(
+            f"{name}_late",
+            f"count_over_time({series}[$window]) < on (instance) group_left () $page_samples",
+            "samples",
+        ),
+        Part(
             f"{name}_born",
-            f"(max_over_time({series}[$window]) and {born}) unless on (instance) $restarted_in_window",
+            f"(max_over_time({series}[$window]) and ${name}_late) unless on (instance) $restarted_in_window",
             "answers",
         ),
         Part(f"{name}_by_route", f"sum by ($by, handler) (${name}_born or increase({series}[$window]))", "answers"),
@@ -55,10 +48,10 @@ def _with_births(name: str, series: str) -> tuple[Part, ...]:
 
 def _features() -> str:
     """Return the lines of the log in the window by the feature that they are about."""
-    events = "|".join(FEATURES)
+    events = "|".join(FEATURES.values())
     counted = f'increase(diag_vllm_log_events_total{{event=~"{events}"}}[$window]) >= 1'
-    for event, feature in FEATURES.items():
-        counted = f'label_replace({counted}, "feature", "{feature}", "event", "{event}")'
+    for feature, named in FEATURES.items():
+        counted = f'label_replace({counted}, "feature", "{feature}", "event", "{named}")'
     return counted
 
 
