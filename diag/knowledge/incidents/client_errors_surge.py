@@ -16,7 +16,7 @@ incident = Incident(
     """,
     impact="the affected clients get HTTP 4xx instead of an answer; other clients notice nothing",
     symptoms=(
-        refused_share.above(0.2, measured("70 % in a wave of too long prompts, 2 % before it", "client_errors_surge")),
+        refused_share.above(0.2, measured("56 % in a wave of too long prompts, 1 % before it", "client_errors_surge")),
         refused_growth.above(10, judged("a steady share of client errors is no news")),
     ),
     looks_like=(
