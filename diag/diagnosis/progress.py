@@ -33,12 +33,14 @@ from diag.knowledge.signals import (
     requests_stuck,
     requests_stuck_or_stopped,
     scheduler_paused,
+    server_left_orphans,
     serves,
     shut_down,
     sleep_level,
     steps_per_second,
     successful_scrapes,
     tokens_or_shutdown,
+    works_unseen,
 )
 from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.peers import ranks_out_of_step
@@ -58,6 +60,10 @@ STILL = (
 DIVERGED = "no progress while one rank uses no CPU and its peers busy-wait; the gauges froze at 0 requests in flight"
 HALTED = "the kernel says that a process of the engine is stopped"
 IDLE = "no request in flight; an engine that got stuck while idle looks the same here, --probe tells the two apart"
+COMPUTES = (
+    "nothing has moved, but a GPU computes or the engine uses a whole CPU core: one long step, whose requests vLLM "
+    "counts at its end"
+)
 SLEEPS = {
     0: "scheduling is paused (sleep level 0), with the weights in place",
     1: "sleep level 1, with the weights in host memory and no KV cache",
@@ -88,6 +94,7 @@ DEATHS = (
     (successful_scrapes, 0, "/metrics answered before and has stopped answering"),
 )
 """Signals that show that a server is dead: each with the value that does, and the reason in words."""
+ORPHANED = "its API server has ended, and an engine process that it started still runs"
 SHUT_DOWN = "it was shut down in order, as its log shows, and nothing has started since"
 ENDING = (
     "it was told to stop, as its log shows, and its API server still runs: vLLM waits for open connections without a "
@@ -97,6 +104,8 @@ KEPT = 600_000
 """Milliseconds of scrapes that a probe judges by: the signals of progress look back five minutes."""
 MOST_VALUES = 5_000_000
 """Scrapes times series, including series that are gone again, above which a probe discards all scrapes."""
+LAST_INTERVALS = 2
+"""Scrape intervals without a change that show a standstill: three equal pages."""
 LATELY = "15s"
 """Window that shows a dead server or a stopped process."""
 HELD, HELD_UNPROVEN = 25.0, 90.0
@@ -156,8 +165,9 @@ class _LastValues(NamedTuple):
     queries: QueryCache
 
     def engine(self, signal: Signal, window: Window | None = None) -> float | None:
-        """Return a signal of the engine over the live window; None for no value."""
-        return self._value(signal, ENGINE, window or self.queries.live("30s"))
+        """Return a signal of the engine, by default over 30 s and three scrapes; None for no value."""
+        lately = max(30.0, LAST_INTERVALS * self.queries.source.interval)
+        return self._value(signal, ENGINE, window or self.queries.holding(min(lately, self.queries.span or lately)))
 
     def instance(self, signal: Signal, window: Window | None = None) -> float | None:
         """Return a signal of the engine's server; None for no value."""
@@ -173,6 +183,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
     last = _LastValues(subject, queries)
     lately = queries.live(LATELY)
     if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way)):
+        if last.instance(server_left_orphans, lately):
+            return Progress(subject, "dead", ORPHANED)
         deaths = [why for signal, dead, why in DEATHS if last.instance(signal, lately) == dead]
         if deaths:
             return Progress(subject, "dead", "; ".join(deaths))
@@ -193,6 +205,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
             state = "stalled", REFUSED
         elif state[0] == "idle" and last.instance(ranks_out_of_step):
             state = "stalled", DIVERGED
+        elif state[0] == "idle" and last.instance(works_unseen) and last.instance(progress) == 0:
+            state = "slow", COMPUTES
     halted = last.engine(requests_stuck_or_stopped, lately) and last.engine(progress, lately) == 0
     if halted and state[0] in ("busy", "idle", "slow"):
         state = "stalled", HALTED

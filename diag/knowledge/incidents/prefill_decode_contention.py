@@ -3,6 +3,7 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
     chunked_prefill_is_off,
+    compiled,
     hardly_preempts,
     paused_share,
     prefills_in_pauses,
@@ -56,6 +57,11 @@ incident = Incident(
             requires=stream_pauses_unexplained.at_most(
                 0, measured("pauses of 42 s in a stall, one of many requests in its prefill", "engine_stalled")
             ),
+        ),
+        LookAlike(
+            "compiling_while_serving",
+            distinguish="Every stream waits for the compiler, and so do the first tokens of new requests.",
+            requires=compiled.at_most(0, judged("while kernels are compiled, a pause proves no prefill")),
         ),
         LookAlike("gpu_thermal_throttling", distinguish="Every inter-token latency grows, not only a few of them."),
     ),
