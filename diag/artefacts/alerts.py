@@ -82,15 +82,13 @@ class Alert:
 
 def alerts(incident: Incident) -> list[Alert]:
     """Return the alerts of an incident: one, and a critical one if the incident escalates."""
-    firsts: list[tuple[Severity, Condition]] = [(incident.severity, incident.conditions[0])]
-    if incident.escalates:
-        firsts.append(("critical", incident.escalates))
     burning = [(burn, incident.over(burn)) for burn in incident.burns]
     by_burn_rate = tuple(AlertCase(over, (burn.short, burn.long), over.conditions[0]) for burn, over in burning)
-    return [
-        Alert(incident, severity, by_burn_rate or (AlertCase(incident, (incident.window,), first),))
-        for severity, first in firsts
-    ]
+    own = by_burn_rate or (AlertCase(incident, (incident.window,), incident.conditions[0]),)
+    found = [Alert(incident, incident.severity, own)]
+    if incident.escalates:
+        found.append(Alert(incident, "critical", (AlertCase(incident, (incident.window,), incident.escalates),)))
+    return found
 
 
 def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:

@@ -172,7 +172,7 @@ def _symptoms(incident: Incident, contract: Contract, rules: RuleSet) -> list[st
         ]
     names = _metrics(incident, contract)
     pages = {
-        "http://<instance>/metrics": [name for name in names if name.startswith("vllm:")],
+        "http://<instance>/metrics": [name for name in names if name.startswith(("vllm:", "http_"))],
         "http://<exporter>/metrics": [name for name in names if name.startswith("diag_")],
     }
     commands = [f"$ curl -s {url} | grep -E '^({'|'.join(found)})'" for url, found in pages.items() if found]

@@ -250,11 +250,11 @@ class Incident(NamedTuple):
     """One incident: present if every symptom and every look-alike's `requires` holds.
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
-    `hold` the alert's `for`; with `burns`, there is one alert per burn-rate window instead. `explains` names incidents
-    that are consequences of this one. `telemetry`: the incident is about the telemetry and not about the server, and is
-    reported after all others. The culprits of `quotes` are log lines that decide; `lints`: a wrong launch command may
-    be the cause. `impact` is what users notice, `mitigate` what helps immediately without a restart, `hand_over` what
-    the vendor's engineers need, `do_not` what makes the incident worse.
+    `hold` the alert's `for`; with `burns`, burn-rate windows instead of `window`, except for the critical alert of
+    `escalates`. `explains` names incidents that are consequences of this one. `telemetry`: the incident is about the
+    telemetry and not about the server, and is reported after all others. The culprits of `quotes` are log lines that
+    decide; `lints`: a wrong launch command may be the cause. `impact` is what users notice, `mitigate` what helps
+    immediately without a restart, `hand_over` what the vendor's engineers need, `do_not` what makes the incident worse.
     """
 
     id: str
@@ -291,8 +291,9 @@ class Incident(NamedTuple):
 
     @property
     def windows(self) -> tuple[str, ...]:
-        """Every window over which its alert judges."""
-        return tuple(window for burn in self.burns for window in (burn.short, burn.long)) or (self.window,)
+        """Every window over which its alerts judge; an escalated one judges over `window`."""
+        burning = [window for burn in self.burns for window in (burn.short, burn.long)]
+        return tuple(dict.fromkeys([*burning, *([] if burning and not self.escalates else [self.window])]))
 
     def over(self, burn: BurnRateWindow) -> "Incident":
         """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""

@@ -269,7 +269,7 @@ def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
 def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Sort present ones first, the worst first; one primary per scope, and an engine lies within its instance's scope.
 
-    A violated SLO shows the impact on users and not the cause: any other incident with an impact comes before it.
+    A violated latency SLO shows the impact on users and not the cause: any other incident with an impact comes first.
     """
     states = ("present", "unknown", "absent")
     ranked = sorted(
@@ -279,7 +279,7 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
             d.explained_by is not None,
             RANK[d.severity] == 0,
             d.incident.telemetry,
-            bool(d.incident.burns),
+            bool(d.incident.burns) and d.incident.escalates is None,
             *_weight(d),
             d.subject,
         ),

@@ -23,6 +23,8 @@ from diag.knowledge.signals import (
     engine_death_logged,
     engine_processes,
     engines_lost,
+    failed_answers,
+    failed_share,
     kv_cache_usage_peak,
     progress,
     requests_in_flight,
@@ -49,6 +51,8 @@ State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 SLOW_STEPS = 1.0
 """Engine steps per second below which an engine at work is called slow: each step then stalls its streams."""
+NEARLY_ALL = 0.99
+"""The share of failed answers from which a server serves errors alone."""
 STILL = (
     "requests are in flight and nothing has moved; one very long prefill, or a step that compiles kernels, looks the "
     "same for up to two minutes"
@@ -208,6 +212,9 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
         state = "stalled", HALTED
     if state[1] == STILL and last.engine(kv_cache_usage_peak) is None:
         return NO_USAGE
+    if state[0] in ("idle", "busy") and (last.instance(failed_share) or 0) >= NEARLY_ALL:
+        failed = number(last.instance(failed_answers) or 0)
+        state = "busy", f"all answers at inference routes are errors (HTTP 5xx): {failed} of {failed}"
     return Progress(subject, *state)
 
 

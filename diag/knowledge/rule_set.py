@@ -118,12 +118,9 @@ def _longest_range(promql: str) -> float:
 
 def alert_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
     """Return the formulas of the signals that the alerts of an incident compare, by name."""
-    conditions = (*incident.conditions, *((incident.escalates,) if incident.escalates else ()))
-    found = (
-        formula(condition.signal, incident.per, window, contract)
-        for window in incident.windows
-        for condition in conditions
-    )
+    asked = [(window, condition) for window in incident.windows for condition in incident.conditions]
+    asked += [(incident.window, incident.escalates)] if incident.escalates else []
+    found = (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
     return {signal.name: signal for signal in found}
 
 

@@ -30,6 +30,7 @@ Series = dict[Key, Floats]
 """Labels (without `instance`) and a value for each time; a hole is NaN."""
 
 STRETCHES = {
+    "requests_failing": (8.0, 12.0, 44.0),  # from 6 s on
     "admission_deadlock": (10.0, 18.0, 54.0),  # the long prompt came at 8 s, and was given up at 58 s
     "engine_stalled": (24.0, 24.0, 60.0),  # SIGSTOP at 20 s, SIGCONT at 62 s
     "tp2_long_stall": (16.0, 76.0, 88.0),  # SIGSTOP at 14.5 s, a line in the log from 75 s on, SIGCONT at 88.9 s
@@ -226,6 +227,7 @@ RECORDED = {
     "output_corrupted": "output_corrupted",
     "requests_aborted": "requests_aborted",
     "requests_cancelled": "requests_cancelled",
+    "requests_failing": "requests_failing",
 }
 """The recording that shows an incident from vLLM's page alone."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}

@@ -12,6 +12,7 @@ FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool"}
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
     *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "transfers"),
+    "answers",
 }
 SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
 

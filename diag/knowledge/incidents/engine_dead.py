@@ -48,7 +48,7 @@ incident = Incident(
         LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state shows the sleep."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
-    explains=("data_parallel_lockstep", "engine_stalled", "requests_aborted", "contract_breached"),
+    explains=("data_parallel_lockstep", "engine_stalled", "requests_aborted", "requests_failing", "contract_breached"),
     quotes=quoted_error,
     fixes=(
         *LET_GO_ON,

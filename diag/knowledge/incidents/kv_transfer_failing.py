@@ -47,7 +47,7 @@ incident = Incident(
             "requests wait for capacity, and failed transfers stay at 0.",
         ),
     ),
-    explains=("admission_deadlock", "engine_stalled", "queue_saturation", "contract_breached"),
+    explains=("admission_deadlock", "engine_stalled", "queue_saturation", "requests_failing", "contract_breached"),
     fixes=(
         Fix(
             change="Read the failure_type of the first `NIXL transfer failure` (or Mooncake's `pulling kv_caches`) in "

@@ -52,7 +52,7 @@ incident = Incident(
             distinguish="An engine that hangs in a step shows requests running; here the gauges show none.",
         ),
     ),
-    explains=("engine_stalled", "engine_dead", "contract_breached"),
+    explains=("engine_stalled", "engine_dead", "requests_failing", "contract_breached"),
     fixes=(
         Fix(
             change="Restart the server: the two caches agree again only when both are empty.",

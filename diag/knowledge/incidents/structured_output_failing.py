@@ -1,7 +1,7 @@
 """Grammars of structured outputs cannot be compiled, or refuse the tokens that the model generates."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import grammar_errors_per_request, speculates
+from diag.signals import MOST_FAIL, grammar_errors_per_request, speculates
 
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
 LIVELOCK = "https://github.com/vllm-project/vllm/issues/49210"
@@ -39,7 +39,8 @@ incident = Incident(
         ),
         LookAlike("engine_stalled", distinguish="No token moves, and the log has none of these lines."),
     ),
-    explains=("engine_dead", "engine_stalled"),
+    escalates=MOST_FAIL,
+    explains=("engine_dead", "engine_stalled", "requests_failing"),
     fixes=(
         Fix(
             change="Look at the parameters of the requests that the log names: allowed_token_ids and bad_words must "

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pkgutil import iter_modules
 
 from diag.core.incident import Part, Signal
+from diag.knowledge.signals.answers import *  # noqa: F403
 from diag.knowledge.signals.ceilings import *  # noqa: F403
 from diag.knowledge.signals.expressions import *  # noqa: F403
 from diag.knowledge.signals.features import *  # noqa: F403

@@ -12,7 +12,7 @@ from diag.core.log_events import (
     OUTPUT_CORRUPTED,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import GENERATING_ROUTES, any_of
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME
 
@@ -29,7 +29,7 @@ GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{GRAMMAR_FAILED}|{GRAMMAR
 RECENTLY = 300
 """Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""
 FULL_CORE = 0.9
-COMPLETIONS = 'http_requests_total{handler=~"/v1/(chat/)?completions",status!="4xx"}'
+COMPLETIONS = f'http_requests_total{{handler=~"{GENERATING_ROUTES}",status!~"4.."}}'
 
 
 def _adapter_at_place(place: int, sets: str = "$adapter_sets_with_their_first") -> str:

@@ -4,11 +4,10 @@ vLLM counts such a request as answered over HTTP and as finished nowhere; `finis
 """
 
 from diag.core.incident import Part, Signal
+from diag.knowledge.signals.expressions import GENERATING_ROUTES
 
 FEW_GIVEN_UP = 10
 """Requests given up below which their ages may be chance."""
-ROUTES = "/v1/(completions|chat/completions|responses|messages)|/generate"
-"""Handlers of requests that vLLM finishes one by one, as a regular expression."""
 SIGNS_OF_HARM = {
     "time-out": "($ages_when_given_up_p90_per_p10 <= bool 2.5) * ($mean_age_when_given_up >= bool 1)",
     "queue time": "$queue_time_per_end_to_end_latency > bool 0.25",
@@ -23,7 +22,7 @@ PARTS: tuple[Part, ...] = (
     # are neither finished nor running.
     Part(
         "responses_ok",
-        f'sum by ($by) (increase(http_requests_total{{handler=~"{ROUTES}",status="2xx"}}[$window]))',
+        f'sum by ($by) (increase(http_requests_total{{handler=~"{GENERATING_ROUTES}",status=~"2.."}}[$window]))',
         "responses",
     ),
     Part(
@@ -58,7 +57,7 @@ PARTS: tuple[Part, ...] = (
     Part("http_responses", "sum by ($by) (increase(http_requests_total[$window]))", "responses"),
     Part(
         "http_seconds",
-        f'sum by ($by) (increase(http_request_duration_seconds_sum{{handler=~"{ROUTES}"}}[$window]))',
+        f'sum by ($by) (increase(http_request_duration_seconds_sum{{handler=~"{GENERATING_ROUTES}"}}[$window]))',
         "seconds",
     ),
     Part(

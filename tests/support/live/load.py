@@ -23,7 +23,7 @@ class Clients:
     """So many clients; prompt and answer lengths in tokens, drawn evenly; a pause in seconds between two requests.
 
     With `stream` each token is sent when it is there, and timed; that alone is work for the server's front end.
-    `key` is the API key that they send.
+    `key` is the API key that they send, `parameters` are further ones of each request, as JSON.
     """
 
     count: int
@@ -33,6 +33,7 @@ class Clients:
     start: float = 0.0
     stream: bool = False
     key: str = ""
+    parameters: str = "{}"
 
 
 class Gateway:
@@ -87,6 +88,19 @@ HEALTHY = (Clients(6, (30, 300), (20, 80), pause=0.3),)
 STEADY = (Clients(6, (30, 300), (200, 400)),)
 """Always some in flight: a server that is stopped between two requests shows an idle page, and nobody could tell."""
 CASCADE = (Clients(20, (16, 64), (200, 600)), Clients(8, (600, 1000), (200, 400)))
+UNCOMPILABLE = Clients(
+    *(3, (5, 5), (8, 8), 0.12),
+    parameters=json.dumps(
+        {
+            "structured_outputs": {
+                "structural_tag": json.dumps(
+                    {"type": "structural_tag", "format": {"type": "token", "token": 99_999}},
+                )
+            }
+        }
+    ),
+)
+"""Requests with a grammar that vLLM 0.32 accepts and cannot compile: a token outside of the vocabulary."""
 CONTENTION = (Clients(8, (16, 48), (150, 250)), Clients(2, (7000, 7500), (2, 4), pause=8.0, start=5.0))
 
 
@@ -134,6 +148,7 @@ def _request(port: int, group: Clients, load: Load, chance: random.Random, begun
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     text = "".join(chance.choice(LETTERS) for _ in range(prompt))
     body = {"model": "tiny", "prompt": text, "max_tokens": answer, "ignore_eos": True, "stream": group.stream}
+    body |= json.loads(group.parameters)
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {group.key}"} if group.key else {})}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
     reply = connection.getresponse()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from support.live import server, slow_weights
+from support.live import load, server, slow_weights
 from support.live.cascades import api_key, gateway_limit, more_capacity
 from support.live.stage import FLAGS, NONE, NOT_ASKED, SETTLES, Outcome, Row, Scenario, Stage, everywhere, look, outcome
 
@@ -28,6 +28,10 @@ GOES_ON = Row("healthy", "healthy", "critical engine_stalled (ended)", livez="20
 STOPPING = everywhere("unknown", NONE, livez=NOT_ASKED)
 STARTING = everywhere("unknown starting", NONE)
 SERVES = everywhere("healthy", NONE)
+ALL_FAIL = everywhere(
+    "critical requests_failing or critical structured_output_failing",
+    "requests_failing or structured_output_failing or requests_failing, structured_output_failing",
+)
 CRASH_LOOP = everywhere("critical crash_loop", "crash_loop or crash_loop, startup_failed", livez=NOT_ASKED)
 BAD_START = everywhere("critical startup_failed", "startup_failed", livez=NOT_ASKED)
 TOO_LARGE = everywhere("critical gpu_out_of_memory", "gpu_out_of_memory", livez=NOT_ASKED)
@@ -56,6 +60,14 @@ def engine_stopped(stage: Stage) -> Iterator[Outcome]:
         yield outcome("SIGSTOP of the engine", who, STOPPED, got, since)
         time.sleep(SETTLES)
         yield outcome("SIGCONT after it", who, GOES_ON, look(who, GOES_ON)[0], since)
+
+
+def every_answer_fails(stage: Stage) -> Iterator[Outcome]:
+    """Each request has a grammar that does not compile: HTTP 500, and the engine idles."""
+    with stage.serving() as (vllm, who), load.running(vllm.port, load.UNCOMPILABLE):
+        since = time.time()
+        time.sleep(SETTLES)
+        yield outcome("every answer a 500", who, ALL_FAIL, look(who, ALL_FAIL)[0], since)
 
 
 def slow_restart(stage: Stage) -> Iterator[Outcome]:
@@ -132,6 +144,7 @@ QUIET: Mapping[str, Scenario] = {
     "engine_killed": engine_killed,
     "server_killed": server_killed,
     "engine_stopped": engine_stopped,
+    "every_answer_fails": every_answer_fails,
     "slow_restart": slow_restart,
     "crash_loop": crash_loop,
     "bad_flag": bad_flag,

@@ -1,0 +1,181 @@
+"""Signals of HTTP answers at the inference routes: errors of the server (5xx) and of its clients (4xx).
+
+vLLM counts answers in http_requests_total{handler,method,status}, with the status as "5xx" (or "500", if its server is
+instrumented otherwise). A series is born at its first event, with all events since the last scrape as its first value:
+increase() counts none of these. A series with fewer samples in the window than its server's page was born in the
+window, unless the server was restarted; its highest value is the number of its events. A stream whose status was sent
+before it failed is 2xx over HTTP; the engine counts it as finished_reason="error" (vLLM 0.12 and later).
+"""
+
+from diag.core.incident import Condition, Part, Signal, judged
+from diag.core.log_events import (
+    GRAMMAR_FAILED,
+    GRAMMAR_REJECTED,
+    KV_BLOCKS_EXPIRED,
+    KV_LOAD_FAILED,
+    KV_TRANSFER_FAILED,
+    MULTIMODAL_CACHE_MISS,
+    REQUEST_PREPROCESSING_FAILED,
+)
+from diag.knowledge.signals.expressions import GENERATING_ROUTES, POOLING_ROUTES, any_of
+
+ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
+SERVED, REFUSED, FAILED = (
+    f'http_requests_total{{handler=~"{ROUTES}",status=~"{status}"}}' for status in ("2..", "4..", "5..")
+)
+FEWEST_ANSWERS, FEWEST_FAILED = 10, 5
+"""A share of fewer answers may be chance; fewer errors may be one request that its client has sent again."""
+FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
+"""Refused answers in the window, and answers before it, below which a client's habit may look like a change."""
+FEATURES = {
+    "structured output": f"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}",
+    "images, audio or video": MULTIMODAL_CACHE_MISS,
+    "multimodal input or adapter": REQUEST_PREPROCESSING_FAILED,
+    "KV cache transfer": f"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}",
+}
+"""Features of requests that fail, by the events in the log."""
+
+
+def _with_births(name: str, series: str) -> tuple[Part, ...]:
+    """Return the parts `NAME_born` and `NAME_by_route`: answers of each route, those at a birth included."""
+    return (
+        Part(
+            f"{name}_late",
+            f"count_over_time({series}[$window]) < on (instance) group_left () $page_samples",
+            "samples",
+        ),
+        Part(
+            f"{name}_born",
+            f"(max_over_time({series}[$window]) and ${name}_late) unless on (instance) $restarted_in_window",
+            "answers",
+        ),
+        Part(f"{name}_by_route", f"sum by ($by, handler) (${name}_born or increase({series}[$window]))", "answers"),
+    )
+
+
+def _features() -> str:
+    """Return the lines of the log in the window by the feature that they are about."""
+    events = "|".join(FEATURES.values())
+    counted = f'increase(diag_vllm_log_events_total{{event=~"{events}"}}[$window]) >= 1'
+    for feature, named in FEATURES.items():
+        counted = f'label_replace({counted}, "feature", "{feature}", "event", "{named}")'
+    return counted
+
+
+PARTS: tuple[Part, ...] = (
+    Part("page_samples", "max by (instance) ($requests_running_sampled)", "samples"),
+    Part(
+        "restarted_in_window",
+        "max by (instance) (changes(process_start_time_seconds[$window])) > 0"
+        " or max by (instance) (resets(vllm:prompt_tokens_total[$window])) > 0",
+    ),
+    *_with_births("failed_answers", FAILED),
+    *_with_births("refused_answers", REFUSED),
+    Part("served_answers", f"sum by ($by) (increase({SERVED}[$window]))", "answers"),
+    # a full queue refuses requests with 503 where --max-num-queued-reqs is set: the load is shed on purpose
+    Part("shed_requests", "sum by ($by) (increase(vllm:admission_rejections_total[$window]))", "requests"),
+    Part("failed_over_http", "sum by ($by) ($failed_answers_by_route) or 0 * $served_answers", "answers"),
+    Part(
+        "failed_and_not_shed",
+        "clamp_min($failed_over_http - $shed_requests, 0) or $failed_over_http",
+        "answers",
+    ),
+    Part("answers_over_http", "$failed_and_not_shed + ($served_answers or 0 * $failed_and_not_shed)", "answers"),
+    Part(
+        "engine_errors",
+        'sum by ($by) (increase(vllm:request_success_total{finished_reason="error"}[$window]))',
+        "requests",
+    ),
+    # an idle server has no series of answers
+    Part(
+        "failures",
+        any_of(http="$failed_and_not_shed", engine="$engine_errors", idle="0 * ($finished_requests == 0)"),
+        "answers",
+    ),
+    Part("answers", any_of(http="$answers_over_http", engine="$finished_requests"), "answers"),
+    Part(
+        "failed_share",
+        f"$failures * ($failures >= bool {FEWEST_FAILED}) / ($answers >= {FEWEST_ANSWERS}) or 0 * ($failures == 0)",
+        "share",
+    ),
+    Part("failing_features", _features(), "lines"),
+    Part("refused_total", "sum by ($by) ($refused_answers_by_route) or 0 * $served_answers", "answers"),
+    Part(
+        "refused_share",
+        f"$refused_total * ($refused_total >= bool {FEWEST_REFUSED})"
+        " / ($refused_total + ($served_answers or 0 * $refused_total) + ($failed_over_http or 0 * $refused_total) > 0)"
+        " or 0 * ($finished_requests == 0)",
+        "share",
+    ),
+    # the counters at the beginning of the window hold all answers since the start of the server
+    Part("served_before", f"sum by ($by) (min_over_time({SERVED}[$window]))", "answers"),
+    Part(
+        "refused_before",
+        f"sum by ($by) (min_over_time({REFUSED}[$window]) unless $refused_answers_born) or 0 * $served_before",
+        "answers",
+    ),
+    Part(
+        "refused_share_before",
+        f"($refused_before / ($served_before + $refused_before >= {FEWEST_EARLIER}))"
+        " unless on (instance) $restarted_in_window",
+        "share",
+    ),
+)
+
+error_burn_rate = Signal(
+    "error budget burn rate of failed answers",
+    "$failed_share / (1 - $objective)",
+    "failed answers burn the error budget at {value} times the sustainable rate",
+    "ratio",
+    needs=f"{FEWEST_ANSWERS} answers, of which some failed",
+)
+failed_share = Signal(
+    "failed share of answers (HTTP 5xx)",
+    "$failed_share",
+    "{value} of the answers at inference routes are errors of the server (HTTP 5xx); client errors are not counted",
+    "share",
+    needs=f"{FEWEST_ANSWERS} answers, of which some failed",
+)
+failed_answers = Signal(
+    "failed answers (HTTP 5xx)",
+    "$failures",
+    "answers at inference routes that are errors of the server: {value}",
+    "answers",
+    window_scaling="peak",
+    culprit_promql="$failed_answers_by_route >= 1",
+    culprit_label="{handler} {value}",
+)
+engine_errors = Signal(
+    "requests that the engine ended with an error",
+    "$engine_errors",
+    'requests that the engine ended with finished_reason="error": {value}',
+    "requests",
+    window_scaling="peak",
+)
+failing_feature = Signal(
+    "log lines about failed requests",
+    "count by ($by) ($failing_features) or 0 * $log_errors or 0 * $last_startup_progress",
+    "kinds of log lines about failed requests: {value}",
+    "lines",
+    window_scaling="peak",
+    culprit_promql="$failing_features",
+    culprit_label="{feature}: {value} lines {event}",
+)
+refused_share = Signal(
+    "refused share of answers (HTTP 4xx)",
+    "$refused_share",
+    "{value} of the answers at inference routes are client errors (HTTP 4xx)",
+    "share",
+    culprit_promql="$refused_answers_by_route >= 1",
+    culprit_label="{handler} {value}",
+)
+refused_growth = Signal(
+    "refused share / refused share since the start of the server",
+    # a share below 1 % counts as 1 %
+    "$refused_share / clamp_min($refused_share_before, 0.01) or 0 * ($refused_share == 0)",
+    "the share of client errors is {value} times the one of all answers before",
+    "ratio",
+    needs=f"{FEWEST_EARLIER} answers before",
+)
+
+MOST_FAIL: Condition = failed_share.above(0.5, judged("most requests fail: the server is down for its users"))

@@ -1,0 +1,184 @@
+"""Answers that are errors: HTTP 5xx are an incident of the server, a sudden wave of 4xx is an info."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.scenarios import present
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.progress import Liveness
+from diag.diagnosis.report import Report
+from diag.knowledge.signals.answers import ROUTES
+
+Counters = Callable[[float], str]
+"""The counters of HTTP answers so many seconds after the first scrape."""
+FAILING, SURGE = "requests_failing", "client_errors_surge"
+ALL_AT_ONCE = 1171
+
+
+def answers(status: str, count: float, handler: str = "/v1/chat/completions") -> str:
+    return f'http_requests_total{{handler="{handler}",method="POST",status="{status}"}} {count}\n'
+
+
+def judged(folder: Path, counters: Counters, recording: str = "idle", change: Callable[[str], str] = str) -> Report:
+    scrapes = list(rewriting.scrapes(recording))
+    start = scrapes[0][0]
+    pages = ((at, host, change(page) + counters(at - start)) for at, host, page in scrapes)
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", pages))]))
+
+
+def state(report: Report, incident: str) -> str:
+    (diagnosis,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == incident)
+    return diagnosis.state
+
+
+def born(status: str, count: float = ALL_AT_ONCE) -> Counters:
+    """A series that appears in the middle, with its final value, as all events happen between two scrapes."""
+    return lambda t: answers(status, count) if t > 30 else ""
+
+
+@pytest.mark.parametrize("status", ["5xx", "500", "503"])
+def test_errors_that_all_happen_between_two_scrapes_are_counted(tmp_path: Path, status: str) -> None:
+    report = judged(tmp_path, born(status))
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == FAILING)
+    assert (report.verdict, finding.diagnosis.primary) == ("critical", True)
+    (progress,) = report.progress
+    assert (progress.state, "1,171" in progress.reason) == ("busy", True)
+
+
+def test_a_few_errors_prove_nothing(tmp_path: Path) -> None:
+    def few(t: float) -> str:
+        return answers("2xx", 100 + t) + (answers("5xx", 4) if t > 30 else "")
+
+    assert state(judged(tmp_path, few), FAILING) == "absent"
+
+
+def test_few_answers_of_which_some_fail_are_unknown(tmp_path: Path) -> None:
+    assert state(judged(tmp_path, born("5xx", 3)), FAILING) == "unknown"
+
+
+def test_errors_from_before_the_first_scrape_are_no_news(tmp_path: Path) -> None:
+    report = judged(tmp_path, lambda _: answers("5xx", 1171) + answers("4xx", 535) + answers("2xx", 9))
+    assert (report.verdict, state(report, FAILING), state(report, SURGE)) == ("healthy", "absent", "absent")
+
+
+def test_a_series_that_ends_with_a_restart_is_no_birth(tmp_path: Path) -> None:
+    """The old process has failed in the past, and answers as it did; the new one has not failed."""
+    scrapes = list(rewriting.scrapes("idle"))
+    start = scrapes[0][0]
+
+    def page(at: float, text: str) -> str:
+        if at - start <= 30:
+            return text + answers("5xx", 1171) + answers("2xx", 1000)
+        return rewriting.with_value(text, "process_start_time_seconds", f"{start + 29}")
+
+    pages = [(at, host, page(at, text)) for at, host, text in scrapes]
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert state(report, FAILING) == "absent"
+
+
+@pytest.mark.parametrize("handler", ["none", "/v1/models", "/docs", "/tokenize", "/v1/load_lora_adapter"])
+def test_errors_of_other_routes_do_not_count(tmp_path: Path, handler: str) -> None:
+    def scan(t: float) -> str:
+        return answers("2xx", 1000 + t) + (answers("4xx", 535, handler) + answers("5xx", 535, handler)) * (t > 30)
+
+    report = judged(tmp_path, scan)
+    assert (state(report, FAILING), state(report, SURGE)) == ("absent", "absent")
+
+
+def test_a_sudden_wave_of_client_errors_is_an_info(tmp_path: Path) -> None:
+    def wave(t: float) -> str:
+        return answers("2xx", 1000 + t) + (answers("4xx", 535) if t > 30 else "")
+
+    report = judged(tmp_path, wave)
+    assert (state(report, SURGE), state(report, FAILING)) == ("present", "absent")
+    assert SURGE not in present(report)
+
+
+@pytest.mark.parametrize(
+    "steady",
+    [
+        lambda t: answers("2xx", 1000 + 5 * t) + answers("4xx", 500 + 2.5 * t),
+        lambda t: answers("2xx", 1000 + 5 * t) + (answers("4xx", 8) if t > 30 else ""),
+    ],
+    ids=["a third, as ever", "eight"],
+)
+def test_a_steady_share_or_a_few_client_errors_are_no_news(tmp_path: Path, steady: Counters) -> None:
+    assert state(judged(tmp_path, steady), SURGE) == "absent"
+
+
+def test_load_that_is_shed_on_purpose_is_no_failure(tmp_path: Path) -> None:
+    def shed(t: float) -> str:
+        rejected = f'vllm:admission_rejections_total{{model_name="tiny",reason="requests"}} {8 * t}\n'
+        return answers("2xx", 100 + t) + answers("5xx", 8 * t) + rejected
+
+    assert state(judged(tmp_path / "shed", shed), FAILING) == "absent"
+    without = judged(tmp_path / "fail", lambda t: re.sub(r"vllm:.*\n", "", shed(t)))
+    assert state(without, FAILING) == "present"
+
+
+def test_streams_that_fail_after_their_status_was_sent_are_counted_by_the_engine(tmp_path: Path) -> None:
+    def streams(t: float) -> str:
+        done = f'vllm:request_success_total{{engine="0",finished_reason="error",model_name="tiny"}} {2 * t}\n'
+        return answers("2xx", 2 * t) + done
+
+    without = re.compile(r'vllm:request_success_total\{[^\n]*"error"[^\n]*\n')
+    report = judged(tmp_path, streams, change=lambda page: without.sub("", page))
+    assert state(report, FAILING) == "present"
+
+
+def test_without_a_count_of_errors_they_are_unknown(tmp_path: Path) -> None:
+    """A release without finished_reason="error", behind another HTTP server."""
+
+    def change(page: str) -> str:
+        return re.sub(r'vllm:request_success_total\{[^\n]*"error"[^\n]*\n|http_requests_total[^\n]*\n', "", page)
+
+    assert state(judged(tmp_path, lambda _: "", "healthy", change), FAILING) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("route", "counts"),
+    [
+        ("/v1/completions", True),
+        ("/v1/chat/completions", True),
+        ("/v1/chat/completions/batch", True),
+        ("/v1/responses", True),
+        ("/v1/messages", True),
+        ("/v1/audio/transcriptions", True),
+        ("/v1/audio/translations", True),
+        ("/inference/v1/generate", True),
+        ("/invocations", True),
+        ("/v1/embeddings", True),
+        ("/v2/embed", True),
+        ("/pooling", True),
+        ("/classify", True),
+        ("/score", True),
+        ("/v1/score", True),
+        ("/rerank", True),
+        ("/v1/rerank", True),
+        ("/v2/rerank", True),
+        ("/v1/messages/count_tokens", False),
+        ("/v1/chat/completions/render", False),
+        ("/v1/responses/{response_id}/cancel", False),
+        ("/tokenize", False),
+        ("/v1/models", False),
+        ("/scale_elastic_ep", False),
+    ],
+)
+def test_routes_of_inference(route: str, counts: bool) -> None:
+    assert bool(re.fullmatch(ROUTES, route)) is counts
+
+
+def test_a_probe_is_answered_200_with_the_errors_in_its_text() -> None:
+    """A restart does not mend requests that clients send, and all replicas may get these requests."""
+    liveness = Liveness("server", 2.0)
+    scrapes = list(rewriting.scrapes("idle"))
+    counters = born("5xx")
+    for at, _, page in scrapes:
+        health = liveness.observe(round(1000 * at), (page + counters(at - scrapes[0][0])).encode())
+    assert (health.alive, health.ready) == (True, True)
+    assert "errors (HTTP 5xx)" in health.readiness
