@@ -206,14 +206,13 @@ class WatchAlerts:
         held = {key: now.get(key, last)._replace(severity=last.severity) for key, last in holding.items()}
 
         # ended causes whose effects still hold: while the cause's rule keeps firing, it mutes their alerts
-        incidents = {each.diagnosis.incident.id: each.diagnosis.incident for each in report.findings}
         ended = {key: (last, time.time()) for key, last in self._known.items()} | self._over
         self._known = held
         self._over = {
             key: (cause, at)
             for key, (cause, at) in ended.items()
             if key not in held
-            and time.time() - at < keeps_firing(cause.incident, incidents)
+            and time.time() - at < keeps_firing(cause.incident)
             and any(
                 each.incident.id in cause.incident.explains and agree(each.subject, cause.subject)
                 for each in held.values()

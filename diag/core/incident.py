@@ -250,7 +250,8 @@ class Incident(NamedTuple):
     """One incident: present if every symptom and every look-alike's `requires` holds.
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
-    `hold` the alert's `for`; with `burns`, there is one alert per burn-rate window instead. `explains` names incidents
+    `hold` the alert's `for`; with `burns`, there is one alert per burn-rate window instead. `ended_by` is the
+    signal of the symptom that shows soonest that it is over, if that is not the first. `explains` names incidents
     that are consequences of this one. `telemetry`: the incident is about the telemetry and not about the server, and is
     reported after all others. The culprits of `quotes` are log lines that decide; `lints`: a wrong launch command may
     be the cause. `impact` is what users notice, `mitigate` what helps immediately without a restart, `hand_over` what
@@ -266,6 +267,7 @@ class Incident(NamedTuple):
     symptoms: tuple[Condition, ...]
     looks_like: tuple[LookAlike, ...]
     fixes: tuple[Fix, ...]
+    ended_by: Signal | None = None
     supports: tuple[Condition, ...] = ()
     explains: tuple[str, ...] = ()
     escalates: Condition | None = None
@@ -293,6 +295,28 @@ class Incident(NamedTuple):
     def windows(self) -> tuple[str, ...]:
         """Every window over which its alert judges."""
         return tuple(window for burn in self.burns for window in (burn.short, burn.long)) or (self.window,)
+
+    @property
+    def ending(self) -> Condition:
+        """The condition that ends its alert once it holds over the short window `ends_over`.
+
+        It is the opposite of a symptom, of a count that nothing is counted any more, of a burn rate that the SLO is kept.
+        """
+        signal = self.ended_by or self.symptoms[0].signal
+        opposite = next(symptom.opposite for symptom in self.symptoms if symptom.signal == signal)
+        if self.burns:
+            return opposite._replace(limit=1)
+        return opposite._replace(op="<=", limit=0) if signal.window_scaling == "peak" else opposite
+
+    @property
+    def ends_over(self) -> str:
+        """The short window over which its alert is refuted.
+
+        Empty if its own is as short, or changes only within hours (an upgrade), or nobody is called for it.
+        """
+        if self.severity == "info" or not 120 < seconds(self.window) < 900:
+            return ""
+        return "4m" if self.burns else "2m"
 
     def over(self, burn: BurnRateWindow) -> "Incident":
         """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""

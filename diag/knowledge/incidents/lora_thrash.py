@@ -64,6 +64,7 @@ incident = Incident(
         ),
     ),
     explains=("requests_aborted", "contract_breached"),
+    ended_by=queue_time,
     fixes=(
         SLOTS,
         SLOTS._replace(
