@@ -242,9 +242,9 @@ def _verify(incident: Incident, contract: Contract) -> list[str]:
         *(f"- {claim(condition.opposite, contract)}" for condition in incident.symptoms),
         "",
         f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves"
-        f" {keeps_firing(incident):.0f} s later (`keep_firing_for`). If you recorded the server before the change (`diag"
-        " record http://<instance> BEFORE`), `diag verify BEFORE http://<instance>` checks whether the change fixed it"
-        " at the same load, and what it cost. If nothing has moved by then, roll back and try the next fix.",
+        f" {keeps_firing(incident):.0f} s later (`keep_firing_for`). If you recorded the server before the change"
+        " (`diag record http://<instance> BEFORE`), `diag verify BEFORE http://<instance>` checks whether the change"
+        " fixed it at the same load, and what it cost. If nothing has moved by then, roll back and try the next fix.",
     ]
 
 

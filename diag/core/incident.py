@@ -300,21 +300,24 @@ class Incident(NamedTuple):
     def ending(self) -> Condition:
         """The condition that ends its alert once it holds over the short window `ends_over`.
 
-        It is the opposite of a symptom, of a count that nothing is counted any more, of a burn rate that the SLO is kept.
+        Half of a symptom's lower bound refutes it: a short window is noisy, and between the two the long one decides. A
+        count is refuted if nothing is counted any more, a burn rate if the SLO is kept.
         """
         signal = self.ended_by or self.symptoms[0].signal
         opposite = next(symptom.opposite for symptom in self.symptoms if symptom.signal == signal)
-        if self.burns:
-            return opposite._replace(limit=1)
-        return opposite._replace(op="<=", limit=0) if signal.window_scaling == "peak" else opposite
+        if isinstance(opposite.limit, str) or opposite.op not in ("<", "<="):
+            return opposite
+        if signal.window_scaling == "peak":
+            return opposite._replace(op="<=", limit=0)
+        return opposite._replace(limit=1 if self.burns else opposite.limit / 2)
 
     @property
     def ends_over(self) -> str:
         """The short window over which its alert is refuted.
 
-        Empty if its own is as short, or changes only within hours (an upgrade), or nobody is called for it.
+        Empty if its own is as short, or it takes hours to begin or to end (an upgrade).
         """
-        if self.severity == "info" or not 120 < seconds(self.window) < 900:
+        if not 120 < seconds(self.window) < 900 or seconds(self.hold) > 3600:
             return ""
         return "4m" if self.burns else "2m"
 
