@@ -63,7 +63,7 @@ incident = Incident(
     fixes=(
         Fix(
             change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of freeze_seconds) to a "
-            "separate server until the threshold is set.",
+            "separate server while short requests stream here.",
             value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
@@ -116,7 +116,9 @@ incident = Incident(
             why=documented("disaggregated prefill keeps prefill from interrupting decode", DISAGGREGATED),
         ),
     ),
-    mitigate=("Divert prompts of more than a few thousand tokens to a separate server until the threshold is set.",),
+    mitigate=(
+        "Divert prompts of more than a few thousand tokens to a separate server while short requests stream here.",
+    ),
     hand_over=("the prompt lengths over an hour, the vLLM version, and the launch command",),
     do_not=(
         "Do not set --max-num-partial-prefills above 1: V1 refuses to start with it.",
