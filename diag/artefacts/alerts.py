@@ -29,19 +29,22 @@ from diag.knowledge.formulas import comparison, formula
 from diag.knowledge.rule_set import (
     INTERVAL,
     LONG,
+    OF_A_FORMER_PROCESS,
     SLOW_INTERVAL,
     SUBJECTS,
     RecordedSeries,
     RuleSet,
+    ending_signals,
     generation_series,
     rule_set,
 )
 from diag.promql import pretty
 
-KEEP_FIRING = 300.0
-"""Seconds for which an alert outlasts its conditions: a missed scrape or a short recovery starts no second alert."""
-MARGIN = 60.0
-"""Seconds by which a cause outlasts its effects at least: its group is evaluated at another moment."""
+GONE_AFTER, KEEP_FIRING = 150.0, 30.0
+"""Seconds from recovery until an alert ends, and for which it outlasts its conditions at least.
+
+An alert over a minute has the most left to outlast its conditions: there, one missed scrape leaves too few samples.
+"""
 SLOW_GROUP = "diag-slow"
 Rule = dict[str, Any]
 Group = dict[str, Any]
@@ -98,7 +101,8 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     recorded = rule_set(incidents, contract)
     reads = {
         alert: [
-            recorded.series[_signal(window, condition, alert, contract)] for window, condition in alert.conditions()
+            *(recorded.series[_signal(window, condition, alert, contract)] for window, condition in alert.conditions()),
+            *(recorded.series[name] for name in ending_signals(alert.incident, contract)),
         ]
         for alert in found
     }
@@ -166,23 +170,19 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
     """Return one alerting rule as Prometheus reads it; `series` are the recorded series by the names of formulas."""
     incident = alert.incident
-    causes = [cause.id for cause in known.values() if incident.id in cause.explains and _mutes(cause, incident)]
-    paged = f'ALERTS{{alertstate="firing",severity="{incident.severity}",incident=~"{"|".join(causes)}"}}'
-    cases = []
-    for case in alert.cases:
-        terms = [
+    cases = [
+        "\nand ".join(
             comparison(series[_signal(window, condition, alert, contract)], condition, contract)
             for window, condition in case.conditions()
-        ]
-        text, window = "\nand ".join(terms), case.windows[0]
-        if causes and seconds(window) > KEEP_FIRING:  # the window outlasts the alert of the cause: no second page
-            text += f"\nunless on ({', '.join(contract.site.labels)}) max_over_time({paged}[{window}])"
-        cases.append(text)
+        )
+        for case in alert.cases
+    ]
+    holds = cases[0] if len(cases) == 1 else "\nor ".join(f"(\n{indent(case, '  ')}\n)" for case in cases)
     return {
         "alert": alert_name(incident.id),
-        "expr": cases[0] if len(cases) == 1 else "\nor ".join(f"(\n{indent(case, '  ')}\n)" for case in cases),
+        "expr": "\nunless ".join([holds, *_over(incident, contract, series), *_caused(incident, contract.site, known)]),
         "for": incident.hold,
-        "keep_firing_for": f"{keeps_firing(incident, known) / 60:.0f}m",
+        "keep_firing_for": f"{keeps_firing(incident):.0f}s",
         "labels": {"incident": incident.id, "severity": alert.severity},
         "annotations": annotations(alert, contract),
     }
@@ -196,16 +196,46 @@ def alert_expressions(
     return [str(rule(alert, contract, recorded.series, known)["expr"]) for alert in alerts(incident)]
 
 
-def keeps_firing(cause: Incident, known: Known) -> float:
-    """Return the seconds for which an ended alert keeps firing: until the windows of pages that it mutes are clear.
+def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> list[str]:
+    """Return the expressions that end an alert before its window is clear: refuted lately, or of a former process.
+
+    A signal without a value ends nothing: after a few events in a short window it has none.
+    """
+    if not incident.ends_over:
+        return []
+    refuted, server = incident.ending, f"on ({', '.join(contract.site.labels)})"
+    recent = series[formula(refuted.signal, incident.per, incident.ends_over, contract).name]
+    former = series[formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract).name]
+    confirmed = comparison(recent, refuted.opposite, contract)
+    return [comparison(recent, refuted, contract), f"{server} ({former} unless {server} {confirmed})"]
+
+
+def _caused(incident: Incident, site: Site, known: Known) -> Iterator[str]:
+    """Yield the firing alerts of causes by the labels that both have: what they explain is no alert of its own.
+
+    The window of a cause is clear when its alert ends, so that an effect that still holds then is another fault.
+    """
+    causes: dict[str, list[str]] = {}
+    for cause in known.values():
+        if incident.id in cause.explains and _mutes(cause, incident):
+            causes.setdefault(", ".join(_shared(cause, incident, site)), []).append(cause.id)
+    for labels, names in causes.items():
+        yield f'on ({labels}) ALERTS{{alertstate="firing",incident=~"{"|".join(names)}"}}'
+
+
+def _shared(cause: Incident, effect: Incident, site: Site) -> list[str]:
+    return [*filter(subject_labels(effect, site).__contains__, subject_labels(cause, site))]
+
+
+def keeps_firing(incident: Incident) -> float:
+    """Return the seconds for which an alert outlasts its conditions.
 
     An info pages no person: it ends once its condition has not held for a whole window, so that a value at the
     threshold does not make it come and go.
     """
-    muted = (known[name] for name in cause.explains if name in known and _mutes(cause, known[name]))
-    effects = [effect for effect in muted if effect.severity == "critical"]
-    least = max(KEEP_FIRING, seconds(cause.window)) if cause.severity == "info" else KEEP_FIRING
-    return max([least, *(seconds(effect.window) + keeps_firing(effect, known) + MARGIN for effect in effects)])
+    if incident.severity == "info":
+        return max(KEEP_FIRING, seconds(incident.window))
+    return max(KEEP_FIRING, GONE_AFTER - seconds(incident.ends_over or incident.window))
 
 
 def _mutes(cause: Incident, effect: Incident) -> bool:
@@ -269,7 +299,7 @@ def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any
                     {
                         "source_matchers": [f'incident="{cause.id}"'],
                         "target_matchers": [f'incident="{effect.id}"'],
-                        "equal": [*filter(subject_labels(effect, site).__contains__, subject_labels(cause, site))],
+                        "equal": _shared(cause, effect, site),
                     }
                 )
     for incident in (incident for incident in incidents if incident.escalates):

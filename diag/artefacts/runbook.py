@@ -70,7 +70,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
             "",
             *(line for number, fix in enumerate(incident.fixes, 1) for line in _fix(number, fix, contract)),
         ],
-        "Verify": _verify(incident, known, contract),
+        "Verify": _verify(incident, contract),
         "Escalate and hand over": [
             "If no fix helps, hand over:",
             "",
@@ -234,18 +234,17 @@ def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
     return [f"{number}.{change} {text}", *lines]
 
 
-def _verify(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
+def _verify(incident: Incident, contract: Contract) -> list[str]:
     """Return the signals that must move, how far, and by when."""
-    minutes = keeps_firing(incident, known) / 60
     return [
         f"Under the same load, at least one of these holds within {incident.window} and two scrapes of the change:",
         "",
         *(f"- {claim(condition.opposite, contract)}" for condition in incident.symptoms),
         "",
-        f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves {minutes:.0f}"
-        " minutes later (`keep_firing_for`). If you recorded the server before the change (`diag record"
-        " http://<instance> BEFORE`), `diag verify BEFORE http://<instance>` checks whether the change fixed it at the"
-        " same load, and what it cost. If nothing has moved by then, roll back and try the next fix.",
+        f"Then `diag doctor http://<instance>` no longer reports {incident.id}, and the alert resolves"
+        f" {keeps_firing(incident):.0f} s later (`keep_firing_for`). If you recorded the server before the change"
+        " (`diag record http://<instance> BEFORE`), `diag verify BEFORE http://<instance>` checks whether the change"
+        " fixed it at the same load, and what it cost. If nothing has moved by then, roll back and try the next fix.",
     ]
 
 

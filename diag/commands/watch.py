@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from diag.artefacts.alerts import FilledAlert, filled_alerts, keeps_firing, no_telemetry
+from diag.artefacts.alerts import GONE_AFTER, FilledAlert, filled_alerts, no_telemetry
 from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Site, find
@@ -212,15 +212,14 @@ class WatchAlerts:
         now = {(found.diagnosis.incident.id, found.diagnosis.subject): found.diagnosis for found in report.present}
         held = {key: now.get(key, last)._replace(severity=last.severity) for key, last in holding.items()}
 
-        # ended causes whose effects still hold: while the cause's rule keeps firing, it mutes their alerts
-        incidents = {each.diagnosis.incident.id: each.diagnosis.incident for each in report.findings}
+        # ended causes whose effects still hold: until the windows of both are clear, the cause mutes their alerts
         ended = {key: (last, time.time()) for key, last in self._known.items()} | self._over
         self._known = held
         self._over = {
             key: (cause, at)
             for key, (cause, at) in ended.items()
             if key not in held
-            and time.time() - at < keeps_firing(cause.incident, incidents)
+            and time.time() - at < GONE_AFTER
             and any(
                 each.incident.id in cause.incident.explains and agree(each.subject, cause.subject)
                 for each in held.values()

@@ -251,7 +251,8 @@ class Incident(NamedTuple):
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`; with `burns`, burn-rate windows instead of `window`, except for the critical alert of
-    `escalates`. `explains` names incidents that are consequences of this one. `telemetry`: the incident is about the
+    `escalates`. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is not the
+    first. `explains` names incidents that are consequences of this one. `telemetry`: the incident is about the
     telemetry and not about the server, and is reported after all others. The culprits of `quotes` are log lines that
     decide; `lints`: a wrong launch command may be the cause. `impact` is what users notice, `mitigate` what helps
     immediately without a restart, `hand_over` what the vendor's engineers need, `do_not` what makes the incident worse.
@@ -266,6 +267,7 @@ class Incident(NamedTuple):
     symptoms: tuple[Condition, ...]
     looks_like: tuple[LookAlike, ...]
     fixes: tuple[Fix, ...]
+    ended_by: Signal | None = None
     supports: tuple[Condition, ...] = ()
     explains: tuple[str, ...] = ()
     escalates: Condition | None = None
@@ -294,6 +296,31 @@ class Incident(NamedTuple):
         """Every window over which its alerts judge; an escalated one judges over `window`."""
         burning = [window for burn in self.burns for window in (burn.short, burn.long)]
         return tuple(dict.fromkeys([*burning, *([] if burning and not self.escalates else [self.window])]))
+
+    @property
+    def ending(self) -> Condition:
+        """The condition that ends its alert once it holds over the short window `ends_over`.
+
+        Half of a symptom's lower bound refutes it: a short window is noisy, and between the two the long one decides. A
+        count is refuted if nothing is counted any more, a burn rate if the SLO is kept.
+        """
+        signal = self.ended_by or self.symptoms[0].signal
+        opposite = next(symptom.opposite for symptom in self.symptoms if symptom.signal == signal)
+        if isinstance(opposite.limit, str) or opposite.op not in ("<", "<="):
+            return opposite
+        if signal.window_scaling == "peak":
+            return opposite._replace(op="<=", limit=0)
+        return opposite._replace(limit=1 if self.burns else opposite.limit / 2)
+
+    @property
+    def ends_over(self) -> str:
+        """The short window over which its alert is refuted.
+
+        Empty if its own is as short, or it takes hours to begin or to end (an upgrade).
+        """
+        if not 120 < seconds(self.window) < 900 or seconds(self.hold) > 3600:
+            return ""
+        return "4m" if self.burns else "2m"
 
     def over(self, burn: BurnRateWindow) -> "Incident":
         """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from diag.core.contract import Contract
 from diag.core.incident import Incident, regroup, seconds
 from diag.knowledge.formulas import formula, parts_first
+from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import Formula, pretty
 
 GENERATION = "diag_rules:generation"
@@ -80,7 +81,11 @@ class RuleSet(NamedTuple):
 
 def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
-    signals = {name: found for incident in incidents for name, found in alert_signals(incident, contract).items()}
+    signals = {
+        name: found
+        for incident in incidents
+        for name, found in (alert_signals(incident, contract) | ending_signals(incident, contract)).items()
+    }
     formulas = parts_first(signals.values())
     # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
     key = {name: name if found.parts else found.text for name, found in formulas.items()}
@@ -121,6 +126,17 @@ def alert_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
     asked = [(window, condition) for window in incident.windows for condition in incident.conditions]
     asked += [(incident.window, incident.escalates)] if incident.escalates else []
     found = (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
+    return {signal.name: signal for signal in found}
+
+
+def ending_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
+    """Return the formulas that end the alerts of an incident soon after recovery, by name."""
+    if not incident.ends_over:
+        return {}
+    found = (
+        formula(incident.ending.signal, incident.per, incident.ends_over, contract),
+        formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract),
+    )
     return {signal.name: signal for signal in found}
 
 

@@ -5,6 +5,7 @@ them equal.
 """
 
 import json
+import math
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,8 +41,9 @@ class Fired:
         return {incident for incident, severity in self.first if severity != "info"}
 
 
-FIRING = f'min_over_time(timestamp(ALERTS{{alertstate="firing"}})[{TIMES[-1]}s:{STEP}s])'
-FIRST = f"min by (alertname, incident, severity, instance) ({FIRING})"
+FIRING = 'timestamp(ALERTS{alertstate="firing"})'
+SUBJECT = "(alertname, incident, severity, instance)"
+FIRST = f"min by {SUBJECT} (min_over_time({FIRING}[{TIMES[-1]}s:{STEP}s]))"
 NAME = re.compile(r"[\w:]+")
 ALERT = re.compile(
     r'\{alertname="(\w+)", (?:incident="(\w+)", )?(?:instance="([^"]*):[^"]*", )?severity="(\w+)"\} ([0-9.E+]+)'
@@ -60,13 +62,38 @@ def all_fired(
 
     An evaluation costs seconds however few series there are.
     """
+    found = _asked(rules, timelines, names, folder, place, FIRST, TIMES[-1])
+    return {host: _fired(found, host) for host in timelines}
+
+
+def fired_last(
+    rules: Path, timelines: Mapping[str, Series], folder: Path, place: str = PLACES[0]
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return by host and incident when its alert fired last, in seconds after the onset, and for how long in all."""
+    end = STEP * (len(next(iter(next(iter(timelines.values())).values()))) - 1)
+    over = f"({FIRING}[{end}s:{STEP}s])"
+    names = {dict(key)["__name__"] for series in timelines.values() for key in series}
+    last, samples = (
+        {(host, incident): float(value) for _, incident, host, _, value in found if incident}
+        for found in (
+            _asked(rules, timelines, names, folder, place, f"max by {SUBJECT} ({function}{over})", end)
+            for function in ("max_over_time", "count_over_time")
+        )
+    )
+    return {key: (last[key] - LEAD, samples[key] * STEP) for key in last}
+
+
+def _asked(
+    rules: Path, timelines: Mapping[str, Series], names: set[str], folder: Path, place: str, promql: str, end: float
+) -> list[tuple[str, ...]]:
+    """Return promtool's answer to a query at the end of these timelines: alert, incident, host, severity, value."""
     inputs = [
         {"series": _written(key, host), "values": " ".join(map(_number, values))}
         for host, series in timelines.items()
         for key, values in series.items()
         if dict(key)["__name__"] in names
     ]
-    expectation = [{"expr": FIRST, "eval_time": f"{TIMES[-1]}s", "exp_samples": []}]
+    expectation = [{"expr": promql, "eval_time": f"{end}s", "exp_samples": []}]
     test = {"interval": f"{STEP}s", "input_series": inputs, "promql_expr_test": expectation}
     # JSON is YAML, and faster to write
     file = folder / "test.yaml"
@@ -75,8 +102,7 @@ def all_fired(
     file.write_text(json.dumps({**document, "tests": [test]}))
     promtool = program(place).with_name("promtool")
     done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
-    found = _read(done.stdout + done.stderr)
-    return {host: _fired(found, host) for host in timelines}
+    return _read(done.stdout + done.stderr)
 
 
 def _read(said: str) -> list[tuple[str, ...]]:
@@ -113,6 +139,33 @@ def evaluated(rules: Path, series: Series) -> Fired:
         elif at < np.inf:
             guards.add(alert["alert"])
     return Fired(first, frozenset(guards))
+
+
+def episodes(rules: Path, series: Series) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Return when the alerts of one timeline begin and cease to fire by diag.promql, in seconds after LEAD.
+
+    Those of the same incident and severity are one. The effects fire as if no cause had an alert.
+    """
+    labels = tuple({"instance": "h:1", **dict(key)} for key in series)
+    values = np.array([*series.values()])
+    instants = STEP * 1000 * np.arange(values.shape[1], dtype=np.int64)
+    held = promql.Evaluator(promql.Samples(without_holes(labels, instants, values, ~np.isnan(values))))
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for alert, expression in _alerts(rules):
+        hold, keep = (math.ceil(seconds(alert.get(name, "0s")) / STEP) for name in ("for", "keep_firing_for"))
+        fires = np.zeros(instants.size, bool)
+        for row in held.evaluate(expression, instants).present:
+            lasted = over = 0
+            is_firing = False
+            for at, holds in enumerate(row):
+                lasted, over = (lasted + 1, 0) if holds else (0, over + 1)
+                is_firing = lasted > hold or (is_firing and over <= keep)
+                fires[at] |= is_firing
+        edges = np.flatnonzero(np.diff(fires.astype(int), prepend=0, append=0)) * STEP - LEAD
+        if edges.size and alert["labels"].get("incident"):
+            key = alert["labels"]["incident"], alert["labels"]["severity"]
+            found[key] = [(float(begin), float(end)) for begin, end in edges.reshape(-1, 2)]
+    return found
 
 
 @cache

@@ -24,6 +24,8 @@ from diag.sources.recording.reader import read
 STEP, LEAD, SICK = 15, 600, 900
 TIMES = np.arange(0, LEAD + SICK + STEP, STEP)
 BEFORE, AFTER = TIMES[TIMES <= LEAD], TIMES[TIMES > LEAD] - LEAD
+RECOVERED = np.arange(STEP, 600 + STEP, STEP)
+"""Seconds after the end of a timeline at which the server is healthy again."""
 Floats = npt.NDArray[np.float64]
 Key = frozenset[tuple[str, str]]
 Series = dict[Key, Floats]
@@ -201,6 +203,52 @@ def faulty(incident: str) -> tuple[Series, float]:
     return timeline(name, *beside, before=before), 300.0 if incident == "cuda_graph_capture_hang" else 0.0
 
 
+def recovered(incident: str, anew: bool = False) -> Series:
+    """The timeline of an incident, then ten minutes in which the server is healthy, from the end of TIMES on.
+
+    `anew`: another process serves from then on, whose counters begin at 0.
+    """
+    series, _ = faulty(incident)
+    well = recording("healthy").looped(RECOVERED, recording("healthy").whole)
+    own = {_alike(key): values for key, values in well.items()}
+    _, _, calm = HOSTS.get(incident, ("", (), ()))
+    host = _sampled(calm or CURED.get(incident, ()), RECOVERED)
+    hole = np.full(TIMES.size, np.nan)
+    page = {key: series.get(key, hole) for key in well if incident in HOSTS and HOSTS[incident][0] == ""}
+    silent = {*_sampled(HOSTS[incident][1], AFTER)} - {*host} if incident in HOSTS else set()
+    found = {}
+    for key, before in (dict.fromkeys(host, hole) | page | series).items():
+        name, last = dict(key)["__name__"], before[-1]
+        page_key = _alike(frozenset(each for each in key if each[0] != "instance"))
+        after = host[key] if key in host else own.get(page_key, np.full(RECOVERED.size, _idle(key, last)))
+        after = np.full(RECOVERED.size, np.nan) if key in silent else after
+        if name.endswith(START_TIME) and page_key in own:
+            after = np.full(RECOVERED.size, float(TIMES[-1]) if anew else before[-1])
+        elif is_counter(key) and page_key in own and not anew:
+            after = after - after[0] + np.nan_to_num(last)
+        found[key] = np.concatenate([before, after])
+    return found
+
+
+def followed(first: Series, second: Series) -> Series:
+    """Join two timelines of one server: after the first comes the second from LEAD on, whose counters go on."""
+    sick = {_alike(key): values[LEAD // STEP :] for key, values in second.items()}
+    found = {}
+    for key, values in first.items():
+        after = sick.get(_alike(key), np.full(SICK // STEP + 1, values[-1]))
+        if is_counter(key) and _alike(key) in sick:
+            after = after - after[0] + values[-1]
+        after = np.full(after.size, values[-1]) if dict(key)["__name__"].endswith(START_TIME) else after
+        found[key] = np.concatenate([values, after[1:]])
+    return found
+
+
+def _idle(key: Key, last: float) -> float:
+    """Return the value of a series that a healthy page lacks: a counter stands still, no request is there."""
+    name = dict(key)["__name__"]
+    return 0.0 if name.startswith("vllm:num_requests") else 1.0 if name in ("up", "diag_vllm_up") else last
+
+
 def _peers(incident: str) -> Series:
     """The servers that stand beside the sick one: h:2 on."""
     peers = enumerate(PEERS.get(incident, ()), 2)
@@ -250,6 +298,17 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "tp_interconnect_bound": ("healthy", linked(FULL), CALM),
 }
 """What a host adds: the recording ("" for a server that never answers), what is beside it then, and before."""
+READY = (log("ready", dict.fromkeys(PHASES[:-1], 10.0), start=float(TIMES[-1])), TWO, workers(1.0, 1.0))
+CURED: dict[str, tuple[Beside, ...]] = {
+    "crash_loop": (*READY, crashed(0)),
+    "cuda_graph_capture_hang": READY,
+    "engine_device_fault": READY,
+    "gpu_memory_contended": (gpu(),),
+    "gpu_out_of_memory": READY,
+    "startup_failed": READY,
+    "startup_slow": READY,
+}
+"""What the host of a server says after recovery, where it said nothing before the fault."""
 
 TOLD = (
     model("mixtral-8x7b", "--tensor-parallel-size 2"),

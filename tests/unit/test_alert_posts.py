@@ -115,7 +115,7 @@ def test_many_alerts_are_several_requests(pager: Pager) -> None:
 
 
 def test_ended_cause_keeps_muting_its_consequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of the cause does the same by its keep_firing_for; without it, consequences page when the cause ends."""
+    """The alert of a cause lasts until its window is clear."""
     known = {each.id: each for each in load()}
     cause, effect = present(known["kv_eviction_cascade"], "critical"), present(known["contract_breached"], "critical")
     report = REPORT._replace(findings=tuple(map(Finding, (cause, effect))))

@@ -133,8 +133,13 @@ def test_a_users_signal_may_use_parts_and_is_recorded() -> None:
         burns=(),
         escalates=None,
     )
-    (name, rule), *others = reversed(rule_set([incident], Contract()).rules.items())
-    assert (name, others) == ("instance_engine:preempted_twice:5m", [])
+    recorded = rule_set([incident], Contract()).rules
+    assert [*recorded] == [
+        "instance_engine:preempted_twice:5m",
+        "instance_engine:preempted_twice:2m",
+        "instance:samples_of_a_former_process:5m",
+    ]
+    rule = recorded["instance_engine:preempted_twice:5m"]
     assert rule.promql == "(sum by (instance, engine) (increase(vllm:num_preemptions_total[5m]))) >= bool 2"
     assert conjunction(incident, "5m", Contract()).text == "instance_engine:preempted_twice:5m >= 1"
 

@@ -37,6 +37,7 @@ incident = Incident(
         LookAlike("queue_saturation", distinguish="A low --max-num-seqs keeps the KV cache mostly empty."),
     ),
     explains=("kv_pool_saturated", "requests_aborted", "engine_stalled", "contract_breached"),
+    ended_by=requests_waiting_median,
     fixes=MORE_KV_CAPACITY,
     mitigate=("Divert long prompts to a server with a larger KV cache.",),
     hand_over=("the KV cache size and --max-model-len from the log, and the prompt lengths",),

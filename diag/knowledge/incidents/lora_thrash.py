@@ -64,6 +64,7 @@ incident = Incident(
         ),
     ),
     explains=("requests_aborted", "contract_breached"),
+    ended_by=deferred_share_by_reason,
     fixes=(
         SLOTS,
         SLOTS._replace(

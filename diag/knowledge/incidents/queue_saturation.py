@@ -106,6 +106,7 @@ incident = Incident(
         LookAlike("engine_stalled", distinguish="No request makes any progress."),
     ),
     explains=("requests_aborted", "contract_breached"),
+    ended_by=waiting_share,
     fixes=(
         *(
             Fix(

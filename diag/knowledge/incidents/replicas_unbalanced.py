@@ -68,6 +68,7 @@ incident = Incident(
         ),
     ),
     explains=("queue_saturation", "contract_breached"),
+    ended_by=requests_waiting_median,
     fixes=(
         Fix(
             change="Balance by the load of each replica (fewest outstanding requests, or queue length and KV cache "

@@ -58,6 +58,7 @@ incident = Incident(
         ),
     ),
     explains=("contract_breached",),
+    ended_by=pcie_share,
     fixes=(
         Fix(
             change="Place the ranks on GPUs that are connected by NVLink or by the same PCIe switch: see nvidia-smi "

@@ -13,7 +13,17 @@ LONGEST_SILENCE = 3600
 NO_LINE_YET = 600
 """Seconds for which a server process without any output is starting: VLLM_ENGINE_READY_TIMEOUT_S."""
 
+OF_A_FORMER_PROCESS = Part(
+    "samples_of_a_former_process",
+    "(sum by ($by) (changes(process_start_time_seconds[$window]))"
+    " or sum by ($by) (resets(vllm:generation_tokens_total[$window]))) > 0"
+    " or count by ($by) (last_over_time(vllm:num_requests_running[$window]))"
+    " unless count by ($by) (last_over_time(vllm:num_requests_running[1m]))",
+    "series",
+)
+"""A server that has started anew in the window, or is gone: the window holds samples of a process that has ended."""
 PARTS: tuple[Part, ...] = (
+    OF_A_FORMER_PROCESS,
     Part("in_starting_phase", f"max by ($by) (last_over_time({PHASE}{{{IS_STARTING}}}[$window]))", "bool"),
     Part(
         "start_failed",
