@@ -89,6 +89,10 @@ def pasted(text: str) -> str:
     return escaped(text, len(text))
 
 
+YEAR_10_000 = 253_402_300_800
+"""Unix seconds from which no date can be written."""
+
+
 def clock(unix: float) -> str:
     """Format unix seconds as a time of day: "02:16:07 UTC"."""
     return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")
@@ -127,7 +131,7 @@ def quantity(value: float, unit: str) -> str:
         return f"{number(100 * value)} %"
     if unit == "bool":
         return "yes" if value else "no"
-    if unit == "unix time":
+    if unit == "unix time" and 0 <= value < YEAR_10_000:
         return clock(value)
     if unit == "seconds" and value == 0:
         return f"{number(value)} s"

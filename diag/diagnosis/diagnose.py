@@ -174,7 +174,9 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
         if state == "present" and not ongoing:
             ended = queries.source.instants[-1] / 1000 - episodes[-1][1]
             breather = queries.live(incident.live_window).seconds + queries.source.interval
-            if incident.outage or ended > breather:  # what has just let go may hold again at the next scrape
+            if (
+                incident.outage or incident.burns or ended > breather
+            ):  # what has just let go may hold again at the next scrape
                 is_recent = incident.outage and ended <= RECENT
                 severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
         yield Diagnosis(

@@ -1,15 +1,19 @@
 """Episodes: what was short and has ended is a note, what goes on decides, and a restart does not erase a crash."""
 
+import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from support import rewriting
+from support.paths import RECORDINGS
 from support.scenarios import found, present
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
+from diag.report.summary import verdicts
 
 BEGAN = 1_700_000_000.0
 
@@ -103,3 +107,83 @@ def test_crash_stays_told_after_the_restart_for_a_quarter_of_an_hour(tmp_path: P
     later = server(tmp_path / "later", 1200, 15, down=((60, 100),), beside=crash_log(60))
     assert "server_crashed" not in {each.diagnosis.incident.id for each in later.present if each.diagnosis.ongoing}
     assert later.verdict == "healthy"
+
+
+# -- the log of a server that was started again ----------------------------------------------------------------------
+
+LOG = (RECORDINGS / "engine_device_fault" / "server.log").read_text(encoding="utf-8").splitlines(keepends=True)
+SERVED = next(at for at, line in enumerate(LOG) if "Application startup complete" in line) + 1
+FAULT = next(at for at, line in enumerate(LOG) if "illegal memory access" in line)
+START, CRASH = LOG[:SERVED], LOG[FAULT:]
+DIED = datetime(2026, 11, 21, 3, 16, 41, tzinfo=UTC).timestamp()
+
+
+def shifted(lines: list[str], seconds: float) -> list[str]:
+    """Return the lines of a log with later times."""
+
+    def later(found: re.Match[str]) -> str:
+        at = datetime.strptime(f"2026-{found[0]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+        return (at + timedelta(seconds=seconds)).strftime("%m-%d %H:%M:%S")
+
+    return [re.sub(r"\b11-21 \d\d:\d\d:\d\d", later, line) for line in lines]
+
+
+def first_time(lines: list[str]) -> float:
+    """Return the unix time of the first line that has one."""
+    text = next(found[0] for line in lines if (found := re.search(r"11-21 \d\d:\d\d:\d\d", line)))
+    return datetime.strptime(f"2026-{text}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+
+
+def started_at(at: float, *, serves: bool) -> list[str]:
+    """Return the log of a start at a unix time."""
+    return shifted(START if serves else START[: SERVED * 2 // 3], at - first_time(START))
+
+
+def restarted(folder: Path, began: float, start: float, log: list[str], *, answers: bool) -> Report:
+    """Judge a minute of pages from `began` on, of the process that was started at `start`, with this log."""
+    healthy = list(rewriting.scrapes("healthy"))
+    pages = (
+        (
+            began + time - healthy[0][0],
+            host,
+            rewriting.with_value(page, "process_start_time_seconds", f"{start}") if answers else "",
+        )
+        for time, host, page in healthy
+        if time - healthy[0][0] <= 60
+    )
+    rewriting.write(folder / "recording", pages)
+    (folder / "recording" / "server.log").write_text("".join(log), encoding="utf-8")
+    return doctor.run(ObserveOptions([str(folder / "recording")]))
+
+
+def test_start_under_way_twenty_seconds_after_a_crash_does_not_erase_it(tmp_path: Path) -> None:
+    log = [*LOG, *started_at(DIED + 20, serves=False)]
+    report = restarted(tmp_path, DIED + 25, DIED + 20, log, answers=False)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.severity, crashed.ongoing, crashed.since) == ("critical", "critical", True, DIED)
+    assert "cuda_error" in crashed.culprits
+    assert any(name.startswith("restarting since 03:1") for name in crashed.culprits)
+    assert "illegal memory access" in found(report, "server_crashed").quotes[0].text
+
+
+def test_crash_before_the_recording_is_told_of_a_server_that_recovered(tmp_path: Path) -> None:
+    log = [*LOG, *started_at(DIED + 20, serves=True)]
+    report = restarted(tmp_path, DIED + 120, DIED + 15, log, answers=True)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.primary, crashed.since) == ("warning", True, DIED)
+    assert any(name.startswith("recovered at 03:17:") for name in crashed.culprits)
+    assert verdicts(report)[0].startswith("WARNING  server_crashed   ")
+    assert "since 03:16:41 UTC: cuda_error, recovered at 03:17:" in verdicts(report)[0]
+
+
+def test_second_illegal_memory_access_within_four_minutes_is_critical(tmp_path: Path) -> None:
+    again = [*started_at(DIED + 20, serves=True), *shifted(CRASH, 120), *started_at(DIED + 140, serves=True)]
+    report = restarted(tmp_path, DIED + 200, DIED + 135, [*LOG, *again], answers=True)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.severity, crashed.since) == ("critical", "critical", DIED + 120)
+
+
+def test_crash_in_the_log_that_the_start_time_refutes_is_a_claim(tmp_path: Path) -> None:
+    log = [*LOG, *started_at(DIED + 20, serves=True)]
+    report = restarted(tmp_path, DIED + 120, first_time(START) - 5, log, answers=True)
+    assert not present(report)

@@ -130,7 +130,7 @@ crashed_lately = Signal(
     f"time() - $time_of_crash < bool {TOLD_FOR}",
     "the server crashed within the last 15 minutes: {value}",
     "bool",
-    culprit_promql=f'time() - last_over_time({LOG_CRASH}{{event!=""}}[$window]) < {TOLD_FOR}'
+    culprit_promql=f"time() - last_over_time({LOG_CRASH}[$window]) < {TOLD_FOR}"
     ' or label_replace($time_of_kill_before_start > 0, "event", "kernel_oom_kill", "", "")',
     culprit_label="{event}",
 )
