@@ -220,6 +220,12 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_process_state": _gauge(
         "1 when the kernel has halted this process in this state, 0 when not.", *PROCESS, "host", "state"
     ),
+    "diag_vllm_process_orphaned": _gauge(
+        "1 when the API server that started this engine has ended, 0 when not: no request reaches it, and it keeps its "
+        "memory.",
+        *PROCESS,
+        "host",
+    ),
     "diag_host_oom_kills_total": _counter(
         "Processes that the kernel of this host has killed for lack of memory since it booted, of vLLM or not.",
         unread="The time of its last growth shows what killed a server; the number itself is for readers.",

@@ -29,6 +29,7 @@ CPU = "diag_vllm_process_cpu_seconds_total"
 CHILDREN = "diag_vllm_process_children_cpu_seconds_total"
 FAULTS = "diag_vllm_process_page_faults_total"
 STOPPED = "diag_vllm_process_stopped"
+PROCESSES = "diag_vllm_processes"
 RESIDENT = "diag_vllm_process_resident_memory_bytes"
 READS = "diag_vllm_process_read_bytes_total"
 
@@ -288,6 +289,38 @@ def test_a_server_that_starts_again_is_found_and_what_outlived_the_first_is_kept
             new = {owner for pid, owner in processes.owners().items() if pid in second.pids()}
             assert new == {Owner(*each) for each in WHOLE}
             assert set(old.values()) - {old[SERVER]} < processes.owners().keys()
+
+
+ORPHANED = "diag_vllm_process_orphaned"
+
+
+@pytest.mark.usefixtures("_searching")
+@pytest.mark.parametrize("buried", [True, False])
+def test_an_engine_that_outlives_its_api_server_is_an_orphan(tmp_path: Path, buried: bool) -> None:
+    with serving(tmp_path, TP2) as fake:
+        before = ProcessCollector(fake.port)
+        pid = seen(before, *WHOLE)[ENGINE]
+        assert values(before, ORPHANED) == {pid: 0}
+        fake.process.kill()
+        if buried:
+            fake.process.wait()
+        until(lambda: values(before, ORPHANED) == {pid: 1})
+        counted = {labels[0]: value for name, labels, value in before.collect().samples if name == PROCESSES}
+        assert (counted["api_server"], counted["engine"]) == (0, 0)
+        afterwards = ProcessCollector(live.free_port())  # has never seen the server
+        assert values(afterwards, ORPHANED)[pid] == 1
+        with serving(tmp_path, TP2, flags=["--port", str(fake.port)], port=fake.port) as again:
+            until(lambda: sorted(values(before, ORPHANED).values()) == [0, 1])
+            assert before.server_pid() == again.process.pid
+
+
+@pytest.mark.usefixtures("_searching")
+def test_the_engine_of_a_script_or_of_another_server_is_no_orphan(tmp_path: Path) -> None:
+    with serving(tmp_path, TP2, flags=["--port", "1"], title="python batch.py") as script, serving(tmp_path, TP2) as it:
+        processes = ProcessCollector(live.free_port())
+        engines = {pid for fake in (script, it) for pid in fake.pids()}
+        until(lambda: all(len(fake.pids()) >= 4 for fake in (script, it)))
+        assert not engines & values(processes, ORPHANED).keys()
 
 
 def test_surviving_child_is_not_taken_for_the_server(tmp_path: Path) -> None:

@@ -260,6 +260,26 @@ def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
     assert present(report) == {"tp_interconnect_bound"}
 
 
+@pytest.mark.parametrize(("needed", "bound"), [(0.45, True), (0.02, False)])
+def test_links_that_are_full_while_the_ranks_wait_for_them_are_named(
+    tmp_path: Path, needed: float, bound: bool
+) -> None:
+    """A Gen3 x8 link at 57 % of its rate on average: the ranks use it in a part of each step only."""
+    link = 0.985e9 * 8
+    slots = {"pcie_link_generation__current": 3, "pcie_link_width__current": 8, "pcie_link_width__max": 8}
+    links = [gpu(i, **slots, pcie_bytes_total__rx=lambda t: 0.57 * link * t) for i in (0, 1)]
+    tokens = [float(line.rpartition(" ")[2]) for line in _counted(HEALTHY)]
+    per_token = needed * link / ((tokens[-1] - tokens[0]) / 60)
+    reduces = [("diag_vllm_all_reduce_bytes_per_token", (), per_token)]
+    assert ("tp_interconnect_bound" in present(judge(tmp_path, HEALTHY, TWO, *links, lambda _: reduces))) == bound
+
+
+def _counted(recording: str) -> list[str]:
+    """Lines of the tokens that were computed, at the first and the last scrape."""
+    pages = [page for _, _, page in rewriting.scrapes(recording) if page]
+    return [re.findall(r"^vllm:iteration_tokens_total_sum\{.*$", page, re.M)[0] for page in (pages[0], pages[-1])]
+
+
 @pytest.mark.parametrize(
     ("ranks", "nvlinks", "rate"),
     [(2, 4, FULL), (2, 0, 5e9), (1, 0, FULL)],

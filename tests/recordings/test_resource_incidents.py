@@ -1,5 +1,6 @@
 """Memory and CPU of the host, faults of a device, compilation: named by what shows each, and by nothing like it."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from diag.diagnosis.report import Report
 
 HEALTHY = next(iter(rewriting.scrapes("healthy")))[0]
 DEAD = next(iter(rewriting.scrapes("engine_dead")))[0]
+
+
+STARVED = "host_cpu_starved"
 
 
 def primary(report: Report) -> set[str]:
@@ -52,12 +56,20 @@ ROOM: dict[str, Beside] = {
     "slow growth": memory(lambda t: 0.91 + 0.000001 * t),
     "growth that ended": memory(lambda t: min(0.90 + 0.001 * t, 0.905)),
     "one large allocation": memory(lambda t: 0.92 if t < 20 else 0.95),
+    "page cache that meets the limit": memory(lambda _: 0.7, hits=lambda t: 50 * t),
+    "page cache that meets the limit, and use that grows slowly": memory(lambda t: 0.7 + 0.0002 * t, hits=lambda t: t),
 }
 
 
 @pytest.mark.parametrize("name", ROOM)
 def test_memory_that_does_not_run_out_is_no_incident(tmp_path: Path, name: str) -> None:
     assert judge(tmp_path, "healthy", ROOM[name]).verdict == "healthy"
+
+
+def test_a_group_that_grows_into_its_limit_is_told_before_the_kill(tmp_path: Path) -> None:
+    """It took a third of its limit within a minute, and is not nearly full yet."""
+    report = judge(tmp_path, "healthy", memory(lambda t: 0.5 + 0.005 * t, hits=lambda t: max(t - 20, 0)))
+    assert primary(report) == {"host_memory_exhausted"}
 
 
 def test_nearly_full_memory_with_few_samples_is_unknown(tmp_path: Path) -> None:
@@ -120,6 +132,17 @@ BUSY: dict[str, Beside] = {
 @pytest.mark.parametrize("name", BUSY)
 def test_busy_host_without_late_tokens_is_no_cpu_starvation(tmp_path: Path, name: str) -> None:
     assert judge(tmp_path, "healthy", BUSY[name]).verdict == "healthy"
+
+
+def test_an_engine_that_waits_for_a_cpu_is_starved_by_what_its_own_fast_tokens_took(tmp_path: Path) -> None:
+    """A real server with a CPU quota, of which nothing but the wait of its processes is seen: 9 ms a token, now 47."""
+    hidden = re.compile(r"^diag_host_.*\n", re.MULTILINE)
+    pages = [(t, host, hidden.sub("", page)) for t, host, page in rewriting.scrapes("host_cpu_starved")]
+    assert present(doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "hidden", pages))]))) >= {STARVED}
+
+
+def test_waiting_that_no_stream_feels_is_no_cpu_starvation(tmp_path: Path) -> None:
+    assert STARVED not in present(judge(tmp_path, "healthy", cpu(0.84, pressure=0.95)))
 
 
 @pytest.mark.parametrize(("pressure", "starved"), [(0.9, True), (0.1, False)])

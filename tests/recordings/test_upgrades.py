@@ -44,6 +44,16 @@ def test_slower_release_under_more_load_is_no_regression(tmp_path: Path, name: s
     assert judged(tmp_path, list(pages)).state == ("unknown" if name in CANNOT_TELL else "absent")
 
 
+def test_an_upgrade_24_minutes_after_the_recording_began_is_judged(tmp_path: Path) -> None:
+    pages = list(upgrades.scrapes(1.6))[upgrades.UPGRADE - 24 : upgrades.UPGRADE + 30]
+    assert judged(tmp_path, pages).state == "present"
+
+
+def test_an_upgrade_without_a_time_before_it_to_compare_is_unknown(tmp_path: Path) -> None:
+    pages = list(upgrades.scrapes(1.6))[upgrades.UPGRADE - 5 : upgrades.UPGRADE + 22]
+    assert judged(tmp_path, pages).state == "unknown"
+
+
 def test_a_restart_of_the_same_release_is_no_upgrade(tmp_path: Path) -> None:
     pages = [(at, host, page.replace("0.31.0", "0.32.0")) for at, host, page in upgrades.scrapes(1.6)]
     assert judged(tmp_path, pages).state == "absent"

@@ -155,13 +155,18 @@ Course = Callable[[float], float]
 
 
 def memory(
-    share: Course, limit: float = 64 * GIB, engine: Course = lambda _: 8 * GIB, kills: Course = lambda _: 0
+    share: Course,
+    limit: float = 64 * GIB,
+    engine: Course = lambda _: 8 * GIB,
+    kills: Course = lambda _: 0,
+    hits: Course = lambda _: 0,
 ) -> Beside:
-    """Host memory: the share in use of its limit, the resident bytes of the engine, processes that were killed."""
+    """Host memory: the share in use of its limit, the resident bytes of the engine, kills, allocations at the limit."""
 
     def beside(t: float) -> Iterable[Sample]:
         yield "diag_host_memory_limit_bytes", (), limit
         yield "diag_host_memory_used_bytes", (), share(t) * limit
+        yield "diag_host_memory_events_total", ("max",), hits(t)
         yield "diag_host_memory_events_total", ("oom_kill",), kills(t)
         yield "diag_vllm_process_resident_memory_bytes", ("90", "api_server", "0"), 2 * GIB
         yield "diag_vllm_process_resident_memory_bytes", ("91", "engine", "0"), engine(t)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
-from diag.exporter.process.server import Owner, ServerProcess, assign_owners, axis_sizes, find_server
+from diag.exporter.process.server import (
+    Owner,
+    ServerProcess,
+    assign_owners,
+    axis_sizes,
+    find_server,
+    orphaned_engines,
+    stray_engines,
+)
 from diag.exporter.process.table import (
     HALTED,
     ProcessEntry,
@@ -83,10 +91,19 @@ class ProcessCollector:
         # zombies do not run, and an engine counts once it has its title: without one, any process that an API server
         # starts may be taken for it
         stopped = [(int(labels[0]), labels[1], value) for name, labels, value in samples if name == STOPPED]
-        there = ((role, view.members[pid]) for pid, role, halted in stopped if not halted or view.members[pid].runs())
+        engines, host = orphaned_engines(view.members, view.owners), socket.gethostname()
+        for pid, orphaned in engines.items():
+            labels = (str(pid), "engine", view.owners[pid].rank, host)
+            samples.append(("diag_vllm_process_orphaned", labels, float(orphaned)))
+        there = (
+            (role, view.members[pid])
+            for pid, role, halted in stopped
+            if not engines.get(pid) and (not halted or view.members[pid].runs())
+        )
         running = Counter(role for role, entry in there if role != "engine" or entry.role == role)
         ended = {"engine"} if "api_server" in view.roles and not running["api_server"] else set()
-        self._view = replace(view, roles=view.roles | running.keys() | ended)  # no engine outlives its API server
+        ended |= {"api_server", "engine"} if any(engines.values()) else set()  # an orphan serves nobody
+        self._view = replace(view, roles=view.roles | running.keys() | ended)
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
@@ -163,6 +180,8 @@ class ProcessCollector:
             alive = {}
         server = found or server
 
+        if not (server or last.owners):  # it may have ended before it was seen
+            alive = {**stray_engines(table), **alive}
         members = {**alive, **({server.pid: table[server.pid]} if server else {})}
         while added := children(table, members):
             members |= added

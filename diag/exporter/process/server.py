@@ -102,6 +102,30 @@ def _server(table: ProcessTable, pid: int, listens: bool) -> ServerProcess:
     return ServerProcess(pid, listens, table[pid].created, launch, environment.get("CUDA_VISIBLE_DEVICES"))
 
 
+# -- orphans -----------------------------------------------------------------------------------------------------------
+
+
+def stray_engines(table: ProcessTable) -> ProcessTable:
+    """Return the engines on this host whose API server has ended, as far as that can be told from the processes.
+
+    vLLM starts an engine with its own interpreter. The kernel gives an orphan to init or to another reaper, which runs
+    another program, or runs for another user. A script that runs an engine without a server is a parent that lives.
+    """
+    engines = ((pid, entry, table.get(entry.parent)) for pid, entry in table.items() if entry.role == "engine")
+    return {
+        pid: entry
+        for pid, entry, parent in engines
+        if parent and not (parent.serves or parent.role) and entry.program() not in ("", parent.program())
+    }
+
+
+def orphaned_engines(members: ProcessTable, owners: Mapping[int, "Owner"]) -> Mapping[int, bool]:
+    """Return the engines that run, and of each whether the API server that started it has ended."""
+    serving = {pid for pid, owner in owners.items() if owner.role == "api_server" and members[pid].runs()}
+    engines = (pid for pid, entry in members.items() if entry.role == "engine" and pid in owners and entry.runs())
+    return {pid: serving.isdisjoint(ancestry(members, pid)) for pid in engines}
+
+
 # -- roles and ranks ---------------------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,13 @@ class ProcessEntry:
         argv = _argv(self.process)
         return replace(self, argv=argv) if argv and argv != self.argv else self
 
+    def program(self) -> str:
+        """Return the path of its executable; "" if it must not be read."""
+        try:
+            return self.process.exe()
+        except (psutil.Error, OSError):
+            return ""
+
     def usage(self) -> "ProcessUsage | None":
         """Return what it has used so far and its state; None once it is gone."""
         try:

@@ -36,7 +36,8 @@ incident = Incident(
             1,
             judged(
                 f"above {FULL.limit_with_unit}, growing steadily, with less than {SECONDS_TO_DRAIN / 60:g} minutes "
-                "left; or a process was killed already"
+                "left; or the cgroup met its limit while the memory in use grows towards it within 5 minutes; or a "
+                "process was killed already"
             ),
         ),
     ),

@@ -2,8 +2,8 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
-    all_reduce_share,
     half_of_the_ranks,
+    links_saturated,
     nvlinks,
     odd_ranks,
     pcie_lanes_lost,
@@ -34,16 +34,16 @@ incident = Incident(
         progress.above(0, judged("without any progress it is a stall")),
         requests_in_flight_peak.at_least(1, judged("the links of an idle server prove nothing")),
         nvlinks.at_most(0, judged("NVLink has many times the bandwidth that a layer needs")),
-        pcie_share.above(0.7, judged("a link is saturated at about 80 to 90 % of its rate")),
-    ),
-    supports=(
-        all_reduce_share.above(
-            0.2,
+        links_saturated.at_least(
+            1,
             judged(
-                "all-reduces overlap with no computation: at {threshold} of the bandwidth they take {threshold} of the "
-                "time"
+                "a link is saturated at about 80 to 90 % of its rate; all-reduces overlap with no computation, so a "
+                "mean of 40 % is that of a link which is full for half of the time"
             ),
         ),
+    ),
+    supports=(
+        pcie_share.above(0.7, judged("the mean over steps, in which the link is idle while the ranks compute")),
         pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes")),
         slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),
     ),

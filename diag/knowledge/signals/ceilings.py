@@ -6,6 +6,7 @@ are not counted; KV blocks count as a whole.
 """
 
 from diag.core.incident import Part, Signal, reported
+from diag.knowledge.signals.forward_progress import any_of
 
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
@@ -14,6 +15,10 @@ REACHED = reported("servers in public figures reach 21 % to 80 % of their ceilin
 FULL, EMPTY = 0.6, 0.2
 """Shares of a ceiling: above FULL a GPU has little reserve; below EMPTY there is no public figure."""
 
+FULL_LINK, HALF_FULL_LINK = 0.7, 0.4
+"""Mean shares of a link's rate, of which it reaches 80 to 90 % (judged): nearly full all the time, or half of it."""
+MUCH_WAITING = 0.2
+"""Share of the link's rate that the all-reduces need: they overlap with no computation, so they take it as time."""
 
 ENGINE = "by (instance, engine)"
 
@@ -147,6 +152,16 @@ all_reduce_share = Signal(
     "max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $pcie_bandwidth)",
     "the all-reduces of tensor parallelism alone need {value} of the PCIe bandwidth",
     "share",
+)
+links_saturated = Signal(
+    "PCIe links saturated",
+    any_of(
+        traffic=f"($pcie_traffic_per_link_capacity > bool {FULL_LINK})",
+        waits=f"($all_reduces_per_pcie_bandwidth > bool {MUCH_WAITING})"
+        f" * ($pcie_traffic_per_link_capacity > bool {HALF_FULL_LINK})",
+    ),
+    "the PCIe links are full, or the ranks wait for them for much of each step: {value}",
+    "bool",
 )
 batch = Signal("tokens decoded in a step", "max by ($by) ($batch_size)", "tokens decoded in a step: {value}", "tokens")
 

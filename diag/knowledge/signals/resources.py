@@ -2,15 +2,24 @@
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
+from diag.knowledge.signals.expressions import ITL
 from diag.knowledge.signals.forward_progress import SOON, any_of
 from diag.knowledge.signals.log import EVENT_TIME, event_time
 
 LATE = 0.25
 """Seconds between two tokens: slower than reading speed."""
+SLOWER = 3
+"""Multiple of a server's own fast tokens that load alone seldom causes while its engine waits for a CPU (judged)."""
 NEARLY_FULL = 0.9
 """Share of its memory from which on a host may run out of it."""
 SECONDS_TO_DRAIN = 900
 """Seconds in which a server drains and another one starts; the sentence of `host_memory_ends` writes them in words."""
+
+
+def _fast_tokens(name: str) -> str:
+    return f"histogram_quantile(0.25, sum by ($by, le) (last_over_time({name}_bucket[$window])))"
+
+
 PARTS: tuple[Part, ...] = (
     # -- memory
     Part("host_memory", "max by ($by) (last_over_time(diag_host_memory_used_bytes[$window]))", "bytes"),
@@ -47,6 +56,21 @@ PARTS: tuple[Part, ...] = (
         " * $host_memory_grows_steadily * ($vllm_up or $up_last)",
         "bool",
     ),
+    # The cgroup has met its limit, and not because of page cache, which would leave the memory in use as it was.
+    Part(
+        "host_memory_growth_last_minute",
+        "max by ($by) (deriv(diag_host_memory_used_bytes[1m]) * (resets(diag_host_memory_used_bytes[1m]) == bool 0)"
+        " and count_over_time(diag_host_memory_used_bytes[1m]) >= 4)",
+        "bytes/s",
+    ),
+    Part("limit_hits", 'max by ($by) (increase(diag_host_memory_events_total{event="max"}[1m]))', "events"),
+    Part(
+        "host_memory_meets_its_limit",
+        "($limit_hits > bool 0) * $host_memory_limit_is_constant * ($vllm_up or $up_last)"
+        " * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth_last_minute, 1)"
+        f" < bool {SECONDS_TO_DRAIN / 3:g})",
+        "bool",
+    ),
     Part(
         "oom_kills_in_the_cgroup",
         'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))',
@@ -60,12 +84,20 @@ PARTS: tuple[Part, ...] = (
     Part(
         "host_memory_ends",
         any_of(
-            fills="$host_memory_fills_up", group="($oom_kills_in_the_cgroup > bool 0)", host="$killed_by_the_kernel"
+            fills="$host_memory_fills_up",
+            meets="$host_memory_meets_its_limit",
+            group="($oom_kills_in_the_cgroup > bool 0)",
+            host="$killed_by_the_kernel",
         ),
         "bool",
     ),
     # -- CPU time
     Part("cpu_wait", "rate(diag_vllm_process_cpu_wait_seconds_total[$window])", "share"),
+    Part(
+        "engine_cpu_wait",
+        'max by ($by) (rate(diag_vllm_process_cpu_wait_seconds_total{role="engine"}[$window]))',
+        "share",
+    ),
     Part("longest_cpu_wait", "max by ($by) ($cpu_wait)", "share"),
     Part(
         "cpu_pressure_mean", 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))', "share"
@@ -89,12 +121,26 @@ PARTS: tuple[Part, ...] = (
         ),
         "bool",
     ),
+    # Late is relative, too: a step that gets a CPU for a sixth of the time takes six times as long, from 6 ms to 42 ms.
+    # The floor is the time of this server's faster tokens since its start; the histogram's first bucket ends at 10 ms.
+    Part(
+        "itl_floor",
+        f"clamp_min({' or '.join(map(_fast_tokens, ITL))}, 0.01)",
+        "seconds",
+    ),
+    Part("tokens_slower", f"$itl_median > bool {SLOWER} * $itl_floor", "bool"),
     Part("cpu_wait_hurts", any_of(late="$tokens_late", quota="($cpu_throttled_share > bool 0.5)"), "bool"),
     Part(
         "cpu_short",
         "clamp_max(($cpu_throttled_share > $cpu_pressure_mean) or $cpu_pressure_mean or $cpu_throttled_share"
         " or $cpu_throttled_periods, 1)",
         "share",
+    ),
+    # -- compilation, as the log or the CPU time of a compiler shows it
+    Part(
+        "compiled_within_five_minutes",
+        any_of(log="$compilation_while_serving", compiler="($compiler_seconds[5m] > bool 1)"),
+        "bool",
     ),
     # -- faults of a device
     Part("time_of_device_fault", event_time(CUDA_ERROR, NCCL_TIMEOUT), "unix time"),
@@ -181,7 +227,8 @@ cpu_throttled = Signal(
 )
 cpu_starvation = Signal(
     "time without a CPU",
-    "$longest_cpu_wait * $cpu_wait_hurts or $cpu_short * $tokens_late",
+    "($longest_cpu_wait * $cpu_wait_hurts > 0) or $engine_cpu_wait * $tokens_slower"
+    " or $longest_cpu_wait * $cpu_wait_hurts or $cpu_short * $tokens_late",
     "the server is ready to run and has no CPU for {value} of the time, or of the periods of its CPU quota",
     "share",
     culprit_promql="$cpu_wait > 0.3",
@@ -194,6 +241,12 @@ compiled_recently = Signal(
     "compilation while serving",
     f"($time_of_{COMPILED_WHILE_SERVING} > bool 0) * (time() - $time_of_{COMPILED_WHILE_SERVING} < bool 300)",
     "kernels or graphs were compiled while requests were served: {value}",
+    "bool",
+)
+compiled = Signal(
+    "compilation, by log or processes",
+    "$engine_seen + on (instance) group_left () $compiled_within_five_minutes by (instance) or $engine_seen",
+    "kernels or graphs were compiled in the last five minutes: {value}",
     "bool",
 )
 stream_pauses = Signal(

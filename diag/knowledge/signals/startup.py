@@ -28,6 +28,8 @@ PARTS: tuple[Part, ...] = (
     ),
     # a zombie has ended: it keeps its CPU time until its parent reads its exit status
     Part("zombies", 'last_over_time(diag_vllm_process_state{state="zombie"}[$window]) == 1', "processes"),
+    # an engine that outlived its API server starts nothing
+    Part("ended_or_orphaned", "$zombies or on (instance, pid) $orphaned == 1", "processes"),
     Part("scraped", "0 * $up_last", "bool"),
     Part(
         "process_start_time",
@@ -115,7 +117,8 @@ starting = Signal(
 )
 processes = Signal(
     "vLLM processes",
-    "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window]) unless on (instance, pid) $zombies)",
+    "count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window])"
+    " unless on (instance, pid) $ended_or_orphaned)",
     "running processes of this vLLM: {value}",
     "processes",
 )

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from diag.core.incident import Part, Signal
 
 SPAN = "15m"
-AGO = ("1h", "1d")
-"""Offsets of the comparison: an hour ago the load is similar; a day ago it was the same time of day."""
+AGO = ("30m", "1h", "1d")
+"""Offsets of the comparison: half an hour or an hour ago the load is similar; a day ago it was the same time of day."""
 INFO = 'diag_vllm_info{version!=""}'
 MOST_LONGER = 1.33
 """Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
@@ -89,6 +89,12 @@ PARTS: tuple[Part, ...] = (
     *(part for ago in AGO for part in _since(ago)),
     Part("upgraded_release", " or ".join(f"$upgraded_within_{ago}" for ago in AGO), "series"),
     Part("slower_speeds", " or ".join(f"$slower_since_{ago}" for ago in AGO), "ratio"),
+    # two releases within a day, and no two times to compare: unknown
+    Part(
+        "one_release_within_a_day",
+        f"0 * (count by ($by) (count by ($by, version) (count_over_time({INFO}[1d]))) == 1)",
+        "bool",
+    ),
     # without a restart there was no upgrade, even if no exporter names the release
     Part("not_restarted", "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)", "bool"),
     Part("flag_values", "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"),
@@ -100,7 +106,7 @@ PARTS: tuple[Part, ...] = (
 
 upgraded = Signal(
     "upgraded within the last day",
-    f"max by ($by) ($upgraded_release) or 0 * max by ($by) (last_over_time({INFO}[{SPAN}])) or $not_restarted",
+    "max by ($by) ($upgraded_release) or $one_release_within_a_day or $not_restarted",
     "the server runs another release than before, and has for 20 minutes: {value}",
     "bool",
     culprit_promql="$upgraded_release",
