@@ -19,8 +19,8 @@ HEAD = """# How soon the alerts come
 `bench/alerts.py`: a real promtool evaluates ten healthy minutes, then the fault, with scrapes and evaluations every
 15 s. Host incidents are scripted scenarios beside a recorded server. The aim is half the window plus `for` plus two
 scrapes; for a standstill, which must last for its whole window, 2 min 30 s. An alert later than its aim needs more of
-its window. The bound is the limit in the tests: the aim if users suffer at once, else the aim with the whole window. The
-server recovers after 15 minutes; below zero, the alert is about an event that is over before.
+its window. The bound is the limit in the tests: the aim if users suffer at once, else the aim with the whole window.
+The server recovers after 15 minutes; below zero, the alert is about an event that is over before.
 
 | incident | shown by | window | for | alert after (s) | aim (s) | bound (s) | gone after recovery (s) |
 |---|---|---|---|---|---|---|---|

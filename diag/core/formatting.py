@@ -89,6 +89,10 @@ def pasted(text: str) -> str:
     return escaped(text, len(text))
 
 
+YEAR_10_000 = 253_402_300_800
+"""Unix seconds from which no date can be written."""
+
+
 def clock(unix: float) -> str:
     """Format unix seconds as a time of day: "02:16:07 UTC"."""
     return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")
@@ -120,13 +124,15 @@ def number(value: float) -> str:
 def quantity(value: float, unit: str) -> str:
     """Format a value with its unit: "7.4 %", "85 ms", "2.5 min", "17.9 GiB"; a plain number for any other unit.
 
-    Units: "share" (0..1, written as a percentage), "seconds", "bytes", "celsius", "watts", "bool" (yes or no). A
-    sentence names what a plain number counts.
+    Units: "share" (0..1, written as a percentage), "seconds", "bytes", "celsius", "watts", "bool" (yes or no), "unix
+    time" (a time of day). A sentence names what a plain number counts.
     """
     if unit == "share":
         return f"{number(100 * value)} %"
     if unit == "bool":
         return "yes" if value else "no"
+    if unit == "unix time" and 0 <= value < YEAR_10_000:
+        return clock(value)
     if unit == "seconds" and value == 0:
         return f"{number(value)} s"
     scale, name = next(((scale, name) for below, scale, name in _SCALES.get(unit, ()) if abs(value) < below), (1, ""))

@@ -251,11 +251,14 @@ class Incident(NamedTuple):
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`; with `burns`, burn-rate windows instead of `window`, except for the critical alert of
-    `escalates`. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is not the
-    first. `explains` names incidents that are consequences of this one. `telemetry`: the incident is about the
-    telemetry and not about the server, and is reported after all others. The culprits of `quotes` are log lines that
-    decide; `lints`: a wrong launch command may be the cause. `impact` is what users notice, `mitigate` what helps
-    immediately without a restart, `hand_over` what the vendor's engineers need, `do_not` what makes the incident worse.
+    `escalates`. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is not the first.
+    `explains` names incidents that are consequences of this one. `telemetry`: the incident is about the telemetry and
+    not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
+    `lints`: a wrong launch command may be the cause. `outage`: while it lasts, requests fail or stand still, so each
+    episode counts, however short, and is a warning for 15 minutes after its end. `crash` tells a crash from a restart:
+    without it, an episode after which another process answers is a restart. `began` is the unix time at which it began,
+    if a signal knows it. `impact` is what users notice, `mitigate` what helps immediately without a restart,
+    `hand_over` what the vendor's engineers need, `do_not` what makes the incident worse.
     """
 
     id: str
@@ -278,6 +281,9 @@ class Incident(NamedTuple):
     quotes: Signal | None = None
     lints: bool = False
     telemetry: bool = False
+    outage: bool = False
+    crash: Condition | None = None
+    began: Signal | None = None
     mitigate: tuple[str, ...] = ()
     hand_over: tuple[str, ...] = ()
     do_not: tuple[str, ...] = ()
@@ -289,7 +295,7 @@ class Incident(NamedTuple):
 
     @property
     def every_condition(self) -> tuple[Condition, ...]:
-        return (*self.conditions, *self.supports, *((self.escalates,) if self.escalates else ()))
+        return (*self.conditions, *self.supports, *filter(None, (self.escalates, self.crash)))
 
     @property
     def windows(self) -> tuple[str, ...]:

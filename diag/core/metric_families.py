@@ -162,6 +162,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_log_consecutive_crashes": _gauge(
         "Crashes of the server that its log or the kubelet shows, since it last served for ten minutes or was stopped."
     ),
+    "diag_vllm_log_crash_timestamp_seconds": _gauge(
+        "Unix time at which a server that served ended by itself last, also after it was started again; labels quote"
+        " the log line with the reason.",
+        *("event", "process", "file", "line", "text", "cause"),
+    ),
     "diag_vllm_log_events_total": _counter("Log lines that show this event, since the exporter started.", "event"),
     "diag_vllm_log_event_last_timestamp_seconds": _gauge(
         "Unix time of the last log line that shows this event, 0 when there was none.", "event"

@@ -4,7 +4,7 @@ Three-valued: 1 holds, 0 does not hold, -1 unknown.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diag.core.formatting import quantity, threshold
 from diag.core.incident import Comparison, Condition, Incident, seconds
 from diag.core.subjects import Floats, Instants, Subject
+from diag.diagnosis.episodes import Episode, Run, counting, runs
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.formulas import expanded
 
@@ -27,8 +28,6 @@ HINDSIGHT = 120_000
 SCRAPED_BEFORE = "max by ($by) (count_over_time(up[$window] offset $window))"
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
-Episode = tuple[float | None, float]
-"""Unix seconds of the first and the last instant at which an incident held; None: it held from the beginning."""
 
 
 class Evaluated(NamedTuple):
@@ -81,16 +80,16 @@ class DecisionTable(NamedTuple):
     early: seconds by which the incident began before it shows, if a symptom has to hold throughout a window.
     watched: seconds before the first instant that are judged as well: a chronic incident is judged over all of its
     window. lasting: those of its symptoms and supporting conditions that have to hold throughout a window.
-    apart: seconds of health that separate two episodes: a shorter time lies within one window and one scrape.
-    decided: present if the incident held at some instant, else absent if it did not hold at the last one, else unknown.
-    last: the place of the last instant that shows what was decided. ongoing: whether it is present at the last instant
-    that is known. brief: whether the observation was too short to call it absent.
+    runs: the episodes of the subjects that have some: of a present incident those that count, else the notes.
+    decided: present if an episode counts, else absent unless it is unknown at the last instant. last: the place of the
+    last instant that shows what was decided. ongoing: whether it is present at the last instant that is known. brief:
+    whether the observation was too short to call it absent.
     """
 
     early: float
     watched: float
     lasting: tuple[Condition, ...]
-    apart: float
+    runs: Mapping[int, Sequence[Run]]
     evidence: Evidence
     states: Trits
     decided: Trits
@@ -114,19 +113,15 @@ class DecisionTable(NamedTuple):
         If a symptom has to last for a while before it counts, an episode begins with the first window throughout which
         the symptom lasted.
         """
-        states, seconds = self.states[place], self.instants / 1000
-        at = np.flatnonzero(states == 1)
-        health = np.diff(np.cumsum(states == 0)[at]) > 0
-        breaks = np.flatnonzero(health & (np.diff(seconds[at]) > self.apart)) + 1
         episodes: list[Episode] = []
-        for run in np.split(at, breaks):
+        for run in self.runs.get(place, ()):
             broken = [run[0] - 1]
             if self.early:
                 held = np.array([self.evidence.of(condition).held[place, : run[0]] for condition in self.lasting])
                 broken = np.flatnonzero((held != 1).all(axis=0)).tolist()
             began = int(broken[-1]) + 1 if len(broken) else 0
             since = float(self.instants[began]) / 1000 - self.early if began else None
-            episodes.append((since, float(seconds[run[-1]])))
+            episodes.append((since, float(self.instants[run[-1]]) / 1000))
         return tuple(episodes)
 
 
@@ -137,10 +132,20 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
     known_last = _last(states >= 0)
     now = np.take_along_axis(states, known_last[:, None], axis=1)[:, 0]
     gone = np.array([queries.is_gone(subject) for subject in evidence.subjects], bool)
-    present = (states == 1).any(axis=1)
-    absent = np.where(gone, now, states[:, -1]) == 0  # a server that is gone has no state at the end
+    apart = window.seconds + queries.source.interval  # a shorter time of health lies within one window and one scrape
+    held = np.flatnonzero((states == 1).any(axis=1)).tolist()
+    found = {at: runs(states[at], evidence.instants, apart) for at in held}
+    counted = {
+        at: counting(episodes, evidence.subjects[at], incident, window, evidence.instants, queries)
+        for at, episodes in found.items()
+    }
+    present = np.array([bool(counted.get(at)) for at in range(len(states))], bool)
+    absent = np.where(gone, now, states[:, -1]) >= 0  # a server that is gone has no state at the end
     decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
-    shows = states == decided[:, None]
+    last = _last(states == decided[:, None])
+    for at, episodes in counted.items():
+        if episodes:
+            last[at] = episodes[-1][-1]
 
     # a third of the shortest look is enough if many requests have finished meanwhile; three scrapes never are
     watched, wanted = queries.span + queries.source.interval, shortest_look(incident)
@@ -157,12 +162,12 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
         early=early,
         watched=window.seconds if incident.severity == "info" else early,
         lasting=tuple(condition for condition in own if condition.signal.throughout),
-        apart=window.seconds + queries.source.interval,
+        runs={at: counted[at] or found[at] for at in found},
         evidence=evidence,
         states=states,
         decided=np.where(brief, -1, decided).astype(np.int8),
-        last=_last(shows),
-        ongoing=present & (now == 1),
+        last=last,
+        ongoing=present & (now == 1) & (last == known_last),
         brief=brief,
     )
 

@@ -16,7 +16,8 @@ import numpy as np
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex, filled, label_value
-from diag.diagnosis.decision_table import COMPARE, Episode, Reading, Readings, decision_table, slow_burns
+from diag.diagnosis.decision_table import COMPARE, Reading, Readings, decision_table, slow_burns
+from diag.diagnosis.episodes import RECENT, Episode
 from diag.diagnosis.query_cache import QueryCache, SourceAtInstants, Window
 
 State = Literal["present", "absent", "unknown"]
@@ -47,8 +48,11 @@ class Refuted(NamedTuple):
 class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
+    `severity` is that of now: an ended outage is a warning for 15 minutes, anything else that ended more than a live
+    window ago an info.
     `since` is None if it already held at the first instant; `episodes` are the times in which it held, each with
-    health before it, the first from `since` on and the last to `until`; `escalation` is the condition that makes it
+    health before it, the first from `since` on and the last to `until`; those of an absent incident were too short to
+    count, or restarts. `escalation` is the condition that makes it
     critical; `open` names look-alikes that could not be ruled out; `instants` are those of the readings' histories.
     `unanswered` names the missing signals if it is unknown only because the source refused their queries; `brief` is
     whether the observation was too short to call it absent; `watched` are the seconds before the first instant that
@@ -154,22 +158,36 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
     instants = tuple((table.instants / 1000).tolist())
     for place, subject in enumerate(table.subjects):
         state = STATES[int(table.decided[place])]
-        episodes = table.episodes(place) if state == "present" else ()
+        episodes = table.episodes(place)
+        ongoing = bool(table.ongoing[place]) and not queries.is_gone(subject)
         symptoms = Readings(incident.conditions, table, place)
         escalation = Readings((incident.escalates,) if incident.escalates else (), table, place)
         missing = (
             [reading.condition.signal for reading in symptoms if reading.value is None] if state == "unknown" else []
         )
         refused = all(signal.promql in queries.unanswered for signal in missing)
+        if incident.began and state == "present":
+            when = queries.ask(incident.began, incident.per, window).get(subject)
+            if when is not None and when[table.last[place]] > 0:
+                episodes = ((float(when[table.last[place]]), episodes[-1][1]),)
+        severity: Severity = "critical" if any(reading.holds for reading in escalation) else incident.severity
+        if state == "present" and not ongoing:
+            ended = queries.source.instants[-1] / 1000 - episodes[-1][1]
+            breather = queries.live(incident.live_window).seconds + queries.source.interval
+            if (
+                incident.outage or incident.burns or ended > breather
+            ):  # what has just let go may hold again at the next scrape
+                is_recent = incident.outage and ended <= RECENT
+                severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
         yield Diagnosis(
             incident=incident,
             subject=subject,
             state=state,
-            severity="critical" if any(reading.holds for reading in escalation) else incident.severity,
-            since=episodes[0][0] if episodes else None,
+            severity=severity,
+            since=episodes[0][0] if state == "present" else None,
             until=instants[int(table.last[place])] if state == "present" else None,
             episodes=episodes,
-            ongoing=bool(table.ongoing[place]) and not queries.is_gone(subject),
+            ongoing=ongoing,
             instants=instants,
             symptoms=symptoms,
             supports=Readings(incident.supports, table, place),

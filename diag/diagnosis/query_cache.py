@@ -110,11 +110,15 @@ class QueryCache:
         return self.holding(min(wanted, self.span) if self.span > 0 else wanted)
 
     def window(self, incident: Incident) -> Window:
-        """Return the window to judge an incident over: the live one, or its alert's if scrapes are rare and many."""
+        """Return the window to judge an incident over: the live one, or its alert's if the samples span it twice.
+
+        An outage may be shorter than its alert's window: it is judged over the live one as long as scrapes are dense,
+        and the end of a server, which is a note if it is short and without consequence, at any cadence.
+        """
         alert = seconds(incident.window)
-        rare = seconds(incident.live_window) < FEW_INTERVALS * self.source.interval
-        rare = rare or incident.live_window == incident.window
-        if rare and self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.source.interval:
+        dense = seconds(incident.live_window) >= FEW_INTERVALS * self.source.interval
+        keeps_live = incident.outage and (dense or incident.crash is not None)
+        if self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.source.interval and not keeps_live:
             return Window(alert, incident.window)
         return self.live(incident.live_window)
 

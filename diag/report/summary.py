@@ -40,6 +40,9 @@ def verdicts(report: Report) -> list[str]:
         if len(group) > 1:
             place = f"{len(group):,} of {len(report.servers):,} servers"
         ends = [format_period(diagnoses, written_as), format_period(diagnoses, written_as, duration=False)]
+        if len(group) == 1 and first.incident.began and first.culprits:
+            since, course = words.began([first], written_as), [*map(printable, first.culprits)]
+            ends = [f"since {since}: {listed(named, most=3)}" for named in (course, course[-1:])] + ends
         lines.append(_fit_line(f"{first.severity.upper()}  {first.incident.id}   ", place, ends))
     if lines:
         return lines

@@ -8,7 +8,7 @@ import diag.signals
 from diag.core.formatting import quantity, threshold
 from diag.core.incident import Signal
 
-FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool"}
+FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time"}
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
     *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "transfers"),

@@ -41,7 +41,7 @@ class Scraped:
     ("incident", "interval", "span", "window"),
     [
         ("kv_eviction_cascade", 2, 60, "32s"),
-        ("kv_eviction_cascade", 2, 86_400, "32s"),
+        ("kv_eviction_cascade", 2, 86_400, "5m"),
         ("kv_eviction_cascade", 15, 900, "5m"),
         ("kv_eviction_cascade", 15, 585, "1m"),
         ("kv_eviction_cascade", 60, 900, "5m"),
@@ -52,7 +52,7 @@ class Scraped:
         ("engine_dead", 2, 110, "17s"),
     ],
 )
-def test_the_alerts_window_is_taken_where_scrapes_are_rare_and_many(
+def test_the_alerts_window_is_taken_where_the_samples_span_it_twice(
     incident: str, interval: float, span: float, window: str
 ) -> None:
     assert QueryCache(Scraped(interval, span), Contract()).window(INCIDENTS[incident]).text == window

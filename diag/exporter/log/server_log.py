@@ -74,8 +74,8 @@ class LogInterpreter:
     """Interprets a log's lines in their order: tracks starts, work, failures and ends of the server.
 
     Counts and times of events outlive a restart of the server, as do the numbers of the last line of each; phases,
-    progress, configuration and root cause are those of the latest start. `file` is the name of the log file, "" if
-    there is none.
+    progress, configuration and root cause are those of the latest start; the last crash keeps its root cause. `file` is
+    the name of the log file, "" if there is none.
     """
 
     def __init__(self, file: str) -> None:
@@ -102,7 +102,8 @@ class LogInterpreter:
         self._ending: set[str] = set()
         self._next_start: list[tuple[Pattern, ParsedLine, float]] = []
         self._tracebacks = TracebackTracker()
-        self._root_cause = RootCauseTracker(file)
+        self._file = file
+        self._root_cause = self._crashed = RootCauseTracker(file)
         self._dead = False
         self._begun: float | None = None
         self.measured: MeasuredServer | None = None
@@ -279,11 +280,13 @@ class LogInterpreter:
         self._on_setting(pattern, line, at)
 
     def _begin(self, at: float) -> None:
+        self._crashes.begin(at)
+        if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
+            self._crashed = self._root_cause
         self._listens, self._ending = False, set()
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
-        self._root_cause.begin()
-        self._crashes.begin(at)
+        self._root_cause = RootCauseTracker(self._file)
 
     def _reach(self, stage: int, at: float) -> None:
         self._startup.reach(stage, at)
@@ -381,6 +384,9 @@ class LogInterpreter:
         found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
         found += self._events.samples()
         found += self._root_cause.samples()
+        if crash := self._crashes.last:
+            cause = self._root_cause if crash > (self._begun or 0.0) else self._crashed
+            found += cause.samples(crash)
         if self.latest is not None:
             found.append(("diag_vllm_log_last_line_timestamp_seconds", (), self.latest))
         return found

@@ -118,10 +118,11 @@ class CrashStreak:
     """Counts crashes in a row: a failed start, a dead engine, a start without a shutdown before it.
 
     The count is reset when the server has served for `STEADY_SECONDS`, was stopped on purpose, or is ready after a
-    failed start.
+    failed start. `last` is the time of the last crash of a server that had served; 0 for none.
     """
 
     def __init__(self) -> None:
+        self.last = 0.0
         self._count = 0
         self._runs = False
         self._ready_at: float | None = None
@@ -142,6 +143,7 @@ class CrashStreak:
         """Note that the server ended by itself; further lines about the same end do not count."""
         if self._runs:
             self._count, self._failed_to_start = self.count(at) + 1, self._ready_at is None
+            self.last = self.last if self._failed_to_start else at
             self._runs = False
 
     def stop(self) -> None:
@@ -319,15 +321,17 @@ class RootCauseTracker:
         """Note an event: a start failed, the engine died, or a device or its memory failed."""
         self._ended = True
 
-    def samples(self) -> Iterator[Sample]:
-        """Yield the line as labels, with its time as the value."""
+    def samples(self, crash: float = 0.0) -> Iterator[Sample]:
+        """Yield the line as labels with its time as the value, or with the time of the crash that it explains."""
         error = self._error
-        if error is None or not self._ended:
+        if crash:
+            error = error if self._ended and error else ErrorLine("", 0, crash, "", event="")
+        elif error is None or not self._ended:
             return
         line = str(error.number) if error.number and self._file else ""
         text, cause = quote(error.text, MOST_TEXT), quote(error.cause, MOST_CAUSE)
         labels = (error.event, quote(error.process, MOST_NAME), self._file, line, text, cause)
-        yield "diag_vllm_log_error_timestamp_seconds", labels, error.at
+        yield f"diag_vllm_log_{'crash' if crash else 'error'}_timestamp_seconds", labels, crash or error.at
 
 
 def _informativeness(text: str) -> int:

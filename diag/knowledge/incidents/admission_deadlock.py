@@ -19,6 +19,7 @@ incident = Incident(
     id="admission_deadlock",
     title="Scheduler admits no request",
     severity="critical",
+    outage=True,
     per=("instance", "engine"),
     window="1m",
     cause="""

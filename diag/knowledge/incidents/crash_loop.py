@@ -31,7 +31,7 @@ incident = Incident(
         LookAlike("startup_slow", distinguish="One start takes long; none has ended."),
         LookAlike("engine_dead", distinguish="It stays down: nothing starts it again."),
     ),
-    explains=("startup_failed", "engine_dead", "engine_stalled", "contract_breached"),
+    explains=("startup_failed", "server_crashed", "engine_dead", "engine_stalled", "contract_breached"),
     quotes=quoted_error,
     lints=True,
     fixes=(

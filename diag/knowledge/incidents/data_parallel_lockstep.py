@@ -15,6 +15,7 @@ incident = Incident(
     id="data_parallel_lockstep",
     title="Data-parallel engines out of step",
     severity="critical",
+    outage=True,
     per=("instance",),
     window="1m",
     live_window="10s",

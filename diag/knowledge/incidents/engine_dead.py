@@ -3,6 +3,7 @@
 from diag.incident import Fix, Incident, LookAlike, judged, measured
 from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG
 from diag.signals import (
+    crashed_lately,
     engine_death_logged,
     engine_processes,
     engines_lost,
@@ -17,6 +18,7 @@ incident = Incident(
     id="engine_dead",
     title="Server stopped responding",
     severity="critical",
+    outage=True,
     per=("instance",),
     window="1m",
     live_window="15s",
@@ -48,6 +50,7 @@ incident = Incident(
         LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state shows the sleep."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
+    crash=crashed_lately.at_least(1, judged("a server that was restarted on purpose did not crash before")),
     explains=("data_parallel_lockstep", "engine_stalled", "requests_aborted", "requests_failing", "contract_breached"),
     quotes=quoted_error,
     fixes=(

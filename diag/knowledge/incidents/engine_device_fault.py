@@ -13,6 +13,7 @@ incident = Incident(
     id="engine_device_fault",
     title="Engine failed on its device",
     severity="critical",
+    outage=True,
     per=("instance",),
     window="1m",
     live_window="15s",

@@ -21,6 +21,7 @@ incident = Incident(
     id="engine_stalled",
     title="Engine stalled",
     severity="critical",
+    outage=True,
     per=("instance", "engine"),
     window="1m",
     live_window="10s",

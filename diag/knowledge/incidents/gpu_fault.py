@@ -10,6 +10,7 @@ incident = Incident(
     id="gpu_fault",
     title="GPU hardware fault",
     severity="critical",
+    outage=True,
     per=("instance", "gpu"),
     window="1m",
     live_window="1m",

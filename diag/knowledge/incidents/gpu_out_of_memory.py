@@ -23,6 +23,7 @@ incident = Incident(
     id="gpu_out_of_memory",
     title="GPU out of memory",
     severity="critical",
+    outage=True,
     per=("instance",),
     window="1m",
     hold="0s",

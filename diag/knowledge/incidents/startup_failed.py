@@ -52,7 +52,10 @@ incident = Incident(
         LookAlike("engine_dead", distinguish="The server had answered before."),
         LookAlike("crash_loop", distinguish="It was started again, and failed again."),
     ),
-    explains=("engine_dead",),
+    explains=(
+        "server_crashed",
+        "engine_dead",
+    ),
     quotes=quoted_error,
     lints=True,
     fixes=(

@@ -15,6 +15,7 @@ incident = Incident(
     id="tp_communication_stall",
     title="Tensor-parallel rank stalled",
     severity="critical",
+    outage=True,
     per=("instance",),
     window="1m",
     cause="""

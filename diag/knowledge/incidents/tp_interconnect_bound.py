@@ -58,7 +58,7 @@ incident = Incident(
         ),
     ),
     explains=("contract_breached",),
-    ended_by=pcie_share,
+    ended_by=links_saturated,
     fixes=(
         Fix(
             change="Place the ranks on GPUs that are connected by NVLink or by the same PCIe switch: see nvidia-smi "

@@ -20,6 +20,7 @@ from diag.knowledge.signals.expressions import setting_value
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 HEARSAY_TIME = "diag_vllm_log_hearsay_timestamp_seconds"
+LOG_CRASH = "diag_vllm_log_crash_timestamp_seconds"
 LOG_ERROR = "diag_vllm_log_error_timestamp_seconds"
 RECENT = "5m"
 SINCE_START = ("engine_death", ENGINE_START_FAILED, SCHEDULER_PAUSED, SHUT_DOWN, WORKER_DIED)

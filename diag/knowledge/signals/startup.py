@@ -2,7 +2,8 @@
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import CUDA_GRAPH_CAPTURE, ENGINE_START_FAILED, NO_START_FAILURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.log import EVENT_TIME
+from diag.knowledge.signals.forward_progress import SOON, any_of
+from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH
 
 PHASE = "diag_vllm_startup_phase"
 SPENT = "diag_vllm_startup_phase_seconds"
@@ -12,6 +13,9 @@ LONGEST_SILENCE = 3600
 """Seconds without a log line after which a start is over; kernels were compiled for 2,219 s (vllm#34399)."""
 NO_LINE_YET = 600
 """Seconds for which a server process without any output is starting: VLLM_ENGINE_READY_TIMEOUT_S."""
+
+TOLD_FOR = 900
+"""Seconds for which a crash stays told, whatever starts after it."""
 
 OF_A_FORMER_PROCESS = Part(
     "samples_of_a_former_process",
@@ -67,6 +71,28 @@ PARTS: tuple[Part, ...] = (
         " * (($process_start_time - 1 > bool $start_time_on_page) or $scraped + 1)",
         "bool",
     ),
+    # A crash stays told for 15 minutes, whatever starts after it. Without a log, a kill by the kernel shortly before
+    # the start of the process that answers now is one.
+    Part(
+        "time_of_logged_crash",
+        f"max by ($by) (last_over_time({LOG_CRASH}[$window])) or 0 * $time_of_engine_death",
+        "unix time",
+    ),
+    Part("latest_start_time", "$process_start_time or $start_time_on_page", "unix time"),
+    Part(
+        "time_of_kill_before_start",
+        f"$time_of_oom_kill * ($time_of_oom_kill < bool $latest_start_time)"
+        f" * ($latest_start_time - $time_of_oom_kill < bool {SOON})",
+        "unix time",
+    ),
+    Part(
+        "time_of_crash",
+        any_of(log="$time_of_logged_crash", kernel="$time_of_kill_before_start"),
+        "unix time",
+    ),
+    Part("newer_process", "($latest_start_time > bool $time_of_crash) or $scraped", "bool"),
+    Part("ready_again", "$last_startup_progress * ($in_phase_ready == 1) and $vllm_up == 1", "unix time"),
+    Part("answers_again", "$latest_start_time and $vllm_up == 1", "unix time"),
     Part("phase_seconds", f"sum by ($by) (last_over_time({SPENT}[$window]))", "seconds"),
     Part("loads_weights", f"max by ($by) (last_over_time({PHASE}{{{LOADING}}}[$window]))", "bool"),
     *(
@@ -111,6 +137,41 @@ start_under_way = Signal(
     "clamp_max(($starts_by_log or $scraped) + ($starts_by_process or $scraped), 1)",
     "the log or the process table shows a start under way: {value}",
     "bool",
+)
+crashed_lately = Signal(
+    "crash within 15 minutes",
+    f"time() - $time_of_crash < bool {TOLD_FOR}",
+    "the server crashed within the last 15 minutes: {value}",
+    "bool",
+    culprit_promql=f"time() - last_over_time({LOG_CRASH}[$window]) < {TOLD_FOR}"
+    ' or label_replace($time_of_kill_before_start > 0, "event", "kernel_oom_kill", "", "")',
+    culprit_label="{event}",
+)
+started_since_crash = Signal(
+    "start since the crash",
+    "clamp_max((($last_startup_progress >= bool $time_of_crash) or $scraped) + $newer_process, 1)",
+    "the server was started again after the crash: {value}",
+    "bool",
+    culprit_promql='label_replace($ready_again, "state", "recovered at", "", "")'
+    ' or on (instance) label_replace($answers_again, "state", "restarted at", "", "")'
+    " or on (instance)"
+    ' label_replace($latest_start_time or $last_startup_progress, "state", "restarting since", "", "")',
+    culprit_label="{state} {value}",
+    culprit_unit="unix time",
+)
+crashes_or_down = Signal(
+    "second crash, or not back yet",
+    any_of(crashes="($crashes_in_a_row >= bool 2)", down="(1 - ($vllm_up or $up_last))"),
+    "the server crashed at least twice, or does not answer yet: {value}",
+    "bool",
+)
+crash_time = Signal(
+    "time of the last crash",
+    "$time_of_crash",
+    "the last crash was at {value}",
+    "unix time",
+    culprit_promql=f'last_over_time({LOG_CRASH}{{text!=""}}[$window])',
+    culprit_label="{text}",
 )
 last_start_failed = Signal(
     "last start failed",

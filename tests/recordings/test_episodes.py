@@ -1,0 +1,189 @@
+"""Episodes: what was short and has ended is a note, what goes on decides, and a restart does not erase a crash."""
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.paths import RECORDINGS
+from support.scenarios import found, present
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+from diag.report.summary import verdicts
+
+BEGAN = 1_700_000_000.0
+
+
+def server(
+    folder: Path,
+    seconds: int,
+    every: float,
+    waiting: Callable[[float], int] = lambda _: 0,
+    down: tuple[tuple[float, float], ...] = (),
+    beside: Callable[[float], str] = lambda _: "",
+) -> Report:
+    """Judge a server that generates tokens, with requests waiting and times in which it is down, each a restart."""
+
+    def scrapes() -> Iterator[rewriting.Scrape]:
+        t, start = 0.0, -7200.0
+        while t <= seconds:
+            over = [end for begin, end in down if end <= t]
+            start = over[-1] - 10 if over else start
+            is_down = any(begin <= t < end for begin, end in down)
+            yield BEGAN + t, "h:1", "" if is_down else page(t, t - start, BEGAN + start, waiting(t)) + beside(t)
+            t += every
+
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / f"{every}", scrapes()))]))
+
+
+def page(t: float, age: float, start: float, waiting: int) -> str:
+    """Return a page of a server whose batch is full while requests wait."""
+    labels = 'engine="0",model_name="m"'
+    queued = age * 0.01 + 3 * waiting
+    return "".join(
+        f"{line}\n"
+        for line in (
+            f"process_start_time_seconds {start}",
+            f"vllm:num_requests_running{{{labels}}} {64 if waiting else 8}",
+            f"vllm:num_requests_waiting{{{labels}}} {waiting}",
+            f"vllm:kv_cache_usage_perc{{{labels}}} {0.2 + t % 7 / 100}",
+            f"vllm:generation_tokens_total{{{labels}}} {int(age * 500)}",
+            f"vllm:prompt_tokens_total{{{labels}}} {int(age * 900)}",
+            f'vllm:request_success_total{{{labels},finished_reason="stop"}} {int(age * 4)}',
+            f"vllm:request_queue_time_seconds_sum{{{labels}}} {queued}",
+            f"vllm:request_queue_time_seconds_count{{{labels}}} {int(age * 4)}",
+            f"vllm:iteration_tokens_total_count{{{labels}}} {int(age * 40)}",
+        )
+    )
+
+
+@pytest.mark.parametrize("every", [2, 5, 15, 30])
+def test_queue_that_is_gone_in_ten_seconds_is_no_warning(tmp_path: Path, every: float) -> None:
+    report = server(tmp_path, 900, every, waiting=lambda t: 170 if 400 <= t < 410 else 0)
+    assert (report.verdict, present(report)) == ("healthy", set())
+
+
+@pytest.mark.parametrize("every", [2, 5, 15, 30])
+def test_planned_restart_on_a_page_alone_is_a_note(tmp_path: Path, every: float) -> None:
+    report = server(tmp_path, 1200, every, down=((500, 602),))
+    assert (report.verdict, present(report)) == ("healthy", set())
+    (dead,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == "engine_dead")
+    assert (dead.state, len(dead.episodes), dead.ongoing) == ("absent", 1, False)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_two_outages_within_four_minutes_are_told(tmp_path: Path, every: float) -> None:
+    report = server(tmp_path, 360, every, down=((60, 100), (200, 240)))
+    dead = found(report, "engine_dead").diagnosis
+    assert (report.verdict, dead.severity, len(dead.episodes), dead.ongoing) == ("warning", "warning", 2, False)
+
+
+def crash_log(at: float) -> Callable[[float], str]:
+    """Return the samples of a log that shows a crash at that second, once it has happened."""
+
+    def beside(t: float) -> str:
+        text = (
+            'event="cuda_error",process="EngineCore",file="server.log",line="7",text="illegal memory access",cause=""'
+        )
+        event = "diag_vllm_log_event_last_timestamp_seconds"
+        lines = [f'{event}{{event="engine_dead"}} {BEGAN + at if t >= at else 0}']
+        lines += [f"diag_vllm_log_crash_timestamp_seconds{{{text}}} {BEGAN + at}"] if t >= at else []
+        return "\n".join(["diag_vllm_up 1", *lines]) + "\n"
+
+    return beside
+
+
+def test_crash_stays_told_after_the_restart_for_a_quarter_of_an_hour(tmp_path: Path) -> None:
+    report = server(tmp_path, 200, 2, down=((60, 100),), beside=crash_log(60))
+    crashed = found(report, "server_crashed")
+    assert (report.verdict, crashed.diagnosis.primary, crashed.diagnosis.ongoing) == ("warning", True, True)
+    assert crashed.diagnosis.since == BEGAN + 60
+    assert "cuda_error" in crashed.diagnosis.culprits
+    assert [quote.text for quote in crashed.quotes] == ["illegal memory access"]
+    later = server(tmp_path / "later", 1200, 15, down=((60, 100),), beside=crash_log(60))
+    assert "server_crashed" not in {each.diagnosis.incident.id for each in later.present if each.diagnosis.ongoing}
+    assert later.verdict == "healthy"
+
+
+# -- the log of a server that was started again ----------------------------------------------------------------------
+
+LOG = (RECORDINGS / "engine_device_fault" / "server.log").read_text(encoding="utf-8").splitlines(keepends=True)
+SERVED = next(at for at, line in enumerate(LOG) if "Application startup complete" in line) + 1
+FAULT = next(at for at, line in enumerate(LOG) if "illegal memory access" in line)
+START, CRASH = LOG[:SERVED], LOG[FAULT:]
+DIED = datetime(2026, 11, 21, 3, 16, 41, tzinfo=UTC).timestamp()
+
+
+def shifted(lines: list[str], seconds: float) -> list[str]:
+    """Return the lines of a log with later times."""
+
+    def later(found: re.Match[str]) -> str:
+        at = datetime.strptime(f"2026-{found[0]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+        return (at + timedelta(seconds=seconds)).strftime("%m-%d %H:%M:%S")
+
+    return [re.sub(r"\b11-21 \d\d:\d\d:\d\d", later, line) for line in lines]
+
+
+def first_time(lines: list[str]) -> float:
+    """Return the unix time of the first line that has one."""
+    text = next(found[0] for line in lines if (found := re.search(r"11-21 \d\d:\d\d:\d\d", line)))
+    return datetime.strptime(f"2026-{text}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+
+
+def started_at(at: float, *, serves: bool) -> list[str]:
+    """Return the log of a start at a unix time."""
+    return shifted(START if serves else START[: SERVED * 2 // 3], at - first_time(START))
+
+
+def restarted(folder: Path, began: float, start: float, log: list[str], *, answers: bool) -> Report:
+    """Judge a minute of pages from `began` on, of the process that was started at `start`, with this log."""
+    healthy = list(rewriting.scrapes("healthy"))
+    pages = (
+        (
+            began + time - healthy[0][0],
+            host,
+            rewriting.with_value(page, "process_start_time_seconds", f"{start}") if answers else "",
+        )
+        for time, host, page in healthy
+        if time - healthy[0][0] <= 60
+    )
+    rewriting.write(folder / "recording", pages)
+    (folder / "recording" / "server.log").write_text("".join(log), encoding="utf-8")
+    return doctor.run(ObserveOptions([str(folder / "recording")]))
+
+
+def test_start_under_way_twenty_seconds_after_a_crash_does_not_erase_it(tmp_path: Path) -> None:
+    log = [*LOG, *started_at(DIED + 20, serves=False)]
+    report = restarted(tmp_path, DIED + 25, DIED + 20, log, answers=False)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.severity, crashed.ongoing, crashed.since) == ("critical", "critical", True, DIED)
+    assert "cuda_error" in crashed.culprits
+    assert any(name.startswith("restarting since 03:1") for name in crashed.culprits)
+    assert "illegal memory access" in found(report, "server_crashed").quotes[0].text
+
+
+def test_crash_before_the_recording_is_told_of_a_server_that_recovered(tmp_path: Path) -> None:
+    log = [*LOG, *started_at(DIED + 20, serves=True)]
+    report = restarted(tmp_path, DIED + 120, DIED + 15, log, answers=True)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.primary, crashed.since) == ("warning", True, DIED)
+    assert any(name.startswith("recovered at 03:17:") for name in crashed.culprits)
+    assert verdicts(report)[0].startswith("WARNING  server_crashed   ")
+    assert "since 03:16:41 UTC: cuda_error, recovered at 03:17:" in verdicts(report)[0]
+
+
+def test_second_illegal_memory_access_within_four_minutes_is_critical(tmp_path: Path) -> None:
+    again = [*started_at(DIED + 20, serves=True), *shifted(CRASH, 120), *started_at(DIED + 140, serves=True)]
+    report = restarted(tmp_path, DIED + 200, DIED + 135, [*LOG, *again], answers=True)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.severity, crashed.since) == ("critical", "critical", DIED + 120)
+
+
+def test_crash_in_the_log_that_the_start_time_refutes_is_a_claim(tmp_path: Path) -> None:
+    log = [*LOG, *started_at(DIED + 20, serves=True)]
+    report = restarted(tmp_path, DIED + 120, first_time(START) - 5, log, answers=True)
+    assert not present(report)
