@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("diag.exporter")
 replay_log = logging.getLogger("diag.replay")
-JUDGED_EVERY, TOO_OLD = 5.0, 60.0
-"""Seconds between two scrapes for /livez and /readyz, and after which the last judgement is void."""
+JUDGED_EVERY, PATIENCE, TOO_OLD = 5.0, 4.0, 60.0
+"""Seconds between two scrapes for /livez and /readyz, for which one waits, and after which a judgement is void."""
 REPLAY_TIMEOUT = 10.0
 """Seconds that a response of a replayed server may take."""
 LOG_EVERY = 0.2
@@ -78,7 +78,7 @@ class Exporter:
         )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, render, self._probe.samples if self._probe else tuple)
-        self._liveness = LivenessThread(address.instance, partial(self.page, options.timeout))
+        self._liveness = LivenessThread(address.instance, partial(self.page, min(options.timeout, PATIENCE)))
 
     def page(self, seconds: float) -> bytes:
         """Return the page, from the collectors that finish within `seconds`."""
@@ -162,12 +162,13 @@ class LivenessThread:
         liveness = Liveness(self._instance, JUDGED_EVERY)
         while True:
             at = round(time.time() * 1000)
+            begun = time.monotonic()
             try:
                 self._health = liveness.observe(at, self._page())
                 self._judged = time.monotonic()
             except Exception:  # of any kind: a defect of diag must not restart a server
                 log.exception("the liveness of vLLM cannot be judged")
-            time.sleep(JUDGED_EVERY)
+            time.sleep(max(1.0, begun + JUDGED_EVERY - time.monotonic()))
 
 
 def run(options: ExporterOptions) -> None:

@@ -93,10 +93,12 @@ KEPT = 600_000
 """Milliseconds of scrapes that a probe judges by: the signals of progress look back five minutes."""
 MOST_VALUES = 5_000_000
 """Scrapes times series, including series that are gone again, above which a probe discards all scrapes."""
-HELD, HELD_UNPROVEN = 30.0, 90.0
-"""Seconds for which an engine has to be stalled or dead before a restart, and for which it has to stand still if only
-its gauges show that: a long prefill looks the same in the gauges, and a restart during one is wrong."""
-PROOFS = (processes_stopped, ranks_out_of_step)
+LATELY = "15s"
+"""Window that shows a dead server or a stopped process."""
+HELD, HELD_UNPROVEN = 25.0, 90.0
+"""Seconds for which an engine has to be stalled or dead before a restart, from the first scrape that shows it, and for
+which it has to stand still if only its gauges show that: a long prefill looks the same in the gauges, and a restart
+during one is wrong."""
 FAILED = ("stalled", "dead")
 UNREADY = ("asleep", "starting", *FAILED)
 
@@ -149,9 +151,9 @@ class _LastValues(NamedTuple):
     subject: Subject
     queries: QueryCache
 
-    def engine(self, signal: Signal) -> float | None:
+    def engine(self, signal: Signal, window: Window | None = None) -> float | None:
         """Return a signal of the engine over the live window; None for no value."""
-        return self._value(signal, ENGINE, self.queries.live("30s"))
+        return self._value(signal, ENGINE, window or self.queries.live("30s"))
 
     def instance(self, signal: Signal, window: Window | None = None) -> float | None:
         """Return a signal of the engine's server; None for no value."""
@@ -165,7 +167,7 @@ class _LastValues(NamedTuple):
 def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
     """Return the state of an engine, or why it is unknown."""
     last = _LastValues(subject, queries)
-    lately = queries.live("15s")
+    lately = queries.live(LATELY)
     if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way)):
         deaths = [why for signal, dead, why in DEATHS if last.instance(signal, lately) == dead]
         if deaths:
@@ -187,8 +189,9 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
             state = "stalled", REFUSED
         elif state[0] == "idle" and last.instance(ranks_out_of_step):
             state = "stalled", DIVERGED
-        elif state[0] in ("idle", "slow") and last.engine(requests_stuck_or_stopped):
-            state = "stalled", HALTED
+    halted = last.engine(requests_stuck_or_stopped, lately) and last.engine(progress, lately) == 0
+    if halted and state[0] in ("busy", "idle", "slow"):
+        state = "stalled", HALTED
     if state[1] == STILL and last.engine(kv_cache_usage_peak) is None:
         return NO_USAGE
     return Progress(subject, *state)
@@ -271,10 +274,14 @@ class Liveness:
             self._failing_since = None
             return Health(True, not unready, liveness, unready or liveness)
 
-        self._failing_since = self._failing_since or at
-        rows = (queries.ask(signal, INSTANCE, queries.live("30s")) for signal in PROOFS)
-        is_proven = any((values[-1] > 0).any() for found in rows for values in found.values())
-        is_proven = is_proven or any(progress.state == "dead" for progress in failing)
+        lately = queries.live(LATELY)
+        stopped, missing = (
+            any(values[-1] > 0 for values in queries.ask(signal, INSTANCE, window).values())
+            for signal, window in ((processes_stopped, lately), (ranks_out_of_step, queries.live("30s")))
+        )
+        is_proven = stopped or missing or any(progress.state == "dead" for progress in failing)
+        if self._failing_since is None:  # a process counts as stopped if it was so in the whole window
+            self._failing_since = at - round(1000 * lately.seconds) if stopped else at
         left = (HELD if is_proven else HELD_UNPROVEN) - (at - self._failing_since) / 1000
         waits = f" (the answer is 503 if that lasts for another {quantity(left, 'seconds')})" if left > 0 else ""
         return Health(left > 0, False, _sentences(failing) + waits, unready)
