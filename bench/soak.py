@@ -1,7 +1,7 @@
 """What diag says of healthy servers, hour after hour; writes bench/soak.md.
 
-Kinds of load of tests/support/healthy_loads.py are simulated and scraped every 5 to 60 s. The doctor judges each hour as
-a range, and looks of 30 s at random moments as it looks at a live server; the alerts of alerts/diag.rules.yaml are
+Kinds of load of tests/support/healthy_loads.py are simulated and scraped every 5 to 60 s. The doctor judges each hour
+as a range, and looks of 30 s at random moments as it looks at a live server; the alerts of alerts/diag.rules.yaml are
 evaluated every 15 s. `--results FILE` continues earlier runs, `--only KIND --every S --seed N --keep FOLDER` keeps the
 recordings of an hour, `--live SECONDS --keep FOLDER` records a real vLLM (DIAG_VLLM_PYTHON), `--recording FOLDER`
 judges such a recording as one more row.
@@ -87,7 +87,7 @@ def findings(report: Report) -> list[list[Any]]:
             each.diagnosis.severity,
             each.diagnosis.incident.id,
             " ".join(value for _, value in each.diagnosis.subject),
-            round((each.diagnosis.since or 0) - report.observed.start),
+            round(max(0.0, (each.diagnosis.since or 0.0) - report.observed.start)),
             "; ".join(f"{reading.condition.signal.name} {reading.shown}" for reading in each.diagnosis.symptoms),
         ]
         for each in report.present
@@ -137,7 +137,7 @@ finding is false. The doctor judges each hour as a range, and {looks} looks of 3
 |---|---:|---:|---:|---:|---:|
 """
 BY_KIND = """
-| kind of load | hours | doctor: critical | warning | info | flaps | looks: crit. | warn. | alerts: crit. | warn. | inf. |
+| load | hours | doctor: critical | warning | info | flaps | looks: crit. | warn. | alerts: crit. | warn. | info |
 |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
 """
 
@@ -196,10 +196,11 @@ def _row(kind: str, results: Sequence[Result]) -> str:
 
 def _serious(results: Sequence[Result]) -> Iterator[str]:
     for result in results:
-        of = f"{result['kind']}, every {result['every']} s, seed {result['seed']}"
+        scraped = f", every {result['every']} s, seed {result['seed']}" if result["every"] else ""
+        of = f"{result['kind']}{scraped}"
         for place, severity, incident, subject, at, *numbers in result["findings"]:
             if severity != "info":
-                yield f"{of}: {place}: {severity} {incident} of {subject} at {at} s ({', '.join(numbers)})"
+                yield f"{of}: {place}: {severity} {incident} of {subject} from {at} s on ({', '.join(numbers)})"
         for severity, name, subject, at in result["alerts"]:
             if severity != "info":
                 yield f"{of}: alert {severity} {name} of {subject} at {at} s"
@@ -243,7 +244,7 @@ def main() -> None:
                 for line in _serious([result]):
                     print(line, flush=True)
     for folder in given.recording:
-        results.append({"kind": f"real vLLM: {folder.name}", "every": 0, "seed": 0, "looks": 0, **judged(folder)})
+        results.append({"kind": "real vLLM", "every": 0, "seed": 0, "looks": 0, **judged(folder)})
     if not given.only:
         table.write("soak.md", written(results))
 
