@@ -130,8 +130,9 @@ HEAD = """\
 
 `python bench/soak.py`: a simulated vLLM 0.32 (`tests/support/simulated_vllm.py`: its scheduler, its KV blocks, and the
 page that it would show) under kinds of load that its capacity suffices for (`tests/support/healthy_loads.py`). Every
-finding is false. The doctor judges each hour as a range, and {looks} looks of 30 s; the alerts of
-`alerts/diag.rules.yaml` are evaluated every 15 s. The hours are those of servers. A flap is an info that came back.
+critical or warning is false; infos may be true. Each of {runs} hours is simulated once, and judged as scraped at each
+cadence: by the doctor as a range, and in {looks} looks of 30 s; the alerts of `alerts/diag.rules.yaml` are evaluated
+every 15 s. The hours are those of servers. A flap is an info that came back. The real vLLM runs on the CPU.
 
 | | hours | critical | warning | info | flaps |
 |---|---:|---:|---:|---:|---:|
@@ -145,7 +146,8 @@ BY_KIND = """
 def written(results: Sequence[Result]) -> str:
     """The page."""
     simulated = [each for each in results if each["every"]]
-    page = HEAD.format(looks=sum(each["looks"] for each in results))
+    runs = len({(each["kind"], each["seed"]) for each in simulated})
+    page = HEAD.format(runs=runs, looks=sum(each["looks"] for each in results))
     page += _total("simulated: doctor, per 1,000 h", simulated, "range") + _total(
         "simulated: alerts, per 1,000 h", simulated, "alerts"
     )
