@@ -43,15 +43,22 @@ def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "")
     """Print incidents as they begin and end, and post them to an Alertmanager if one is named; return the last report.
 
     Ends by Ctrl-C or, if `until_resolved`, once no incident is left. A server lost after the first diagnosis may come
-    back.
+    back. If two diagnoses in a row find no incident, but another verdict or the first or last engine that answers, that
+    is printed as at the start.
     """
     refuse_the_past(options, "--watch")
     alerts = WatchAlerts(options, alertmanager, _print) if alertmanager else None
     transitions = Transitions()
     report = _diagnose(options)
     _print(watch_started(report))
+    printed = last = (report.verdict, bool(report.progress))
     while True:
         _print("".join(map(watch_changed, transitions.observe(report))))
+        state = (report.verdict, bool(report.progress))
+        if printed != state == last:
+            _print(watch_started(report) if report.verdict in ("healthy", "unknown") else "")
+            printed = state
+        last = state
         if alerts:
             alerts.update(transitions.holding, report)
         if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window

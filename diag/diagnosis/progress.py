@@ -37,6 +37,7 @@ from diag.knowledge.signals import (
     steps_per_second,
     successful_scrapes,
     tokens_or_shutdown,
+    works_unseen,
 )
 from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.peers import ranks_out_of_step
@@ -54,6 +55,10 @@ STILL = (
 DIVERGED = "no progress while one rank uses no CPU and its peers busy-wait; the gauges froze at 0 requests in flight"
 HALTED = "the kernel says that a process of the engine is stopped"
 IDLE = "no request in flight; an engine that got stuck while idle looks the same here, --probe tells the two apart"
+COMPUTES = (
+    "nothing has moved, but a GPU computes or the engine uses a whole CPU core: one long step, whose requests vLLM "
+    "counts at its end"
+)
 SLEEPS = {
     0: "scheduling is paused (sleep level 0), with the weights in place",
     1: "sleep level 1, with the weights in host memory and no KV cache",
@@ -63,10 +68,9 @@ SLEEPS = {
 WAKES_UP = "it serves no requests until POST /wake_up"
 PAUSED = "scheduling is paused (POST /pause), with the weights in place; it serves no requests until POST /resume"
 REFUSED = "requests wait, none runs and nothing moves: the scheduler admits no requests"
-NEVER = (
-    "/metrics never answered: the server is starting, failed to start, or the address is wrong; "
-    "its log would show which (--log)"
-)
+NEVER = "/metrics never answered: the server is starting, failed to start, or the address is wrong"
+LOG_WOULD_SHOW, LOG_SHOWS_NOT = "; its log would show which (--log)", "; its log does not show which"
+LOG_IS_READ = 'max by (instance) (last_over_time(diag_scrape_success{collector="log"}[$window]))'
 GONE = "the last scrapes failed, but too few of them to call the server dead; observe it for longer"
 NO_VLLM = "/metrics has no vLLM progress metrics: is it vLLM, and does it run without --disable-log-stats?"
 NO_USAGE = (
@@ -75,7 +79,8 @@ NO_USAGE = (
 )
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
 STARTS = "its log shows a start in progress, and /metrics does not answer yet; diagnose it again once it does"
-THERE = "its processes are running and /metrics does not answer yet; its log would show how far the start is (--log)"
+THERE = "its processes are running and /metrics does not answer yet"
+LOG_WOULD_SHOW_START = "; its log would show how far the start is (--log)"
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
     (engine_processes, 0, "no engine process is left"),
@@ -93,6 +98,8 @@ KEPT = 600_000
 """Milliseconds of scrapes that a probe judges by: the signals of progress look back five minutes."""
 MOST_VALUES = 5_000_000
 """Scrapes times series, including series that are gone again, above which a probe discards all scrapes."""
+LAST_INTERVALS = 2
+"""Scrape intervals without a change that show a standstill: three equal pages."""
 LATELY = "15s"
 """Window that shows a dead server or a stopped process."""
 HELD, HELD_UNPROVEN = 25.0, 90.0
@@ -152,8 +159,9 @@ class _LastValues(NamedTuple):
     queries: QueryCache
 
     def engine(self, signal: Signal, window: Window | None = None) -> float | None:
-        """Return a signal of the engine over the live window; None for no value."""
-        return self._value(signal, ENGINE, window or self.queries.live("30s"))
+        """Return a signal of the engine, by default over 30 s and three scrapes; None for no value."""
+        lately = max(30.0, LAST_INTERVALS * self.queries.source.interval)
+        return self._value(signal, ENGINE, window or self.queries.holding(min(lately, self.queries.span or lately)))
 
     def instance(self, signal: Signal, window: Window | None = None) -> float | None:
         """Return a signal of the engine's server; None for no value."""
@@ -189,6 +197,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
             state = "stalled", REFUSED
         elif state[0] == "idle" and last.instance(ranks_out_of_step):
             state = "stalled", DIVERGED
+        elif state[0] == "idle" and last.instance(works_unseen) and last.instance(progress) == 0:
+            state = "slow", COMPUTES
     halted = last.engine(requests_stuck_or_stopped, lately) and last.engine(progress, lately) == 0
     if halted and state[0] in ("busy", "idle", "slow"):
         state = "stalled", HALTED
@@ -201,15 +211,19 @@ def _judge_without_page(last: _LastValues) -> Progress | str:
     """Return the state of a server whose /metrics page does not answer at present, or why it is unknown."""
     if last.instance(starting):
         return Progress(last.subject, "starting", STARTS)
+    log = last.queries.ask(LOG_IS_READ, INSTANCE, last.queries.whole).of(last.subject)
+    has_log = log is not None and bool(np.nan_to_num(log[-1]))
+    there = THERE if has_log else THERE + LOG_WOULD_SHOW_START
     if last.instance(shut_down):
         if last.instance(start_under_way):
-            return Progress(last.subject, "starting", THERE)
+            return Progress(last.subject, "starting", there)
         return ENDING if last.instance(processes) else SHUT_DOWN
     if last.instance(serves, last.queries.whole):
         return GONE
     if last.instance(processes):
-        return Progress(last.subject, "starting", THERE)
-    return NO_VLLM if last.instance(endpoint_without_vllm, last.queries.whole) else NEVER
+        return Progress(last.subject, "starting", there)
+    never = NEVER + (LOG_SHOWS_NOT if has_log else LOG_WOULD_SHOW)
+    return NO_VLLM if last.instance(endpoint_without_vllm, last.queries.whole) else never
 
 
 def _state_by_gauges(last: _LastValues) -> tuple[State, str] | None:

@@ -120,6 +120,8 @@ class Proposal(NamedTuple):
     @property
     def is_computed(self) -> bool:
         """True if all of its numbers are known; a proposal without its number only asks for telemetry."""
+        if self.fix.value is None:
+            return True
         values = [self.after] if isinstance(self.fix.value, Signal) else []
         return None not in [*values, *(change.after for change in self.changes if change.name != self.fix.name)]
 

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from diag.core.errors import BadUsage
 from diag.core.incident import Fix, documented
@@ -18,6 +19,9 @@ from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import parse
 from diag.vllm.command.shown import shown
 from diag.vllm.flags.registry import versions
+
+if TYPE_CHECKING:
+    from diag.lint.rule import Edit as LintEdit
 
 Edit = tuple[range, list[str]]
 """Words of the command and their replacement; an empty range is a place to insert at."""
@@ -98,8 +102,8 @@ def _edit_variable(change: FlagChange, command: Command) -> list[Edit]:
 def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, ...]:
     """Return the lint errors of the command of a server that did not start, as proposals.
 
-    If the command is unknown, the arguments that the quoted line of vLLM's parser repeats are judged. A single flag to
-    remove is a change that the relaunch line can carry.
+    If the command is unknown, the arguments that the quoted line of vLLM's parser repeats are judged. All removed flags
+    are one proposal; if there is no other error, the relaunch line carries a proposal that only changes flags.
     """
     from diag.lint.rule import LintTarget  # noqa: PLC0415
     from diag.lint.rules import lint  # noqa: PLC0415  # loads every rule of diag lint
@@ -114,20 +118,37 @@ def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, 
             command = None
     if command is None:
         return ()
-    findings = lint(LintTarget(command, running.version or versions()[-1]))
-    errors = [finding for finding in findings if finding.severity == "error"]
+    errors = [
+        finding
+        for finding in lint(LintTarget(command, running.version or versions()[-1]))
+        if finding.severity == "error"
+    ]
+    flags = [finding for finding in errors if finding.rule == "removed_flag"]
+    groups = ([flags] if flags else []) + [[finding] for finding in errors if finding not in flags]
     proposals: list[Proposal] = []
-    for finding in errors[:MOST_ERRORS]:
-        removed = [edit.words for edit in finding.edits if not edit.new]
-        flags = [given for given in command.given if [given.words] == removed and len(errors) == 1]
-        change = tuple(FlagChange(given.name, hidden(" ".join(given.values)) or None, None) for given in flags)
-        text = hidden(f"diag lint says {finding.message}. {finding.fix}.")
+    for group in groups[:MOST_ERRORS]:
+        edits = [edit for finding in group for edit in finding.edits]
+        changes = _changes(command, edits) if len(groups) == 1 and all(finding.edits for finding in group) else ()
+        text = hidden(f"diag lint says {'. '.join(f'{each.message}. {each.fix}' for each in group)}.")
         fix = Fix(
-            flag=change[0].name if change else "",
+            flag=changes[0].name if changes else "",
             change=text,
             effect="vLLM accepts the command",
-            why=documented(hidden(finding.why), f"diag explain {finding.rule}"),
+            why=documented(hidden(group[0].why), f"diag explain {group[0].rule}"),
         )
-        before = change[0].before if change else None
-        proposals.append(Proposal(fix, before, None, (), computed=False, name=fix.name, text=text, changes=change))
+        before = changes[0].before if changes else None
+        proposals.append(Proposal(fix, before, None, (), computed=False, name=fix.name, text=text, changes=changes))
     return tuple(proposals)
+
+
+def _changes(command: Command, edits: Sequence["LintEdit"]) -> tuple[FlagChange, ...]:
+    """Return corrections of a command as changes of flags; none if a correction is of other words."""
+    flags = {given.words: given for given in command.given}
+    if not all(edit.words in flags for edit in edits):
+        return ()
+    removed = [flags[edit.words] for edit in edits]
+    added = parse(shlex.join(["vllm", "serve", "MODEL", *(word for edit in edits for word in edit.new)])).given
+    return (
+        *(FlagChange(given.name, hidden(" ".join(given.values)) or None, None) for given in removed),
+        *(FlagChange(given.name, None, hidden(" ".join(given.values))) for given in added),
+    )

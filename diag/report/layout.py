@@ -77,7 +77,7 @@ def table(
         if not last:
             lines += paragraph(start.strip(), start[: len(start) - len(start.lstrip())])
         elif line_width() - len(start) < min(wide[-1], _LEAST_ROOM):
-            lines += paragraph(f"{start.strip()}  {last}", "  ", " " * 6)
+            lines += paragraph(f"{start[len(indent) :].strip()}  {last}", indent, " " * (len(indent) + 4))
         else:
             lines += paragraph(last, start, " " * len(start))
     return lines

@@ -283,7 +283,7 @@ def change(proposal: Proposal) -> str:
     for flag in proposal.changes:
         before = "" if flag.before is None else written(flag.before)
         after = "?" if flag.after is None else written(flag.after)
-        if fix.value is None:
+        if fix.value is None and flag.after is None:
             changes.append(f"remove {flag.name}" + (f" (now {before})" if before else ""))
         elif after:
             default = " (default)" if before and flag.assumed else ""

@@ -264,7 +264,8 @@ def _judge(
         return "no effect", f"{worst.incident.id} ({worst.severity}) replaced it"
     if too_short := _too_short(before, server.loads[1].seconds):
         return "not comparable", too_short
-    return "fixed", f"absent in all {len(after.instants)} windows after the change"
+    windows = len(after.instants)
+    return "fixed", f"absent {f'in all {windows} windows' if windows > 1 else 'in the window'} after the change"
 
 
 def _all_hold(readings: Sequence[Reading]) -> list[bool]:

@@ -337,6 +337,23 @@ def test_incidents_of_a_returned_server_are_reported_again() -> None:
     assert (status, error) == (130, "")
 
 
+def test_watch_with_a_log_reports_a_server_that_is_lost_and_its_recovery(tmp_path: Path) -> None:
+    """The log is a part of the page that still answers, so the server can be observed all the time."""
+    (tmp_path / "server.log").write_text("INFO 11-21 02:00:00 [api_server.py:1] Starting vLLM server\n")
+    down, pages = threading.Event(), replayed("idle")
+    down.set()
+    with vllm_serving(lambda request: None if down.is_set() else pages(request)) as server:
+        process = hasty(server.url, "--every", "0.1", "--for", "2", "--log", str(tmp_path / "server.log"))
+        first, _ = line(process), line(process)
+        down.clear()
+        found = next(each for each in iter(lambda: line(process), "") if "too little seen" in each)
+        status, _, error = interrupted(process)
+    assert "/metrics never answered" in first
+    assert first.rstrip().endswith("its log does not show which")
+    assert re.match(f"{STAMP}CANNOT TELL ", found)
+    assert (status, error) == (130, "")
+
+
 def test_ctrl_c_in_the_middle_of_an_observation_ends_the_watch() -> None:
     """A look alone would be judged on what it saw until then."""
     with vllm_serving(replayed("healthy")) as server:

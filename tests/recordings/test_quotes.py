@@ -148,3 +148,18 @@ def test_lint_judges_the_arguments_in_the_line_where_the_command_is_not_known(tm
 def test_lint_reports_nothing_for_a_valid_command(tmp_path: Path) -> None:
     found = finding(failed(tmp_path, of_engine("ValueError: bad"), "vllm serve m --max-num-seqs 8"), "startup_failed")
     assert not [proposal for proposal in found.proposals if "diag lint" in proposal.text]
+
+
+REMOVED = "--swap-space 4 --num-scheduler-steps 8 --use-v2-block-manager --enable-reasoning --cuda-graph-sizes 64"
+
+
+def test_every_removed_flag_of_the_line_is_named_and_dropped(tmp_path: Path) -> None:
+    refused = f"vllm serve: error: unrecognized arguments: {REMOVED}"
+    launch = f"vllm serve m {REMOVED} --seed 1"
+    named = " ".join(terminal.render(failed(tmp_path / "known", [refused], launch)).split())
+    assert all(f"remove {flag}" in named for flag in REMOVED.split() if flag.startswith("--"))
+    found = finding(failed(tmp_path / "relaunch", [refused], launch), "startup_failed")
+    assert found.relaunch == "vllm serve m --seed 1 --max-cudagraph-capture-size 64"
+    line_alone = finding(failed(tmp_path / "line", [refused]), "startup_failed").proposals
+    (text,) = [proposal.text for proposal in line_alone if "diag lint" in proposal.text]
+    assert all(flag in text for flag in REMOVED.split() if flag.startswith("--"))

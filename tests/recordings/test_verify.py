@@ -690,3 +690,10 @@ def test_without_after_the_servers_of_before_are_scraped_now(tmp_path: Path) -> 
 def test_one_live_server_is_not_before_and_after() -> None:
     with pytest.raises(BadUsage, match="run diag record URL DIR before the change"):
         verifying.verify("http://localhost:1/metrics", ObserveOptions(["localhost:1"]))
+
+
+def test_rows_that_do_not_fit_keep_the_indent_of_their_section() -> None:
+    text = report.render(verified("kv_cascade", "healthy_after_cascade"))
+    rows = text.partition("  signals ")[2].partition("  user-visible ")[0].splitlines()
+    assert len(rows) > 2
+    assert all(row.startswith(" " * 19) for row in rows[1:])

@@ -1,5 +1,6 @@
 """The generated rules as a person and a Prometheus read them: short, in layers, nothing evaluated twice."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -177,3 +178,10 @@ def test_a_signal_is_explained_by_its_formula_its_parts_and_its_users(asked: str
 
 def test_a_part_has_an_id_that_is_its_name() -> None:
     assert Part("a_name", "up").id == "a_name"
+
+
+def test_mitigation_stands_alone() -> None:
+    """A report without the fix, whose value needs finished requests, has the mitigation all the same."""
+    refers = re.compile(r"until the threshold|as proposed|\bthe fix\b|the (?:flag|value) (?:below|above)")
+    advice = [(one.id, [*one.mitigate, *(fix.change for fix in one.fixes if not fix.restart)]) for one in load()]
+    assert [(name, text) for name, texts in advice for text in texts if refers.search(text)] == []

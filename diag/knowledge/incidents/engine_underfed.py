@@ -9,6 +9,7 @@ from diag.signals import (
     requests_running,
     requests_running_median,
     requests_waiting_peak,
+    stood_still,
 )
 
 incident = Incident(
@@ -30,7 +31,15 @@ incident = Incident(
         requests_finished.at_least(10, judged("with less traffic, an idle moment proves nothing")),
     ),
     supports=(bandwidth_share.below(EMPTY, REACHED),),
-    looks_like=(LookAlike("engine_stalled", distinguish="Requests are in flight and do not finish."),),
+    looks_like=(
+        LookAlike(
+            "engine_stalled",
+            distinguish="The gauges of an engine that hangs, compiles or is in one long step keep their last values.",
+            requires=stood_still.at_most(
+                0, judged("a standstill is no idleness, whatever number of requests it shows")
+            ),
+        ),
+    ),
     fixes=(
         Fix(
             change="Check what is in front of the server: the gateway's latency and limits, the client's connection "

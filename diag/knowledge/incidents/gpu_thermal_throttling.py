@@ -71,7 +71,7 @@ incident = Incident(
         ),
     ),
     mitigate=(
-        "Lower the power limit as proposed: it needs no restart and steadies the clocks at once.",
+        "Lower the power limit (nvidia-smi -pl): it needs no restart and steadies the clocks at once.",
         "Reduce the hottest host's share of the traffic at the load balancer.",
     ),
     hand_over=(

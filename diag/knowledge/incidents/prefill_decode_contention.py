@@ -3,6 +3,7 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
     chunked_prefill_is_off,
+    compiled,
     hardly_preempts,
     paused_share,
     prefills_in_pauses,
@@ -57,13 +58,18 @@ incident = Incident(
                 0, measured("pauses of 42 s in a stall, one of many requests in its prefill", "engine_stalled")
             ),
         ),
+        LookAlike(
+            "compiling_while_serving",
+            distinguish="Every stream waits for the compiler, and so do the first tokens of new requests.",
+            requires=compiled.at_most(0, judged("while kernels are compiled, a pause proves no prefill")),
+        ),
         LookAlike("gpu_thermal_throttling", distinguish="Every inter-token latency grows, not only a few of them."),
     ),
     explains=("requests_aborted", "contract_breached"),
     fixes=(
         Fix(
             change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of freeze_seconds) to a "
-            "separate server until the threshold is set.",
+            "separate server while short requests stream here.",
             value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
@@ -116,7 +122,9 @@ incident = Incident(
             why=documented("disaggregated prefill keeps prefill from interrupting decode", DISAGGREGATED),
         ),
     ),
-    mitigate=("Divert prompts of more than a few thousand tokens to a separate server until the threshold is set.",),
+    mitigate=(
+        "Divert prompts of more than a few thousand tokens to a separate server while short requests stream here.",
+    ),
     hand_over=("the prompt lengths over an hour, the vLLM version, and the launch command",),
     do_not=(
         "Do not set --max-num-partial-prefills above 1: V1 refuses to start with it.",

@@ -60,6 +60,9 @@ PARTS: tuple[Part, ...] = (
         "$requests_in_flight_minimum * ($requests_in_flight_minimum >= bool 2) * $nothing_moves",
         "requests",
     ),
+    # With a scrape interval of 20 to 59 s, the alert's minute shows a standstill of at least 30 s; the live window,
+    # which holds four scrapes, still shows the progress before it.
+    Part("two_requests_stand_still", "($two_stuck_requests[1m] > 0) or $two_stuck_requests", "requests"),
     # The probe request of the exporter (or of --probe) got no token, and no other request did either.
     Part("probe_success", "max by ($by) (last_over_time(diag_probe_success[$window]))", "bool"),
     Part(
@@ -77,8 +80,13 @@ PARTS: tuple[Part, ...] = (
     # the engine or of a worker, or their main thread touches new memory. A hang does neither: a thread that spun or
     # waited for 10 s had no page fault, one that compiled had thousands a second.
     Part(
+        "compiler_seconds",
+        'max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{role=~"engine|worker"}[$window]))',
+        "seconds",
+    ),
+    Part(
         "compiler_works",
-        'max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{role=~"engine|worker"}[2m])) > 1'
+        "$compiler_seconds[2m] > 1"
         ' or max by (instance) (rate(diag_vllm_process_page_faults_total{role=~"engine|worker"}[30s])) > 100',
     ),
     # vLLM lists every set of adapters that has run since its start: without one, the first adapter may be compiling.
@@ -102,11 +110,12 @@ PARTS: tuple[Part, ...] = (
         "requests",
     ),
     Part(
-        "requests_not_admitted",
+        "requests_refused",
         "clamp_min($waiting_lowest - ($deferred_highest or 0 * $waiting_lowest), 0) * ($running_highest == bool 0)"
         " * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s",
         "requests",
     ),
+    Part("requests_not_admitted", "($requests_refused[1m] > 0) or $requests_refused", "requests"),
     # The last log line about pausing, which vLLM 0.20 does not write; otherwise more calls of /pause than of /resume.
     Part("pause_calls", _called("/pause"), "calls"),
     Part("resume_calls", _called("/resume"), "calls"),
@@ -193,12 +202,13 @@ steps_per_second = Signal(
 requests_stuck = Signal(
     "requests in flight without progress",
     "0 * ($tokens_and_requests_processed[30s] > 0) or ($probe_failed_and_nothing_moves > 0) or $stuck_for_two_minutes"
-    " or ($two_stuck_requests == 0) or (0 * ($long_prefill_steps > 0))"
-    " or ($two_stuck_requests * $seen_for_25_s unless $first_steps unless on (instance) $may_compile)",
+    " or ($two_requests_stand_still == 0) or (0 * ($long_prefill_steps > 0))"
+    " or ($two_requests_stand_still * $seen_for_25_s unless ($first_steps unless on (instance) $gpus_busy_waiting)"
+    " unless on (instance) $may_compile)",
     "requests in flight without any progress: {value}",
     "requests",
-    needs=f"two minutes in the first {WARM_STEPS} steps of an engine, or where it compiles kernels (as for a first"
-    " LoRA adapter)",
+    needs=f"two minutes in the first {WARM_STEPS} steps of an engine whose GPUs do not busy-wait, or where it compiles"
+    " kernels (as for a first LoRA adapter)",
 )
 requests_without_progress = Signal(
     "requests in flight while nothing moves",

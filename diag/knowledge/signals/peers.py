@@ -7,9 +7,12 @@ what is usual; with two, the other engine does.
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import SHM_BROADCAST_WAIT
+from diag.knowledge.signals.forward_progress import any_of
 
 PEERS = "by (model_name)"
 """The grouping in every expression over peers."""
+AT_WORK = 0.25
+"""Share of its power limit above which a GPU at full utilisation computes."""
 STILL, SPINS = 0.05, 0.8
 """CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
@@ -79,6 +82,24 @@ PARTS: tuple[Part, ...] = (
         f" ($power_share_of_work < {SPIN_OF_WORK}"
         f" or on (instance, gpu) (($power_share_of_limit < {SPIN_OF_LIMIT}) unless $power_share_of_work))",
         "share",
+    ),
+    # During one long step, vLLM's page shows neither its requests nor its tokens. An engine without work waits without
+    # using a CPU; the workers of several ranks busy-wait for it.
+    Part(
+        "gpus_computing",
+        f"$serving_gpu_utilisation > 0.9 and on (instance, gpu) ($power_share_of_limit > {AT_WORK}"
+        f" or on (instance, gpu) $power_share_of_work > {SPIN_OF_WORK})",
+        "share",
+    ),
+    Part("engine_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])', "cores"),
+    Part(
+        "only_worker_cores", "max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1", "cores"
+    ),
+    Part(
+        "works_or_hangs_unseen",
+        "$nothing_moves[1m] * on (instance) group_left () ($nothing_moves[1m] by (instance)"
+        " * (($ranks_out_of_step[1m] by (instance) > bool 0) or $gpu_or_engine_at_work[1m] by (instance)))",
+        "bool",
     ),
     # GPUs with enough telemetry to decide if they busy-wait
     Part(
@@ -203,6 +224,27 @@ ranks_out_of_step = Signal(
     "ranks",
     culprit_promql=WHICH_RANK,
     culprit_label="{named}",
+)
+works_unseen = Signal(
+    "GPU or engine at work",
+    any_of(
+        gpu="(count by (instance) ($gpus_computing) > bool 0)",
+        engine=f"($engine_cores > bool {SPINS})",
+        worker=f"($only_worker_cores > bool {SPINS})",
+    ),
+    "a GPU computes, or the engine uses a whole CPU core: {value}",
+    "bool",
+)
+stood_still = Signal(
+    "standstill or compilation",
+    any_of(
+        still="($stuck_requests[1m] > bool 0)",
+        pauses="($stream_pauses_over_40_s_without_a_prefill > bool 0)",
+        unseen="$works_or_hangs_unseen",
+        compiled="$compilation_by_log_or_processes",
+    ),
+    "nothing moved although the engine had work, or kernels were compiled: {value}",
+    "bool",
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",

@@ -96,6 +96,12 @@ PARTS: tuple[Part, ...] = (
         " or $cpu_throttled_periods, 1)",
         "share",
     ),
+    # -- compilation, as the log or the CPU time of a compiler shows it
+    Part(
+        "compiled_within_five_minutes",
+        any_of(log="$compilation_while_serving", compiler="($compiler_seconds[5m] > bool 1)"),
+        "bool",
+    ),
     # -- faults of a device
     Part("time_of_device_fault", event_time(CUDA_ERROR, NCCL_TIMEOUT), "unix time"),
     Part(
@@ -194,6 +200,12 @@ compiled_recently = Signal(
     "compilation while serving",
     f"($time_of_{COMPILED_WHILE_SERVING} > bool 0) * (time() - $time_of_{COMPILED_WHILE_SERVING} < bool 300)",
     "kernels or graphs were compiled while requests were served: {value}",
+    "bool",
+)
+compiled = Signal(
+    "compilation, by log or processes",
+    "$engine_seen + on (instance) group_left () $compiled_within_five_minutes by (instance) or $engine_seen",
+    "kernels or graphs were compiled in the last five minutes: {value}",
     "bool",
 )
 stream_pauses = Signal(
