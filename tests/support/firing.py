@@ -131,7 +131,7 @@ def evaluated(rules: Path, series: Series) -> Fired:
     held = promql.Evaluator(promql.Samples(blocks))
     first: dict[tuple[str, str], float] = {}
     guards = set()
-    for alert, expression in _alerts(rules):
+    for alert, expression in alerts(rules):
         at = min(_first_firing(alert, held.evaluate(expression, instants).present), default=np.inf)
         incident = alert["labels"].get("incident")
         if at < np.inf and incident:
@@ -169,7 +169,8 @@ def episodes(rules: Path, series: Series) -> dict[tuple[str, str], list[tuple[fl
 
 
 @cache
-def _alerts(rules: Path) -> list[tuple[dict[str, Any], promql.Expression]]:
+def alerts(rules: Path) -> list[tuple[dict[str, Any], promql.Expression]]:
+    """The alerts of a rule file, each with its query over raw series."""
     return [(rule, promql.parse(asked)) for _, rule, asked in _over_raw_series(rules)]
 
 
