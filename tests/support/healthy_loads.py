@@ -49,17 +49,17 @@ class Kind:
 
 
 def wave(low: float, high: float, period: float = HOUR) -> Rate:
-    """From the least to the most and back within a period."""
+    """A load that rises from the least to the most and falls back within a period."""
     return lambda t: low + (high - low) * (1 - math.cos(2 * math.pi * t / period)) / 2
 
 
 def steady(rate: float) -> Rate:
-    """The same all the time."""
+    """A constant load."""
     return lambda _: rate
 
 
 def steps(*each: tuple[float, float]) -> Rate:
-    """From each time on that rate."""
+    """A load that takes another rate at each of these times."""
     return lambda t: next((rate for at, rate in reversed(each) if t >= at), 0.0)
 
 
@@ -105,7 +105,7 @@ KINDS: dict[str, Kind] = {
 
 
 class Scrape:
-    """What one scrape of a server brought: "" where it failed."""
+    """A scrape of a server; its page is "" if it failed."""
 
     __slots__ = ("at", "instance", "page")
 
@@ -173,7 +173,7 @@ class _Server:
         return shown + self._beside(t, shown) if self.kind.exporter else shown
 
     def _beside(self, t: float, shown: str) -> str:
-        """What the exporter adds; without the API server there is no engine either."""
+        """Return the samples that the exporter adds; without the API server there is no engine either."""
         busy = sum(engine.busy for engine in self.engines)
         share = min(1.0, max(0.0, busy - self.busy) / max(1e-9, t - self.told_at)) if t > self.told_at else 0.0
         self.busy, self.told_at = busy, t

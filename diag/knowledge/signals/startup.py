@@ -21,8 +21,7 @@ OF_A_FORMER_PROCESS = Part(
     "samples_of_a_former_process",
     "(sum by ($by) (changes(process_start_time_seconds[$window]))"
     " or sum by ($by) (resets(vllm:generation_tokens_total[$window]))) > 0"
-    " or count by ($by) (last_over_time(vllm:num_requests_running[$window]))"
-    " unless count by ($by) (last_over_time(vllm:num_requests_running[1m]))",
+    " or count by ($by) ($running_last_by_series) unless count by ($by) ($running_last_by_series[1m])",
     "series",
 )
 """A server that has started anew in the window, or is gone: the window holds samples of a process that has ended."""
