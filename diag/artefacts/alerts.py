@@ -29,7 +29,6 @@ from diag.knowledge.formulas import comparison, formula
 from diag.knowledge.rule_set import (
     INTERVAL,
     LONG,
-    OF_A_FORMER_PROCESS,
     SLOW_INTERVAL,
     SUBJECTS,
     RecordedSeries,
@@ -38,6 +37,7 @@ from diag.knowledge.rule_set import (
     generation_series,
     rule_set,
 )
+from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import pretty
 
 GONE_AFTER, KEEP_FIRING = 150.0, 30.0

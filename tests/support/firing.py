@@ -151,7 +151,7 @@ def episodes(rules: Path, series: Series) -> dict[tuple[str, str], list[tuple[fl
     instants = STEP * 1000 * np.arange(values.shape[1], dtype=np.int64)
     held = promql.Evaluator(promql.Samples(without_holes(labels, instants, values, ~np.isnan(values))))
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for alert, expression in _alerts(rules):
+    for alert, expression in alerts(rules):
         hold, keep = (math.ceil(seconds(alert.get(name, "0s")) / STEP) for name in ("for", "keep_firing_for"))
         fires = np.zeros(instants.size, bool)
         for row in held.evaluate(expression, instants).present:

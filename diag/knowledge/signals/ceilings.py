@@ -6,7 +6,7 @@ are not counted; KV blocks count as a whole.
 """
 
 from diag.core.incident import Part, Signal, reported
-from diag.knowledge.signals.forward_progress import any_of
+from diag.knowledge.signals.expressions import any_of
 
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"

@@ -2,7 +2,8 @@
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import CUDA_GRAPH_CAPTURE, ENGINE_START_FAILED, NO_START_FAILURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.forward_progress import SOON, any_of
+from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.forward_progress import SOON
 from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH
 
 PHASE = "diag_vllm_startup_phase"
