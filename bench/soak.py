@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ Result = dict[str, Any]
 def hour(kind: str, seed: int, cadences: Sequence[int], looks: int, folder: Path) -> Iterator[Result]:
     """Simulate an hour; judge it as scraped at each of these cadences, and so many looks at it beside the first one."""
     chance = random.Random(f"{kind} {seed}")
-    begins = [chance.uniform(120, healthy_loads.HOUR - LOOK) for _ in range(looks)]
+    moments = iter(lambda: chance.uniform(120, healthy_loads.HOUR - LOOK), None)
+    begins = [*islice((at for at in moments if not healthy_loads.is_down(kind, at, at + LOOK)), looks)]
     parts = [[begin + LOOK_EVERY * k for k in range(int(LOOK / LOOK_EVERY) + 1)] for begin in begins]
     phase = chance.uniform(0, CADENCES[0])
     grid = [phase + CADENCES[0] * k for k in range(int(healthy_loads.HOUR / CADENCES[0]))]
@@ -81,10 +82,10 @@ def judged(recording: Path) -> Result:
 
 
 def findings(report: Report) -> list[list[Any]]:
-    """Present incidents: severity, id, subject, seconds since the start, and the decisive numbers."""
+    """Incidents: severity, id, subject, seconds since the start, and the decisive numbers; ended ones as they were."""
     return [
         [
-            each.diagnosis.severity,
+            each.diagnosis.severity if each.diagnosis.ongoing else each.diagnosis.incident.severity,
             each.diagnosis.incident.id,
             " ".join(value for _, value in each.diagnosis.subject),
             round(max(0.0, (each.diagnosis.since or 0.0) - report.observed.start)),
@@ -131,8 +132,9 @@ HEAD = """\
 `python bench/soak.py`: a simulated vLLM 0.32 (`tests/support/simulated_vllm.py`: its scheduler, its KV blocks, and the
 page that it would show) under kinds of load that its capacity suffices for (`tests/support/healthy_loads.py`). Every
 critical or warning is false; infos may be true. Each of {runs} hours is simulated once, and judged as scraped at each
-cadence: by the doctor as a range, and in {looks} looks of 30 s; the alerts of `alerts/diag.rules.yaml` are evaluated
-every 15 s. The hours are those of servers. A flap is an info that came back. The real vLLM runs on the CPU.
+cadence: by the doctor as a range, in which an incident that ended counts too, and in {looks} looks of 30 s outside of
+planned restarts; the alerts of `alerts/diag.rules.yaml` are evaluated every 15 s. The hours are those of servers. A flap
+is an info that came back. The real vLLM runs on the CPU.
 
 | | hours | critical | warning | info | flaps |
 |---|---:|---:|---:|---:|---:|

@@ -104,6 +104,11 @@ KINDS: dict[str, Kind] = {
 }
 
 
+def is_down(name: str, first: float, last: float) -> bool:
+    """Whether a planned restart overlaps this time."""
+    return any(begin <= last and first <= begin + seconds for begin, seconds in KINDS[name].stops)
+
+
 class Scrape:
     """A scrape of a server; its page is "" if it failed."""
 

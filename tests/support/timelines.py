@@ -81,8 +81,11 @@ class Recording:
         rows = np.searchsorted(self.seconds, seconds, side="right") - 1
         return {key: values[rows] for key, values in self.series.items()}
 
-    def looped(self, seconds: Floats, stretch: tuple[float, float, float]) -> Series:
-        """A stretch once and its end again and again: counters go on, time stamps stay as old as they were."""
+    def looped(self, seconds: Floats, stretch: tuple[float, float, float], begun: float = LEAD) -> Series:
+        """A stretch once and its end again and again: counters go on, time stamps stay as old as they were.
+
+        `begun` is the time at which it begins.
+        """
         first, again, last = stretch
         rounds = np.maximum(np.floor((seconds - (again - first)) / (last - again)), 0)
         played = first + seconds - rounds * (last - again)
@@ -92,9 +95,9 @@ class Recording:
                 # one that did not count yet when the stretch began is not on its first pages
                 now[key] = now[key] - np.nan_to_num(begin[key]) + rounds * (to[key] - np.nan_to_num(from_[key]))
             elif dict(key)["__name__"].endswith(STAMPS):
-                now[key] = np.where(now[key] > 0, now[key] - (self.start + played) + seconds + LEAD, now[key])
+                now[key] = np.where(now[key] > 0, now[key] - (self.start + played) + seconds + begun, now[key])
             elif dict(key)["__name__"].endswith(START_TIME):
-                now[key] = np.maximum(now[key] - self.start + LEAD, 1.0)
+                now[key] = np.maximum(now[key] - self.start + begun, 1.0)
         return now
 
 
@@ -131,7 +134,7 @@ def _served(name: str, lead: str) -> Series:
     stretch = STRETCHES.get(name, sick.whole)
     after = sick.looped(AFTER, stretch)
     healthy = recording(lead)
-    before = healthy.looped(BEFORE.astype(float), healthy.whole)
+    before = healthy.looped(BEFORE.astype(float), healthy.whole, begun=0.0)
     alike = {_alike(key): values for key, values in before.items()}
     return {key: _joined(key, alike.get(_alike(key)), values) for key, values in after.items()}
 
@@ -145,6 +148,8 @@ def _joined(key: Key, before: Floats | None, after: Floats) -> Floats:
     """The lead-in of a series and what comes after; a series that the healthy server lacks is there from the start."""
     if dict(key)["__name__"] == "diag_vllm_config" or before is None:
         before = np.full(BEFORE.size, 0.0 if is_counter(key) else after[0])
+        if dict(key)["__name__"].endswith(STAMPS):  # before its time, nothing has a time stamp
+            before[before > BEFORE] = np.nan
     return np.concatenate([before, after + (before[-1] if is_counter(key) else 0)])
 
 

@@ -13,7 +13,7 @@ from diag.signals import (
     queue_time_share,
     replicas_that_run_all,
     requests_running_floor,
-    requests_running_median,
+    requests_waiting_median,
     requests_to_admit,
     room_beyond_the_load,
     running_share_of_cap,
@@ -75,7 +75,7 @@ incident = Incident(
             0.33, measured("83 % at the cap; 15 % where a prefill delays a few requests", "queue_saturation")
         ),
         queue_time_share.above(0.25, measured("82 % at the cap; 6-17 % behind a few prefills", "queue_saturation")),
-        requests_running_median.above(0, judged("an engine that is idle half of the time has served its bursts")),
+        requests_waiting_median.at_least(1, judged("a queue that is empty half of the time was a burst, and is gone")),
     ),
     supports=(
         AT_THE_CAP,

@@ -140,7 +140,7 @@ start_under_way = Signal(
 )
 crashed_lately = Signal(
     "crash within 15 minutes",
-    f"time() - $time_of_crash < bool {TOLD_FOR}",
+    f"($time_of_crash > bool 0) * (time() - $time_of_crash < bool {TOLD_FOR})",
     "the server crashed within the last 15 minutes: {value}",
     "bool",
     culprit_promql=f"time() - last_over_time({LOG_CRASH}[$window]) < {TOLD_FOR}"
