@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.live import outages  # noqa: E402
-from support.live.on_call import SCRAPED_EVERY  # noqa: E402
-from support.live.stage import NOT_ASKED, Outcome  # noqa: E402
+from support.live.on_call import ENDS_WITHIN, SCRAPED_EVERY  # noqa: E402
+from support.live.stage import LETS_GO, NOT_ASKED, Outcome  # noqa: E402
 
 PAGE = ROOT / "bench" / "pager.md"
 HEAD = """\
@@ -26,11 +26,12 @@ HEAD = """\
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
 configured as `alerts/README.md` describes. The faults are real. The doctor runs at once against the server with `--log`
 and against the exporter; after the alert has arrived, the doctor runs the command in the alert against Prometheus. The
-time to alert is measured from the fault (for example a failing launch) to the arrival at the pager; then the exporter's
-`/livez` is read. An unexpected cell says **wrong**, with the expected value.
+time to alert is measured from the fault (for example a failing launch) to the arrival at the pager; gone is the time from
+the cure to the last moment at which an alert fires, of which {gone} s are allowed. The exporter's `/livez` is to turn
+within {livez} s. An unexpected cell says **wrong**, with the expected value.
 
-| scenario | doctor live | by exporter | by Prometheus | alert | time to alert (s) | verify | /livez | commit |
-|---|---|---|---|---|---|---|---|---|
+| scenario | doctor live | by exporter | by Prometheus | alert | alert after (s) | gone (s) | verify | /livez | commit |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -45,7 +46,8 @@ def row(outcome: Outcome) -> str:
     """A line of the table."""
     cells = {column: cell(outcome, column) for column in vars(outcome.got)}
     seconds = NOT_ASKED if outcome.seconds is None else f"{outcome.seconds:.0f}"
-    alerts = [cells["alert"], seconds]
+    gone = NOT_ASKED if outcome.gone is None else f"{outcome.gone:.0f}"
+    alerts = [cells["alert"], seconds, f"**wrong:** {gone}" if "gone" in outcome.wrong else gone]
     answers = [cells["live"], cells["exporter"], cells["prometheus"]]
     words = [outcome.name, *answers, *alerts, cells["verify"], cells["livez"]]
     return f"| {' | '.join([*words, table.commit()])} |\n"
@@ -65,7 +67,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         outcomes = list(outages.run(names, Path(folder)))
     rows = (earlier() if sys.argv[1:] else {}) | {f"| {outcome.name}": row(outcome) for outcome in outcomes}
-    table.write(PAGE.name, HEAD.format(cores=os.cpu_count(), every=SCRAPED_EVERY) + "".join(rows.values()))
+    head = HEAD.format(cores=os.cpu_count(), every=SCRAPED_EVERY, gone=f"{LETS_GO:.0f}", livez=f"{ENDS_WITHIN:.0f}")
+    table.write(PAGE.name, head + "".join(rows.values()))
     return int(any(outcome.wrong for outcome in outcomes))
 
 

@@ -133,8 +133,8 @@ HEAD = """\
 page that it would show) under kinds of load that its capacity suffices for (`tests/support/healthy_loads.py`). Every
 critical or warning is false; infos may be true. Each of {runs} hours is simulated once, and judged as scraped at each
 cadence: by the doctor as a range, in which an incident that ended counts too, and in {looks} looks of 30 s outside of
-planned restarts; the alerts of `alerts/diag.rules.yaml` are evaluated every 15 s. The hours are those of servers. A flap
-is an info that came back. The real vLLM runs on the CPU.
+planned restarts; the alerts of `alerts/diag.rules.yaml` are evaluated every 15 s. The hours are those of servers. A
+flap is an info that came back. The real vLLM runs on the CPU.
 
 | | hours | critical | warning | info | flaps |
 |---|---:|---:|---:|---:|---:|

@@ -30,8 +30,9 @@ def more_capacity(stage: Stage) -> Iterator[Outcome]:
         with load.running(vllm.port, *cure.CASCADE.clients):
             got, live = cascade(stage, vllm, who)
         vllm.stop()
+        cured = time.time()
         said = relaunched(stage, vllm, live, cure.CASCADE.clients)
-        yield outcome("cascade, cured by capacity", who, FIXED, replace(got, verify=said), since)
+        yield outcome("cascade, cured by capacity", who, FIXED, replace(got, verify=said), since, cured)
 
 
 def gateway_limit(stage: Stage) -> Iterator[Outcome]:
@@ -42,9 +43,10 @@ def gateway_limit(stage: Stage) -> Iterator[Outcome]:
             got, live = cascade(stage, vllm, who)
             for _ in range(everybody - concurrency(live)):
                 clients.gateway.acquire()
+            cured = time.time()
             time.sleep(cure.WARM_UP)
             said = verified(stage, vllm)
-        yield outcome("cascade, cured by the gateway's limit", who, FIXED, replace(got, verify=said), since)
+            yield outcome("cascade, cured by the gateway's limit", who, FIXED, replace(got, verify=said), since, cured)
 
 
 def api_key(stage: Stage) -> Iterator[Outcome]:

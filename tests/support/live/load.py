@@ -101,6 +101,8 @@ UNCOMPILABLE = Clients(
     ),
 )
 """Requests with a grammar that vLLM 0.32 accepts and cannot compile: a token outside of the vocabulary."""
+TOO_LONG = Clients(3, (9000, 9000), (8, 8), 0.12)
+"""Requests with a prompt above the context: HTTP 400."""
 CONTENTION = (Clients(8, (16, 48), (150, 250)), Clients(2, (7000, 7500), (2, 4), pause=8.0, start=5.0))
 
 

@@ -27,6 +27,10 @@ EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 SHIPPED = ("alerts/diag.rules.yaml", "alerts/inhibit_rules.yaml", "alerts/README.md")
 SCRAPED_EVERY = 5
 """Seconds: a scrape that may take that long succeeds on two busy cores."""
+ENDS_WITHIN = 40.0
+"""Seconds within which /livez turns: the documented 35, and the probe's own interval."""
+GONE = 30.0
+"""Seconds without a firing alert after which it has ended; rules are evaluated every 15 s."""
 PATIENCE = 240.0
 """Seconds to wait for an alert; the slowest that is expected takes three minutes."""
 
@@ -74,8 +78,8 @@ class OnCall:
     arrived: list[dict[str, Any]]
 
     def livez(self, expected: str = "") -> str:
-        """The status that the exporter's liveness probe is answered with; that which is expected within 90 s."""
-        end = time.monotonic() + (90 if expected else 0)
+        """The status that the exporter's liveness probe is answered with; that which is expected in time."""
+        end = time.monotonic() + (ENDS_WITHIN if expected else 0)
         while (status := self._livez()) != expected and time.monotonic() < end:
             time.sleep(2)
         return status
@@ -112,6 +116,17 @@ class OnCall:
         asked = 'group by (alertname, incident) (max_over_time(ALERTS{alertstate="firing",severity!="info"}[1h]))'
         answer = prometheus_server.Server(self.prometheus, ()).query(asked, round(time.time() * 1000)) or {}
         return {_name(dict(labels)) for labels in answer}
+
+    def last_fired(self) -> float:
+        """The unix time at which an alert fired last, once none has for a while; infos are for nobody."""
+        asked = f'max(max_over_time(timestamp(ALERTS{{alertstate="firing",severity!="info"}})[1h:{SCRAPED_EVERY}s]))'
+        end = time.time() + PATIENCE + GONE
+        while True:
+            answer = prometheus_server.Server(self.prometheus, ()).query(asked, round(time.time() * 1000)) or {}
+            last = max(answer.values(), default=0.0)
+            if time.time() - last > GONE or time.time() > end:
+                return last
+            time.sleep(SCRAPED_EVERY)
 
     def wait_for(self, incident: str) -> None:
         """Until its alert has arrived, or for too long."""

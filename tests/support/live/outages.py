@@ -5,6 +5,7 @@ Each is brought about for real; then the doctor, the alerts and `diag verify` ar
 
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,10 @@ UNDER_WAY = 75.0
 """Seconds into a restart: longer than the window of a minute."""
 LOADS, OVER_TWO_MINUTES = "110", 120.0
 """Seconds that the weights of a slow restart take, and what it takes in all."""
+DIED_AGO = 10.0
+"""Seconds after a crash at which the restart is looked at: it is under way."""
+OTHERS, SPIN = 6, "while True: pass"
+"""Programs that want the server's core."""
 BAD_FLAG = (*FLAGS, "--max-num-sequences", "32")
 LARGE_CONTEXT = ("--max-model-len", "8192", "--block-size", "32", "--num-gpu-blocks-override", "128")
 DEAD = everywhere("critical engine_dead", "engine_dead", livez="503")
@@ -32,6 +37,12 @@ ALL_FAIL = everywhere(
     "critical requests_failing or critical structured_output_failing",
     "requests_failing or structured_output_failing or requests_failing, structured_output_failing",
 )
+CLIENTS_FAIL = everywhere("healthy", NONE)
+RESTARTING = everywhere("critical server_crashed", NOT_ASKED)
+CRASHED = everywhere("warning server_crashed", "server_crashed or engine_dead, server_crashed")
+CRASHED_TWICE = everywhere("critical server_crashed", "server_crashed or engine_dead, server_crashed")
+ORPHANED = everywhere("critical engine_orphaned", "engine_orphaned or engine_dead, engine_orphaned", livez="503")
+STARVED = everywhere("warning host_cpu_starved", "host_cpu_starved")
 CRASH_LOOP = everywhere("critical crash_loop", "crash_loop or crash_loop, startup_failed", livez=NOT_ASKED)
 BAD_START = everywhere("critical startup_failed", "startup_failed", livez=NOT_ASKED)
 TOO_LARGE = everywhere("critical gpu_out_of_memory", "gpu_out_of_memory", livez=NOT_ASKED)
@@ -57,9 +68,10 @@ def engine_stopped(stage: Stage) -> Iterator[Outcome]:
         vllm.signal("VLLM::EngineCore", signal.SIGSTOP)
         got, _ = look(who, STOPPED)
         vllm.signal("VLLM::EngineCore", signal.SIGCONT)
+        cured = time.time()
         yield outcome("SIGSTOP of the engine", who, STOPPED, got, since)
         time.sleep(SETTLES)
-        yield outcome("SIGCONT after it", who, GOES_ON, look(who, GOES_ON)[0], since)
+        yield outcome("SIGCONT after it", who, GOES_ON, look(who, GOES_ON)[0], since, cured)
 
 
 def every_answer_fails(stage: Stage) -> Iterator[Outcome]:
@@ -68,6 +80,60 @@ def every_answer_fails(stage: Stage) -> Iterator[Outcome]:
         since = time.time()
         time.sleep(SETTLES)
         yield outcome("every answer a 500", who, ALL_FAIL, look(who, ALL_FAIL)[0], since)
+
+
+def clients_fail(stage: Stage) -> Iterator[Outcome]:
+    """A wave of prompts above the context is the clients' error: an info, and nobody is woken."""
+    with stage.busy() as (vllm, who), load.running(vllm.port, load.TOO_LONG):
+        since = time.time()
+        time.sleep(2 * SETTLES)
+        yield outcome("a wave of 400", who, CLIENTS_FAIL, look(who, CLIENTS_FAIL)[0], since)
+
+
+def crashes(stage: Stage) -> Iterator[Outcome]:
+    """The engine is killed twice, and a supervisor starts the server again: no start erases the crash before it."""
+    with stage.busy() as (first, who), ExitStack() as servers:
+        vllm, since = first, time.time()
+        for expected, when in ((CRASHED, "after a crash and a restart"), (CRASHED_TWICE, "after a second crash")):
+            vllm.signal("VLLM::EngineCore", signal.SIGKILL)
+            vllm.process.wait(60)
+            vllm = servers.enter_context(server.starting(stage.folder, "tiny", FLAGS, vllm.port))
+            if expected is CRASHED:
+                time.sleep(DIED_AGO)
+                yield outcome("restart under way after a crash", who, RESTARTING, look(who, RESTARTING)[0], since)
+            server.wait_until_ready(vllm)
+            time.sleep(SETTLES)
+            yield outcome(when, who, expected, look(who, expected)[0], since)
+
+
+def server_killed_alone(stage: Stage) -> Iterator[Outcome]:
+    """SIGKILL of the API server alone, as by the OOM killer: its engine stays behind."""
+    with stage.busy() as (vllm, who):
+        since = time.time()
+        vllm.process.kill()
+        yield outcome("SIGKILL of the API server alone", who, ORPHANED, look(who, ORPHANED)[0], since)
+
+
+def server_stopped(stage: Stage) -> Iterator[Outcome]:
+    with stage.busy() as (vllm, who):
+        since = time.time()
+        vllm.process.send_signal(signal.SIGSTOP)
+        yield outcome("SIGSTOP of the API server", who, STOPPED, look(who, STOPPED)[0], since)
+
+
+def cpu_starved(stage: Stage) -> Iterator[Outcome]:
+    """Other programs take the core that the server runs on; those who look at it have the other one."""
+    with stage.busy() as (vllm, who):
+        group = subprocess.run(["pgrep", "-g", str(vllm.process.pid)], capture_output=True, text=True, check=True)
+        since = time.time()
+        with ExitStack() as others:
+            for pid in group.stdout.split():
+                subprocess.run(["taskset", "-a", "-p", "-c", "1", pid], stdout=subprocess.DEVNULL, check=True)
+            for _ in range(OTHERS):
+                busy = others.enter_context(subprocess.Popen(["taskset", "-c", "1", sys.executable, "-c", SPIN]))
+                others.callback(busy.kill)
+            time.sleep(2 * SETTLES)
+            yield outcome("other programs on its core", who, STARVED, look(who, STARVED)[0], since)
 
 
 def slow_restart(stage: Stage) -> Iterator[Outcome]:
@@ -144,7 +210,11 @@ QUIET: Mapping[str, Scenario] = {
     "engine_killed": engine_killed,
     "server_killed": server_killed,
     "engine_stopped": engine_stopped,
+    "server_stopped": server_stopped,
+    "server_killed_alone": server_killed_alone,
+    "crashes": crashes,
     "every_answer_fails": every_answer_fails,
+    "clients_fail": clients_fail,
     "slow_restart": slow_restart,
     "crash_loop": crash_loop,
     "bad_flag": bad_flag,
@@ -155,6 +225,7 @@ LOADED: Mapping[str, Scenario] = {
     "more_capacity": more_capacity,
     "gateway_limit": gateway_limit,
     "api_key": api_key,
+    "cpu_starved": cpu_starved,
 }
 """Those that load the machine."""
 SCENARIOS = {**QUIET, **LOADED}

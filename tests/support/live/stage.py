@@ -12,6 +12,8 @@ from support.live import load, server
 from support.live.on_call import OnCall, Said, on_call
 
 NOT_ASKED, NONE = "-", "none"
+LETS_GO = 180.0
+"""Seconds after a cure within which the last alert ends."""
 SETTLES = 15.0
 """Seconds of load after which a server is an ordinary busy one."""
 FLAGS = ("--max-model-len", "2048", "--max-num-seqs", "32")
@@ -41,18 +43,23 @@ def alternatives(said: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row of the table; `seconds` from the fault to the first alert that is expected, None where none came."""
+    """A row of the table; `seconds` from the fault to the first alert that is expected, None where none came.
+
+    `gone` are the seconds from the cure to the end of the last alert, None where nothing is cured.
+    """
 
     name: str
     expected: Row
     got: Row
     seconds: float | None = None
+    gone: float | None = None
 
     @property
     def wrong(self) -> set[str]:
         """The columns in which something else was said than expected."""
         expected = vars(self.expected)
-        return {column for column, said in vars(self.got).items() if said not in alternatives(expected[column])}
+        wrong = {column for column, said in vars(self.got).items() if said not in alternatives(expected[column])}
+        return wrong | ({"gone"} if self.gone is not None and self.gone > LETS_GO else set())
 
 
 @dataclass(frozen=True)
@@ -93,25 +100,29 @@ class Stage:
 def look(who: OnCall, expected: Row) -> tuple[Row, Said]:
     """Ask at once, live and by the exporter, and Prometheus as soon as its alert has come; also the live answer."""
     awaited = alternatives(expected.alert)[0]
-    with ThreadPoolExecutor(1) as meanwhile:
+    with ThreadPoolExecutor(2) as meanwhile:
         first = meanwhile.submit(who.first_look)
+        alive = meanwhile.submit(lambda: NOT_ASKED if expected.livez == NOT_ASKED else who.livez(expected.livez))
         if awaited not in (NOT_ASKED, NONE):
             who.wait_for(awaited)
         exporter, live = first.result()
     by_prometheus = who.by_prometheus(awaited).short
-    livez = NOT_ASKED if expected.livez == NOT_ASKED else who.livez(expected.livez)
-    return Row(live.short, exporter.short, by_prometheus, livez=livez), live
+    return Row(live.short, exporter.short, by_prometheus, livez=alive.result()), live
 
 
-def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float) -> Outcome:
-    """Return the answers with the alerts so far; an alert from before the fault is a false alarm."""
+def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float, cured: float | None = None) -> Outcome:
+    """Return the answers with the alerts so far; an alert from before the fault is a false alarm.
+
+    `since` and `cured` are the unix times of the fault and of its cure; the alerts are waited for until they end.
+    """
+    gone = None if cured is None else max(0.0, who.last_fired() - cured)
     if expected.alert == NOT_ASKED:
-        return Outcome(name, expected, got)
+        return Outcome(name, expected, got, gone=gone)
     sent = who.notified()
     told = sent.get(alternatives(expected.alert)[0])
     names = {f"{alert} (before the fault)" if at < since else alert for alert, at in sent.items()}
     alerts = ", ".join(sorted(names | who.fired() if expected.alert == NONE else names))
-    return Outcome(name, expected, replace(got, alert=alerts or NONE), told and told - since)
+    return Outcome(name, expected, replace(got, alert=alerts or NONE), told and told - since, gone)
 
 
 Scenario = Callable[[Stage], Iterator[Outcome]]
