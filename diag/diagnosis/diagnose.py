@@ -18,7 +18,7 @@ from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex, filled, label_value
 from diag.diagnosis.decision_table import COMPARE, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.episodes import RECENT, Episode
-from diag.diagnosis.query_cache import QueryCache, SourceAtInstants, Window
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants, Window
 
 State = Literal["present", "absent", "unknown"]
 
@@ -364,6 +364,34 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
             episodes = (*episodes, (began, until))
         found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)
     return tuple(found)
+
+
+def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Return a diagnosis with its onset and its history by the shortest windows, if it is judged over one window alone.
+
+    So is a look of half a minute at a live server: its only window says neither how a value moved nor since when.
+    """
+    if len(diagnosis.instants) > 1 or len(queries.subjects(("instance",))) > FEW:
+        return diagnosis
+    shortest = f"{FEWEST_INTERVALS * queries.source.interval:g}s"
+    incident = diagnosis.incident._replace(window=shortest, live_window=shortest)
+    again = next((other for other in diagnose([incident], queries) if other.subject == diagnosis.subject), None)
+    if again is None or len(again.instants) < 2:
+        return diagnosis
+
+    def drawn(readings: Sequence[Reading], closer: Sequence[Reading]) -> tuple[Reading, ...]:
+        return tuple(one._replace(history=other.history) for one, other in zip(readings, closer, strict=True))
+
+    episodes = diagnosis.episodes
+    if again.ongoing and diagnosis.incident.began is None:
+        episodes = ((again.episodes[-1][0], episodes[-1][1]),)
+    return diagnosis._replace(
+        since=episodes[0][0],
+        episodes=episodes,
+        instants=again.instants,
+        symptoms=drawn(diagnosis.symptoms, again.symptoms),
+        supports=drawn(diagnosis.supports, again.supports),
+    )
 
 
 # -- which lines of the log show it -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
 from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
-from diag.diagnosis.diagnose import Diagnosis, Quote, State, dated, diagnose, quotes
+from diag.diagnosis.diagnose import Diagnosis, Quote, State, by_scrapes, dated, diagnose, quotes
 from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
@@ -313,7 +313,8 @@ def build_report(
             found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
-        findings.append(Finding(diagnosis, proposals, relaunch(known.launch, proposals), uncomputed, quoted))
+        line = relaunch(known.launch, proposals)
+        findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted))
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
     return Report(

@@ -53,6 +53,7 @@ def page(t: float, age: float, start: float, waiting: int) -> str:
             f"vllm:kv_cache_usage_perc{{{labels}}} {0.2 + t % 7 / 100}",
             f"vllm:generation_tokens_total{{{labels}}} {int(age * 500)}",
             f"vllm:prompt_tokens_total{{{labels}}} {int(age * 900)}",
+            f"vllm:num_preemptions_total{{{labels}}} 0",
             f'vllm:request_success_total{{{labels},finished_reason="stop"}} {int(age * 4)}',
             f"vllm:request_queue_time_seconds_sum{{{labels}}} {queued}",
             f"vllm:request_queue_time_seconds_count{{{labels}}} {int(age * 4)}",
@@ -187,3 +188,14 @@ def test_crash_in_the_log_that_the_start_time_refutes_is_a_claim(tmp_path: Path)
     log = [*LOG, *started_at(DIED + 20, serves=True)]
     report = restarted(tmp_path, DIED + 120, first_time(START) - 5, log, answers=True)
     assert not present(report)
+
+
+def test_a_look_of_half_a_minute_is_dated_and_drawn_by_its_scrapes(tmp_path: Path) -> None:
+    report = server(tmp_path, 30, 2.0, waiting=lambda t: int(max(0, 10 * (t - 10))))
+    queue = found(report, "queue_saturation").diagnosis
+    assert queue.since is not None
+    assert BEGAN + 12 <= queue.since <= BEGAN + 20
+    waiting = next(
+        reading for reading in queue.symptoms if reading.condition.signal.name.startswith("requests waiting")
+    )
+    assert (waiting.history[0], len(waiting.history) > 8, waiting.history[-1]) == (0, True, 180)
