@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from diag.core.formatting import quantity
-from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
+from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal, seconds
 from diag.core.subjects import Subject, SubjectIndex, filled, label_value
-from diag.diagnosis.decision_table import COMPARE, Reading, Readings, decision_table, slow_burns
+from diag.diagnosis.decision_table import COMPARE, LOOK, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.episodes import RECENT, Episode
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants, Window
 
@@ -367,13 +367,14 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
 
 
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    """Return a diagnosis with its onset and its history by the shortest windows, if it is judged over one window alone.
+    """Return a diagnosis of a look at a server with its onset and its history by the shortest windows.
 
-    So is a look of half a minute at a live server: its only window says neither how a value moved nor since when.
+    The only window of a look of half a minute says neither how a value moved nor since when.
     """
-    if len(diagnosis.instants) > 1 or len(queries.subjects(("instance",))) > FEW:
+    is_chronic = seconds(diagnosis.incident.live_window) > LOOK
+    if len(diagnosis.instants) > 1 or is_chronic or len(queries.subjects(("instance",))) > FEW:
         return diagnosis
-    shortest = f"{FEWEST_INTERVALS * queries.source.interval:g}s"
+    shortest = f"{round(FEWEST_INTERVALS * queries.source.interval * 1000)}ms"
     incident = diagnosis.incident._replace(window=shortest, live_window=shortest)
     again = next((other for other in diagnose([incident], queries) if other.subject == diagnosis.subject), None)
     if again is None or len(again.instants) < 2:

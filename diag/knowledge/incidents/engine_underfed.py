@@ -17,7 +17,8 @@ incident = Incident(
     title="Engine idle between requests",
     severity="info",
     per=("instance", "engine"),
-    live_window="5m",
+    window="1h",  # bursts leave an engine idle between them
+    live_window="1h",
     hold="12h",  # a quiet night is normal
     cause="""
         Requests are served, but in most samples none is running: the engine waits for its clients. If users still
