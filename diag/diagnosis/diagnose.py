@@ -5,6 +5,7 @@ three-valued logic: a condition that is false makes it absent, else one that is 
 present. `Incident.query()` is the same conjunction for a Prometheus; a property test holds the two equal.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -374,7 +375,7 @@ def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
     is_chronic = seconds(diagnosis.incident.live_window) > LOOK
     if len(diagnosis.instants) > 1 or is_chronic or len(queries.subjects(("instance",))) > FEW:
         return diagnosis
-    shortest = f"{round(FEWEST_INTERVALS * queries.source.interval * 1000)}ms"
+    shortest = f"{math.ceil(FEWEST_INTERVALS * queries.source.interval - 0.01)}s"  # the interval is measured
     incident = diagnosis.incident._replace(window=shortest, live_window=shortest)
     again = next((other for other in diagnose([incident], queries) if other.subject == diagnosis.subject), None)
     if again is None or len(again.instants) < 2:

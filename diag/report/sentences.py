@@ -115,7 +115,7 @@ def slo_missing(report: Report) -> str:
     if not report.slo_is_default:
         return ""
     ttft, itl = (quantity(getattr(Contract, f"{name}_seconds"), "seconds") for name in ("ttft", "itl"))
-    return f"none is set (diag.toml), so latency counts only beyond a TTFT of {ttft} or an ITL of {itl}"
+    return f"none set (diag.toml): latency counts only beyond a TTFT of {ttft} or an ITL of {itl}"
 
 
 def states(report: Report) -> str:

@@ -139,6 +139,7 @@ def test_an_engine_that_is_idle_half_of_the_time_is_not_saturated(
 ) -> None:
     """Every burst queues; demand is above capacity where the queue does not end."""
     (start, host, first), *rest = list(rewriting.scrapes("queue_saturation"))[20 : 20 + busy]
-    empty = re.sub(r"^(vllm:num_requests_(?:running|waiting)\{.*) \S+$", r"\1 0", first, flags=re.MULTILINE)
+    gauges = r"^(vllm:num_requests_(?:running|waiting|waiting_by_reason)\{.*) \S+$"
+    empty = re.sub(gauges, r"\1 0", first, flags=re.MULTILINE)
     before = [(start - 2 * at, host, empty) for at in range(idle, 0, -1)]
     assert of(judged(tmp_path, [*before, (start, host, first), *rest]), "queue_saturation").state == state
