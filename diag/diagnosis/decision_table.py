@@ -136,7 +136,7 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
     held = np.flatnonzero((states == 1).any(axis=1)).tolist()
     found = {at: runs(states[at], evidence.instants, apart) for at in held}
     counted = {
-        at: counting(episodes, evidence.subjects[at], incident, window, evidence.instants, queries)
+        at: counting(states[at], episodes, evidence.subjects[at], incident, window, evidence.instants, queries)
         for at, episodes in found.items()
     }
     present = np.array([bool(counted.get(at)) for at in range(len(states))], bool)

@@ -1,8 +1,9 @@
 """Episodes: the times in which an incident held, and which of them count as the incident and which are only notes.
 
 An episode counts if it lasted as long as its alert waits (`Incident.hold`), or if so little was observed that none
-could last so long. An outage counts for 15 minutes after its end in any case. A server that came back as another
-process, without a sign of a crash, was restarted: that counts only if it repeats.
+could last so long: an episode that goes on at the end counts if nothing in the last `hold` refutes it. An outage counts
+for 15 minutes after its end in any case. A server that came back as another process, without a sign of a crash, was
+restarted: that counts only if it repeats.
 """
 
 from collections.abc import Sequence
@@ -32,16 +33,24 @@ def runs(states: NDArray[np.int8], times: Instants, apart: float) -> list[Run]:
 
 
 def counting(
-    found: Sequence[Run], subject: Subject, incident: Incident, window: Window, times: Instants, queries: QueryCache
+    states: NDArray[np.int8],
+    found: Sequence[Run],
+    subject: Subject,
+    incident: Incident,
+    window: Window,
+    times: Instants,
+    queries: QueryCache,
 ) -> list[Run]:
-    """Return the episodes that count as the incident; the others are notes."""
+    """Return the episodes of a subject that count as the incident; the others are notes."""
     hold, last = seconds(incident.hold), len(times) - 1
-    could_last = queries.span >= seconds(incident.window) + hold
+    needed = hold - queries.source.interval / 2
+    could_hold = bool((states[times >= times[-1] - needed * 1000] != 0).all())
+    could_last = queries.span >= max(seconds(incident.window), window.seconds) + hold
 
     def lasted(run: Run) -> bool:
         unbroken = np.split(run, np.flatnonzero(np.diff(run) > 1) + 1)
         longest = max(float(times[part[-1]] - times[part[0]]) / 1000 for part in unbroken)
-        return longest >= hold - queries.source.interval / 2
+        return longest >= needed or (could_hold and run[-1] == last)
 
     def counts(at: int) -> bool:
         run = found[at]

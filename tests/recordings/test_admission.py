@@ -38,7 +38,8 @@ def pages(
     def page(text: str) -> str:
         for name, value in {"running": running, "waiting": waiting}.items():
             text = rewriting.with_value(text, GAUGE.format(name), f"{value}.0")
-        text = rewriting.with_value(text, GAUGE.format("waiting_by_reason") + ',reason="deferred"', f"{deferred}.0")
+        for reason, value in {"capacity": waiting - deferred, "deferred": deferred}.items():
+            text = rewriting.with_value(text, GAUGE.format("waiting_by_reason") + f',reason="{reason}"', f"{value}.0")
         return rewriting.with_value(text, STEPS, f"{steps}.0")
 
     changed = rewriting.changed(rewriting.scrapes("idle"), page)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support import rewriting as re
 from support import scenarios
+from support.connector_pages import value
 from support.scenarios import GIB, gpu
 
 from diag.commands import doctor
@@ -56,6 +57,19 @@ def without(series: str) -> Change:
 
 def labelled(old: str, new: str) -> Change:
     return lambda page: page.replace(old, new)
+
+
+def deferred_only(share: float) -> Change:
+    """The page of a server at which this share of the waiting requests is deferred; the others wait for capacity."""
+    gauge = 'vllm:num_requests_waiting{}{{engine="0",model_name="tiny"{}'
+
+    def change(page: str) -> str:
+        waiting = value(page, gauge.format("", "}"))
+        for reason, part in {"capacity": 1 - share, "deferred": share}.items():
+            page = re.with_value(page, gauge.format("_by_reason", f',reason="{reason}"'), f"{part * waiting}")
+        return page
+
+    return change
 
 
 # -- speculative decoding ---------------------------------------------------------------------------------------------
@@ -158,7 +172,7 @@ def test_as_many_adapters_as_slots_are_no_thrash_after_others(tmp_path: Path) ->
         without(INFO),
         scaled("vllm:request_queue_time_seconds_sum", 0.01),
         scaled("vllm:e2e_request_latency_seconds_sum", 10),
-        scaled('vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="deferred"}', 0.1),
+        deferred_only(0.1),
     ],
     ids=["a slot for each", "more slots", "long ago", "a KV transfer", "short waits", "a small share", "for capacity"],
 )

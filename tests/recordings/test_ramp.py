@@ -36,7 +36,7 @@ def ramped(name: str | Path) -> tuple[work.Ramp, dict[str, Any]]:
     [
         ("kv_saturated_fit", "kv_cache", "--num-gpu-blocks-override", None),
         ("kv_cascade", "kv_cache", "--num-gpu-blocks-override", None),
-        ("queue_saturation", "sequence_cap", "--max-num-seqs", 161),
+        ("queue_saturation", "sequence_cap", "--max-num-seqs", 32),  # 24 clients; memory has room for 161
         ("contention_smallbatch", "token_budget", "--max-num-batched-tokens", 512),
         ("api_server_bound", "api_server", "--api-server-count", 6),
     ],

@@ -119,14 +119,14 @@ def test_past_stall_has_its_start_and_end(tmp_path: Path, on: str) -> None:
     since, until, ongoing = times(stall(report).diagnosis, report.observed.start)
     assert since is not None and abs(since - STOP) <= 2
     assert until is not None and abs(until - CONT) <= 2
-    assert (ongoing, report.verdict) == (False, "critical")
+    assert (ongoing, report.verdict) == (False, "warning")
     assert not any("CONT" in name for name in commands(stall(report)))
 
 
 def test_observation_that_begins_in_a_stall_reports_its_end(tmp_path: Path) -> None:
     report = look(tmp_path, 48, 78)
     since, until, ongoing = times(stall(report).diagnosis, report.observed.start - 48)
-    assert (since, ongoing, report.verdict) == (None, False, "critical")
+    assert (since, ongoing, report.verdict) == (None, False, "warning")
     assert until is not None and abs(until - CONT) <= 2
     assert ", ended)" in terminal.render(report).splitlines()[0]
 

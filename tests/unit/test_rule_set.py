@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -97,6 +99,9 @@ def test_every_declared_name_means_one_expression() -> None:
         assert DECLARED.get(signal.id, signal).promql == signal.promql, signal.id
     for name, value in vars(signals).items():
         assert not isinstance(value, Signal) or DECLARED[value.id].promql == value.promql, name
+    modules = [import_module(f"{signals.__name__}.{file.name}") for file in iter_modules(signals.__path__)]
+    parts = Counter(part.name for module in modules for part in getattr(module, "PARTS", ()))
+    assert {name for name, times in parts.items() if times > 1} == set()
 
 
 def test_a_formula_has_at_most_five_lines_of_120_characters() -> None:

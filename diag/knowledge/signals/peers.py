@@ -91,7 +91,6 @@ PARTS: tuple[Part, ...] = (
         f" or on (instance, gpu) $power_share_of_work > {SPIN_OF_WORK})",
         "share",
     ),
-    Part("engine_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])', "cores"),
     Part(
         "only_worker_cores", "max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1", "cores"
     ),
