@@ -171,13 +171,16 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
     """Return one alerting rule as Prometheus reads it; `series` are the recorded series by the names of formulas."""
     incident = alert.incident
     cases = [
-        "\nand ".join(
+        [
             comparison(series[_signal(window, condition, alert, contract)], condition, contract)
             for window, condition in case.conditions()
-        )
+        ]
         for case in alert.cases
     ]
-    holds = cases[0] if len(cases) == 1 else "\nor ".join(f"(\n{indent(case, '  ')}\n)" for case in cases)
+    holds = "\nand ".join(cases[0])
+    if len(cases) > 1:  # `unless` binds more tightly than `or`: without the outer brackets, it ends the last case only
+        either = "\nor ".join(f"({' and '.join(case)})" for case in cases)
+        holds = f"(\n{indent(either, '  ')}\n)"
     return {
         "alert": alert_name(incident.id),
         "expr": "\nunless ".join([holds, *_over(incident, contract, series), *_caused(incident, contract.site, known)]),

@@ -36,7 +36,7 @@ def counting(
 ) -> list[Run]:
     """Return the episodes that count as the incident; the others are notes."""
     hold, last = seconds(incident.hold), len(times) - 1
-    could_last = queries.span >= seconds(incident.window) + hold
+    could_last = queries.span >= max(seconds(incident.window), window.seconds) + hold
 
     def lasted(run: Run) -> bool:
         unbroken = np.split(run, np.flatnonzero(np.diff(run) > 1) + 1)

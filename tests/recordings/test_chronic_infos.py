@@ -42,8 +42,7 @@ def day(mean: float) -> Samples:
 
 def firings(name: str, mean: float) -> int:
     """Count how often the alert begins in a day: after `hold`, until it has been over for `keep_firing_for`."""
-    known = {incident.id: incident for incident in load()}
-    incident = known[name]
+    incident = next(incident for incident in load() if incident.id == name)
     query = conjunction(incident, incident.window, Contract()).written_out()
     vector = evaluate(query, day(mean), DAY)
     holds = vector.present[0] if len(vector.labels) else np.zeros(DAY.size, bool)
@@ -55,7 +54,7 @@ def firings(name: str, mean: float) -> int:
                 begun, last = begun + (last is None), minute
         else:
             since = None
-        if last is not None and minute - last > keeps_firing(incident, known) / 60:
+        if last is not None and minute - last > keeps_firing(incident) / 60:
             last = None
     return begun
 
