@@ -113,14 +113,15 @@ class QueryCache:
         """Return the window to judge an incident over: the live one, or its alert's if the samples span it twice.
 
         An outage may be shorter than its alert's window: it is judged over the live one as long as scrapes are dense,
-        and the end of a server, which is a note if it is short and without consequence, at any cadence.
+        and the end of a server, which is a note if it is short and without consequence, at any cadence. If both
+        windows have the same range, it is the alert's: a signal that other incidents share is asked for once.
         """
-        alert = seconds(incident.window)
+        alert, live = Window(seconds(incident.window), incident.window), self.live(incident.live_window)
         dense = seconds(incident.live_window) >= FEW_INTERVALS * self.source.interval
-        keeps_live = incident.outage and (dense or incident.crash is not None)
-        if self.span >= 2 * alert >= 2 * FEWEST_INTERVALS * self.source.interval and not keeps_live:
-            return Window(alert, incident.window)
-        return self.live(incident.live_window)
+        keeps_live = incident.outage and (dense or incident.crash is not None) and live.text != alert.text
+        if self.span >= 2 * alert.seconds >= 2 * FEWEST_INTERVALS * self.source.interval and not keeps_live:
+            return alert
+        return live
 
     def instants(self, window: Window) -> Instants:
         """Return every instant from the first full window on; if no window is full, the last instant alone."""

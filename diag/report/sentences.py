@@ -162,8 +162,10 @@ def shared(report: Report) -> list[str]:
 def shared_sentence(found: SharedLabel, report: Report) -> str:
     """Return the label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
 
-    Servers are not called healthy if something could not be judged.
+    Servers are not called healthy if something could not be judged. An incident that goes on nowhere has ended.
     """
+    several = [each.diagnosis for each in report.present if each.diagnosis.incident.id == found.incident]
+    ended = " (ended)" if several and not any(diagnosis.ongoing for diagnosis in several) else ""
     ill = f"all {found.ill:,}" if found.ill_with == found.ill else f"{found.ill_with:,} of {found.ill:,}"
     if found.property.kind == "hour":
         start, _, end = found.value.partition("-")
@@ -173,7 +175,7 @@ def shared_sentence(found: SharedLabel, report: Report) -> str:
     have = HAVE.get(found.property.kind, "have ") + shared_label(found.property, found.value)
     others = "servers without an incident" if report.not_judged else "healthy servers"
     healthy = f"{found.healthy_with:,} of the {found.healthy:,} {others} do"
-    return f"{found.incident} on {found.ill:,} servers: {ill} {have}{also}; {healthy}."
+    return f"{found.incident} on {found.ill:,} servers{ended}: {ill} {have}{also}; {healthy}."
 
 
 def shared_label(item: Property, value: str) -> str:

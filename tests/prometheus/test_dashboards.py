@@ -230,6 +230,8 @@ OTHERS = (
     "kv_transfer_failing",
     "output_corrupted",
     "host_cpu_starved",
+    "requests_aborted",
+    "requests_cancelled",
 )
 """The recordings whose metrics a cascade does not have: each is a server of its own."""
 

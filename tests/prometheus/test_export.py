@@ -100,7 +100,7 @@ def test_export_has_exactly_the_values_of_the_doctor(both: tuple[pd.DataFrame, R
     frame, report = both
     known = set()
     for one in (each.diagnosis for each in report.findings):
-        for reading in (*one.symptoms, *one.supports):
+        for reading in (*one.symptoms, *one.supports, *one.escalation):
             history = zip(one.instants, reading.history, strict=True)
             expected = {at: value for at, value in history if value is not None}
             assert expected in (told(frame, one.subject, reading) or [{}]), reading.condition.signal.name

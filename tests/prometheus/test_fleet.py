@@ -58,8 +58,8 @@ def judged(folder: Path, size: int) -> tuple[Report, int]:
         return judge(remote, load(), Contract()), remote.queries
 
 
-BESIDES = 42
-"""Queries for forward progress, the servers, their scrapes and the numbers of the fixes."""
+BESIDES = 44
+"""Queries for forward progress, the servers, their scrapes, their HTTP metrics and the numbers of the fixes."""
 
 
 def distinct() -> int:

@@ -202,12 +202,13 @@ def sick_day() -> Iterator[Server]:
 
 def test_a_day_later_the_onset_is_found_within_one_step(sick_day: Server) -> None:
     report = past(sick_day, TimeSpan(at=f"{END / 1000}", window="24h"))
-    (found,) = [each.diagnosis for each in report.present if each.diagnosis.severity != "info"]
+    (found,) = [each.diagnosis for each in report.present]
     step = found.instants[1] - found.instants[0]
     assert found.incident.id == "kv_eviction_cascade"
     assert 0 <= found.since - ONSET / 1000 <= step == 60
     assert found.until - ONSET / 1000 == pytest.approx(timelines.SICK, abs=300)
-    assert (found.ongoing, report.progress[0].state) == (False, "busy")
+    assert (found.severity, found.ongoing) == ("info", False), "it is over: the verdict is that of the end of the range"
+    assert (report.verdict, report.progress[0].state) == ("healthy", "busy")
 
 
 def test_incident_that_ended_before_the_time_range_is_not_reported(sick_day: Server) -> None:

@@ -184,12 +184,13 @@ def test_sites_that_throttle_at_noon_are_one_finding_with_their_cooling_and_the_
         asked = counting(remote)
         report = judge(remote, load(), Contract())
     assert len(asked) <= 4
-    assert {finding.diagnosis.incident.id for finding in report.present if finding.diagnosis.primary} == {HOT}
+    present = [finding.diagnosis for finding in report.present]
+    assert {(each.incident.id, each.severity, each.ongoing) for each in present} == {(HOT, "info", False)}
     sentence = (
-        f'{HOT} on 40 servers: all 40 have cooling="air"; 0 of the 60 healthy servers do. '
+        f'{HOT} on 40 servers (ended): all 40 have cooling="air"; 0 of the 60 healthy servers do. '
         "It began between 11:00 and 13:00 UTC on all 40 servers."
     )
     assert words.shared(report) == [sentence]
     short = terminal.render(report).splitlines()
+    assert short[0].startswith("HEALTHY  100 servers"), "at midnight all sites are cool"
     assert f"{short[1]} {short[2].strip()}" == sentence
-    assert sum(line.startswith("  warning") for line in short) == 1

@@ -124,15 +124,20 @@ def _spread(times: npt.NDArray[np.int64], block: Block) -> Floats:
 
 def timeline(name: str, *beside: Beside, before: Iterable[Beside] = (), lead: str = "healthy") -> Series:
     """A recording ("" for a server that never answered) with its host beside it, after a lead-in."""
-    served = _served(name, lead) if name else _silent()
+    served = _served(name, lead, AFTER) if name else _silent()
     hosts = _host(tuple(before), tuple(beside))
     return {**served, **hosts}
 
 
-def _served(name: str, lead: str) -> Series:
+def lasting(name: str, seconds: float) -> Series:
+    """A recording that goes on for so long after a lead-in of itself: a chronic incident has no onset."""
+    return _served(name, name, np.arange(STEP, seconds + STEP, STEP))
+
+
+def _served(name: str, lead: str, times: Floats) -> Series:
     sick = recording(name)
     stretch = STRETCHES.get(name, sick.whole)
-    after = sick.looped(AFTER, stretch)
+    after = sick.looped(times, stretch)
     healthy = recording(lead)
     before = healthy.looped(BEFORE.astype(float), healthy.whole, begun=0.0)
     alike = {_alike(key): values for key, values in before.items()}
@@ -201,7 +206,12 @@ def linked(rate: float, nvlinks: int = 0) -> tuple[Beside, ...]:
 
 
 def faulty(incident: str) -> tuple[Series, float]:
-    """A timeline on which the incident is there, and the seconds after LEAD at which it sets in."""
+    """A timeline on which the incident is there, and the seconds after LEAD at which it sets in.
+
+    A chronic one has been there before LEAD as well.
+    """
+    if incident in CHRONIC:
+        return lasting(RECORDED[incident], SICK), 0.0
     if incident in RECORDED:
         return {**timeline(RECORDED[incident]), **_peers(incident)}, 0.0
     name, beside, before = HOSTS[incident]
@@ -238,9 +248,10 @@ def recovered(incident: str, anew: bool = False) -> Series:
 def followed(first: Series, second: Series) -> Series:
     """Join two timelines of one server: after the first comes the second from LEAD on, whose counters go on."""
     sick = {_alike(key): values[LEAD // STEP :] for key, values in second.items()}
+    size = max(values.size for values in sick.values())
     found = {}
     for key, values in first.items():
-        after = sick.get(_alike(key), np.full(SICK // STEP + 1, values[-1]))
+        after = sick.get(_alike(key), np.full(size, values[-1]))
         if is_counter(key) and _alike(key) in sick:
             after = after - after[0] + values[-1]
         after = np.full(after.size, values[-1]) if dict(key)["__name__"].endswith(START_TIME) else after
@@ -283,6 +294,8 @@ RECORDED = {
     "requests_failing": "requests_failing",
 }
 """The recording that shows an incident from vLLM's page alone."""
+CHRONIC = ("prefix_cache_ineffective", "speculation_ineffective")
+"""Infos about the mix of clients, judged over an hour: their alerts wait for hours, longer than a timeline is."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}
 """What other servers of the same model do meanwhile, where an incident is about one of them."""
 CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))

@@ -251,6 +251,14 @@ def test_healthy_are_the_servers_on_which_the_incident_is_absent_and_no_other_is
     assert (found.incident, found.ill, found.healthy) == ("heat", ("a", "b", "c"), ("d", "i"))
 
 
+def test_an_incident_that_has_ended_counts_and_an_info_does_not() -> None:
+    ended = [diagnosed(name, "present")._replace(severity="info", ongoing=False) for name in "abc"]
+    (found,) = ill_groups(
+        [*ended, diagnosed("d", "absent"), *(diagnosed(name, "present", "i", "info") for name in "efg")]
+    )
+    assert (found.incident, found.ill, found.healthy) == ("heat", ("a", "b", "c"), ("d",))
+
+
 def test_servers_that_recorded_conditions_clear_are_healthy_unless_they_are_gone() -> None:
     diagnoses = [diagnosed(name, "present") for name in "abc"]
     (found,) = ill_groups(diagnoses, frozenset({"e"}), {"heat": frozenset("def")}.__getitem__)

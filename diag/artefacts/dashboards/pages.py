@@ -171,6 +171,8 @@ def incident_page(
     supporting = dict.fromkeys(incident.supports, "Supports the diagnosis")
     if incident.escalates:
         supporting[incident.escalates] = "The alert is critical"
+    if incident.crash:
+        supporting[incident.crash] = "A server that answers again had crashed, and was not restarted on purpose,"
     cause = " ".join(incident.cause.split())
     address = "http://${instance}" if "instance" in contract.site.labels else "URL"
     introduction = grafana.text(

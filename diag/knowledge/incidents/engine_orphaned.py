@@ -6,6 +6,7 @@ from diag.signals import gpu_memory_of_orphans, orphaned_engines, server_left_or
 ORPHANED = orphaned_engines.at_least(
     1, judged("the kernel gives the children of a killed process to another parent; it ends none of them")
 )
+SERVER_ENDED = server_left_orphans.at_least(1, judged("without an API server every request fails"))
 
 incident = Incident(
     id="engine_orphaned",
@@ -24,7 +25,7 @@ incident = Incident(
     symptoms=(ORPHANED,),
     supports=(
         gpu_memory_of_orphans.above(0, judged("NVML names the processes that hold a GPU's memory")),
-        server_left_orphans.at_least(1, judged("nothing listens at the port any more")),
+        SERVER_ENDED,
     ),
     looks_like=(
         LookAlike("engine_dead", distinguish="No engine process runs: the server ended as a whole."),
@@ -34,7 +35,7 @@ incident = Incident(
             refuted_by=ORPHANED,
         ),
     ),
-    escalates=server_left_orphans.at_least(1, judged("without an API server every request fails")),
+    escalates=SERVER_ENDED,
     explains=("engine_dead", "gpu_out_of_memory", "gpu_memory_contended", "requests_aborted", "contract_breached"),
     fixes=(
         Fix(

@@ -311,7 +311,7 @@ server_left_orphans = Signal(
 gpu_memory_of_orphans = Signal(
     "GPU memory held by orphaned processes",
     'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"engine|worker"}[$window]))'
-    " and $api_server_ended_before_its_engine == 1",
+    " * $api_server_ended_before_its_engine",
     "processes without an API server hold {value} of GPU memory",
     "bytes",
 )

@@ -70,6 +70,8 @@ class Containers(NamedTuple):
                 for name, value in rule.labels.items():
                     part = f'label_replace({part}, "{name}", "{value}", "", "")'
                 parts.append(part)
+            if not parts:  # no other exporter counts this event: without a value, its other signs decide
+                return found[0]
             return f"({' or '.join(parts)})[{round(span)}s:{round(max(step, span / MOST_STEPS, 1))}s]"
 
         kube = any_of(f"{ASIDE}pod" if self.aside else "pod", self.pods)

@@ -367,7 +367,11 @@ class PrometheusSource:
         ]
 
     def _read(self, promql: str, instants: Instants, *, is_wider: bool = False) -> dict[Subject, Floats]:
-        """Return the rows of the members; `is_wider`: the query has no matcher of the servers."""
+        """Return the rows of the members; `is_wider`: the query has no matcher of the servers.
+
+        A comparison keeps the name of a recorded series, and an alternative of it (`or`) has none: at some instants the
+        row of a subject is in one of them, at some in the other.
+        """
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag
         found = self._queries.answered(promql, at)
@@ -377,7 +381,8 @@ class PrometheusSource:
                 labels = {name: value for name, value in labels.items() if name not in self._labels}
                 labels["instance"] = self._name(series["metric"])
             if label_value(labels, "instance") in self.members:
-                rows[tuple(sorted(labels.items()))] = values_at(series, at)
+                subject, row = tuple(sorted(labels.items())), values_at(series, at)
+                rows[subject] = np.where(np.isnan(row), rows.get(subject, row), row)
         return rows
 
 
