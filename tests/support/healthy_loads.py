@@ -105,7 +105,7 @@ KINDS: dict[str, Kind] = {
 
 
 def is_down(name: str, first: float, last: float) -> bool:
-    """Whether a planned restart overlaps this time."""
+    """Return True if a planned restart overlaps this time."""
     return any(begin <= last and first <= begin + seconds for begin, seconds in KINDS[name].stops)
 
 
