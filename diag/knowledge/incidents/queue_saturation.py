@@ -13,6 +13,7 @@ from diag.signals import (
     queue_time_share,
     replicas_that_run_all,
     requests_running_floor,
+    requests_running_median,
     requests_to_admit,
     requests_waiting_median,
     room_beyond_the_load,
@@ -102,6 +103,11 @@ incident = Incident(
             requires=deferred_share.at_most(
                 0.5, documented("a request is deferred by a transient constraint, not by capacity", SCHEDULER)
             ),
+        ),
+        LookAlike(
+            "admission_deadlock",
+            distinguish="Requests wait and none runs.",
+            requires=requests_running_median.above(0, judged("an engine that runs nothing has places to give")),
         ),
         LookAlike("engine_stalled", distinguish="No request makes any progress."),
     ),
