@@ -36,12 +36,14 @@ def counting(
 ) -> list[Run]:
     """Return the episodes that count as the incident; the others are notes."""
     hold, last = seconds(incident.hold), len(times) - 1
+    # a day of a fleet is judged at few instants: what holds at one of them held for about as long as they are apart
+    apart = max(queries.source.interval, float(np.median(np.diff(times))) / 1000 if last else 0.0)
     could_last = queries.span >= max(seconds(incident.window), window.seconds) + hold
 
     def lasted(run: Run) -> bool:
         unbroken = np.split(run, np.flatnonzero(np.diff(run) > 1) + 1)
         longest = max(float(times[part[-1]] - times[part[0]]) / 1000 for part in unbroken)
-        return longest >= hold - queries.source.interval / 2
+        return longest >= hold - apart / 2
 
     def counts(at: int) -> bool:
         run = found[at]
