@@ -43,7 +43,9 @@ def counting(
 ) -> list[Run]:
     """Return the episodes of a subject that count as the incident; the others are notes."""
     hold, last = seconds(incident.hold), len(times) - 1
-    needed = hold - queries.source.interval / 2
+    # a day of a fleet is judged at few instants: what holds at one of them held for about as long as they are apart
+    apart = max(queries.source.interval, float(np.median(np.diff(times))) / 1000 if last else 0.0)
+    needed = hold - apart / 2
     could_hold = bool((states[times >= times[-1] - needed * 1000] != 0).all())
     could_last = queries.span >= max(seconds(incident.window), window.seconds) + hold
 

@@ -451,3 +451,24 @@ def test_old_out_of_memory_is_no_incident(tmp_path: Path) -> None:
 def scenarios_start() -> float:
     """Return the start of the healthy recording."""
     return next(iter(scenarios.rewriting.scrapes(HEALTHY)))[0]
+
+
+# -- an engine without its API server ---------------------------------------------------------------------------------
+
+
+def orphan(_: float) -> Iterable[Sample]:
+    """Return an engine process that is left on the host, and no API server beside it."""
+    yield "diag_vllm_process_orphaned", ("91", "engine", "0", "gpu-7"), 1.0
+    yield "diag_vllm_processes", ("api_server",), 0.0
+    yield "diag_vllm_processes", ("engine",), 0.0
+
+
+@pytest.mark.parametrize(("recording", "severity"), [("engine_dead", "critical"), (HEALTHY, "warning")])
+def test_an_orphan_is_critical_unless_the_server_of_the_page_answers(
+    tmp_path: Path, recording: str, severity: str
+) -> None:
+    """An exporter beside the orphan of another server may read the page of a server on another host."""
+    report = judge(tmp_path, recording, orphan)
+    diagnosis = found(report, "engine_orphaned").diagnosis
+    assert (diagnosis.severity, diagnosis.culprits) == (severity, ("PID 91 on gpu-7",))
+    assert {each.state for each in report.progress} == ({"dead"} if severity == "critical" else {"busy"})

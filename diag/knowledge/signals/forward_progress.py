@@ -302,9 +302,12 @@ orphaned_engines = Signal(
     culprit_promql="$orphaned == 1",
     culprit_label="PID {pid} on {host}",
 )
+# An exporter that sees no API server may serve one on another host: as long as the page answers, an orphan on this host
+# is that of another server.
 server_left_orphans = Signal(
     "API server ended before its engine",
-    "($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0)",
+    "($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0)"
+    " * (1 - ($vllm_up or $up_last))",
     "no API server runs, and an engine process that it started does: {value}",
     "bool",
 )
