@@ -97,7 +97,7 @@ def _analyse_results(options: RampOptions, limits: Limits) -> Ramp:
     for offer, client in found:
         step = measure(offer, between(seen, client.start, client.end), limits.contract, client) if seen else None
         steps.append(step or step_from_client(offer, client, limits.contract))
-    limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps)]))
+    limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
     if seen:
         return conclude(steps, limits, _circumstances(options, seen))
     names = ", ".join(printable(path.name, 60) for path in options.results)
