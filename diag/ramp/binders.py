@@ -112,8 +112,8 @@ def _cap_fixes() -> Iterator[Fix]:
             ),
             (
                 room_beyond_next_steps.below(1, judged("the KV cache ends before the next steps do")),
-                "Admit as many requests as the KV cache holds at the observed lengths: it is the next limit, before the "
-                "load has doubled twice.",
+                "Admit as many requests as the KV cache holds at the observed lengths: it is the next limit, before "
+                "the load has doubled twice.",
             ),
         ):
             why = judged("beyond the next steps nothing was measured; beyond the KV cache, requests preempt each other")

@@ -66,7 +66,7 @@ class Latency(NamedTuple):
 
 
 class GeneratorUse(NamedTuple):
-    """CPU seconds that the load generator had used by a moment (unix seconds), and seconds that it had waited for a CPU.
+    """CPU seconds that the load generator had used by a moment (unix seconds), and those that it had waited for a CPU.
 
     `pressure` is the CPU pressure of its host then, 0..1. None: the kernel does not tell.
     """
@@ -101,7 +101,7 @@ class ClientResult(NamedTuple):
 
 
 class Failures(NamedTuple):
-    """Failed requests of a step, of how many; `by` is "server" for its HTTP answers, "client" for a load tool's count."""
+    """Failed requests of a step, of how many; `by` is "server" for HTTP answers, "client" for a load tool's count."""
 
     failed: float
     of: float

@@ -92,7 +92,7 @@ def _notes(ramp: Ramp) -> list[str]:
     worthless = [step for step in ramp.steps if not step.is_usable]
     for step in worthless[-1:]:
         reason = why_unusable(step, ramp.limits)
-        if reason not in (ramp.unusable, ramp.stopped):
+        if reason != ramp.stopped and (ramp.binds or reason != ramp.unusable):
             of = f"{len(worthless)} of {plural(len(ramp.steps), 'step')}"
             notes.append(f"nothing was concluded from {of}: {reason}")
     if short := sum(step.is_usable and not step.counts(seconds) for step in ramp.steps):
