@@ -230,6 +230,7 @@ WARM_UP = 3
 """Requests, one at a time, before anything counts: they show that the load can be made, and how fast one is."""
 MOST_SECONDS = 60.0
 """Time-out of a step beyond four times its length: to load a tokenizer and make the prompts on a busy host."""
+STOPPED_BY_USER = "interrupted"
 Tick = Callable[[str, float], None]
 """Receives the current activity and the share of it that is over."""
 
@@ -271,25 +272,26 @@ class RampRun:
                         why = self.watched.scraper.last_failures(1) or "they were over between two scrapes"
                         self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
                     more = requests_for_repeat(step, count, self.limits) if step and not self.stopped else 0
-                    if more and (again := self._measured(offer, more)):  # it replaces the step that was too short
+                    # a longer step, or one on a calmer host, replaces the step that does not count
+                    if more and (again := self._measured(offer, more, ", once more")):
                         self.steps = [kept for kept in self.steps if kept is not step]
                         step = again
                     if step and not self.stopped:  # the next steps would be worth no more
                         self.stopped = why_unusable(step, self.limits)
         except KeyboardInterrupt:
-            self.stopped = "interrupted"
+            self.stopped = STOPPED_BY_USER
         except GeneratorFailed as error:
             self.stopped = self.stopped or str(error)
 
-    def _measured(self, offer: Offer, count: int) -> Step | None:
-        """Run and measure a step with so many requests; it is measured also if it was cut short."""
+    def _measured(self, offer: Offer, count: int, remark: str = "") -> Step | None:
+        """Run and measure a step with so many requests, also if it was cut short after its steady part had begun."""
         start, client = time.time(), None
         try:
-            client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
+            client = self._load(offer, count, f"{offer.shown} requests{remark}", self.limits.seconds)
         finally:
             step = measure(offer, between(self.watched.seen(), start, time.time()), self.limits.contract, client)
             step = step or (step_from_client(offer, client, self.limits.contract) if client else None)
-            self.steps += [step] if step else []
+            self.steps += [step] if step and (client or not step.is_short) else []
         return step
 
     def _load(self, offer: Offer, count: int, what: str, seconds: float) -> ClientResult | None:
