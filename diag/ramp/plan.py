@@ -250,7 +250,7 @@ def requests_for_repeat(step: Step, sent: int, limits: Limits) -> int:
 def why_unusable(step: Step, limits: Limits) -> str:
     """Return why nothing is concluded from a step, with the longer --step-seconds that it needs; "" if it is usable."""
     if step.crowded:
-        return f"{step.crowded}: other processes slowed the server down, and the step shows nothing of its own limits"
+        return f"{step.crowded}: the host is crowded, and the step shows no limit of the server's own"
     if not step.is_short:
         return ""
     what = "all offered requests were in flight" if step.offer.concurrency else "the load was steady"
