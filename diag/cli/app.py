@@ -48,6 +48,7 @@ from diag.cli.options import (
     vllm_option,
 )
 from diag.core.errors import BadUsage, DiagError, internal_error
+from diag.core.files import discard_output
 from diag.core.formatting import addresses_without_secrets
 
 USAGE = 64
@@ -405,9 +406,9 @@ def ramp(
             yes=yes,
         )
     )
-    work.print_report(found, "json" if as_json else "terminal")
     if html:
         work.write_html(found, html)
+    work.print_report(found, "json" if as_json else "terminal")
     raise typer.Exit(work.exit_code(found))
 
 
@@ -788,11 +789,11 @@ def main() -> None:
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
-        _discard_output()
+        discard_output()
         status = 0
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
         if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:  # the disk behind standard output
-            _discard_output()
+            discard_output()
             typer.echo(f"diag: standard output cannot be written: {error.strerror}", err=True)
             status = USAGE
         else:
@@ -807,7 +808,3 @@ def _load_command(name: list[str]) -> typer.Typer:
     loaded = copy(app)
     loaded.registered_commands = [found for found in app.registered_commands if [found.name] == name]
     return loaded if loaded.registered_commands else app
-
-
-def _discard_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

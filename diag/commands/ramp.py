@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,14 +15,14 @@ import numpy as np
 
 from diag.commands.observe import ObserveOptions, observe, running_of, site
 from diag.core.errors import BadUsage, Unreachable
-from diag.core.files import exists, refused_in_words, written_whole
+from diag.core.files import discard_output, exists, refused_in_words, written_whole
 from diag.core.formatting import number, printable
 from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, Ramp, conclude
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
-from diag.ramp.run import Generator, RampRun, between, environment
+from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environment
 from diag.ramp.step import Offer, measure, step_from_client
 from diag.report import ramp as text
 from diag.report.terminal import StepsBar, steps_bar
@@ -73,7 +74,17 @@ def exit_code(ramp: Ramp) -> int:
 
 
 def print_report(ramp: Ramp, form: Literal["terminal", "json"]) -> None:
-    sys.stdout.write(text.render_json(ramp) if form == "json" else text.render(ramp))
+    """Print the report; on standard error if the same Ctrl-C that ended the ramp has ended the reader of the pipe."""
+    shown = text.render_json(ramp) if form == "json" else text.render(ramp)
+    try:
+        sys.stdout.write(shown)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if ramp.stopped != STOPPED_BY_USER:
+            raise
+        discard_output()
+        with suppress(OSError):
+            sys.stderr.write(shown)
 
 
 def write_html(ramp: Ramp, file: Path) -> None:
@@ -97,7 +108,7 @@ def _analyse_results(options: RampOptions, limits: Limits) -> Ramp:
     for offer, client in found:
         step = measure(offer, between(seen, client.start, client.end), limits.contract, client) if seen else None
         steps.append(step or step_from_client(offer, client, limits.contract))
-    limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps)]))
+    limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
     if seen:
         return conclude(steps, limits, _circumstances(options, seen))
     names = ", ".join(printable(path.name, 60) for path in options.results)

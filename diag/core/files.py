@@ -10,6 +10,7 @@ import os
 import re
 import select
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -193,3 +194,8 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
+
+
+def discard_output() -> None:
+    """Discard standard output from now on, what is buffered included: its reader has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -25,6 +25,7 @@ from diag.ramp.plan import (
     closed,
     holds,
     why_enough,
+    why_unusable,
 )
 from diag.ramp.step import Step, value
 
@@ -58,7 +59,8 @@ class BoundBy(NamedTuple):
 class Ramp(NamedTuple):
     """A whole ramp; `ended` is why it did not go on, `stopped` why it was cut short ("" if it was not).
 
-    `lengths` are those of the requests that diag sent. `saturated` is the step that was judged.
+    `lengths` are those of the requests that diag sent. `saturated` is the step that was judged. `unusable` is why
+    nothing was concluded from a step with more load than that, "" if there is none.
     """
 
     target: str
@@ -76,6 +78,7 @@ class Ramp(NamedTuple):
     stopped: str
     lengths: RequestLengths | None
     notes: tuple[str, ...]
+    unusable: str = ""
 
     @property
     def ruled_out(self) -> tuple[BoundBy, ...]:
@@ -109,10 +112,11 @@ class Circumstances(NamedTuple):
 
 def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ramp:
     """Judge what was measured, however little that is."""
-    at = saturated(steps)
-    judged = tuple(candidates(steps, at, limits, known.running)) if at else ()
+    usable = [step for step in steps if step.is_usable]
+    at = saturated(usable)
+    judged = tuple(candidates(usable, at, limits, known.running)) if at else ()
     binds = None
-    if at and (known.attached or _has_saturated(steps, at, limits)):  # of other load, one step shows what binds
+    if at and (known.attached or _has_saturated(usable, at, limits)):  # of other load, one step shows what binds
         found = {candidate.id: candidate for candidate in judged if candidate.state == "binds"}
         # a bottleneck in front of the engine hides all others; a full step explains a queue, unless preempted requests
         # are recomputed
@@ -121,6 +125,9 @@ def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ram
         binds = next((found[id] for id in order if id in found), None)
     others = [candidate for candidate in judged if binds is None or candidate.id != binds.id]
     pressed = [candidate for candidate in others if candidate.pressure is not None]
+    # steps are in the order of their load, except open-loop ones, which are below the ceiling
+    worthless = [step for step in closed(steps) or steps if not step.is_usable]
+    more = [step for step in worthless if at is None or (step.offer.concurrency or 0) > (at.offer.concurrency or 0)]
     return Ramp(
         target=known.target,
         model=known.model,
@@ -137,6 +144,7 @@ def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ram
         stopped=known.stopped,
         lengths=known.lengths,
         notes=known.notes,
+        unusable=why_unusable(more[-1], limits) if more else "",
     )
 
 

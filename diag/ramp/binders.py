@@ -4,6 +4,7 @@ The signals are those of the doctor, over the whole step at which the ceiling wa
 limit a resource is, 1 at the limit: it names the next binder.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from diag.core.incident import Condition, Fix, Incident, Signal, documented, judged, measured
@@ -54,6 +55,20 @@ throttled = Signal(
     "share",
 )
 
+NEXT_STEPS = "2 ^ ceil(log2(4 * clamp_min($requests_running_mean + $requests_waiting_mean, 1)))"
+requests_of_next_steps = Signal(
+    "requests of the next two doublings",
+    f"(({NEXT_STEPS}) < $requests_with_room) or $requests_with_room",
+    "the next two doublings of the load need, and the KV cache holds, {value} requests at a time",
+    "requests",
+)
+room_beyond_next_steps = Signal(
+    "requests with room in the KV cache / requests of the next two doublings",
+    f"$requests_with_room / (({NEXT_STEPS}) > 0)",
+    "the KV cache holds {value} times the requests of the next two doublings",
+    "ratio",
+)
+
 WAIT = requests_waiting_median.at_least(1, judged("in half of the samples a request waits"))
 HAS_ROOM = kv_cache_usage_with_next.at_most(0.9, judged("one more request fits the KV cache"))
 RUNS = requests_running.at_least(1, judged("where none runs, something other than the budget holds them up"))
@@ -84,6 +99,26 @@ class Binder(NamedTuple):
 def _fixes(incident: Incident, *flags: str) -> tuple[Fix, ...]:
     """Return the fixes of an incident that set one of these flags."""
     return tuple(fix for fix in incident.fixes if fix.flag in flags)
+
+
+def _cap_fixes() -> Iterator[Fix]:
+    """Return the doctor's fixes of the sequence cap, with what the next steps of a ramp need as their value."""
+    for flag in ("--max-num-seqs", "--max-num-active-seqs"):
+        (fix, *_) = _fixes(queue_saturation.incident, flag)
+        for reached, change in (
+            (
+                room_beyond_next_steps.at_least(1, judged("the next steps end before the KV cache does")),
+                "Admit what the next two doublings of the load need, as a power of two; the KV cache has room for it.",
+            ),
+            (
+                room_beyond_next_steps.below(1, judged("the KV cache ends before the next steps do")),
+                "Admit as many requests as the KV cache holds at the observed lengths: it is the next limit, before "
+                "the load has doubled twice.",
+            ),
+        ):
+            why = judged("beyond the next steps nothing was measured; beyond the KV cache, requests preempt each other")
+            conditions = (*fix.only_if[:-1], reached)
+            yield fix._replace(value=requests_of_next_steps, only_if=conditions, change=change, why=why)
 
 
 HEAT = Binder(
@@ -153,7 +188,7 @@ SEQUENCES = Binder(
     "sequence cap",
     "as many requests run as --max-num-seqs admits, and the KV cache has room for more",
     (WAIT, AT_CAP, HAS_ROOM),
-    _fixes(queue_saturation.incident, "--max-num-seqs", "--max-num-active-seqs"),
+    tuple(_cap_fixes()),
     running_share_of_cap_median,
 )
 TOKENS = Binder(

@@ -14,6 +14,7 @@ from diag.core.formatting import plural, quantity
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
+from diag.ramp.steady import FEWEST_SCRAPES
 from diag.ramp.step import RATES, Offer, Step, value
 from diag.sources.observation import Observation, SampleSource
 
@@ -165,7 +166,7 @@ def next_offer(steps: Sequence[Step], limits: Limits, first: int = 1) -> Offer |
 
 def why_enough(steps: Sequence[Step], limits: Limits) -> str:
     """Return why the number of requests at a time is not doubled again; "" if it is."""
-    rising = closed(steps)
+    rising = [step for step in closed(steps) if step.is_usable]
     if not rising:
         return ""
     last, before = rising[-1], rising[-2] if len(rising) > 1 else None
@@ -235,7 +236,26 @@ def prompts(offer: Offer, steps: Sequence[Step], warm: float, limits: Limits) ->
 
 
 def requests_for_repeat(step: Step, sent: int, limits: Limits) -> int:
-    """Return how many requests make a step that was too short long enough; 0 if it counts."""
-    if step.counts(limits.seconds) or step.seconds >= 0.6 * limits.seconds:
+    """Return how many requests make a step that was too short long enough, or repeat it on a host that was crowded.
+
+    0: the step counts, or was long enough.
+    """
+    if step.crowded:
+        return sent
+    if step.counts(limits.seconds) or (step.seconds >= 0.6 * limits.seconds and not step.is_short):
         return 0
     return math.ceil(sent * min(1.5 * limits.seconds / max(step.seconds, 1.0), 10.0))
+
+
+def why_unusable(step: Step, limits: Limits) -> str:
+    """Return why nothing is concluded from a step, with the longer --step-seconds that it needs; "" if it is usable."""
+    if step.crowded:
+        return f"{step.crowded}: the host is crowded, and the step shows no limit of the server's own"
+    if not step.is_short:
+        return ""
+    what = "all offered requests were in flight" if step.offer.concurrency else "the load was steady"
+    longer = math.ceil(max(2 * limits.seconds, limits.seconds + 2 * FEWEST_SCRAPES * step.interval))
+    return (
+        f"{what} at {plural(step.scrapes or 0, 'scrape')}, and {FEWEST_SCRAPES} are needed: the step is too short, give"
+        f" --step-seconds {longer}"
+    )

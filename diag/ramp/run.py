@@ -7,6 +7,7 @@ by the environment alone. Whatever ends a ramp, what was measured until then is 
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -22,9 +23,9 @@ import numpy as np
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import plural, printable
-from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat
+from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat, why_unusable
 from diag.ramp.results import ResultUnreadable, parse_vllm_bench
-from diag.ramp.step import ClientResult, Offer, Step, measure, step_from_client
+from diag.ramp.step import ClientResult, GeneratorUse, Offer, Step, measure, step_from_client
 from diag.sources.live.scrape import BackgroundScraper
 from diag.sources.observation import Observation
 
@@ -142,15 +143,18 @@ class Generator:
         with suppress(BrokenPipeError):
             self._host.stdin.write(f"{arguments}\n".encode())
             self._host.stdin.flush()
-        cores = self._wait(time.monotonic() + most_seconds, tick)
+        uses = self._wait(time.monotonic() + most_seconds, tick)
+        lasted = uses[-1].at - uses[0].at if uses else 0.0
+        cores = (uses[-1].cpu - uses[0].cpu) / lasted if lasted > 1 else None
         try:
-            return parse_vllm_bench(json.loads(result.read_text(encoding="utf-8")))._replace(cores=cores)
+            found = parse_vllm_bench(json.loads(result.read_text(encoding="utf-8")))
+            return found._replace(cores=cores, uses=tuple(uses))
         except (OSError, ValueError, RecursionError, ResultUnreadable) as error:
             raise GeneratorFailed(f"the result of vllm bench serve cannot be read: {printable(str(error))}") from error
 
-    def _wait(self, until: float, tick: Callable[[], bool]) -> float | None:
-        """Wait for the step's process; return the CPU cores that it used on average. GeneratorFailed if it fails."""
-        seen: list[tuple[float, float]] = []
+    def _wait(self, until: float, tick: Callable[[], bool]) -> list[GeneratorUse]:
+        """Wait for the step's process; return the CPU time that it used meanwhile. GeneratorFailed if it fails."""
+        uses: list[GeneratorUse] = []
         pid = 0
         while True:
             message = self._message()
@@ -165,17 +169,14 @@ class Generator:
                 last = printable(lines[-1]) if lines else "no output"
                 raise GeneratorFailed(f"vllm bench serve ended with status {status}: {last}")
             if status is not None:
-                lasted = seen[-1][0] - seen[0][0] if seen else 0.0
-                return (seen[-1][1] - seen[0][1]) / lasted if lasted > 1 else None
+                return uses
             pid = message.get("pid", pid)
             if time.monotonic() > until:
                 raise GeneratorFailed("the load generator did not end in time: requests hang, or the network does")
             if not tick():
                 raise GeneratorFailed("the load was ended early")
-            with suppress(OSError, ValueError, IndexError):
-                fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                ticks = int(fields[11]) + int(fields[12])  # user and system time
-                seen.append((time.monotonic(), ticks / os.sysconf("SC_CLK_TCK")))
+            if use := _use(pid):
+                uses.append(use)
 
     def _message(self) -> dict[str, Any]:
         """Read the next line of the host; {} if it writes none for a moment, its exit status if it has ended."""
@@ -192,6 +193,22 @@ class Generator:
             message = json.loads(line) if found else {}
             return message if isinstance(message, dict) else {}
         return {}
+
+
+def _use(pid: int) -> GeneratorUse | None:
+    """Return the CPU time that a process has used and waited for so far; None if it is gone."""
+    texts = {}
+    for name, file in (("stat", f"{pid}/stat"), ("schedstat", f"{pid}/schedstat"), ("pressure", "pressure/cpu")):
+        with suppress(OSError):
+            texts[name] = Path(f"/proc/{file}").read_text(encoding="utf-8")
+    try:
+        fields = texts["stat"].rpartition(")")[2].split()
+        cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
+        waited = int(texts["schedstat"].split()[1]) / 1e9 if "schedstat" in texts else None
+        some = re.search(r"^some avg10=([\d.]+)", texts.get("pressure", ""))
+        return GeneratorUse(time.time(), cpu, waited, float(some[1]) / 100 if some else None)
+    except (KeyError, ValueError, IndexError):
+        return None
 
 
 def environment(given: Mapping[str, str], authorization: str, ca_file: str) -> dict[str, str]:
@@ -213,6 +230,7 @@ WARM_UP = 3
 """Requests, one at a time, before anything counts: they show that the load can be made, and how fast one is."""
 MOST_SECONDS = 60.0
 """Time-out of a step beyond four times its length: to load a tokenizer and make the prompts on a busy host."""
+STOPPED_BY_USER = "interrupted"
 Tick = Callable[[str, float], None]
 """Receives the current activity and the share of it that is over."""
 
@@ -254,22 +272,26 @@ class RampRun:
                         why = self.watched.scraper.last_failures(1) or "they were over between two scrapes"
                         self.stopped = f"none of {plural(count, 'request')} was seen in the server: {why}"
                     more = requests_for_repeat(step, count, self.limits) if step and not self.stopped else 0
-                    if more and self._measured(offer, more):  # the step was over too soon: the longer one replaces it
+                    # a longer step, or one on a calmer host, replaces the step that does not count
+                    if more and (again := self._measured(offer, more, ", once more")):
                         self.steps = [kept for kept in self.steps if kept is not step]
+                        step = again
+                    if step and not self.stopped:  # the next steps would be worth no more
+                        self.stopped = why_unusable(step, self.limits)
         except KeyboardInterrupt:
-            self.stopped = "interrupted"
+            self.stopped = STOPPED_BY_USER
         except GeneratorFailed as error:
             self.stopped = self.stopped or str(error)
 
-    def _measured(self, offer: Offer, count: int) -> Step | None:
-        """Run and measure a step with so many requests; it is measured also if it was cut short."""
+    def _measured(self, offer: Offer, count: int, remark: str = "") -> Step | None:
+        """Run and measure a step with so many requests, also if it was cut short after its steady part had begun."""
         start, client = time.time(), None
         try:
-            client = self._load(offer, count, f"{offer.shown} requests", self.limits.seconds)
+            client = self._load(offer, count, f"{offer.shown} requests{remark}", self.limits.seconds)
         finally:
             step = measure(offer, between(self.watched.seen(), start, time.time()), self.limits.contract, client)
             step = step or (step_from_client(offer, client, self.limits.contract) if client else None)
-            self.steps += [step] if step else []
+            self.steps += [step] if step and (client or not step.is_short) else []
         return step
 
     def _load(self, offer: Offer, count: int, what: str, seconds: float) -> ClientResult | None:

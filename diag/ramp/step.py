@@ -1,16 +1,17 @@
 """One step of a ramp: the load that was offered, and what the server's own counters and histograms show of it."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, LATENCIES
+from diag.ramp.steady import FEWEST_SCRAPES, Counted, steady_part
 from diag.sources.observation import Observation, SampleSource
 from diag.verify.load import IN_FLIGHT
 
@@ -23,15 +24,21 @@ HISTOGRAMS = {
 SLOS = {"TTFT": "ttft_seconds", "inter-token latency": "itl_seconds", "end-to-end latency": "e2e_seconds"}
 CHANCE = 3
 """Fewer late or failed requests than this may be chance."""
-SETTLES = 0.15, 5.0
-"""The share of a step at its begin in which requests only arrive, and the most seconds of that."""
+CROWDED = 0.5
+"""Share of the time for which a process waits for a CPU, and CPU pressure, above which a host is crowded: a server that
+gets half of the CPU time it asks for serves what its neighbours leave."""
 STEP_TOKENS = "sum by ($by) (increase(vllm:iteration_tokens_total_sum[$window])) / ($engine_steps > 0)"
 RATES = {
     "requests_per_second": "$finished_requests",
     "output_tokens_per_second": "$output_tokens",
     "prompt_tokens_per_second": "$prompt_tokens",
 }
-TOKENS_SO_FAR = "sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))"
+SO_FAR = {
+    "tokens": "sum by ($by) (last_over_time(vllm:prompt_tokens_total[$window]))"
+    " + sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))",
+    "finished": "sum by ($by) (last_over_time(vllm:request_success_total[$window]))",
+    "aborted": 'sum by ($by) (last_over_time(vllm:request_success_total{finished_reason="abort"}[$window]))',
+}
 
 
 class Offer(NamedTuple):
@@ -58,11 +65,24 @@ class Latency(NamedTuple):
     late: float | None = None
 
 
+class GeneratorUse(NamedTuple):
+    """CPU seconds that the load generator had used by a moment (unix seconds), and those that it had waited for a CPU.
+
+    `pressure` is the CPU pressure of its host then, 0..1. None: the kernel does not tell.
+    """
+
+    at: float
+    cpu: float
+    waited: float | None = None
+    pressure: float | None = None
+
+
 class ClientResult(NamedTuple):
     """A step as the load generator reports it; times in seconds.
 
     `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None if not reported. `cores` are the CPU cores that the
-    generator used. `start` and `end` are unix seconds, 0 if unknown.
+    generator used, in the steady part if that is known, and `uses` their samples. `start` and `end` are unix seconds, 0
+    if unknown.
     """
 
     completed: int
@@ -77,14 +97,30 @@ class ClientResult(NamedTuple):
     cores: float | None = None
     start: float = 0.0
     end: float = 0.0
+    uses: tuple[GeneratorUse, ...] = ()
+
+
+class Failures(NamedTuple):
+    """Failed requests of a step, of how many; `by` is "server" for HTTP answers, "client" for a load tool's count."""
+
+    failed: float
+    of: float
+    by: Literal["server", "client"]
 
     @property
-    def failed_share(self) -> float:
-        return self.failed / max(self.completed + self.failed, 1)
+    def share(self) -> float:
+        return self.failed / max(self.of, 1.0)
+
+
+ERRORS = {
+    "server": "answers are HTTP errors (4xx or 5xx)",
+    "client": "requests failed, as the load generator counts",
+}
+"""Sentences about failed requests, by the counter."""
 
 
 class Breach(NamedTuple):
-    """An SLO that a step misses."""
+    """An SLO that a step misses; without a limit, `what` is the sentence about the failed requests."""
 
     what: str
     share: float
@@ -94,7 +130,7 @@ class Breach(NamedTuple):
     def sentence(self) -> str:
         """The breach in words: "TTFT is above 2.5 s for 12 % of the requests"."""
         if not self.limit:
-            return f"{quantity(self.share, 'share')} of the requests failed"
+            return f"{quantity(self.share, 'share')} of the {self.what}"
         tokens = "tokens" if self.what == "inter-token latency" else "requests"
         return f"{self.what} is above {self.limit} for {quantity(self.share, 'share')} of the {tokens}"
 
@@ -103,7 +139,9 @@ class Step(NamedTuple):
     """A step as the server measured it over its steady part; rates are per second.
 
     `by` is "client" if there are only the results of a load tool. `growth` is the growth of requests in flight from the
-    first to the last third of the step, per finished request. `queries` are the samples of the steady part.
+    first to the last third of the step, per finished request. `queries` are the samples of the steady part, and
+    `scrapes` how many there are, None if there is no server. `crowded` is the sentence about a host whose CPUs others
+    use, "" otherwise.
     """
 
     offer: Offer
@@ -124,6 +162,19 @@ class Step(NamedTuple):
     client: ClientResult | None = None
     queries: QueryCache | None = None
     by: Literal["server", "client"] = "server"
+    failures: Failures | None = None
+    scrapes: int | None = None
+    interval: float = 0.0
+    crowded: str = ""
+
+    @property
+    def is_short(self) -> bool:
+        """True if the steady part has too few scrapes to conclude anything."""
+        return self.scrapes is not None and self.scrapes < FEWEST_SCRAPES
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.is_short and not self.crowded
 
     @property
     def tokens_per_second(self) -> float:
@@ -141,13 +192,14 @@ class Step(NamedTuple):
             late = latency.late or 0.0
             if late > allowed and late * latency.observed >= CHANCE - 0.5:
                 found.append(Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds")))
-        if self.client and self.client.failed >= CHANCE and self.client.failed_share > allowed:
-            found.append(Breach("errors", self.client.failed_share, ""))
+        failures = self.failures
+        if failures and failures.failed >= CHANCE - 0.5 and failures.share > allowed:
+            found.append(Breach(ERRORS[failures.by], failures.share, ""))
         return found
 
     def counts(self, seconds: float) -> bool:
         """Return True if the step was steady for long enough, with enough requests for its percentiles."""
-        return self.seconds >= 0.6 * seconds and self.requests >= FEWEST
+        return self.is_usable and self.seconds >= 0.6 * seconds and self.requests >= FEWEST
 
 
 FEWEST = 10
@@ -155,24 +207,39 @@ FEWEST = 10
 
 
 def measure(offer: Offer, observed: Observation | None, contract: Contract, client: ClientResult | None) -> Step | None:
-    """Return a step from the samples that were taken while it lasted; None if they show no load."""
+    """Return a step from the samples that were taken while it lasted; None if they show no load.
+
+    Averages, rates and latencies are those of the steady part, failures those of the whole step.
+    """
     if observed is None:
         return None
     whole = QueryCache(observed, contract)
-    in_flight, tokens = _scraped(whole, IN_FLIGHT), _scraped(whole, TOKENS_SO_FAR)
-    moved = np.diff(tokens, prepend=np.nan) > 0
-    steady = steady_part(in_flight, moved, observed.instants.astype(float) / 1000)
-    if steady.stop - steady.start < 2:
+    times = observed.instants.astype(float) / 1000
+    so_far = {name: _scraped(whole, promql) for name, promql in SO_FAR.items()}
+    in_flight = _scraped(whole, IN_FLIGHT)
+    counted = Counted(times, in_flight, so_far["finished"], so_far["tokens"])
+    steady = steady_part(counted, offer.concurrency, generated=offer != Offer())
+    if not np.nan_to_num(in_flight).any() and not (np.diff(so_far["tokens"]) > 0).any():
         return None
+
+    known = in_flight[steady][np.isfinite(in_flight[steady])]
+    failures = _failures(whole, client, so_far["aborted"][max(steady.stop - 1, 0) :])
+    if len(known) < FEWEST_SCRAPES:
+        base = step_from_client(offer, client, contract) if client else Step(offer, 0.0, 0.0, 0.0, 0.0, 0.0)
+        seconds = float(times[steady][-1] - times[steady][0]) if len(known) else 0.0
+        return base._replace(seconds=seconds, scrapes=len(known), interval=observed.interval, failures=failures)
+
     source = SampleSource(observed.samples, observed.instants[steady], observed.interval)
     queries = QueryCache(source, contract)
     seconds = queries.span + queries.source.interval
     rates = {name: (value(queries, promql) or 0.0) / seconds for name, promql in RATES.items()}
     finished = rates["requests_per_second"] * seconds
-    known = in_flight[steady][np.isfinite(in_flight[steady])]
     third = len(known) // 3
     growth = float(known[-third:].mean() - known[:third].mean()) / finished if third and finished > 0 else 0.0
     ttft, itl, e2e = (_latency(queries, name) for name in SLOS)
+    uses = [use for use in client.uses if times[steady][0] <= use.at <= times[steady][-1]] if client else []
+    if client and len(uses) > 1:
+        client = client._replace(cores=(uses[-1].cpu - uses[0].cpu) / (uses[-1].at - uses[0].at))
     return Step(
         offer,
         queries.span,
@@ -182,7 +249,7 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
         rates["prompt_tokens_per_second"],
         value(queries, "$requests_running_mean"),
         value(queries, "$requests_waiting_mean"),
-        in_flight=float(known.mean()) if len(known) else None,
+        in_flight=float(known.mean()),
         tokens_per_step=value(queries, STEP_TOKENS),
         preemptions=value(queries, "$preemptions"),
         growth=growth,
@@ -191,22 +258,52 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
         e2e=e2e,
         client=client,
         queries=queries,
+        failures=failures,
+        scrapes=len(known),
+        interval=observed.interval,
+        crowded=_crowded(queries, uses),
     )
 
 
-def steady_part(in_flight: Floats, moved: NDArray[np.bool_], times: Floats) -> slice:
-    """Return the scrapes between the arrival of the first requests and the departure of the last ones.
+def _failures(whole: QueryCache, client: ClientResult | None, aborted: Floats) -> Failures | None:
+    """Count what the server answered with an error, else what the generator counts without the requests that it cut.
 
-    `moved` is True if tokens were generated since the scrape before: short requests may be in flight at no scrape.
+    `aborted` are the requests whose client hung up so far, from the last steady scrape on: a generator may cut those
+    that are in flight at its end, and counts them as failed.
     """
-    active = (np.nan_to_num(in_flight) > 0) | moved
-    if not active.any():
-        return slice(0, 0)
-    level = np.median(np.nan_to_num(in_flight[active])) / 2
-    loaded = np.flatnonzero(active & (np.nan_to_num(in_flight) >= level))
-    first, last = int(loaded[0]), int(loaded[-1])
-    begin = times[first] + min(SETTLES[0] * (times[last] - times[first]), SETTLES[1])
-    return slice(int(np.searchsorted(times, begin)), last + 1)
+    errors = [value(whole, promql) for promql in ("$failed_over_http", "$refused_total")]
+    if any(found is not None for found in errors):
+        failed = sum(filter(None, errors))
+        return Failures(failed, failed + (value(whole, "$served_answers") or 0.0), "server")
+    if client is None:
+        return None
+    known = aborted[np.isfinite(aborted)]
+    cut = min(float(known[-1] - known[0]) if len(known) else 0.0, client.failed)
+    return Failures(client.failed - cut, client.completed + client.failed - cut, "client")
+
+
+def _crowded(queries: QueryCache, uses: Sequence[GeneratorUse]) -> str:
+    """Return the sentence about processes that waited for a CPU most of the time; "" if none did.
+
+    Waiting alone is none: processes of one server that spin on the same core wait for each other and serve well.
+    """
+    found = [("a process of vLLM", value(queries, "$longest_cpu_wait"), value(queries, "$cpu_pressure_mean"))]
+    waited = [(use.at, use.waited) for use in uses if use.waited is not None]
+    if len(waited) > 1:
+        (begin, before), (end, after) = waited[0], waited[-1]
+        pressures = [use.pressure for use in uses if use.pressure is not None]
+        pressure = sum(pressures) / len(pressures) if pressures else None
+        found.append(("the load generator", (after - before) / (end - begin), pressure))
+    crowded = [
+        (share, who, pressure)
+        for who, share, pressure in found
+        if share is not None and pressure is not None and min(share, pressure) > CROWDED
+    ]
+    if not crowded:
+        return ""
+    share, who, pressure = max(crowded)
+    shares = quantity(share, "share"), quantity(pressure, "share")
+    return f"{who} waited for a CPU for {shares[0]} of the time, under a CPU pressure of {shares[1]}"
 
 
 def _scraped(queries: QueryCache, promql: str) -> Floats:
@@ -254,6 +351,7 @@ def step_from_client(offer: Offer, client: ClientResult, contract: Contract) -> 
         e2e=_judged(client.e2e, contract.e2e_seconds),
         client=client,
         by="client",
+        failures=Failures(client.failed, client.completed + client.failed, "client"),
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from markupsafe import Markup
 
 from diag import __version__
-from diag.core.formatting import number, quantity
+from diag.core.formatting import number, plural, quantity
 from diag.diagnosis.proposals import Proposal, written
 from diag.ramp.analysis import BoundBy, Ramp
-from diag.ramp.plan import holds
+from diag.ramp.plan import holds, why_unusable
 from diag.ramp.step import SLOS, Step
 from diag.report import svg
 from diag.report.html import page
@@ -63,6 +63,8 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
         yield "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
         yield "Evidence", list(ramp.binds.evidence)
         yield "Change", [_change(proposal) for proposal in ramp.binds.proposals[:MOST_CHANGES]]
+    elif ramp.unusable:
+        yield "Bound by", [f"cannot tell: {ramp.unusable}"]
     elif ramp.saturated is None:
         yield "Bound by", ["cannot tell: the server's metrics do not show a step"]
     else:
@@ -81,13 +83,24 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
     unclear = [candidate for candidate in ramp.candidates if candidate.state == "cannot tell"]
     yield "Cannot tell", [f"{candidate.name}: {'; '.join(candidate.evidence)}" for candidate in unclear]
     yield "Ended", [text for text in (ramp.stopped, ramp.ended) if text]
-    notes = list(ramp.notes)
-    if short := sum(not step.counts(ramp.limits.seconds) for step in ramp.steps):
+    yield "Notes", _notes(ramp)
+
+
+def _notes(ramp: Ramp) -> list[str]:
+    """Return the notes of the ramp, with the steps that do not count and why."""
+    notes, seconds = list(ramp.notes), ramp.limits.seconds
+    worthless = [step for step in ramp.steps if not step.is_usable]
+    for step in worthless[-1:]:
+        reason = why_unusable(step, ramp.limits)
+        if reason != ramp.stopped and (ramp.binds or reason != ramp.unusable):
+            of = f"{len(worthless)} of {plural(len(ramp.steps), 'step')}"
+            notes.append(f"nothing was concluded from {of}: {reason}")
+    if short := sum(step.is_usable and not step.counts(seconds) for step in ramp.steps):
         notes.append(
-            f"{short} of {len(ramp.steps)} steps do not count: shorter than {number(0.6 * ramp.limits.seconds)} s or"
+            f"{short} of {len(ramp.steps)} steps do not count: shorter than {number(0.6 * seconds)} s or"
             " fewer than 10 requests"
         )
-    yield "Notes", notes
+    return notes
 
 
 def _change(proposal: Proposal) -> str:
@@ -113,6 +126,8 @@ def _step_row(ramp: Ramp, step: Step) -> list[str]:
     remark = ""
     if ramp.ceiling and step is ramp.ceiling.step:
         remark = "ceiling"
+    elif step.crowded:
+        remark = "crowded host"
     elif not step.counts(ramp.limits.seconds):
         remark = "too short"
     elif step.breaches(ramp.limits.contract):
@@ -258,6 +273,9 @@ def _step_document(ramp: Ramp, step: Step) -> dict[str, Any]:
         "within_slo": not step.breaches(ramp.limits.contract),
         **{name: getattr(step, name) for name in ("seconds", "requests", *rates, "prompt_tokens_per_second", *gauges)},
         **{name: getattr(step, name)._asdict() for name in latencies},
+        "scrapes": step.scrapes,
+        "failures": step.failures._asdict() if step.failures else None,
+        "unusable": why_unusable(step, ramp.limits),
         "client": {name: getattr(client, name) for name in ("completed", "failed", "seconds", *rates, "cores")}
         | {name: getattr(client, name)._asdict() for name in latencies}
         if client

@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from diag.core.formatting import escaped, moment
@@ -176,15 +177,26 @@ def bar(description: str) -> Iterator["Tick"]:
 
 
 class StepsBar:
-    """A progress bar with a changing description; a call shows the step and the share of it that is over, 0..1."""
+    """A progress bar with a changing description; a call shows the step and the share of it that is over, 0..1.
+
+    If standard error is not a terminal, each step is one line with its time instead: a ramp takes minutes.
+    """
 
     def __init__(self) -> None:
         from rich.progress import TimeElapsedColumn
 
         self._progress = _progress(TimeElapsedColumn())
         self._task = self._progress.add_task("", total=1.0)
+        self._line = ""
 
     def __call__(self, what: str, share: float) -> None:
+        if self._progress.disable:
+            if what != self._line:
+                self._line = what
+                with suppress(OSError):  # a closed pipe ends no ramp
+                    sys.stderr.write(_watch_line(time.time(), what))
+                    sys.stderr.flush()
+            return
         self._progress.start()
         self._progress.update(self._task, description=escaped(what), completed=min(share, 1.0))
 
@@ -195,7 +207,7 @@ class StepsBar:
 
 @contextmanager
 def steps_bar() -> Iterator[StepsBar]:
-    """Show a progress bar for the steps of a ramp; nothing if standard error is not a terminal."""
+    """Show the progress of a ramp's steps on standard error: a bar in a terminal, else lines."""
     shown = StepsBar()
     try:
         yield shown
@@ -203,10 +215,10 @@ def steps_bar() -> Iterator[StepsBar]:
         shown.pause()
 
 
-def _progress(time: "ProgressColumn") -> "Progress":
+def _progress(clock: "ProgressColumn") -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
     console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), time)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), clock)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -1,6 +1,7 @@
 """`diag ramp` when things go wrong: nobody said yes, the generator fails or hangs, the server dies, Ctrl-C."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -106,6 +107,60 @@ def test_a_server_that_dies_or_hangs_ends_the_ramp(hangs: float, tmp_path: Path)
 def test_an_unreachable_server_is_no_ramp() -> None:
     with pytest.raises(Unreachable):
         ramp("http://127.0.0.1:9")
+
+
+def command(url: str, *options: str) -> list[str]:
+    made = ["--vllm-python", sys.executable, "--yes", "--step-seconds", "5", "--most", "2", "--rates", "0"]
+    return [sys.executable, "-m", "diag", "ramp", url, *made, "--every", "0.1", *options]
+
+
+@pytest.fixture
+def diag_and_played_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{PLAYED}{os.pathsep}{TESTS.parent}")
+
+
+@pytest.mark.usefixtures("diag_and_played_bench")
+def test_a_ramp_into_a_pipe_shows_its_steps_as_lines(busy: Server, tmp_path: Path) -> None:
+    """`diag ramp ... 2>&1 | tee FILE`: the file was empty for minutes, until the report."""
+    ramping = shlex.join(command(busy.url))
+    seen, file = subprocess.PIPE, tmp_path / "file"
+    with subprocess.Popen(["bash", "-c", f"set -o pipefail; {ramping} 2>&1 | tee {file}"], stdout=seen) as shell:
+        assert shell.stdout
+        first = shell.stdout.readline().decode()
+        assert shell.poll() is None, "the line is there while the ramp runs"
+        rest = shell.stdout.read().decode()
+    assert shell.returncode in (0, 2, 3), "the exit status of diag"
+    lines = [line.partition("  ")[2] for line in (first + rest).splitlines()]
+    assert lines[:3] == ["watching the traffic that is there", "loading vLLM's modules", "warming up"]
+    report = next(at for at, line in enumerate(rest.splitlines()) if line.startswith("Ramp of"))
+    assert {"1 requests", "2 requests"} <= set(lines[: report + 1])
+    assert "\x1b" not in first + rest
+    assert "\r" not in first + rest
+    assert file.read_text() == first + rest
+
+
+@pytest.mark.usefixtures("diag_and_played_bench")
+def test_ctrl_c_that_also_ends_tee_loses_no_report(
+    busy: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C in `diag ramp ... | tee FILE` ends tee at once; the report then goes to standard error."""
+    monkeypatch.setenv("PLAYED_BENCH", "hang 2")
+    steps, page = tmp_path / "steps", tmp_path / "page.html"
+    options = command(busy.url, "--html", str(page))
+    with subprocess.Popen(options, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ramping:
+        assert ramping.stdout
+        assert ramping.stderr
+        while not steps.exists() or steps.stat().st_size < 2:
+            time.sleep(0.05)
+        time.sleep(1)
+        ramping.stdout.close()
+        ramping.send_signal(signal.SIGINT)
+        said = ramping.stderr.read().decode()
+    assert "\nRamp of" in said
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert ramping.returncode in (0, 2, 3), "the exit status of what was measured"
+    assert page.exists()
 
 
 def test_ctrl_c_keeps_what_was_measured(busy: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

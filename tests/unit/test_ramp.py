@@ -11,9 +11,10 @@ from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, compared, conclude, gain_per_doubling
-from diag.ramp.plan import Limits, ceiling, next_offer, prompts, requests_for_repeat, why_enough
+from diag.ramp.plan import Limits, ceiling, next_offer, prompts, requests_for_repeat, why_enough, why_unusable
 from diag.ramp.run import environment
-from diag.ramp.step import ClientResult, Latency, Offer, Step, steady_part, step_from_client
+from diag.ramp.steady import Counted, steady_part
+from diag.ramp.step import Failures, Latency, Offer, Step, step_from_client
 
 LIMITS = Limits(Contract(ttft_seconds=5.0), seconds=30.0, most=64)
 DATA = Path(__file__).parent.parent / "data" / "load_tools"
@@ -48,8 +49,11 @@ def test_ramp_ends_on_an_slo_violation_that_is_not_chance() -> None:
     late = Latency(1, 6, 6, 90, 0.1)
     assert "TTFT is above 5 s for 10 % of the requests" in why_enough([closed(1, 3)._replace(ttft=late)], LIMITS)
     assert not why_enough([closed(1, 3)._replace(ttft=late._replace(observed=20))], LIMITS), "two late ones"
-    failed = ClientResult(95, 5, 30, 3, 300)
-    assert why_enough([closed(1, 3)._replace(client=failed)], LIMITS) == "5 % of the requests failed"
+    refused = closed(1, 3)._replace(failures=Failures(5, 100, "server"))
+    assert why_enough([refused], LIMITS) == "5 % of the answers are HTTP errors (4xx or 5xx)"
+    counted = closed(1, 3)._replace(failures=Failures(5, 100, "client"))
+    assert why_enough([counted], LIMITS) == "5 % of the requests failed, as the load generator counts"
+    assert not why_enough([closed(1, 3)._replace(failures=Failures(2, 20, "server"))], LIMITS), "two may be chance"
 
 
 def test_ramp_ends_if_only_ttft_and_concurrency_rise() -> None:
@@ -107,16 +111,62 @@ def test_a_step_has_as_many_requests_as_its_seconds_need() -> None:
     assert requests_for_repeat(closed(4, 4)._replace(seconds=9.0), 100, LIMITS) == 500
 
 
-def test_a_step_is_judged_without_its_begin_and_its_end() -> None:
-    times = np.arange(20.0)
-    in_flight = np.array([0, 0, 1, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 3, 1, 0, 0.0])
-    still = np.zeros(20, bool)
-    steady = steady_part(in_flight, still, times)
-    assert (steady.start, steady.stop) == (5, 16)
-    assert steady_part(np.full(20, np.nan), still, times) == slice(0, 0)
-    assert steady_part(np.zeros(20), still, times) == slice(0, 0)
-    moves = (times > 2) & (times < 17)
-    assert steady_part(np.zeros(20), moves, times) == slice(5, 17), "no request is in flight at a scrape"
+def counted(in_flight: list[float], finished: list[float], tokens: list[float]) -> Counted:
+    """The counters of a step, scraped every second."""
+    columns = (np.array(column, float) for column in (in_flight, finished, tokens))
+    return Counted(np.arange(float(len(in_flight))), *columns)
+
+
+def test_steady_part_is_where_all_offered_requests_are_in_flight() -> None:
+    """One request alone, eight at a time, and a tail of the last ones that are longer than all others."""
+    in_flight = [0.0, 0, 1, *[8] * 13, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0]
+    finished = [0.0, 0, 0, 1, *[8 * at for at in range(1, 13)], 101, 103, *[103] * 9, 104]
+    seen = counted(in_flight, finished, [100 * done for done in finished])
+    assert steady_part(seen, 8, generated=True) == slice(5, 16)
+    nothing = counted([0.0] * 20, [5.0] * 20, [7.0] * 20)
+    failed = counted([np.nan] * 20, [np.nan] * 20, [np.nan] * 20)
+    for concurrency, generated in ((8, True), (None, True), (None, False)):
+        assert steady_part(nothing, concurrency, generated=generated) == slice(0, 0)
+        assert steady_part(failed, concurrency, generated=generated) == slice(0, 0)
+
+
+def test_steady_part_of_a_closed_loop_with_fewer_requests_is_the_plateau_of_the_tokens() -> None:
+    """A client that keeps two of eight requests in flight, or one whose requests are too short for the gauges."""
+    rates = [0, 0, 10, *[50] * 14, 10, 10, 0, 0]
+    tokens = np.cumsum(rates).tolist()
+    for level in (2.0, 0.0):
+        in_flight = [level * (rate > 0) for rate in rates]
+        finished = [done - held for done, held in zip(np.cumsum(rates), in_flight, strict=True)]
+        assert steady_part(counted(in_flight, finished, tokens), 8, generated=True) == slice(5, 17), level
+
+
+def test_steady_part_of_an_open_loop_ends_with_the_last_arrival() -> None:
+    """The queue of a server that does not keep up is longest then, and is drained for as long again."""
+    in_flight = [0.0, *range(1, 11), *range(9, -1, -1)]
+    finished = [float(at) for at in range(21)]
+    assert steady_part(counted(in_flight, finished, finished), None, generated=True) == slice(3, 10)
+    assert steady_part(counted(in_flight, [np.nan] * 21, finished), None, generated=True).stop == 21, "no such counter"
+
+
+def test_load_of_other_clients_has_no_start_and_no_end() -> None:
+    in_flight = [0.0, 0, 3, 8, 8, 2, 8, 8, 8, 8, 3, 0]
+    seen = counted(in_flight, [10.0 * at for at in range(12)], [100.0 * at for at in range(12)])
+    assert steady_part(seen, None, generated=False) == slice(4, 10)
+
+
+def test_a_short_or_crowded_step_is_repeated_once_and_does_not_count() -> None:
+    short = closed(4, 4, scrapes=3, interval=1.0)._replace(seconds=25.0)
+    assert requests_for_repeat(short, 100, LIMITS) == 180
+    assert why_unusable(short, LIMITS) == (
+        "all offered requests were in flight at 3 scrapes, and 4 are needed: the step is too short, give"
+        " --step-seconds 60"
+    )
+    crowded = closed(4, 4, scrapes=25, crowded="a process of vLLM waited")
+    assert requests_for_repeat(crowded, 100, LIMITS) == 100
+    assert not why_unusable(closed(4, 4, scrapes=4), LIMITS)
+    for worthless in (short, crowded):
+        assert ceiling([worthless], LIMITS) is None
+        assert why_enough([closed(1, 1), closed(2, 1), worthless], LIMITS) == "", "its rate ends no ramp"
 
 
 def test_the_gain_of_twice_the_tokens_in_a_step() -> None:

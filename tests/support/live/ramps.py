@@ -34,6 +34,7 @@ KV_CACHE = Case(
     tokens=(128, 128),
 )
 SEQUENCES = Case("4 sequences", "sequence_cap", "tiny", (*PLENTY, "--max-num-seqs", "4"), (64, 64))
+EIGHT = Case("8 sequences", "sequence_cap", "tiny", (*PLENTY, "--max-num-seqs", "8"), (64, 64))
 BUDGET = Case(
     *("16 tokens in a step", "token_budget", "tiny"),
     flags=(*PLENTY, "--max-num-seqs", "16", "--max-num-batched-tokens", "16"),
