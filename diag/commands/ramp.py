@@ -33,6 +33,8 @@ from diag.vllm.command import parse as command
 
 TRAFFIC = 10.0
 """Seconds for which existing traffic is observed before the first step."""
+SCRAPES = 8
+"""Scrapes of existing traffic in a step, at least: one of fewer is too short once it has settled."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def _analyse_traffic(options: RampOptions, limits: Limits) -> Ramp:
     if len(seen.instances) != 1:
         raise BadUsage(f"{printable(seen.target)} has {len(seen.instances)} servers: a ramp is of one")
     start, end = (float(seen.instants[at]) / 1000 for at in (0, -1))
-    parts = max(1, math.floor((end - start) / limits.seconds))
+    shortest = max(limits.seconds, SCRAPES * seen.interval)
+    parts = max(1, math.floor((end - start) / shortest))
     measured = (
         measure(Offer(), between(seen, begin, begin + (end - start) / parts), limits.contract, None)
         for begin in np.linspace(start, end, parts + 1)[:-1]

@@ -25,7 +25,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import plural, printable
 from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat, why_unusable
 from diag.ramp.results import ResultUnreadable, parse_vllm_bench
-from diag.ramp.step import ClientResult, GeneratorUse, Offer, Step, measure, step_from_client
+from diag.ramp.step import ClientResult, GeneratorUse, Offer, Step, generator_crowded, measure, step_from_client
 from diag.sources.live.scrape import BackgroundScraper
 from diag.sources.observation import Observation
 
@@ -172,7 +172,8 @@ class Generator:
                 return uses
             pid = message.get("pid", pid)
             if time.monotonic() > until:
-                raise GeneratorFailed("the load generator did not end in time: requests hang, or the network does")
+                why = generator_crowded(uses) or "requests hang, or the network does"
+                raise GeneratorFailed(f"the load generator did not end in time: {why}")
             if not tick():
                 raise GeneratorFailed("the load was ended early")
             if use := _use(pid):

@@ -287,22 +287,24 @@ def _crowded(queries: QueryCache, uses: Sequence[GeneratorUse]) -> str:
 
     Waiting alone is none: processes of one server that spin on the same core wait for each other and serve well.
     """
-    found = [("a process of vLLM", value(queries, "$longest_cpu_wait"), value(queries, "$cpu_pressure_mean"))]
+    waited, pressure = value(queries, "$longest_cpu_wait"), value(queries, "$cpu_pressure_mean")
+    return _crowd("a process of vLLM", waited, pressure) or generator_crowded(uses)
+
+
+def generator_crowded(uses: Sequence[GeneratorUse]) -> str:
+    """Return the sentence about a load generator that waited for a CPU most of the time; "" if it did not."""
     waited = [(use.at, use.waited) for use in uses if use.waited is not None]
-    if len(waited) > 1:
-        (begin, before), (end, after) = waited[0], waited[-1]
-        pressures = [use.pressure for use in uses if use.pressure is not None]
-        pressure = sum(pressures) / len(pressures) if pressures else None
-        found.append(("the load generator", (after - before) / (end - begin), pressure))
-    crowded = [
-        (share, who, pressure)
-        for who, share, pressure in found
-        if share is not None and pressure is not None and min(share, pressure) > CROWDED
-    ]
-    if not crowded:
+    pressures = [use.pressure for use in uses if use.pressure is not None]
+    if len(waited) < 2 or not pressures:
         return ""
-    share, who, pressure = max(crowded)
-    shares = quantity(share, "share"), quantity(pressure, "share")
+    (begin, before), (end, after) = waited[0], waited[-1]
+    return _crowd("the load generator", (after - before) / (end - begin), sum(pressures) / len(pressures))
+
+
+def _crowd(who: str, waited: float | None, pressure: float | None) -> str:
+    if waited is None or pressure is None or min(waited, pressure) <= CROWDED:
+        return ""
+    shares = quantity(waited, "share"), quantity(pressure, "share")
     return f"{who} waited for a CPU for {shares[0]} of the time, under a CPU pressure of {shares[1]}"
 
 

@@ -72,6 +72,15 @@ def test_requests_that_finish_in_a_step_count_as_running(tmp_path: Path) -> None
     assert "--max-num-seqs" in fixes(report, "queue_saturation")
 
 
+def test_steps_of_a_sparse_recording_are_longer(tmp_path: Path) -> None:
+    """Two scrapes in 30 s would be too few for any conclusion."""
+    folder = rewriting.write(tmp_path, list(rewriting.scrapes("queue_saturation"))[::5])
+    shutil.copy(RECORDINGS / "queue_saturation" / "recording.toml", folder)
+    _, document = ramped(folder)
+    assert document["binds"]["id"] == "sequence_cap"
+    assert [step["unusable"] for step in document["steps"]] == [""]
+
+
 @pytest.mark.parametrize("name", ["healthy", "healthy_after_cascade", "healthy_vllm_0_20_2", "admission_deadlock"])
 def test_server_below_its_ceiling_has_no_binding_resource(name: str) -> None:
     found, document = ramped(name)
@@ -103,7 +112,7 @@ def concluded(*steps: Step) -> tuple[work.Ramp, dict[str, Any]]:
 
 
 def test_start_and_end_of_the_generator_do_not_count(tmp_path: Path) -> None:
-    """Of four requests at a time 2.1 were in flight on average over the whole step, and the client was blamed."""
+    """An average of the whole step has 2.1 of four requests in flight, and blamed the client for it."""
     measured = step(offered(tmp_path, CAP, 4, TAIL), 4)
     assert measured.in_flight == 4.0
     assert measured.requests_per_second == pytest.approx(4 / (150 * 0.0186), rel=0.02), "a step takes 18.6 ms"
