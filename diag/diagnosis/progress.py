@@ -18,6 +18,7 @@ from diag.core.subjects import Subject, in_words
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.exposition.scrapes import Target
 from diag.knowledge.signals import (
+    api_server_stopped,
     asleep,
     endpoint_without_vllm,
     engine_death_logged,
@@ -88,6 +89,7 @@ THERE = "its processes are running and /metrics does not answer yet"
 LOG_WOULD_SHOW_START = "; its log would show how far the start is (--log)"
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
+    (api_server_stopped, 1, "the kernel says that its API server is stopped, and /metrics does not answer"),
     (engine_processes, 0, "no engine process is left"),
     (engines_lost, 1, "the process of one of its engines has ended"),
     (engine_death_logged, 1, "its log reports that the engine died, and nothing has started since"),

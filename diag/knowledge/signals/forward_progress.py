@@ -324,10 +324,18 @@ shut_down = Signal(
     "the log reports an orderly shutdown, and nothing has started since: {value}",
     "bool",
 )
+# a live look at a server whose page has never answered is told so by the kernel alone
+api_server_stopped = Signal(
+    "API server stopped",
+    "($stopped_api_servers > bool 0) * (1 - ($vllm_up or $up_last))",
+    "the kernel has halted the API server, and /metrics does not answer: {value}",
+    "bool",
+)
 evidence_of_death = Signal(
     "server or engine dead",
     any_of(
         page="$page_silent",
+        stopped="$api_server_stopped",
         log="$death_of_the_engine_in_the_log",
         process="$no_engine_process",
         part="$engine_process_lost",
@@ -340,6 +348,7 @@ evidence_of_death = Signal(
     ' "event", "killed_by_signal", "", "")'
     f" or label_replace(abs($time_of_oom_kill by (instance) - $server_end_time) < {SOON},"
     ' "event", "kernel_oom_kill", "", "")'
+    ' or label_replace($api_server_stopped by (instance) > 0, "event", "api_server_stopped", "", "")'
     # output of a library or the shell lacks vLLM's log prefix: a client may have sent it, so it only explains a death
     f' or label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(FATAL)}"}}[$window])'
     f" > on (instance) group_left () ($last_up_time by (instance) - {SOON})),"

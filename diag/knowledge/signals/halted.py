@@ -47,6 +47,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "stopped_processes_of_any_exporter", "$stopped_processes or on (instance, pid) $stopped_by_any_exporter", "bool"
     ),
+    Part("stopped_api_servers", f"sum by ($by) ({halted(in_state('stopped|traced', 'api_server'))})", "processes"),
     Part("stopped_processes_of_the_engine", "sum by ($by) ($stopped_or_traced_processes)", "processes"),
     # With a scrape interval above 10 s, 30 s do not show a standstill; the pauses of its streams do, once it is over.
     Part(

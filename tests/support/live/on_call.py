@@ -31,8 +31,8 @@ ENDS_WITHIN = 40.0
 """Seconds within which /livez turns: the documented 35, and the probe's own interval."""
 GONE = 30.0
 """Seconds without a firing alert after which it has ended; rules are evaluated every 15 s."""
-PATIENCE = 240.0
-"""Seconds to wait for an alert; the slowest that is expected takes three minutes."""
+PATIENCE = 420.0
+"""Seconds to wait for an alert; the slowest that is expected, of means over five minutes, takes six minutes."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,10 @@ RESTARTING = everywhere("critical server_crashed", NOT_ASKED)
 CRASHED = everywhere("warning server_crashed", "server_crashed or engine_dead, server_crashed")
 CRASHED_TWICE = everywhere("critical server_crashed", "server_crashed or engine_dead, server_crashed")
 ORPHANED = everywhere("critical engine_orphaned", "engine_orphaned or engine_dead, engine_orphaned", livez="503")
-STARVED = everywhere("warning host_cpu_starved", "host_cpu_starved")
+STARVED = everywhere(
+    "warning host_cpu_starved or critical host_cpu_starved",
+    "host_cpu_starved or contract_breached, host_cpu_starved",
+)
 CRASH_LOOP = everywhere("critical crash_loop", "crash_loop or crash_loop, startup_failed", livez=NOT_ASKED)
 BAD_START = everywhere("critical startup_failed", "startup_failed", livez=NOT_ASKED)
 TOO_LARGE = everywhere("critical gpu_out_of_memory", "gpu_out_of_memory", livez=NOT_ASKED)
@@ -92,12 +95,14 @@ def clients_fail(stage: Stage) -> Iterator[Outcome]:
 
 def crashes(stage: Stage) -> Iterator[Outcome]:
     """The engine is killed twice, and a supervisor starts the server again: no start erases the crash before it."""
+    slow = {"PYTHONPATH": str(slow_weights.installed(stage.folder / "plugin")), slow_weights.SECONDS: "60"}
     with stage.busy() as (first, who), ExitStack() as servers:
         vllm, since = first, time.time()
         for expected, when in ((CRASHED, "after a crash and a restart"), (CRASHED_TWICE, "after a second crash")):
             vllm.signal("VLLM::EngineCore", signal.SIGKILL)
             vllm.process.wait(60)
-            vllm = servers.enter_context(server.starting(stage.folder, "tiny", FLAGS, vllm.port))
+            flags = (*FLAGS, "--load-format", "slow")
+            vllm = servers.enter_context(server.starting(stage.folder, "tiny", flags, vllm.port, **slow))
             if expected is CRASHED:
                 time.sleep(DIED_AGO)
                 yield outcome("restart under way after a crash", who, RESTARTING, look(who, RESTARTING)[0], since)
@@ -118,7 +123,7 @@ def server_stopped(stage: Stage) -> Iterator[Outcome]:
     with stage.busy() as (vllm, who):
         since = time.time()
         vllm.process.send_signal(signal.SIGSTOP)
-        yield outcome("SIGSTOP of the API server", who, STOPPED, look(who, STOPPED)[0], since)
+        yield outcome("SIGSTOP of the API server", who, DEAD, look(who, DEAD)[0], since)
 
 
 def cpu_starved(stage: Stage) -> Iterator[Outcome]:
