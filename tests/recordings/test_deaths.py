@@ -76,8 +76,13 @@ def test_signs_of_life_exclude_engine_dead(tmp_path: Path, name: str) -> None:
     assert "engine_dead" not in present(judge(tmp_path, page, *beside))
 
 
-@pytest.mark.parametrize(("state", "expected"), [("zombie", set()), ("stopped", {"starting"})])
-def test_zombie_process_is_not_a_starting_process(tmp_path: Path, state: str, expected: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("state", "expected", "verdict"),
+    [("zombie", set(), "unknown"), ("stopped", {"dead"}, "critical"), ("uninterruptible", {"starting"}, "unknown")],
+)
+def test_zombie_or_stopped_process_is_not_a_starting_process(
+    tmp_path: Path, state: str, expected: set[str], verdict: str
+) -> None:
     server = ("7", "api_server", "0")
     left = [
         ("diag_vllm_process_cpu_seconds_total", server, 19.0),
@@ -85,7 +90,7 @@ def test_zombie_process_is_not_a_starting_process(tmp_path: Path, state: str, ex
     ]
     report = judge(tmp_path, "", lambda _: left)
     assert {progress.state for progress in report.progress} == expected
-    assert report.verdict == "unknown"
+    assert report.verdict == verdict
 
 
 def test_orderly_shutdown_is_reported(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ PARTS: tuple[Part, ...] = (
         " max by (instance) (max_over_time(diag_vllm_up[30s]) or max_over_time(up[30s])) > 0",
         "processes",
     ),
+    Part("does_not_answer", "1 - ($vllm_up or $up_last)", "bool"),
     Part("page_silent", "($successful_scrapes == bool 0) unless on (instance) $busy_not_dead", "bool"),
     Part("no_engine_process", "$engine_processes == bool 0", "bool"),
     # on a requested stop the engine ends before the page does
@@ -306,8 +307,7 @@ orphaned_engines = Signal(
 # is that of another server.
 server_left_orphans = Signal(
     "API server ended before its engine",
-    "($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0)"
-    " * (1 - ($vllm_up or $up_last))",
+    "($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0) * $does_not_answer",
     "no API server runs, and an engine process that it started does: {value}",
     "bool",
 )
@@ -327,15 +327,14 @@ shut_down = Signal(
 # a live look at a server whose page has never answered is told so by the kernel alone
 api_server_stopped = Signal(
     "API server stopped",
-    "($stopped_api_servers > bool 0) * (1 - ($vllm_up or $up_last))",
+    "($stopped_api_servers > bool 0) * $does_not_answer",
     "the kernel has halted the API server, and /metrics does not answer: {value}",
     "bool",
 )
 evidence_of_death = Signal(
     "server or engine dead",
     any_of(
-        page="$page_silent",
-        stopped="$api_server_stopped",
+        page="($page_silent or $api_server_stopped)",
         log="$death_of_the_engine_in_the_log",
         process="$no_engine_process",
         part="$engine_process_lost",

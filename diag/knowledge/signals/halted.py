@@ -20,10 +20,14 @@ def in_state(state: str, role: str = ".+") -> str:
 
 
 def halted(selector: str) -> str:
-    """Return 1 for each selected process that is halted throughout the window, else 0, labelled with its engine."""
+    """Return 1 for each selected process that is halted throughout the window, else 0."""
     samples = "on (instance) group_left () (0.9 * $vllm_up_sampled)"
-    held = f"(sum_over_time({selector}[$window]) > bool {samples}) * last_over_time({selector}[$window])"
-    labelled = f'label_join({held}, "engine", "/", "role", "rank")'
+    return f"(sum_over_time({selector}[$window]) > bool {samples}) * last_over_time({selector}[$window])"
+
+
+def halted_by_engine(selector: str) -> str:
+    """Return `halted`, each process labelled with its engine."""
+    labelled = f'label_join({halted(selector)}, "engine", "/", "role", "rank")'
     for pattern, engine in ENGINES.items():
         labelled = f'label_replace({labelled}, "engine", "{engine}", "engine", "{pattern}")'
     return labelled
@@ -37,13 +41,13 @@ def culprits(processes: str) -> str:
 
 PARTS: tuple[Part, ...] = (
     Part("vllm_up_sampled", "max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3", "samples"),
-    Part("halted_processes", halted(in_state(".+")), "bool"),
-    Part("stopped_by_any_exporter", halted(OF_ANY), "bool"),
+    Part("halted_processes", halted_by_engine(in_state(".+")), "bool"),
+    Part("stopped_by_any_exporter", halted_by_engine(OF_ANY), "bool"),
     Part("halted_by_any_exporter", "$halted_processes or on (instance, pid) $stopped_by_any_exporter", "bool"),
-    Part("stopped_processes", halted(in_state("stopped")), "bool"),
-    Part("traced_processes", halted(in_state("traced")), "bool"),
-    Part("uninterruptible_processes", halted(in_state("uninterruptible")), "bool"),
-    Part("stopped_or_traced_processes", halted(in_state("stopped|traced", "engine|worker")), "bool"),
+    Part("stopped_processes", halted_by_engine(in_state("stopped")), "bool"),
+    Part("traced_processes", halted_by_engine(in_state("traced")), "bool"),
+    Part("uninterruptible_processes", halted_by_engine(in_state("uninterruptible")), "bool"),
+    Part("stopped_or_traced_processes", halted_by_engine(in_state("stopped|traced", "engine|worker")), "bool"),
     Part(
         "stopped_processes_of_any_exporter", "$stopped_processes or on (instance, pid) $stopped_by_any_exporter", "bool"
     ),

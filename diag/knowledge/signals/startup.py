@@ -161,7 +161,7 @@ started_since_crash = Signal(
 )
 crashes_or_down = Signal(
     "second crash, or not back yet",
-    any_of(crashes="($crashes_in_a_row >= bool 2)", down="(1 - ($vllm_up or $up_last))"),
+    any_of(crashes="($crashes_in_a_row >= bool 2)", down="$does_not_answer"),
     "the server crashed at least twice, or does not answer yet: {value}",
     "bool",
 )
