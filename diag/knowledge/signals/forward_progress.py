@@ -324,13 +324,6 @@ shut_down = Signal(
     "the log reports an orderly shutdown, and nothing has started since: {value}",
     "bool",
 )
-# a live look at a server whose page has never answered is told so by the kernel alone
-api_server_stopped = Signal(
-    "API server stopped",
-    "($stopped_api_servers > bool 0) * $does_not_answer",
-    "the kernel has halted the API server, and /metrics does not answer: {value}",
-    "bool",
-)
 evidence_of_death = Signal(
     "server or engine dead",
     any_of(

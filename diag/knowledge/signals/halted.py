@@ -51,7 +51,6 @@ PARTS: tuple[Part, ...] = (
     Part(
         "stopped_processes_of_any_exporter", "$stopped_processes or on (instance, pid) $stopped_by_any_exporter", "bool"
     ),
-    Part("stopped_api_servers", f"sum by ($by) ({halted(in_state('stopped|traced', 'api_server'))})", "processes"),
     Part("stopped_processes_of_the_engine", "sum by ($by) ($stopped_or_traced_processes)", "processes"),
     # With a scrape interval above 10 s, 30 s do not show a standstill; the pauses of its streams do, once it is over.
     Part(
@@ -75,6 +74,13 @@ def _halted_in(state: str, sentence: str, processes: str) -> Signal:
     )
 
 
+# a live look at a server whose page has never answered is told so by the kernel alone
+api_server_stopped = Signal(
+    "API server stopped",
+    f"(sum by ($by) ({halted(in_state('stopped|traced', 'api_server'))}) > bool 0) * $does_not_answer",
+    "the kernel has halted the API server, and /metrics does not answer: {value}",
+    "bool",
+)
 processes_stopped = _halted_in(
     "stopped", "vLLM processes that are stopped: {value}", "$stopped_processes_of_any_exporter"
 )
