@@ -35,7 +35,7 @@ STARTING = everywhere("unknown starting", NONE)
 SERVES = everywhere("healthy", NONE)
 ALL_FAIL = everywhere(
     "critical requests_failing or critical structured_output_failing",
-    "requests_failing or structured_output_failing or requests_failing, structured_output_failing",
+    "structured_output_failing or requests_failing or requests_failing, structured_output_failing",
 )
 CLIENTS_FAIL = everywhere("healthy", NONE)
 RESTARTING = everywhere("critical server_crashed", NOT_ASKED)
