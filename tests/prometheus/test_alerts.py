@@ -149,9 +149,7 @@ def test_a_chronic_info_alerts_once_it_has_lasted_for_its_hold(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    "name", ["kv_eviction_cascade", "queue_saturation", "engine_stalled", "gpu_thermal_throttling"]
-)
+@pytest.mark.parametrize("name", ["kv_eviction_cascade", "gpu_thermal_throttling"])
 def test_an_alert_ends_in_a_real_promtool_at_the_same_moment(tmp_path: Path, name: str, place: str) -> None:
     series, chosen = timelines.recovered(name), only(name, tmp_path)
     ((begin, end),) = episodes(chosen, series)[name, INCIDENTS[name].severity]
