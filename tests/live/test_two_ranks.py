@@ -119,7 +119,7 @@ def its_processes_are_known(vllm: server.Server) -> None:
 
 def the_ranks_work(exporter: Exporter, report: dict[str, object]) -> None:
     present = [(each["incident"], each["symptoms"]) for each in report["diagnoses"] if each["state"] == "present"]
-    assert report["verdict"] == "healthy", present
+    assert report["verdict"] == "healthy", (present, report["not_judged"], report["progress"])
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
     assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
 
