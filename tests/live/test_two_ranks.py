@@ -72,7 +72,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
         its_processes_are_known(vllm)
         with load.alone(), load.running(vllm.port, *load.STEADY):
             time.sleep(10)
-            the_ranks_work(exporter, doctor(vllm.url, "--for", "20"))
+            the_ranks_work(exporter, vllm.url)
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
             try:
                 the_rank_is_named(exporter, doctor(vllm.url, "--for", "20"))
@@ -117,7 +117,12 @@ def its_processes_are_known(vllm: server.Server) -> None:
     assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in processes.launch()
 
 
-def the_ranks_work(exporter: Exporter, report: dict[str, object]) -> None:
+def the_ranks_work(exporter: Exporter, url: str) -> None:
+    """A look may see too little: two ranks that spin on two cores get no CPU for seconds if anything else runs."""
+    looks = [doctor(url, "--for", "20")]
+    while looks[-1]["verdict"] == "unknown" and len(looks) < 3:
+        looks.append(doctor(url, "--for", "20"))
+    report = looks[-1]
     present = [(each["incident"], each["symptoms"]) for each in report["diagnoses"] if each["state"] == "present"]
     assert report["verdict"] == "healthy", (present, report["not_judged"], report["progress"])
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
