@@ -149,7 +149,7 @@ crashed_lately = Signal(
 )
 started_since_crash = Signal(
     "start since the crash",
-    "clamp_max((($last_startup_progress >= bool $time_of_crash) or $scraped) + $newer_process, 1)",
+    "(($last_startup_progress >= bool $time_of_crash) or $scraped) + $newer_process > bool 0",
     "the server was started again after the crash: {value}",
     "bool",
     culprit_promql='label_replace($ready_again, "state", "recovered at", "", "")'
@@ -161,7 +161,7 @@ started_since_crash = Signal(
 )
 crashes_or_down = Signal(
     "second crash, or not back yet",
-    any_of(crashes="($crashes_in_a_row >= bool 2)", down="$does_not_answer"),
+    any_of(again="($crashes_in_a_row >= bool 2)", down="$does_not_answer"),
     "the server crashed at least twice, or does not answer yet: {value}",
     "bool",
 )
