@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support import rewriting
+from support import healthy_loads, rewriting
 from support.paths import RECORDINGS
 from support.scenarios import found, present
 
@@ -199,3 +199,11 @@ def test_a_look_of_half_a_minute_is_dated_and_drawn_by_its_scrapes(tmp_path: Pat
         reading for reading in queue.symptoms if reading.condition.signal.name.startswith("requests waiting")
     )
     assert (waiting.history[0], len(waiting.history) > 8, waiting.history[-1]) == (0, True, 180)
+
+
+def test_bursts_that_drain_within_seconds_are_no_queue(tmp_path: Path) -> None:
+    """Over five minutes, the means of a burst look like a queue; most of the time nobody waits."""
+    scrapes = healthy_loads.scraped("bursts that drain", 1, [10.0 * at for at in range(360)], BEGAN)
+    recording = rewriting.write(tmp_path / "bursts", ((each.at, each.instance, each.page) for each in scrapes))
+    report = doctor.run(ObserveOptions([str(recording)]))
+    assert "queue_saturation" not in {finding.diagnosis.incident.id for finding in report.present}
