@@ -51,7 +51,8 @@ Targets = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="TARGET...",
-        help="URLs of vLLM servers or of diag exporters, or one recording (a folder made by diag record)."
+        help="URLs of vLLM servers or of diag exporters, one recording (a folder made by diag record), or logs: files,"
+        " a folder of them, or - for standard input."
         f"  [default: {HERE}]",
         show_default=False,
     ),
@@ -176,6 +177,9 @@ class EvidenceOptions(NamedTuple):
         evidence_option(
             "--launch", metavar="COMMAND", help="The server's launch command, if diag cannot read it from the server."
         ),
+    ] = ""
+    version: Annotated[
+        str, evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it.")
     ] = ""
 
 

@@ -37,7 +37,7 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
     report, queries, _ = look(options, contract, incidents, only_suspects=only_suspects)
     diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
     unhealthy = list(dict.fromkeys(instance_name(diagnosis.subject) for diagnosis in diagnoses))
-    if not unhealthy or len(report.observed.servers) < 2:
+    if not unhealthy or report.observed.endings or len(report.observed.servers) < 2:
         return report
     from diag.normal.comparison import by_peers
 

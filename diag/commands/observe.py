@@ -15,12 +15,12 @@ from diag.core.metric_prefix import OWN
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, ObservedServer, build_report, not_measured
+from diag.diagnosis.report import Observed, ObservedServer, build_report, not_measured, of_several_logs
 from diag.diagnosis.snapshot import Snapshot
 from diag.knowledge.catalog import load
 from diag.sources import source
 from diag.sources.observation import Observation
-from diag.sources.source import Scraping, SourceOptions, open_source, scrape_plan, shown_targets
+from diag.sources.source import Scraping, SourceOptions, open_source, read_logs, scrape_plan, shown_targets
 
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""
@@ -62,6 +62,9 @@ def look(
     options: ObserveOptions, contract: Contract, incidents: Sequence[Incident], *, only_suspects: bool = False
 ) -> Snapshot:
     """Diagnose the servers of any source; `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`)."""
+    if options.kind == "log":
+        snapshots = [judge_observation(each, contract, incidents) for each in read_logs(options)]
+        return snapshots[0]._replace(report=of_several_logs([snapshot.report for snapshot in snapshots]))
     opened = open_source(options, scraping(contract), contract, incidents)
     if isinstance(opened, Observation):
         return judge_observation(opened, contract, incidents)
@@ -96,8 +99,9 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
             ObservedServer(name, versions.get(name, ""), models.get(name, "")) for name in observation.instances
         ),
         notes=observation.notes,
-        not_measured=not_measured(cache),
+        not_measured=() if observation.endings else not_measured(cache),
         mixed=tuple(observation.mixed.items()),
+        endings=tuple(observation.endings.items()),
     )
     return Snapshot(build_report(observed, incidents, cache, running), cache, running)
 

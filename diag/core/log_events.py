@@ -5,7 +5,7 @@ diag_vllm_startup_phase. diag/exporter/log/patterns.py declares the lines that s
 that read them. An event that no incident reads states why it is counted.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class LogEvent(NamedTuple):
@@ -183,5 +183,20 @@ STARTUP_PHASES = (
     StartupPhase(WARM_UP, "Kernels are compiled and warmed up, and the API server starts.", 300),
     StartupPhase(READY, "The server answers requests.", 0),
 )
+class LogEnding(NamedTuple):
+    """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
+
+    "lost": its last line tells no state. `phase` is that of a start under way, with the share that is done, if known.
+    `errors` are the lines of errors since the server began, and `processes` those that logged an exception.
+    """
+
+    state: Literal["failed", "dead", "shut down", "starting", "serving", "lost"]
+    at: float
+    errors: int = 0
+    processes: int = 0
+    phase: str = ""
+    done: float | None = None
+
+
 STARTING = tuple(phase.name for phase in STARTUP_PHASES if phase.name != READY)
 """The phases before a server answers."""

@@ -15,11 +15,12 @@ import numpy as np
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import quantity
-from diag.core.incident import Fix, Signal
+from diag.core.incident import Fix, Signal, documented
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.formulas import expanded
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
 from diag.vllm.command.command import Command
@@ -150,6 +151,12 @@ def propose(
     proposer = _Proposer(diagnosis, queries, running, (*(quotes[0].names if quotes else ()), *launch))
     proposals = (proposer.propose(fix) for fix in diagnosis.incident.fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
+
+
+def by_failure(failure: KnownFailure) -> Proposal:
+    """Return the action that is known to mend a failure."""
+    fix = Fix(change=failure.do, effect="the start, or the request, succeeds", why=documented(failure.means, failure.source))
+    return Proposal(fix, None, None, (), computed=False, name="", text=failure.do)
 
 
 class _Proposer(NamedTuple):

@@ -9,14 +9,16 @@ import numpy as np
 from diag.core.contract import SLOS
 from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
+from diag.core.log_events import LogEnding
 from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, State, by_scrapes, dated, diagnose, quotes
 from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
-from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
+from diag.diagnosis.proposals import Proposal, Running, by_failure, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.shared_labels import SharedLabel
+from diag.knowledge.known_failures import KnownFailure, known_failure
 from diag.knowledge.formulas import expanded
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 
@@ -30,6 +32,12 @@ LOG_ALONE = (
     " unless max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"
 )
 """Servers whose log is known, but no page, and neither the processes of the host nor the container."""
+ENDS_OPEN = {
+    "starting": "its log ends in the middle of the start, without an error: whether the start goes on, hangs, or was "
+    "killed from outside is not in the log; look at the container's status (OOMKilled, exit code 137) and at dmesg",
+    "lost": "its log shows neither a start nor a server at work",
+}
+"""Why a log tells nothing, by the state in which it ends."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
 MIXED = "its page has several values for one series of {}: a label is missing, so some incidents are unknown"
 NO_SERVER = "no incident could be judged: no sample names a server"
@@ -106,7 +114,8 @@ class Observed(NamedTuple):
     """The source of the evidence; `start` and `end` are unix seconds.
 
     `defects` are those of the telemetry; `notes` are sentences of the source. `mixed` are servers, each
-    with a metric whose series lack the label that tells their parts apart.
+    with a metric whose series lack the label that tells their parts apart. `endings` are servers of which only a log is
+    known, each with how the log ends.
     """
 
     source: str
@@ -120,6 +129,7 @@ class Observed(NamedTuple):
     not_measured: tuple[str, ...] = ()
     defects: tuple[TelemetryDefect, ...] = ()
     mixed: tuple[tuple[str, str], ...] = ()
+    endings: tuple[tuple[str, LogEnding], ...] = ()
 
 
 class NormalReading(NamedTuple):
@@ -206,7 +216,7 @@ class CeilingShares(NamedTuple):
 class Finding(NamedTuple):
     """A diagnosis with its fixes, and the log lines that decide it.
 
-    `uncomputed` are fixes whose number needs telemetry that is missing.
+    `uncomputed` are fixes whose number needs telemetry that is missing; `failure` is what the quoted line is known for.
     """
 
     diagnosis: Diagnosis
@@ -214,6 +224,7 @@ class Finding(NamedTuple):
     relaunch: str | None = None
     uncomputed: tuple[Proposal, ...] = ()
     quotes: tuple[Quote, ...] = ()
+    failure: KnownFailure | None = None
 
 
 class Report(NamedTuple):
@@ -273,7 +284,8 @@ class Report(NamedTuple):
         """The sorted names of all judged servers; in a large fleet, some were judged for progress only."""
         judged = (finding.diagnosis.subject for finding in self.findings)
         seen = (*(progress.subject for progress in self.progress), *(why.subject for why in self.not_judged))
-        return tuple(sorted({*map(instance_name, judged), *map(instance_name, filter(None, seen)), *self.gone}))
+        logs = dict(self.observed.endings)
+        return tuple(sorted({*map(instance_name, judged), *map(instance_name, filter(None, seen)), *self.gone, *logs}))
 
     @property
     def needs_telemetry(self) -> frozenset[str]:
@@ -300,7 +312,7 @@ def build_report(
 
     The incidents are judged by the queries in `judged`, which may have fewer servers; None: those in `queries`.
     """
-    progress, unknown = judge(queries)
+    progress, unknown = judge(queries) if not observed.endings else ((), ())
     judged = judged or queries
     findings = []
     for diagnosis in dated(diagnose(incidents, judged), judged):
@@ -313,8 +325,13 @@ def build_report(
             found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
+        failure = next(filter(None, (known_failure((each.text, each.cause), known.version) for each in quoted)), None)
+        if failure:  # what is known of the line says more than the incident's advice for any line
+            proposals = (by_failure(failure), *(each for each in proposals if each.changes or each.computed))
         line = relaunch(known.launch, proposals)
-        findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted))
+        findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure))
+    if observed.endings:
+        return _of_logs(observed, findings, queries)
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
     return Report(
@@ -328,6 +345,54 @@ def build_report(
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
+
+
+def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
+    """Return the report on logs alone: of incidents that they show, and of how they end."""
+    told = [finding for finding in findings if finding.diagnosis.state != "unknown"]
+    ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
+    not_judged = tuple(
+        NotJudged(ENDS_OPEN[ending.state], (("instance", name),))
+        for name, ending in observed.endings
+        if ending.state in ENDS_OPEN and name not in ill
+    )
+    return Report(
+        observed=observed,
+        verdict=verdict_of(told, not_judged),
+        progress=(),
+        findings=tuple(told),
+        not_judged=not_judged,
+        contract=tuple(queries.contract.lines()),
+    )
+
+
+def of_several_logs(reports: Sequence[Report]) -> Report:
+    """Merge the reports on logs, each judged at its own end: the worst first, then the first that gives a reason.
+
+    The logs may be those of the ranks or nodes of one server, whose other processes only notice that a peer is gone.
+    """
+    if len(reports) == 1:
+        return reports[0]
+    from diag.exporter.log.trackers import informativeness  # noqa: PLC0415  # compiles the patterns of a log
+
+    def order(finding: Finding) -> tuple[int, int, float]:
+        reason = max((informativeness(quote.text) for quote in finding.quotes), default=0)
+        began = finding.diagnosis.since or finding.diagnosis.watched_since
+        return -RANK[finding.diagnosis.severity], -reason, began
+
+    seen = [report.observed for report in reports]
+    findings = tuple(sorted((finding for report in reports for finding in report.findings), key=order))
+    not_judged = tuple(why for report in reports for why in report.not_judged)
+    observed = seen[0]._replace(
+        target=listed([each.target for each in seen]),
+        start=min(each.start for each in seen),
+        end=max(each.end for each in seen),
+        servers=tuple(server for each in seen for server in each.servers),
+        notes=tuple(note for each in seen for note in each.notes),
+        endings=tuple(ending for each in seen for ending in each.endings),
+    )
+    verdict = verdict_of(findings, not_judged)
+    return reports[0]._replace(observed=observed, verdict=verdict, findings=findings, not_judged=not_judged)
 
 
 def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:

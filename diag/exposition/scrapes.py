@@ -245,6 +245,11 @@ class Target:
                 page = self._parser.parse(recorded, readings) if recorded or readings else None
             self.scrapes.append(Scrape(at, page, reason))
 
+    def note(self, at: int, readings: Iterable[Reading]) -> None:
+        """Add what was known at a moment at which nothing was scraped."""
+        with self._lock:
+            self.scrapes.append(Scrape(at, self._parser.parse(b"", list(readings))))
+
     def forget(self, before: int) -> None:
         """Drop the scrapes before a time, unix milliseconds, and once most series have no scrape left, these series."""
         with self._lock:

@@ -125,6 +125,7 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
             for proposal in finding.uncomputed
         ],
         "relaunch": finding.relaunch,
+        **({"failure": finding.failure._asdict()} if finding.failure else {}),
     }
 
 

@@ -176,6 +176,8 @@ def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms
         "evidence": [evidence[:count] for count in range(len(evidence), 0, -1)] or [[]],
         "normal": _normal_part(report),
         "log": log,
+        "means": _part("Means", [finding.failure.means if finding.failure else ""], 3),
+        "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
         **_action_parts(finding),
     }
 

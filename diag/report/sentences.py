@@ -30,7 +30,7 @@ MANY = 5
 
 def time_format(report: Report) -> TimeFormat:
     """Return the time of day, or date and time if the report is about the past."""
-    return moment if report.observed.source == "prometheus" else clock
+    return moment if report.observed.source in ("prometheus", "log") else clock
 
 
 def began(diagnoses: Sequence[Diagnosis], written_as: TimeFormat) -> str:
@@ -104,6 +104,8 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
 
 def found_nothing(report: Report) -> str:
     """Return "no incident found (19 checked on 1 server)", or "no other incident found ..." beside another one."""
+    if report.observed.endings:
+        return f"nothing {'else ' if report.present else ''}is wrong in the log up to its end; no server was asked"
     found = "no other incident found" if report.present else "no incident found"
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
@@ -116,6 +118,27 @@ def slo_missing(report: Report) -> str:
         return ""
     ttft, itl = (quantity(getattr(Contract, f"{name}_seconds"), "seconds") for name in ("ttft", "itl"))
     return f"none set (diag.toml): latency counts only beyond a TTFT of {ttft} or an ITL of {itl}"
+
+
+ENDS = {
+    "failed": "ends with a failed start",
+    "dead": "ends with a dead engine",
+    "shut down": "ends with an orderly shutdown",
+    "starting": "ends during a start, in the phase {phase}",
+    "serving": "ends with the server at work",
+    "lost": "shows no state of a server",
+}
+
+
+def log_endings(report: Report) -> list[str]:
+    """Return for each log that was judged alone how it ends: "ends with an orderly shutdown, 2026-11-20 03:12:44 UTC"."""
+    lines = []
+    for _, ending in report.observed.endings:
+        done = "" if ending.done is None else f" ({quantity(ending.done, 'share')} done)"
+        raised = f" in {plural(ending.processes, 'process', 'processes')}" if ending.processes > 1 else ""
+        errors = f"; {plural(ending.errors, 'line')} of errors{raised}" if ending.state in ("failed", "dead") else ""
+        lines.append(f"{ENDS[ending.state].format(phase=ending.phase)}{done}, {moment(ending.at)}{errors}")
+    return lines if len(lines) < 2 else [f"{name}: {line}" for (name, _), line in zip(report.observed.endings, lines)]
 
 
 def states(report: Report) -> str:
@@ -334,6 +357,8 @@ def source(report: Report, written_as: TimeFormat) -> str:
     """Return source, target, number of scrapes and time range of the judged samples."""
     seen = report.observed
     failed = f", {seen.failed_scrapes} of them failed" if seen.failed_scrapes else ""
+    if seen.endings:
+        return f"log {escaped(seen.target)}, up to {written_as(seen.end)}; no server was asked"
     span = f"{written_as(seen.start)} - {written_as(seen.end)} ({quantity(seen.end - seen.start, 'seconds')})"
     return f"{seen.source} {escaped(seen.target)}: {seen.scrapes:,} scrapes{failed}, {span}"
 
@@ -348,7 +373,7 @@ def servers(report: Report) -> list[str]:
 
 def checked(report: Report, verbose: bool) -> list[str]:
     """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
-    lines = [f"{states(report)}; {found_nothing(report)}"]
+    lines = [f"{listed(log_endings(report)) or states(report)}; {found_nothing(report)}"]
     names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
     return lines + [f"{what}: {', '.join(ids)}" for what, ids in names.items() if ids and verbose]
 

@@ -49,6 +49,9 @@ def verdicts(report: Report) -> list[str]:
 
     seen, names = report.observed, report.servers
     verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
+    if seen.endings:
+        place = names[0] if len(names) == 1 else plural(len(names), "log")
+        return [_fit_line(f"{verdict}  ", place, [words.log_endings(report)[0]])]
     place = names[0] if len(names) == 1 else plural(len(names), "server") if names else seen.target
     when = _format_span(seen.start, seen.end, written_as)
     states = words.states(report)
@@ -246,7 +249,7 @@ def choose_actions(finding: Finding) -> Actions:
     fix = launchable(finding.proposals) or next(iter(rest), None)
     return Actions(
         is_over=not finding.diagnosis.ongoing,
-        advice=() if is_cure else finding.diagnosis.incident.mitigate,
+        advice=() if is_cure or finding.failure else finding.diagnosis.incident.mitigate,
         now=now,
         fix=fix,
         alternatives=tuple(proposal for proposal in finding.proposals if proposal not in (now, fix)),

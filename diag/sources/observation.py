@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 
 from diag import promql
 from diag.core.formatting import clock, listed, plural, printable
+from diag.core.log_events import LogEnding
 from diag.core.metric_prefix import relabelling
 from diag.core.subjects import LARGEST, Instants, Subject
 from diag.exposition.scrapes import (
@@ -99,10 +100,10 @@ class Observation(SampleSource):
     between two scrapes of one target. silent_scrapes: successful scrapes without metrics of vLLM, for example of an
     exporter alone. instances: the label `instance` of each target, the key of `settled`, and of `versions` (of vLLM),
     `models` and `launch` (without secrets) if they are known. mixed: by instance, a metric of vLLM or its exporter that
-    lacks the label that tells its series apart.
+    lacks the label that tells its series apart. endings: by instance, how a log ends that is the only evidence.
     """
 
-    source: Literal["recording", "scrape"]
+    source: Literal["recording", "scrape", "log"]
     target: str
     scrapes: int
     failed_scrapes: int
@@ -114,12 +115,13 @@ class Observation(SampleSource):
     launch: Mapping[str, str]
     settled: Mapping[str, RunningConfig]
     mixed: Mapping[str, str]
+    endings: Mapping[str, LogEnding] = field(default_factory=dict)
 
 
 class Origin(NamedTuple):
     """The source of the scrapes, and its own facts; `every` is the interval if the scrapes do not show one."""
 
-    source: Literal["recording", "scrape"]
+    source: Literal["recording", "scrape", "log"]
     target: str
     every: float = 0.0
     notes: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.subjects import Floats, Instants, Subject
 from diag.promql import Formula
+from diag.sources.log.files import is_log
 from diag.sources.prometheus.scope import Scope
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class SourceOptions:
     duration: float = 30.0
     timeout: float | None = None
     launch: str = ""
+    version: str = ""
     probe: bool = False
     log: str = ""
     log_timezone: str = ""
@@ -77,12 +79,14 @@ class SourceOptions:
     k8s: str = ""
 
     @property
-    def kind(self) -> Literal["prometheus", "pods", "recording", "servers"]:
+    def kind(self) -> Literal["prometheus", "pods", "log", "recording", "servers"]:
         """The kind of source that the options choose."""
         if self.prometheus:
             return "prometheus"
         if self.k8s:
             return "pods"
+        if any(map(is_log, self.targets)):
+            return "log"
         return "recording" if any(map(is_path, self.targets)) else "servers"
 
 
@@ -121,6 +125,11 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
         pods = find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
         with scraping.progress(f"watching {pods.shown}") as tick:
             return pods.scrape(scrape_plan(options, tick, scraping.should_go_on))
+    if options.kind == "log":
+        first, *others = read_logs(options)
+        if others:
+            raise BadUsage("only diag doctor reads several logs: name one")
+        return first
     if options.kind == "recording":
         if len(options.targets) > 1:
             raise BadUsage("a recording is diagnosed alone: name one recording, or only URLs")
@@ -135,6 +144,16 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
 
     with _hint_at_paths(options.targets), scraping.progress(f"watching {shown_targets(options.targets)}") as tick:
         return scrape(options.targets, scrape_plan(options, tick, scraping.should_go_on))
+
+
+def read_logs(options: SourceOptions) -> "list[Observation]":
+    """Read logs without a server, each as an observation of its own; BadUsage if a target is none."""
+    from diag.exporter.log.tail import parse_timezone
+    from diag.sources.log.reader import read
+
+    if others := [target for target in options.targets if not is_log(target)]:
+        raise BadUsage(f"{printable(others[0])} is no log: logs are diagnosed alone, or beside one URL with --log")
+    return list(read(options.targets, parse_timezone(options.log_timezone), options.launch, options.version))
 
 
 def open_prometheus(

@@ -22,7 +22,7 @@ from diag.http.address import Address, parse, without_user
 from diag.lint.rules import RULES
 from diag.report.settings import UNKNOWN
 from diag.sources.prometheus.scope import Scope
-from diag.sources.recording.reader import PAGES
+from diag.sources.log.files import PAGES, is_log
 from diag.vllm.flags import registry
 from diag.vllm.gpus import gpus
 from diag.vllm.running_config import FLAGS, TRUST, WORDS
@@ -88,7 +88,7 @@ class AllowedTargets:
             folder = (self.recordings / name).resolve()
             is_below = folder.is_relative_to(self.recordings.resolve())
             is_recording = is_below and folder.is_dir() and any((folder / page).is_file() for page in PAGES)
-            return str(folder) if is_recording else ""
+            return str(folder) if is_recording or (is_below and is_log(str(folder))) else ""
         except (OSError, ValueError):
             return ""
 

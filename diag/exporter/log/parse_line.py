@@ -8,7 +8,7 @@ line is marked as such.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -33,7 +33,7 @@ Form = Literal["line", "inside", "json", "foreign"]
 _ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 _COLLECTOR = re.compile(
     r"(?P<pod>\[pod/\S{1,300}\] )?(?P<service>[\w.-]{1,100} +\| )?"  # kubectl logs --prefix, docker compose logs
-    rf"(?:(?P<iso>{_ISO}) "
+    rf"(?:\[?(?P<iso>{_ISO})\]? "  # in brackets: Buildkite
     r"(?:(?P<stream>stdout|stderr) (?P<part>[FP])(?::\S*)? |(?P<host>\S{1,100}) \S{1,100}\[\d+\]: )?"
     r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} \S{1,100}\[\d+\]: )?"
 )
@@ -269,6 +269,16 @@ def skipped_note(path: Path) -> str:
     """Return the sentence about the part of a large log that `read_lines` skips, or ""."""
     too_large = path.stat().st_size > FIRST + LAST
     return f"of {path.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read" if too_large else ""
+
+
+def first_time(lines: Iterable[str], zone: tzinfo | None, year_hint: float) -> tuple[int, float]:
+    """Return the index of the first line that states a time, and that unix time.
+
+    Without one: 0 and `year_hint`, which is a time at or after the end of the log.
+    """
+    parser = LineParser(zone)
+    parsed = ((at, part) for at, line in enumerate(lines) for part in parser.parse(line[:MOST_CHARACTERS], year_hint))
+    return next(((at, part.at) for at, part in parsed if part.at is not None), (0, year_hint))
 
 
 class TimedLine(NamedTuple):

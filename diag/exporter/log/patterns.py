@@ -306,6 +306,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("cuda_error", r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_|cu[A-Z]\w+ error: ", FAILED),
     _event("cuda_error", r"Triton Error \[\w+\]: (?!out of memory)", FAILED),
     _event("cuda_error", r"NCCL error(?: in)?: ", FAILED),
+    _event("cuda_error", r"Memory access fault by GPU node|HW Exception by GPU node|HSA_STATUS_ERROR", FAILED),
+    _event("cuda_error", r"Failed to execute the model status=\d", FAILED),  # Neuron
     _event(
         "compiled_while_serving",
         r"(?:Triton|CuTeDSL|TileLang) (?:kernel )?JIT compilation during inference: ",

@@ -25,7 +25,7 @@ _RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
 _BEFORE = re.compile(
     r"(?: *what\(\): +|\S{1,300}\.py:\d+: UserWarning: )?"
     rf"{_RANK}(?:Process group watchdog thread terminated with exception: )?{_RANK}"
-    r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception): )?"
+    r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception|RayTaskError\([\w.]{1,80}\)): ){0,3}"
     r"(?:Worker failed with error ['\"])?"
 )
 """Text that may precede the words of a failure: a warning's place, torch's name of the rank, the exception's class, the
@@ -83,11 +83,19 @@ _ENTRY = re.compile(
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w{0,80}\.[\w.]{1,120}|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:: |:?$)"
 )
+_LONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: |$)")
+"""An exception whose traceback is not logged above it."""
+_FRAME = re.compile(r'File "[^"]{1,300}", line \d+, in (?P<function>[\w<>]{1,80})')
+"""A frame of a traceback; a paste may have lost the blanks before it."""
+_STEP = frozenset({"run_busy_loop", "_process_engine_step", "step_fn", "step", "execute_model", "output_handler"})
+"""Functions of an engine at work; none of them is called by a start."""
 _BARE_NAME = re.compile(r"[\w.]+:? ?")
 _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit|asyncio\.exceptions\.CancelledError")
 _CHAINS = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _HEADING = re.compile(r".*(?::|\d validation errors? for \S{1,100})$", re.DOTALL)
 """An exception's first line if the reason follows in the next one."""
+_WRAPPER = re.compile(r"RuntimeError: The following operation failed in the TorchScript interpreter\.")
+"""An exception whose reason is another one, in its message."""
 _VALIDATION = re.compile(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
 _FIELD = re.compile(r"[\w.]{1,80}")
 MOST_READ = 4_000
@@ -101,7 +109,9 @@ class ErrorLine:
     """The line of an exception, or another line that gives a reason by itself.
 
     `number` is its line number in the file, 0 if unknown; `at` is unix time; `cause` is the first exception of its
-    chain; `event` is the event that the line shows; `is_entry` is true if the server's own process ended with it.
+    chain; `event` is the event that the line shows; `is_entry` is true if the server's own process ended with it;
+    `in_step` is true if it was raised in a step of an engine, False also if no frame was logged; `announced` is the
+    line above the traceback that announced the end of a process, "" for none.
     """
 
     text: str
@@ -111,6 +121,8 @@ class ErrorLine:
     cause: str = ""
     event: str = ""
     is_entry: bool = False
+    in_step: bool = False
+    announced: str = ""
 
     def __post_init__(self) -> None:
         self.text = self.text[:MOST_READ]
@@ -120,11 +132,13 @@ class ErrorLine:
 class _Traceback:
     """A traceback while it is written; `ends` is true if it ends a process, `error` is its exception so far."""
 
+    announced: str
     ends: bool
     has_head: bool
     in_frames: bool = True
     frame: str = ""
     is_entry: bool = False
+    in_step: bool = False
     is_chained: bool = False
     error: ErrorLine | None = None
     is_taken: bool = False
@@ -133,14 +147,17 @@ class _Traceback:
         """Return the exception, once, when it is known that it ended a process."""
         if self.is_taken or not self.ends or self.error is None:
             return None
-        self.is_taken, self.error.is_entry = True, self.is_entry
+        self.is_taken, self.error.is_entry, self.error.announced = True, self.is_entry, self.announced
         return self.error
 
     def read(self, line: ErrorLine) -> bool:
         """Read a line; return False if it does not belong to the traceback."""
         if not self.in_frames:
-            return self._read_message(line.text)
-        if line.text.startswith((" ", "\t")):
+            return self._read_message(line)
+        frame = _FRAME.search(line.text)
+        self.in_step = self.in_step or bool(frame and frame["function"] in _STEP)
+        is_code = self.has_head and bool(self.frame) and not _EXCEPTION.match(line.text)
+        if line.text.startswith((" ", "\t")) or frame or is_code:
             self.is_entry = self.is_entry or bool(not self.frame and _ENTRY.match(line.text))
             self.ends = self.ends or self.is_entry
             self.frame = line.text.strip() if line.text.strip(" ^~") else self.frame
@@ -158,11 +175,12 @@ class _Traceback:
         elif self.is_chained:
             cause = self.error.cause or self.error.text
             self.error.text, self.error.number, self.error.cause = line.text, line.number, cause
-        self.is_chained = False
+        self.is_chained, self.error.in_step = False, self.in_step
         return True
 
-    def _read_message(self, text: str) -> bool:
+    def _read_message(self, line: ErrorLine) -> bool:
         """Read a line below the exception's own, which may complete its text."""
+        text = line.text
         is_indented = text.startswith((" ", "\t"))
         if _CHAINS.match(text):
             self.is_chained = True
@@ -170,20 +188,27 @@ class _Traceback:
             self.error.text = f"{self.error.text} {text.strip()}"[:MOST_READ]
         elif self.error is not None and _VALIDATION.match(self.error.text) and _FIELD.fullmatch(text):
             self.error.text = f"{self.error.text} {text}:"[:MOST_READ]
+        elif self.error is not None and _WRAPPER.match(self.error.text) and _LONE.match(text):
+            self.error.text, self.error.number = text, line.number
         elif text and not is_indented:
             return self.has_head
         return True
 
 
 class TracebackTracker:
-    """Follows the tracebacks of all processes side by side."""
+    """Follows the tracebacks of all processes side by side.
+
+    `unannounced` is the exception whose own line was read last, if nothing has shown that a process ended with it.
+    """
 
     def __init__(self) -> None:
+        self.unannounced: ErrorLine | None = None
         self._open: dict[_Key, _Traceback] = {}
-        self._announced: set[_Key] = set()
+        self._announced: dict[_Key, str] = {}
 
     def read(self, line: ParsedLine, at: float) -> ErrorLine | None:
         """Return the exception that ended a process, at its own line; the lines below it may still add to its text."""
+        self.unannounced = None
         if line.level not in FAILED:
             return None
         key = (line.process, line.pid, line.source, line.level)
@@ -195,15 +220,22 @@ class TracebackTracker:
             else:
                 if len(self._open) >= MOST_OPEN:
                     self._open.clear()
-                self._open[key] = _Traceback(is_announced or key in self._announced, has_head=line.level != RAW)
+                announced = line.text if is_announced else self._announced.get(key, "")
+                self._open[key] = _Traceback(announced, bool(announced), has_head=line.level != RAW)
             return None
 
-        if traceback is not None and traceback.read(ErrorLine(line.text, line.number, at, line.process)):
+        error, was_in_frames = ErrorLine(line.text, line.number, at, line.process), traceback and traceback.in_frames
+        if traceback is not None and traceback.read(error):
+            if was_in_frames and not traceback.in_frames and not traceback.ends:
+                self.unannounced = traceback.error
             return traceback.take_error()
+        self.unannounced = error if _LONE.match(line.text) else None
         self._open.pop(key, None)
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()
-        (self._announced.add if is_announced else self._announced.discard)(key)
+        self._announced.pop(key, None)
+        if is_announced:
+            self._announced[key] = line.text
         return None
 
 

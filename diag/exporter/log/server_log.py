@@ -10,7 +10,7 @@ interpretations counts.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import tzinfo
 from typing import NamedTuple
@@ -24,9 +24,10 @@ from diag.core.log_events import (
     QUOTED,
     SHUT_DOWN,
     WORKER_DIED,
+    LogEnding,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import START, Claim, MeasuredServer, Measurement
+from diag.exporter.log.corroboration import RESOLUTION, START, Claim, MeasuredServer, Measurement
 from diag.exporter.log.parse_line import ACCESS, MOST_CHARACTERS, PROGRESS_BAR, LineParser, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -56,6 +57,12 @@ DEATHS = (ENGINE_DEAD, WORKER_DIED)
 _BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
 LISTENS = "Starting vLLM "
 """The beginning of the line after which clients can connect."""
+_HIT = "EngineCore hit an exception"
+"""vLLM up to 0.8.4 logs it of an engine that fails, whether it starts or works."""
+_AT_WORK = "EngineCore encountered a fatal error"
+MOST_PENDING = 64
+_WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
+"""A start goes on only when somebody adds GPUs to the Ray cluster."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
 """torch.compile compiles a graph that no cache has."""
 
@@ -100,11 +107,17 @@ class LogInterpreter:
         self._records = RecordTracker()
         self._listens = False
         self._ending: set[str] = set()
+        self._was_told_to_stop = False
+        self._errors = 0
+        self._raised: set[str] = set()
+        """Names of the processes that have logged an exception since the server began."""
         self._next_start: list[tuple[Pattern, ParsedLine, float]] = []
         self._tracebacks = TracebackTracker()
         self._file = file
         self._root_cause = self._crashed = RootCauseTracker(file)
         self._dead = False
+        self._pending: list[ErrorLine] = []
+        """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
         self._begun: float | None = None
         self.measured: MeasuredServer | None = None
         """The server whose end or new start a line may only claim; None: such lines are believed."""
@@ -177,12 +190,71 @@ class LogInterpreter:
         placed = PlacedLine(line, pattern, origin, at, None)
         if origin is LineOrigin.DOUBTED:
             return placed if _ends_or_starts(placed) else None
-        if origin is not LineOrigin.QUOTED and not (self._was_stopped and self._records.has_process(line.pid)):
-            placed = placed._replace(error=self._tracebacks.read(line, at))
+        is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
+        if not is_of_shutdown and (origin is not LineOrigin.QUOTED or self.phase == "unknown"):
+            error = self._tracebacks.read(line, at)
+            placed = placed._replace(error=None if origin is LineOrigin.QUOTED else error)
+            self._note_pending(placed)
+            self._errors += line.level in ("ERROR", "CRITICAL")
+            if error is not None or self._tracebacks.unannounced is not None:
+                self._raised.add(line.process)
         if self._is_claim(placed, live):
             return placed
         self.interpret(placed)
         return None
+
+    def _note_pending(self, placed: PlacedLine) -> None:
+        """Keep an exception that may have ended the start, and a line that says what a start waits for."""
+        error = self._tracebacks.unannounced
+        if error is None and _WAITS.match(placed.line.text):
+            error = ErrorLine(placed.line.text, placed.line.number, placed.at, placed.line.process)
+        if error is not None and self.phase != "serving" and len(self._pending) < MOST_PENDING:
+            error.event = placed.pattern.name if placed.pattern and placed.pattern.kind == "event" else ""
+            self._pending.append(error)
+
+    def finish(self) -> None:
+        """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
+        pending, self._pending = self._pending, []
+        if self._startup.has_ended or self._startup.is_ready or not (pending or self._dead):
+            return
+        if pending:
+            self._give_reason(pending)
+            for error in pending:
+                pattern = recognise(error.text, "ERROR")
+                if pattern is not None and pattern.kind == "event" and pattern.name not in self._events.seen:
+                    self._events.read(pattern, error.text, error.at)
+        at = pending[0].at if pending else self.latest or 0.0
+        if any(error.in_step for error in pending):
+            self._die(at)
+        else:
+            self._fail(at)
+
+    def _die(self, at: float) -> None:
+        """Note that an engine at work died; one that works without an API server never logs that it is ready."""
+        self._reach(READY_STAGE, at - RESOLUTION)
+        self._events.count(ENGINE_DEAD, at)
+        self._crashes.crash(at)
+        self._dead = True
+
+    @property
+    def ending(self) -> LogEnding:
+        """Return the state of the server at the last line."""
+        startup, ending = self._startup, LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised))
+        if self._dead:
+            return ending._replace(state="dead")
+        if startup.has_ended:
+            return ending._replace(state="shut down" if startup.is_ready or self._was_told_to_stop else "failed")
+        if startup.stage is None:
+            return ending
+        if startup.is_ready:
+            return ending._replace(state="serving")
+        phase, done = startup.position
+        return ending._replace(state="starting", phase=phase, done=done)
+
+    def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
+        for error in errors:
+            self._root_cause.consider(error)
+        self._root_cause.end()
 
     def _phase_of(self, line: ParsedLine, live: bool) -> Phase:
         """Return the phase; a log whose beginning is lost is that of a server at work if the server has answered."""
@@ -232,10 +304,14 @@ class LogInterpreter:
             ends_server = error.is_entry and error.event != ENGINE_START_FAILED
             if ends_server and self._startup.has_ended and not self._records.has_process(line.pid):
                 self._begin(at)
-            self._root_cause.consider(error)
+            for each in (*self._pending, error):
+                self._root_cause.consider(each)
             if ends_server:  # and its start
                 self._root_cause.end()
                 self._fail(at)
+            elif error.announced.startswith(_HIT):
+                self._root_cause.end()
+                (self._die if error.in_step or self._startup.is_ready else self._fail)(at)
 
         if not self._was_stopped and line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
             self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
@@ -283,12 +359,14 @@ class LogInterpreter:
         self._crashes.begin(at)
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
-        self._listens, self._ending = False, set()
+        self._listens, self._ending, self._was_told_to_stop = False, set(), False
+        self._errors, self._raised = 0, set()
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
         self._root_cause = RootCauseTracker(self._file)
 
     def _reach(self, stage: int, at: float) -> None:
+        self._pending.clear()
         self._startup.reach(stage, at)
         if self._serves:
             self._crashes.ready(at)
@@ -315,6 +393,7 @@ class LogInterpreter:
         self._startup.move(at)
 
     def _on_progress(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._pending.clear()
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
@@ -334,6 +413,7 @@ class LogInterpreter:
         if not self._startup.has_ended and not self._dead:
             self._events.count(SHUT_DOWN, at)
         self._startup.end(at)
+        self._was_told_to_stop = True
         self._crashes.stop()
 
     def _on_fatal(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
@@ -348,25 +428,27 @@ class LogInterpreter:
         is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
         if is_of_startup or is_of_shutdown or (is_api_server and pattern.name in ON_DEVICE):
             return
+        if line.text.startswith(_HIT):  # the frames of its traceback tell whether it was at work
+            return
         if pattern.name in QUOTED:
             self._quote(pattern, line, at)
         if pattern.name == ENGINE_START_FAILED:
             self._fail(at)
             return
         if pattern.name == ENGINE_DEAD:
-            self._assume_was_ready(at)
+            if self._startup.stage is None or line.text.startswith(_AT_WORK):
+                self._reach(READY_STAGE, at - RESOLUTION)
             self._crashes.crash(at)
         self._dead = self._dead or pattern.name in DEATHS
         self._events.read(pattern, line.text, at)
 
     def _quote(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process, event=pattern.name))
-        self._root_cause.end()
+        self._give_reason((*self._pending, ErrorLine(line.text, line.number, at, line.process, event=pattern.name)))
 
     def _assume_was_ready(self, at: float) -> None:
         """If a log begins with the end of a server, such as a rotated log, the server was at work before."""
         if self._startup.stage is None:
-            self._reach(READY_STAGE, at)
+            self._reach(READY_STAGE, at - RESOLUTION)
 
     def _fail(self, at: float) -> None:
         """Note a failed start; if the start has already succeeded, do nothing."""
@@ -538,6 +620,15 @@ class ServerLog:
     def _settle(self, interpreter: LogInterpreter) -> None:
         """Keep one interpretation for good."""
         self._proven, self._claimed, self._open = interpreter.doubting(self._measured), None, {}
+
+    @property
+    def ending(self) -> LogEnding:
+        """The state of the server at the last line."""
+        return self._interpreter.ending
+
+    def finish(self) -> None:
+        """Take the end of the log for that of the server, if the log's last word is an exception."""
+        self._interpreter.finish()
 
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: all later lines are of another start."""

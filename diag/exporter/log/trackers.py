@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from diag.core.formatting import printable
 from diag.core.log_events import READY, WARM_UP
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import SURVIVED
+from diag.exporter.log.corroboration import RESOLUTION, SURVIVED
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
 from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
 from diag.vllm.command.free_text import hidden
@@ -54,6 +54,11 @@ class StartupProgress:
     def is_under_way(self) -> bool:
         """True while the present phase still takes time."""
         return self.exists and not self.is_ready
+
+    @property
+    def position(self) -> tuple[str, float | None]:
+        """The phase of a start, and the share of it that is done, None if unknown."""
+        return _phase_of_stage(self.stage or 0), self._ratio
 
     def reach(self, stage: int, at: float) -> None:
         if self.has_ended or self.is_ready:
@@ -129,8 +134,8 @@ class CrashStreak:
         self._failed_to_start = False
 
     def begin(self, at: float) -> None:
-        """Note a start; a server that still ran before it has crashed without a line."""
-        self.crash(at)
+        """Note a start; a server that still ran before it has crashed without a line, at the latest a moment ago."""
+        self.crash(at - RESOLUTION)
         self._runs, self._ready_at = True, None
 
     def ready(self, at: float) -> None:
@@ -167,6 +172,11 @@ class EventCounts:
         self._times = dict.fromkeys(EVENTS, 0.0)
         self._values: dict[str, dict[str, float]] = {}
         self._unproven: dict[str, float] = {}
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The events that were counted."""
+        return frozenset(event for event, count in self._counts.items() if count)
 
     def count(self, event: str, at: float) -> None:
         """Count an event that no line with numbers shows."""
@@ -278,8 +288,10 @@ _NAMES_PROCESS = re.compile(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
     r"|terminate called "
     r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
+    r"|.{0,400}(?:[Cc]onnection (?:reset|closed|was likely closed)|Broken pipe|remote process exit(?:ed|ing)"
+    r"|RPC call to \S{1,100} timed out|ActorDiedError|The actor died|ncclRemoteError)"
 )
-"""A warning, a part of another process's reason, or the name of the process that failed."""
+"""A warning, a part of another process's reason, the name of the process that failed, or what its peers notice."""
 _NO_REASON = re.compile(
     r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
     r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
@@ -289,7 +301,7 @@ _UNRECOGNIZED = re.compile(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL
 _NUMBER = re.compile(r"[\d.,]{1,12}")
 _REPEATED = re.compile(r" ?\[type=\w+, input_value=.*", re.DOTALL)
 """The input that pydantic repeats, which may be anything."""
-_GIVES_REASON = 3
+GIVES_REASON = 3
 
 
 class RootCauseTracker:
@@ -311,10 +323,10 @@ class RootCauseTracker:
     def consider(self, error: ErrorLine) -> None:
         """Keep a line if it is more informative than the one kept so far."""
         known = self._error
-        gives_reason = _informativeness(error.text) == _GIVES_REASON
+        gives_reason = informativeness(error.text) == GIVES_REASON
         if known is not None and error.at - known.at > SURVIVED and (gives_reason or not self._ended):
             self.begin()
-        if self._error is None or _informativeness(error.text) > _informativeness(self._error.text):
+        if self._error is None or informativeness(error.text) > informativeness(self._error.text):
             self._error = error
 
     def end(self) -> None:
@@ -334,13 +346,13 @@ class RootCauseTracker:
         yield f"diag_vllm_log_{'crash' if crash else 'error'}_timestamp_seconds", labels, crash or error.at
 
 
-def _informativeness(text: str) -> int:
+def informativeness(text: str) -> int:
     """Return 3 for a reason, 2 for the process that failed, 1 for a signal, which vLLM passes on to engines, else 0."""
     if _NAMES_PROCESS.match(text):
         return 2
     if text.startswith(SIGNALLED):
         return 1
-    return 0 if _NO_REASON.search(text) else _GIVES_REASON
+    return 0 if _NO_REASON.search(text) else GIVES_REASON
 
 
 def quote(text: str, most: int) -> str:

@@ -149,7 +149,7 @@ crashed_lately = Signal(
 )
 started_since_crash = Signal(
     "start since the crash",
-    "(($last_startup_progress >= bool $time_of_crash) or $scraped) + $newer_process > bool 0",
+    "(($last_startup_progress > bool $time_of_crash) or $scraped) + $newer_process > bool 0",
     "the server was started again after the crash: {value}",
     "bool",
     culprit_promql='label_replace($ready_again, "state", "recovered at", "", "")'

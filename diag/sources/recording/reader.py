@@ -23,10 +23,10 @@ from diag.core.formatting import moment, plural, printable
 from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Reading, Target
 from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
+from diag.sources.log.files import PAGES
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import FLAGS, ServerFacts, settings
 
-PAGES = ("metrics.prom.gz", "metrics.prom")
 LOG = "server.log"
 ABOUT = "recording.toml"
 MOST_SCRAPES, MOST_TARGETS = 200_000, 1_000

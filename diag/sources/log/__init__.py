@@ -1,0 +1,1 @@
+"""Logs without a server: files, folders of them, or standard input."""

@@ -1,0 +1,105 @@
+"""Choose the logs that targets name, and read their bytes within bounds: of a large log its beginning and its end."""
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from diag.core.errors import BadRecording
+from diag.core.files import exists, opened, read_ends
+from diag.core.formatting import printable
+from diag.http.gunzip import STEP, Gunzip
+
+STDIN = "-"
+NAMED = ("*.log", "*.log.gz", "*.txt", "*.out", "*.err")
+"""Files that are read of a folder."""
+PAGES = ("metrics.prom.gz", "metrics.prom")
+"""Files of a recording."""
+MOST_FILES = 256
+FIRST, LAST = 4 * 2**20, 16 * 2**20
+"""Bytes read of the beginning and of the end of a log."""
+_MARK = b"# scrape"
+_GZIP = b"\x1f\x8b"
+
+
+def is_log(target: str) -> bool:
+    """Return True for standard input, for a file that is no page of a recording, and for a folder of such files."""
+    path = Path(target)
+    if target == STDIN:
+        return True
+    if not exists(target):
+        return False
+    if path.is_dir():
+        return not any((path / name).exists() for name in PAGES) and any(_files(path))
+    if not path.is_file() or path.name in PAGES:
+        return False
+    try:
+        with opened(path) as stream:
+            head = stream.read(STEP)
+        return _MARK not in (next(Gunzip().feed(head), b"") if head.startswith(_GZIP) else head)
+    except (OSError, zlib.error):
+        return False
+
+
+class LogBytes(NamedTuple):
+    """The first and the last bytes of a log, nothing for the last if all of it was read, and when it was last written.
+
+    `name` distinguishes it from other logs; `path` is "" for standard input; `written` is unix time.
+    """
+
+    name: str
+    path: str
+    first: bytes
+    last: bytes
+    written: float
+
+
+def read_logs(targets: Sequence[str]) -> Iterator[LogBytes]:
+    """Yield the logs one by one; BadRecording if one cannot be read."""
+    paths = [path for target in targets for path in (_files(Path(target)) if Path(target).is_dir() else [Path(target)])]
+    if len(paths) > MOST_FILES:
+        raise BadRecording(f"{len(paths):,} logs are more than {MOST_FILES}: name fewer of them")
+    names = ["standard input" if str(path) == STDIN else path.name for path in paths]
+    for path, name in zip(paths, names, strict=True):
+        unique = name if names.count(name) == 1 else str(path)
+        yield LogBytes(unique, "" if str(path) == STDIN else str(path), *_ends(path))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in NAMED for path in folder.glob(pattern) if path.is_file()})
+
+
+def _ends(path: Path) -> tuple[bytes, bytes, float]:
+    """Return the first and the last bytes of a log, and the unix time at which it was last written to."""
+    try:
+        if str(path) == STDIN:
+            return *_kept(iter(lambda: sys.stdin.buffer.read1(STEP), b"")), time.time()
+        with opened(path) as stream:
+            written, is_gzip = os.fstat(stream.fileno()).st_mtime, stream.read(len(_GZIP)) == _GZIP
+        return *(_kept(_decompressed(path)) if is_gzip else read_ends(path, FIRST, LAST)), written
+    except OSError as error:
+        raise BadRecording(f"{printable(str(path))} cannot be read: {error.strerror or error}") from error
+    except zlib.error as error:
+        raise BadRecording(f"{printable(str(path))} is damaged: {error}") from error
+
+
+def _kept(chunks: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """Return the first and the last bytes of a stream, read to its end: its writer must not be stopped by a pipe."""
+    first, rest = bytearray(), bytearray()
+    for chunk in chunks:
+        room = FIRST - len(first)
+        first += chunk[:room]
+        rest += chunk[room:]
+        if len(rest) > 2 * LAST:
+            del rest[:-LAST]
+    return (bytes(first + rest), b"") if len(rest) <= LAST else (bytes(first), bytes(rest[-LAST:]))
+
+
+def _decompressed(path: Path) -> Iterator[bytes]:
+    gunzip = Gunzip()
+    with opened(path) as stream:
+        for chunk in iter(lambda: stream.read(STEP), b""):
+            yield from gunzip.feed(chunk)

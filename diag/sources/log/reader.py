@@ -1,0 +1,78 @@
+"""Read logs as the only evidence: each is that of a server, judged by its own times; no host is asked for anything.
+
+A log is sampled as its times go by, so that what it shows has a start and an end, as an incident of a recording has.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import tzinfo
+
+from diag.core.errors import BadRecording
+from diag.core.formatting import printable
+from diag.core.metric_families import labelled
+from diag.exporter.log.corroboration import RESOLUTION
+from diag.exporter.log.parse_line import LONGEST, first_time, split_redrawn
+from diag.exporter.log.server_log import ServerLog
+from diag.exposition.scrapes import Reading, Target
+from diag.sources.log.files import FIRST, LAST, read_logs
+from diag.sources.log.paste import Line, as_logged
+from diag.sources.observation import Observation, Origin, observation
+from diag.vllm.running_config import ServerFacts
+
+EVERY, KEPT = 15.0, 1_800.0
+"""Seconds between two samples of a log, and before its end from which on they are judged."""
+MOST_UNTIMED = 10_000
+"""Lines among which the first time of a log is looked for."""
+
+
+def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str) -> Iterator[Observation]:
+    """Yield each log as the observation of a server; times without a zone are of `zone`, None for this host's.
+
+    `launch` and `version` are the servers' launch command and vLLM release, "" if unknown. BadRecording if a log cannot
+    be read or has no text.
+    """
+    for each in read_logs(targets):
+        log, target = ServerLog(zone, each.path), Target(each.name)
+        _play(log, [*_lines(each.first, 1), *_lines(each.last, 0)], zone, each.written, target)
+        if log.latest is None:
+            raise BadRecording(f"{printable(each.name)} has no text: there is nothing to judge")
+        notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
+        origin = Origin("log", printable(each.name), every=EVERY, notes=notes if each.last else ())
+        facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
+        yield replace(observation(origin, [target], facts), endings={each.name: log.ending})
+
+
+def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
+    """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end."""
+    samples: deque[tuple[float, list[Reading]]] = deque(maxlen=int(KEPT / EVERY))
+    plain = as_logged(lines)
+    untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
+    for place, line in enumerate(plain):
+        for part in split_redrawn(line.text):
+            log.feed(part, begun if place < untimed else written, live=False, number=line.number)
+        at = log.latest
+        if at is not None and (not samples or at - samples[-1][0] >= EVERY):
+            samples.append((at, _readings(log, at)))
+    log.finish()
+    if log.latest is None:
+        return
+    if samples and log.latest - samples[-1][0] < RESOLUTION:
+        samples.pop()
+    samples.append((log.latest, _readings(log, log.latest)))
+    for at, readings in samples:
+        target.note(round(at * 1000), readings)
+
+
+def _readings(log: ServerLog, at: float) -> list[Reading]:
+    """Return what the log shows at a moment; whether the server is up then is known from nothing else."""
+    is_up = float(log.ending.state == "serving")
+    return [*labelled(log.samples(at)), ({"__name__": "up"}, is_up), ({"__name__": "diag_vllm_up"}, is_up)]
+
+
+def _lines(data: bytes, number: int) -> list[Line]:
+    """Return the lines of some bytes, numbered from `number` on; for 0 without numbers, and without the torn first."""
+    texts = [text[:LONGEST].decode("utf-8", "replace") for text in data.replace(b"\0", b"").split(b"\n")]
+    if not number:
+        return [Line(0, text) for text in texts[1:]]
+    return [Line(at, text) for at, text in enumerate(texts, number)]

@@ -1,0 +1,253 @@
+"""Logs as the only evidence: what is told of them, in every layout in which people paste them."""
+
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.paths import LOGS, RECORDINGS
+
+from diag.commands.observe import ObserveOptions, look, site
+from diag.core.errors import BadRecording, BadUsage
+from diag.diagnosis.report import Report
+from diag.report.terminal import render
+
+OUT_OF_MEMORY = (LOGS / "v1_0.8.5_no_kv_memory.log").read_text(encoding="utf-8").splitlines()
+SERVING = (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8").splitlines()
+CAUSE = "ValueError: No available memory for the cache blocks."
+BEGAN = datetime(2026, 4, 25, 9, tzinfo=UTC)
+
+
+def judged(*targets: Path | str, **options: str) -> Report:
+    contract, incidents = site(None, None)
+    return look(ObserveOptions([str(target) for target in targets], log_timezone="UTC", **options), contract, incidents).report
+
+
+def told(report: Report) -> str:
+    """The short report as one line: a test of what it says is none of how it is wrapped."""
+    return " ".join(render(report).split())
+
+
+def first(report: Report) -> str:
+    return report.present[0].diagnosis.incident.id if report.present else ""
+
+
+def write(folder: Path, lines: list[str], name: str = "server.log") -> Path:
+    file = folder / name
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+# -- layouts of a paste -----------------------------------------------------------------------------------------------
+
+
+def stamped(form: str) -> Callable[[list[str]], list[str]]:
+    """Return a layout that writes a head with a time before each line."""
+
+    def lay_out(lines: list[str]) -> list[str]:
+        times = (BEGAN + timedelta(seconds=second) for second in range(len(lines)))
+        return [f"{at:{form}}{line}" for at, line in zip(times, lines, strict=True)]
+
+    return lay_out
+
+
+def docker(lines: list[str]) -> list[str]:
+    return [json.dumps({"log": line + "\n", "stream": "stderr", "time": "2026-04-25T09:00:00.1Z"}) for line in lines]
+
+
+def wrapped(lines: list[str]) -> list[str]:
+    return [line[at : at + 120] for line in lines for at in range(0, max(len(line), 1), 120)]
+
+
+LAYOUTS: dict[str, Callable[[list[str]], list[str]]] = {
+    "as it is": list,
+    "kubectl logs --timestamps": stamped("%Y-%m-%dT%H:%M:%S.123456789Z "),
+    "kubectl logs --prefix": lambda lines: [f"[pod/vllm-0/vllm] {line}" for line in lines],
+    "docker compose logs": lambda lines: [f"vllm-1  | {line}" for line in lines],
+    "journalctl": stamped("%b %d %H:%M:%S host vllm[4711]: "),
+    "journalctl -o short-iso": stamped("%Y-%m-%dT%H:%M:%S+0000 host vllm[4711]: "),
+    "a file of Docker": docker,
+    "a file of CRI": stamped("%Y-%m-%dT%H:%M:%S.123456789Z stderr F "),
+    "Buildkite": stamped("[%Y-%m-%dT%H:%M:%SZ] "),
+    "a quotation": lambda lines: [f"> {line}" for line in lines],
+    "a fence": lambda lines: ["The log:", "```text", *lines, "```"],
+    "four blanks": lambda lines: [f"    {line}" for line in lines],
+    "colours as text": lambda lines: [f"\\x1b[1;36m{line}\\x1b[0m" for line in lines],
+    "carets": lambda lines: [f"^[[36m{line}^[[0m^M" for line in lines],
+    "wrapped by a terminal": wrapped,
+    "carriage returns": lambda lines: [f"{line}\r" for line in lines],
+    "from the middle": lambda lines: lines[next(at for at, line in enumerate(lines) if "Traceback" in line) :],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_layout_changes_neither_verdict_nor_cause(tmp_path: Path, layout: Callable[[list[str]], list[str]]) -> None:
+    report = judged(write(tmp_path, layout(OUT_OF_MEMORY)))
+    assert first(report) == "gpu_out_of_memory"
+    assert CAUSE in told(report)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_no_layout_makes_a_healthy_server_ill(tmp_path: Path, layout: Callable[[list[str]], list[str]]) -> None:
+    if layout is LAYOUTS["from the middle"]:
+        layout = lambda lines: lines[len(lines) // 2 :]  # noqa: E731
+    report = judged(write(tmp_path, layout(SERVING)))
+    assert report.verdict == "healthy"
+    assert "ends with the server at work" in told(report)
+
+
+# -- how a log ends ---------------------------------------------------------------------------------------------------
+
+API, ENGINE, WORKER = "(APIServer pid=1) ", "(EngineCore pid=77) ", "(Worker_TP1 pid=99) "
+START = [
+    f"{API}INFO 11-20 10:00:00 [api_utils.py:347] vLLM server version 0.32.0, serving model m",
+    f"{ENGINE}INFO 11-20 10:00:20 [core.py:112] Initializing a V1 LLM engine (v0.32.0) with config: model='m'",
+    f"{ENGINE}INFO 11-20 10:00:30 [gpu_model_runner.py:4978] Starting to load model m...",
+]
+READY = [f"{API}INFO:     Application startup complete.", f'{API}INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK']
+
+
+def raised(head: str, text: str, function: str = "load_model") -> list[str]:
+    """A traceback as vLLM logs it: with the head of its record before each line."""
+    return [
+        f"{head}Traceback (most recent call last):",
+        f'{head}  File "/vllm/v1/worker/gpu_worker.py", line 9, in {function}',
+        f"{head}    self.run()",
+        f"{head}{text}",
+    ]
+
+
+def test_a_shutdown_in_order_is_no_incident(tmp_path: Path) -> None:
+    lines = [*START, *READY, f"{API}INFO:     Shutting down", f"{API}INFO:     Application shutdown complete."]
+    assert "ends with an orderly shutdown, 2026-11-20 10:00:30 UTC" in told(judged(write(tmp_path, lines)))
+
+
+def test_an_engine_that_dies_is_told_with_its_reason(tmp_path: Path) -> None:
+    head = f"{ENGINE}ERROR 11-20 11:00:00 [core.py:1510] "
+    lines = [*START, *READY, f"{head}EngineCore encountered a fatal error.", *raised(head, "KeyError: 'x'", "execute_model")]
+    report = judged(write(tmp_path, lines))
+    assert first(report) == "engine_dead"
+    assert "KeyError: 'x'" in told(report)
+    assert "with a dead engine, 2026-11-20 11:00:00 UTC; 5 lines of errors" in told(report)
+
+
+def test_a_log_that_stops_during_the_start_tells_nothing(tmp_path: Path) -> None:
+    report = judged(write(tmp_path, START))
+    assert report.verdict == "unknown"
+    assert "OOMKilled" in told(report)
+    assert "ends during a start, in the phase load_weights" in told(report)
+
+
+def test_a_text_that_is_no_log_tells_nothing(tmp_path: Path) -> None:
+    assert judged(write(tmp_path, ["Dear team,", "the server is slow."])).verdict == "unknown"
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadRecording, match="nothing to judge"):
+        judged(write(tmp_path, [""]))
+
+
+# -- the root of a failure --------------------------------------------------------------------------------------------
+
+
+def test_the_first_reason_is_quoted_not_its_consequences(tmp_path: Path) -> None:
+    lines = [
+        *START,
+        *raised(f"{WORKER}ERROR 11-20 10:00:40 [multiproc_executor.py:949] ", "ValueError: head size 80 is not supported"),
+        *raised(f"{ENGINE}ERROR 11-20 10:00:41 [core.py:1010] ", "Exception: WorkerProc initialization failed due to an"
+        " exception in a background process. See stack trace for root cause."),
+        f"{API}Traceback (most recent call last):",
+        f'{API}  File "/usr/local/bin/vllm", line 8, in <module>',
+        f"{API}    sys.exit(main())",
+        f"{API}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}",
+    ]
+    report = judged(write(tmp_path, lines))
+    assert first(report) == "startup_failed"
+    assert "Log ValueError: head size 80 is not supported" in told(report)
+    assert "lines of errors in 3 processes" in told(report)
+
+
+@pytest.mark.parametrize("head", ["", API, f"{ENGINE}ERROR 11-20 10:00:40 [core.py:1010] "])
+def test_an_exception_without_its_traceback_is_an_end_too(tmp_path: Path, head: str) -> None:
+    report = judged(write(tmp_path, [f"{head}OSError: You are trying to access a gated repo."]))
+    assert first(report) == "startup_failed"
+    assert "gated repo" in told(report)
+
+
+def test_an_exception_that_the_start_survived_is_no_end(tmp_path: Path) -> None:
+    failed_import = raised(f"{ENGINE}ERROR 11-20 10:00:25 [flash.py:1] ", "ImportError: no flash_attn")
+    assert not judged(write(tmp_path, [*START[:2], *failed_import, START[2], *READY])).present
+    assert judged(write(tmp_path, [*START[:2], *failed_import, START[2]])).verdict == "unknown"
+
+
+def test_frames_that_have_lost_their_blanks_are_frames(tmp_path: Path) -> None:
+    lines = [line.replace("]   ", "] ") for line in raised(f"{ENGINE}ERROR 11-20 10:00:40 [core.py:343] ", "AttributeError: no x")]
+    assert "AttributeError: no x" in told(judged(write(tmp_path, [*START, *lines])))
+
+
+@pytest.mark.parametrize(
+    ("function", "incident"), [("_initialize_kv_caches", "startup_failed"), ("run_busy_loop", "engine_dead")]
+)
+def test_the_frames_tell_a_start_from_work_in_old_releases(tmp_path: Path, function: str, incident: str) -> None:
+    head = "ERROR 04-03 18:30:13 [core.py:343] "
+    first_line, *rest = raised(head, "TypeError: x", function)
+    report = judged(write(tmp_path, [first_line.replace("Traceback", "EngineCore hit an exception: Traceback"), *rest]))
+    assert first(report) == incident
+
+
+def test_what_a_client_sent_ends_no_server(tmp_path: Path) -> None:
+    """A request is logged with its line breaks, as the last lines of the log."""
+    head = f"{API}INFO 11-20 10:05:00 [logger.py:39] "
+    lines = [f"{head}Received request 1: prompt: 'x", f"{head}Traceback (most recent call last):", "ValueError: Free memory'"]
+    lines += raised("", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "execute_model")
+    assert not judged(write(tmp_path, [*START, *READY, *lines])).present
+
+
+def test_a_request_that_fails_ends_no_server(tmp_path: Path) -> None:
+    lines = [f"{API}ERROR:    Exception in ASGI application", *raised(API, "ValueError: too long", "create_completion")]
+    assert not judged(write(tmp_path, [*START, *READY, *lines])).present
+
+
+# -- targets ----------------------------------------------------------------------------------------------------------
+
+
+def test_several_logs_are_several_servers(tmp_path: Path) -> None:
+    shutil.copy(write(tmp_path, OUT_OF_MEMORY, "a.log"), tmp_path / "b.log")
+    write(tmp_path, SERVING, "c.txt")
+    (tmp_path / "notes.md").write_text("no log")
+    report = judged(tmp_path)
+    assert report.servers == ("a.log", "b.log", "c.txt")
+    assert {dict(found.diagnosis.subject)["instance"] for found in report.present} == {"a.log", "b.log"}
+
+
+def test_standard_input_and_gzip_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = write(tmp_path, OUT_OF_MEMORY).read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(raw)))
+    assert "standard input" in told(judged("-"))
+    (tmp_path / "old.log.gz").write_bytes(gzip.compress(raw))
+    assert CAUSE in told(judged(tmp_path / "old.log.gz"))
+
+
+def test_recordings_and_urls_are_no_logs(tmp_path: Path) -> None:
+    recording = next(path for path in sorted(RECORDINGS.iterdir()) if path.is_dir() and (path / "server.log").exists())
+    assert judged(recording).observed.source == "recording"
+    with pytest.raises(BadUsage, match="is no log"):
+        judged(write(tmp_path, SERVING), "http://127.0.0.1:1")
+
+
+def test_the_middle_of_a_large_log_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diag.sources.log.files.FIRST", 2_000)
+    monkeypatch.setattr("diag.sources.log.files.LAST", 20_000)
+    access = [f'{API}INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK'] * 5_000
+    report = judged(write(tmp_path, [*START, *READY, *access, *OUT_OF_MEMORY]))
+    assert "only the first" in told(report)
+    assert CAUSE in told(report)
+
+
+def test_the_release_and_the_launch_may_be_told(tmp_path: Path) -> None:
+    report = judged(write(tmp_path, OUT_OF_MEMORY[20:]), version="0.8.5", launch="vllm serve m")
+    assert report.observed.servers[0].version == "0.8.5"
