@@ -187,13 +187,15 @@ class LogEnding(NamedTuple):
     """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
 
     "lost": its last line tells no state. `phase` is that of a start under way, with the share that is done, if known.
-    `errors` are the lines of errors since the server began, and `processes` those that logged an exception.
+    `errors` are the lines of errors since the server began, and `processes` those that logged an exception; `last` is
+    the text of the last line that vLLM logged, without secrets.
     """
 
     state: Literal["failed", "dead", "shut down", "starting", "serving", "lost"]
     at: float
     errors: int = 0
     processes: int = 0
+    last: str = ""
     phase: str = ""
     done: float | None = None
 

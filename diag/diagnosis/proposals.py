@@ -10,12 +10,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
+from urllib.parse import quote_plus
 
 import numpy as np
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import quantity
-from diag.core.incident import Fix, Signal, documented
+from diag.core.incident import Fix, Signal, documented, judged
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
@@ -25,11 +26,14 @@ from diag.knowledge.formulas import expanded
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import parse
-from diag.vllm.flags.registry import UNSET, default, release, releases
+from diag.vllm.flags.registry import UNSET, default, release, releases, versions
 
 Value = float | str | None
 OLDEST = (0, 8, 0)
 """The oldest release that is judged: a flag that every later release accepts is accepted by any server."""
+ISSUES = "https://github.com/vllm-project/vllm/issues?q="
+MOST_WORDS = 9
+"""Words of an exception that are searched for; the numbers among them are of one server."""
 PLAIN_WORD = r"[\w.-]{0,40}"
 """Pattern of a value of a launch command that is shown as it is."""
 PLACEHOLDER = r"((?:/[\w./-]*/)?)\{(\w+)\}((?:/[\w./-]*)?)"
@@ -155,8 +159,18 @@ def propose(
 
 def by_failure(failure: KnownFailure) -> Proposal:
     """Return the action that is known to mend a failure."""
-    fix = Fix(change=failure.do, effect="the start, or the request, succeeds", why=documented(failure.means, failure.source))
+    fix = Fix(change=failure.do, effect="the server starts, and serves", why=documented(failure.means, failure.source))
     return Proposal(fix, None, None, (), computed=False, name="", text=failure.do)
+
+
+def by_search(quote: Quote, version: str) -> Proposal:
+    """Return the search for an exception that the table of failures lacks, and the newest release if it is older."""
+    words = re.findall(r"[A-Za-z_][A-Za-z_.'-]*", re.sub(r"/\S+|<[^>]*>|REDACTED", " ", quote.text))[:MOST_WORDS]
+    newest = versions()[-1]
+    upgrade = f", and try vLLM {newest}, since this server runs {version}" if release(version) < release(newest) else ""
+    text = f"Search vLLM's issues for this exception: {ISSUES}{quote_plus(' '.join(words))}{upgrade if version else ''}."
+    why = judged("diag knows no cause of this exception; a search shows whether others do")
+    return Proposal(Fix(change=text, effect="a known cause, or a release without the defect", why=why), None, None, (), computed=False, name="", text=text)
 
 
 class _Proposer(NamedTuple):

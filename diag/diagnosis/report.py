@@ -14,7 +14,7 @@ from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, State, by_scrapes, dated, diagnose, quotes
 from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
-from diag.diagnosis.proposals import Proposal, Running, by_failure, by_subject, propose
+from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.shared_labels import SharedLabel
@@ -33,8 +33,9 @@ LOG_ALONE = (
 )
 """Servers whose log is known, but no page, and neither the processes of the host nor the container."""
 ENDS_OPEN = {
-    "starting": "its log ends in the middle of the start, without an error: whether the start goes on, hangs, or was "
-    "killed from outside is not in the log; look at the container's status (OOMKilled, exit code 137) and at dmesg",
+    "starting": "its log ends in the middle of the start, without an error, with: {last}. Whether the start goes on, "
+    "hangs, or was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and "
+    "at dmesg; of a process that still runs, py-spy dump --pid PID shows the stack",
     "lost": "its log shows neither a start nor a server at work",
 }
 """Why a log tells nothing, by the state in which it ends."""
@@ -314,6 +315,7 @@ def build_report(
     """
     progress, unknown = judge(queries) if not observed.endings else ((), ())
     judged = judged or queries
+    models = {server.name: server.model for server in observed.servers}
     findings = []
     for diagnosis in dated(diagnose(incidents, judged), judged):
         if diagnosis.state != "present":
@@ -325,9 +327,12 @@ def build_report(
             found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
-        failure = next(filter(None, (known_failure((each.text, each.cause), known.version) for each in quoted)), None)
+        texts = [text for each in quoted for text in (each.text, each.cause) if text]
+        failure = known_failure(texts, known.version, models.get(instance_name(diagnosis.subject), ""))
         if failure:  # what is known of the line says more than the incident's advice for any line
             proposals = (by_failure(failure), *(each for each in proposals if each.changes or each.computed))
+        elif diagnosis.incident.lints and quoted and not any(each.changes or each.computed for each in proposals):
+            proposals = (by_search(quoted[0], known.version), *proposals)
         line = relaunch(known.launch, proposals)
         findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure))
     if observed.endings:
@@ -352,7 +357,7 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
     told = [finding for finding in findings if finding.diagnosis.state != "unknown"]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
     not_judged = tuple(
-        NotJudged(ENDS_OPEN[ending.state], (("instance", name),))
+        NotJudged(ENDS_OPEN[ending.state].format(last=ending.last), (("instance", name),))
         for name, ending in observed.endings
         if ending.state in ENDS_OPEN and name not in ill
     )

@@ -7,14 +7,26 @@ quoted, so that its patterns cost nothing elsewhere.
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from diag.core.formatting import listed, printable
+from diag.core.formatting import printable
 from diag.vllm.flags.registry import release
 
+FILES = {
+    "known_issues": "Defects of vLLM",
+    "launch": "The launch command",
+    "environment": "The environment: ports, the Hugging Face Hub, disk, libraries, drivers",
+    "configuration": "The configuration: the model, its parallelism, quantization, LoRA",
+    "memory": "Memory",
+    "compilation": "Compilers and CUDA graphs",
+    "ranks": "Several ranks and nodes",
+    "devices": "Faults of devices",
+    "features": "KV transfer, structured output, multimodal input and other features",
+}
+"""The files of the table with their headings, in the order in which their patterns are tried."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
 LEAST_SHARE = 0.3
@@ -27,8 +39,10 @@ _PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 class Failure(NamedTuple):
     """One kind of failure: `pattern` is searched in the exception that ended a process, and in what it was raised from.
 
-    `means` and `do` may name the pattern's groups, as {name} or {function(name)}; `first` and `last` are the releases
-    of vLLM to which the advice applies, "" for an open end; `source` is the file that prints the line, or a page.
+    `means` and `do` may name the pattern's groups, as {name} or {function(name)}; `releases` are the first and the last
+    release of vLLM to which the advice applies, "" for an open end; `source` is the file that prints the line, or a
+    page. A defect of vLLM has the day on which its thread was `checked`: it is told only of servers whose release is
+    known to have it, and whose model, if the defect is one of some `models`, is known too.
     """
 
     id: str
@@ -37,8 +51,25 @@ class Failure(NamedTuple):
     do: str
     source: str
     example: str
-    first: str = ""
-    last: str = ""
+    file: str
+    releases: tuple[str, str] = ("", "")
+    fixed_in: str = ""
+    models: str = ""
+    checked: str = ""
+
+    def applies_to(self, version: str, model: str) -> bool:
+        """Return True if the advice is for this release of vLLM, "" if unknown, and this model."""
+        at, (first, last) = release(version), map(release, self.releases)
+        if not at:
+            return not self.checked
+        is_release = (not first or first <= at) and (not last or at <= last)
+        return is_release and (not self.models or bool(re.search(self.models, model)))
+
+    @property
+    def advice(self) -> str:
+        """What to do; for a defect that a release has mended, first to upgrade."""
+        until = f"{self.do[:1].lower()}{self.do[1:]}"
+        return f"Upgrade to vLLM {self.fixed_in} or later; until then, {until}" if self.fixed_in else self.do
 
 
 class KnownFailure(NamedTuple):
@@ -54,27 +85,23 @@ class KnownFailure(NamedTuple):
 def table() -> tuple[Failure, ...]:
     """Return the whole table, in the order in which its patterns are tried."""
     folder = files("diag.knowledge") / "failures"
-    found = []
-    for file in sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name):
-        for each in tomllib.loads(file.read_text(encoding="utf-8"))["failure"]:
-            ends = each.pop("releases", ("", ""))
-            found.append(Failure(**{**each, "pattern": re.compile(each["pattern"])}, first=ends[0], last=ends[1]))
-    return tuple(found)
+    return tuple(
+        Failure(**{**each, "pattern": re.compile(each["pattern"]), "file": name, "releases": tuple(each.get("releases", ("", "")))})
+        for name in FILES
+        for each in tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))["failure"]
+    )
 
 
-def known_failure(texts: tuple[str, ...], version: str) -> KnownFailure | None:
+def known_failure(texts: Sequence[str], version: str, model: str) -> KnownFailure | None:
     """Return the failure that the first of these texts shows which shows any; None if the table has none.
 
-    A failure of other releases is left out if the release is known.
+    `version` and `model` are those of the server, "" if unknown.
     """
-    at = release(version)
     for text in texts:
         for failure in table():
-            first, last = release(failure.first), release(failure.last)
-            applies = not at or ((not first or first <= at) and (not last or at <= last))
-            if applies and (match := failure.pattern.search(text)):
+            if (match := failure.pattern.search(text)) and failure.applies_to(version, model):
                 values = {name: value or "?" for name, value in match.groupdict().items()}
-                filled = (_filled(each, values) for each in (failure.means, failure.do))
+                filled = (_filled(each, values) for each in (failure.means, failure.advice))
                 return KnownFailure(failure.id, *filled, failure.source)
     return None
 
@@ -87,32 +114,52 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
         if not place["function"]:
             return printable(given[0])
         try:
-            return FUNCTIONS[place["function"]](*(float(each.replace(",", "")) for each in given))
+            return FUNCTIONS[place["function"]](*given)
         except ValueError:
             return "?"
 
     return _PLACE.sub(value, text)
 
 
-def _divisors(count: float) -> str:
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def _divisors(text: str) -> str:
     """List the divisors, of those that are numbers of GPUs: "1, 2, 4 or 7"."""
-    found = [str(each) for each in range(1, min(int(count), MOST_DIVISOR) + 1) if count % each == 0]
-    return listed(found, most=len(found)) if len(found) < 2 else f"{', '.join(found[:-1])} or {found[-1]}"
+    count = int(_number(text))
+    *others, last = (str(each) for each in range(1, min(count, MOST_DIVISOR) + 1) if count % each == 0)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
-def _share(free: float, total: float) -> str:
-    """The share of the GPU that a server may take; "?" if that is too little for one."""
-    share = math.floor(100 * (free / total - RESERVE)) / 100 if total else 0.0
+def _share(free: str, total: str) -> str:
+    """The share of the GPU that a server may take; ValueError if that is too little for one."""
+    share = math.floor(100 * (_number(free) / _number(total) - RESERVE)) / 100 if _number(total) else 0.0
     if share < LEAST_SHARE:
         raise ValueError
     return f"{share:g}"
 
 
+PACKAGES = {
+    "cv2": "opencv-python-headless",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "sklearn": "scikit-learn",
+    "zmq": "pyzmq",
+    "pkg_resources": '"setuptools<81"',
+    "google.protobuf": "protobuf",
+    "runai_model_streamer": '"vllm[runai]"',
+    "fastsafetensors": '"vllm[fastsafetensors]"',
+    **dict.fromkeys(("librosa", "soundfile", "av", "soxr"), '"vllm[audio]"'),
+}
+"""Packages of modules with another name."""
 FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "divisors": _divisors,
-    "down": lambda value: str(math.floor(value)),
-    "up": lambda value: str(math.ceil(value)),
-    "minus": lambda one, other: f"{one - other:g}",
+    "down": lambda value: str(math.floor(_number(value))),
+    "up": lambda value: str(math.ceil(_number(value))),
+    "minus": lambda one, other: f"{_number(one) - _number(other):g}",
     "share": _share,
+    "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
+    "pip": lambda module: PACKAGES.get(module, module),
 }
-"""Arithmetic of the texts."""
+"""What the texts compute; `cuda` is the release that the driver reports as 12020, `pip` the package of a module."""

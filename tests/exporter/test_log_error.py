@@ -179,7 +179,7 @@ def test_an_assertion_without_words_is_quoted_with_its_code() -> None:
 def test_values_of_unknown_arguments_are_hidden() -> None:
     refused = "vllm serve: error: unrecognized arguments: --api-kye hush-1 --num-scheduler-steps 8 --tokn=hush-2"
     assert text(refused) == (
-        "vllm serve: error: unrecognized arguments: --api-kye REDACTED --num-scheduler-steps 8 --REDACTED"
+        "vllm serve: error: unrecognized arguments: --api-kye REDACTED --num-scheduler-steps 8 --tokn=REDACTED"
     )
     refused = "vllm: error: unrecognized arguments: --max-num-sequences 32 --api-keyabc --max-num-seqsABCDE"
     assert text(refused) == "vllm: error: unrecognized arguments: --max-num-sequences 32 --REDACTED --REDACTED"

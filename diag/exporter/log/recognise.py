@@ -81,7 +81,8 @@ _ENTRY = re.compile(
 )
 """The first frame of a traceback that ends the server's own process."""
 _EXCEPTION = re.compile(
-    r"(?:[A-Za-z_]\w{0,80}\.[\w.]{1,120}|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:: |:?$)"
+    r"(?:[A-Za-z_]\w{0,80}\.(?:[\w.]{0,120}\.)?[A-Z]\w{0,80}|socket\.\w{1,40}"
+    r"|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:\(\w{1,80}\))?(?:: |:?$)"
 )
 _LONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: |$)")
 """An exception whose traceback is not logged above it."""
@@ -94,7 +95,10 @@ _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit|asyncio\.exceptions\.Cancel
 _CHAINS = re.compile(r"During handling of the above exception|The above exception was the direct cause")
 _HEADING = re.compile(r".*(?::|\d validation errors? for \S{1,100})$", re.DOTALL)
 """An exception's first line if the reason follows in the next one."""
-_WRAPPER = re.compile(r"RuntimeError: The following operation failed in the TorchScript interpreter\.")
+_WRAPPER = re.compile(
+    r"RuntimeError: The following operation failed in the TorchScript interpreter\."
+    r"|(?:ray\.exceptions\.)?RayTaskError\(|.{0,400} raised:$"
+)
 """An exception whose reason is another one, in its message."""
 _VALIDATION = re.compile(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
 _FIELD = re.compile(r"[\w.]{1,80}")

@@ -108,6 +108,7 @@ class LogInterpreter:
         self._listens = False
         self._ending: set[str] = set()
         self._was_told_to_stop = False
+        self._last_text = ""
         self._errors = 0
         self._raised: set[str] = set()
         """Names of the processes that have logged an exception since the server began."""
@@ -182,6 +183,8 @@ class LogInterpreter:
 
         Return a line that only claims what it says, and was not interpreted.
         """
+        if line.source or (pattern is not None and pattern.kind == "stage"):
+            self._last_text = f"{line.text} ({line.source})" if line.source else line.text
         origin = self._records.origin(
             line, pattern, self._phase_of(line, live), read_at if live else None, self._last_time
         )
@@ -206,7 +209,8 @@ class LogInterpreter:
     def _note_pending(self, placed: PlacedLine) -> None:
         """Keep an exception that may have ended the start, and a line that says what a start waits for."""
         error = self._tracebacks.unannounced
-        if error is None and _WAITS.match(placed.line.text):
+        if error is None and _WAITS.match(placed.line.text):  # each such line names a longer time than the last one
+            self._pending = [each for each in self._pending if not _WAITS.match(each.text)]
             error = ErrorLine(placed.line.text, placed.line.number, placed.at, placed.line.process)
         if error is not None and self.phase != "serving" and len(self._pending) < MOST_PENDING:
             error.event = placed.pattern.name if placed.pattern and placed.pattern.kind == "event" else ""
@@ -239,7 +243,8 @@ class LogInterpreter:
     @property
     def ending(self) -> LogEnding:
         """Return the state of the server at the last line."""
-        startup, ending = self._startup, LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised))
+        startup, last = self._startup, quote(self._last_text, MOST_TEXT)
+        ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last)
         if self._dead:
             return ending._replace(state="dead")
         if startup.has_ended:
@@ -309,9 +314,9 @@ class LogInterpreter:
             if ends_server:  # and its start
                 self._root_cause.end()
                 self._fail(at)
-            elif error.announced.startswith(_HIT):
+            elif error.announced.startswith(_HIT) and not self._startup.is_ready:
                 self._root_cause.end()
-                (self._die if error.in_step or self._startup.is_ready else self._fail)(at)
+                (self._die if error.in_step else self._fail)(at)
 
         if not self._was_stopped and line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
             self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
@@ -428,7 +433,7 @@ class LogInterpreter:
         is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
         if is_of_startup or is_of_shutdown or (is_api_server and pattern.name in ON_DEVICE):
             return
-        if line.text.startswith(_HIT):  # the frames of its traceback tell whether it was at work
+        if line.text.startswith(_HIT) and not self._startup.is_ready:  # the frames of its traceback tell whether it was at work
             return
         if pattern.name in QUOTED:
             self._quote(pattern, line, at)

@@ -14,7 +14,7 @@ from diag.exporter.log.corroboration import RESOLUTION, SURVIVED
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
 from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.redaction import is_like_a_flag
+from diag.vllm.command.redaction import is_like_a_flag, is_plain_name
 from diag.vllm.command.shell import HIDDEN
 from diag.vllm.running_config import FLAGS, number, words
 
@@ -359,15 +359,19 @@ def quote(text: str, most: int) -> str:
     """Return a text printable, without secrets, in at most `most` characters."""
     text = _REPEATED.sub("", text[:MOST_READ].strip())
     if unrecognized := _UNRECOGNIZED.match(text):
-        text = unrecognized[1] + " ".join(map(_hide_value, unrecognized[2].split()))
+        words = unrecognized[2].split()
+        text = unrecognized[1] + " ".join(map(_without_value, words, ["", *words]))
     return printable(hidden(text), most)
 
 
-def _hide_value(word: str) -> str:
-    """Hide the value of an argument that vLLM does not recognise: it may be a key with a misspelt name."""
+def _without_value(word: str, before: str) -> str:
+    """Hide the value of an argument that vLLM does not recognise: it may be a key, with a misspelt name before it.
+
+    The argument's own name stays, since it is what is wrong, as does a word behind no argument, such as a subcommand.
+    """
     name, has_value, _ = word.partition("=")
-    if word.startswith("-") and not is_like_a_flag(name):
-        return f"--{HIDDEN}"
     if not word.startswith("-"):
-        return word if _NUMBER.fullmatch(word) else HIDDEN
+        return HIDDEN if before.startswith("-") and "=" not in before and not _NUMBER.fullmatch(word) else word
+    if not (is_plain_name(name) or is_like_a_flag(name)):
+        return f"--{HIDDEN}"
     return f"{name}={HIDDEN}" if has_value else word

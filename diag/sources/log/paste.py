@@ -25,7 +25,7 @@ _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r" {4}|\t")))
 """Markdown's quotation, and its code by indentation."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
-_WRITTEN_OUT = re.compile(r"(?:\\(?:x1b|033|u001b|e)|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]|(?:\^M|\\r)+$|(?<=\s)\[0?m")
+_WRITTEN_OUT = re.compile(r"(?:\\(?:x1b|033|u001b|e)|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]|(?:\^M|\\r)+$")
 """Escape sequences and carriage returns as `cat -v`, JSON or an editor shows them."""
 _BEGINS = re.compile(
     r"\s*\(?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|File \"|[A-Za-z]\w{0,60} pid=\d|\[rank\d|\d{4}-\d\d-\d\d)|\[|$"

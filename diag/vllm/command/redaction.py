@@ -128,6 +128,12 @@ def is_like_a_flag(spelled: str) -> bool:
     return bool(near) and (is_plain or len(spelled) <= len(near[0]) + _LONGER)
 
 
+def is_plain_name(spelled: str) -> bool:
+    """Return True if a word is the name of an option of any program: words of lower-case letters, no key behind it."""
+    is_glued = any(spelled.startswith(name) and is_secret(name) for name in known())
+    return bool(_WORDS.fullmatch(spelled)) and not is_glued
+
+
 def value(given: Given, text: str, place: int = 1) -> str:
     """Return a flag's value, or the variable that replaces it if it may not be shown."""
     if PLACEHOLDER.fullmatch(text):
