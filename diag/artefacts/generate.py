@@ -57,7 +57,11 @@ def files(incidents: Sequence[Incident], contract: Contract, only: Sequence[str]
             f"alerts/{name}": rules[f"alerts/{name}"] for name in RULE_FILES
         }
     else:
-        reference = {"docs/lint-rules.md": lint_rule_reference(), "docs/metrics.md": metric_reference(incidents, pages)}
+        reference = {
+            "docs/failures.md": failure_reference(),
+            "docs/lint-rules.md": lint_rule_reference(),
+            "docs/metrics.md": metric_reference(incidents, pages),
+        }
     return {name: with_prefix(text, contract.site.prefix) for name, text in of_site.items()} | reference
 
 

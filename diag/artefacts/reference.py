@@ -1,7 +1,10 @@
-"""Reference pages: docs/lint-rules.md, docs/metrics.md, and the page of a lint rule or a signal for `diag explain`."""
+"""Reference pages: docs/failures.md, docs/lint-rules.md, docs/metrics.md, and pages of `diag explain` on a lint rule
+or a signal.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 
 from diag.artefacts.names import GENERATED_MARK, claim
 from diag.core.contract import Contract
@@ -10,6 +13,7 @@ from diag.core.incident import Incident, Part, Signal, regroup
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 from diag.core.metric_families import FAMILIES, LABELS
 from diag.knowledge.formulas import formula, parts_first
+from diag.knowledge.known_failures import FILES, PLACE, table
 from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import DECLARED
 from diag.lint.rule import LintRule, LintTarget
@@ -99,6 +103,21 @@ warning: {_SEVERITIES["warning"]}. An info: {_SEVERITIES["info"]}.
 {rows}
 
 {sections}"""
+
+
+def failure_reference() -> str:
+    """Return docs/failures.md: how a log is read alone, how the table of failures grows, and the table."""
+    sections = []
+    for file, title in FILES.items():
+        rows = [(f"`{each.id}`", _for_a_page(each.means), _for_a_page(each.advice)) for each in table() if each.file == file]
+        sections.append(_table(title, ("kind", "means", "do"), rows))
+    text = (resources.files("diag.artefacts") / "failures.md").read_text(encoding="utf-8")
+    return f"<!-- {GENERATED_MARK} -->\n\n{text.format(count=len(table()))}" + "".join(sections)
+
+
+def _for_a_page(text: str) -> str:
+    """Return a text of the table of failures with its places as words: {divisors(heads)} is "<heads>"."""
+    return re.sub(r"[<>]", lambda sign: {"<": "&lt;", ">": "&gt;"}[sign[0]], re.sub(PLACE, r"<\g<names>>", text))
 
 
 def _end_sentence(text: str) -> str:

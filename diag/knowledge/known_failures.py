@@ -8,6 +8,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 from typing import NamedTuple
@@ -18,25 +19,28 @@ from diag.vllm.flags.registry import release
 FILES = {
     "known_issues": "Defects of vLLM",
     "launch": "The launch command",
+    "features": "KV transfer, structured output, multimodal input and other features",
     "environment": "The environment: ports, the Hugging Face Hub, disk, libraries, drivers",
     "configuration": "The configuration: the model, its parallelism, quantization, LoRA",
     "memory": "Memory",
     "compilation": "Compilers and CUDA graphs",
     "ranks": "Several ranks and nodes",
     "devices": "Faults of devices",
-    "features": "KV transfer, structured output, multimodal input and other features",
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
 LEAST_SHARE = 0.3
 """A smaller share of the GPU holds no model worth a server: the GPU has to be freed instead."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of --max-lora-rank."""
 MOST_DIVISOR = 128
 """GPUs that one model is split over, at most."""
-_PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
+_ALTERNATIVES = re.compile(r"(, or |; )")
+PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
 
-class Failure(NamedTuple):
+class FailureKind(NamedTuple):
     """One kind of failure: `pattern` is searched in the exception that ended a process, and in what it was raised from.
 
     `means` and `do` may name the pattern's groups, as {name} or {function(name)}; `releases` are the first and the last
@@ -82,11 +86,11 @@ class KnownFailure(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def table() -> tuple[Failure, ...]:
+def table() -> tuple[FailureKind, ...]:
     """Return the whole table, in the order in which its patterns are tried."""
     folder = files("diag.knowledge") / "failures"
     return tuple(
-        Failure(**{**each, "pattern": re.compile(each["pattern"]), "file": name, "releases": tuple(each.get("releases", ("", "")))})
+        FailureKind(**{**each, "pattern": re.compile(each["pattern"]), "file": name, "releases": tuple(each.get("releases", ("", "")))})
         for name in FILES
         for each in tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))["failure"]
     )
@@ -107,29 +111,45 @@ def known_failure(texts: Sequence[str], version: str, model: str) -> KnownFailur
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Fill in the groups; a number that cannot be computed is a question mark."""
+    """Fill in the groups; an alternative whose number cannot be computed is left out, if another one stands before it."""
 
     def value(place: re.Match[str]) -> str:
-        given = [values.get(name.strip(), "?") for name in place["names"].split(",")]
-        if not place["function"]:
-            return printable(given[0])
-        try:
-            return FUNCTIONS[place["function"]](*given)
-        except ValueError:
-            return "?"
+        given = [values[name.strip()] for name in place["names"].split(",")]
+        return FUNCTIONS[place["function"]](*given) if place["function"] else printable(given[0])
 
-    return _PLACE.sub(value, text)
+    first, *others = _ALTERNATIVES.split(text)
+    with_values = PLACE.sub(value, first)
+    for separator, other in zip(others[::2], others[1::2], strict=True):
+        with suppress(ValueError):
+            with_values += separator + PLACE.sub(value, other)
+    return with_values if with_values.endswith(".") else f"{with_values}."
 
 
 def _number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def _divisors(text: str) -> str:
-    """List the divisors, of those that are numbers of GPUs: "1, 2, 4 or 7"."""
-    count = int(_number(text))
-    *others, last = (str(each) for each in range(1, min(count, MOST_DIVISOR) + 1) if count % each == 0)
+def _divisors(text: str, limit: str = "") -> str:
+    """List the divisors below a limit, of those that are numbers of GPUs: "1, 2, 4 or 7"."""
+    count, end = int(_number(text)), int(_number(limit)) if limit else MOST_DIVISOR + 1
+    *others, last = (str(each) for each in range(1, min(count + 1, end)) if count % each == 0)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def _lora_rank(text: str) -> str:
+    """The least rank that --max-lora-rank takes for an adapter of this rank; ValueError if there is none."""
+    fitting = [rank for rank in LORA_RANKS if rank >= _number(text)]
+    if not fitting:
+        raise ValueError(text)
+    return str(fitting[0])
+
+
+def _scaled(length: str, have: str, need: str) -> str:
+    """The context that fits the memory there is, in steps of 256 tokens; ValueError if none does."""
+    tokens = int(_number(length) * _number(have) / _number(need)) // 256 * 256
+    if not tokens:
+        raise ValueError(length)
+    return str(tokens)
 
 
 def _share(free: str, total: str) -> str:
@@ -155,10 +175,16 @@ PACKAGES = {
 """Packages of modules with another name."""
 FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "divisors": _divisors,
+    "divisors_below": _divisors,
     "down": lambda value: str(math.floor(_number(value))),
     "up": lambda value: str(math.ceil(_number(value))),
     "minus": lambda one, other: f"{_number(one) - _number(other):g}",
     "share": _share,
+    "half": lambda value: str(int(_number(value)) // 2),
+    "double": lambda value: str(int(_number(value)) * 2),
+    "gib": lambda size: f"{_number(size) / 2**30:.1f}",
+    "lora_rank": _lora_rank,
+    "scaled": _scaled,
     "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
     "pip": lambda module: PACKAGES.get(module, module),
 }

@@ -70,7 +70,9 @@ def observed(report: Report) -> dict[str, Any]:
     """Describe the judged samples: source, time range, scrapes, servers."""
     seen = report.observed
     names = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
-    return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)}
+    ends = [{"server": name, **ending._asdict()} for name, ending in seen.endings]
+    logs = {"log_ends": ends} if ends else {}
+    return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)} | logs
 
 
 def _normality(found: Normality) -> dict[str, Any]:

@@ -43,7 +43,7 @@ STATED = {
     "series of one server": f"{scrapes.MOST_SERIES:,}",
     "line of a log": f"{parse_line.MOST_CHARACTERS // 1024} KiB",
     "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
-    "log of a recording, `diag budget --log`": f"first {parse_line.FIRST // MIB} MiB and "
+    "log of a recording, a log as target, `diag budget --log`": f"first {parse_line.FIRST // MIB} MiB and "
     f"last {parse_line.LAST // MIB} MiB",
     "log on standard input of `diag budget`": f"{(parse_line.FIRST + parse_line.LAST) // MIB} MiB",
     "pages of a recording, unpacked": f"{reader.MOST_PAGES // MIB:,} MiB",

@@ -1,0 +1,81 @@
+"""The table of failures: every kind is found by its own example, and says one thing that can be done."""
+
+import re
+
+import pytest
+
+from diag.knowledge.known_failures import FUNCTIONS, PLACE, RESERVE, FailureKind, known_failure, table
+
+KINDS = [pytest.param(each, id=each.id) for each in table()]
+HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
+USELESS = re.compile(r"(?i)^(?:check the (?:log|configuration)|see the log|roll back|report (?:it|this))[^,;]{0,20}\.$")
+
+
+def shown(failure: FailureKind) -> str:
+    """The kind that an example shows, on a server whose release and model have it if the kind is one of a release."""
+    release = (failure.releases[0] or failure.releases[1] or "0.32.0") if failure.checked else ""
+    model = re.sub(r"\(\?i\)|\[[^]]*\]\??|\(\?:|[()?]", "", failure.models.partition("|")[0])
+    found = known_failure([failure.example], release, model)
+    return found.id if found else ""
+
+
+def test_there_are_kinds_of_every_file() -> None:
+    assert len({each.id for each in table()}) == len(table()) >= 120
+
+
+@pytest.mark.parametrize("failure", KINDS)
+def test_an_example_shows_its_own_kind(failure: FailureKind) -> None:
+    assert failure.pattern.search(failure.example)
+    assert shown(failure) == failure.id
+
+
+@pytest.mark.parametrize("failure", KINDS)
+def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> None:
+    for place in PLACE.finditer(failure.means + failure.do):
+        assert {name.strip() for name in place["names"].split(",")} <= failure.pattern.groupindex.keys()
+        assert place["function"] is None or place["function"] in FUNCTIONS
+    found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "")
+    assert found is None or not re.search(r"\{\w", found.means + found.do)
+
+
+@pytest.mark.parametrize("failure", KINDS)
+def test_a_pattern_is_bounded_and_an_advice_can_be_followed(failure: FailureKind) -> None:
+    outside_of_classes = re.sub(r"(?<!\\)\[[^]]*\]", "x", failure.pattern.pattern)
+    assert not re.search(r"(?<!\\)\.[*+]|\\[wS][*+]|x[*+]", outside_of_classes)
+    assert not HARMFUL.search(failure.do)
+    assert not USELESS.search(failure.do)
+    assert failure.means.endswith(".")
+    assert failure.do.endswith(".")
+    assert failure.source
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).", "--tensor-parallel-size 1, 2, 4 or 7;"),
+        ("flash.cu: The NVIDIA driver on your system is too old (found version 12020).", "12.2"),
+    ],
+)
+def test_an_advice_has_the_numbers_of_the_line(text: str, action: str) -> None:
+    found = known_failure([text], "", "")
+    assert found is not None
+    assert action in found.do + found.means
+
+
+def test_a_defect_is_told_of_its_releases_only() -> None:
+    line = "TypeError: type 'array.array' is not subscriptable"
+    assert known_failure([line], "0.27.1", "").id == "flashinfer_needs_python_312"  # type: ignore[union-attr]
+    for version in ("", "0.26.0"):
+        found = known_failure([line], version, "")
+        assert found is None or found.id != "flashinfer_needs_python_312"
+
+
+def test_a_share_leaves_room_and_is_never_absurd() -> None:
+    assert FUNCTIONS["share"]("54.34", "79.18") == f"{0.66}"
+    with pytest.raises(ValueError):  # noqa: PT011
+        FUNCTIONS["share"]("5.9", "79.2")
+    assert 0 < RESERVE < 0.05
+
+
+def test_a_number_that_cannot_be_computed_is_no_error() -> None:
+    assert known_failure(["nothing that is known"], "", "") is None
