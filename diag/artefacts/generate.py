@@ -8,7 +8,7 @@ from diag.artefacts import alerts, dcgm
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.names import GENERATED_MARK
 from diag.artefacts.recording_rules import KUBERNETES_HEADER, kubernetes_group, normal_group
-from diag.artefacts.reference import lint_rule_reference, metric_reference
+from diag.artefacts.reference import failure_reference, lint_rule_reference, metric_reference
 from diag.artefacts.runbook import runbooks
 from diag.artefacts.telemetry_alerts import telemetry_group
 from diag.core.contract import Contract

@@ -20,12 +20,12 @@ FILES = {
     "known_issues": "Defects of vLLM",
     "launch": "The launch command",
     "features": "KV transfer, structured output, multimodal input and other features",
-    "environment": "The environment: ports, the Hugging Face Hub, disk, libraries, drivers",
     "configuration": "The configuration: the model, its parallelism, quantization, LoRA",
+    "environment": "The environment: ports, the Hugging Face Hub, disk, libraries, drivers",
     "memory": "Memory",
+    "devices": "Faults of devices",
     "compilation": "Compilers and CUDA graphs",
     "ranks": "Several ranks and nodes",
-    "devices": "Faults of devices",
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
 RESERVE = 0.02
@@ -72,8 +72,9 @@ class FailureKind(NamedTuple):
     @property
     def advice(self) -> str:
         """What to do; for a defect that a release has mended, first to upgrade."""
-        until = f"{self.do[:1].lower()}{self.do[1:]}"
-        return f"Upgrade to vLLM {self.fixed_in} or later; until then, {until}" if self.fixed_in else self.do
+        if not self.fixed_in or self.fixed_in in self.do:
+            return self.do
+        return f"Upgrade to vLLM {self.fixed_in} or later; until then, {self.do[:1].lower()}{self.do[1:]}"
 
 
 class KnownFailure(NamedTuple):
@@ -161,6 +162,8 @@ def _share(free: str, total: str) -> str:
 
 
 PACKAGES = {
+    "flashinfer": "flashinfer-python",
+    "open_clip": "open_clip_torch",
     "cv2": "opencv-python-headless",
     "PIL": "pillow",
     "yaml": "pyyaml",
