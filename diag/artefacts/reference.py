@@ -109,7 +109,9 @@ def failure_reference() -> str:
     """Return docs/failures.md: how a log is read alone, how the table of failures grows, and the table."""
     sections = []
     for file, title in FILES.items():
-        rows = [(f"`{each.id}`", _for_a_page(each.means), _for_a_page(each.advice)) for each in table() if each.file == file]
+        rows = [
+            (f"`{each.id}`", _for_a_page(each.means), _for_a_page(each.advice)) for each in table() if each.file == file
+        ]
         sections.append(_table(title, ("kind", "means", "do"), rows))
     text = (resources.files("diag.artefacts") / "failures.md").read_text(encoding="utf-8")
     return f"<!-- {GENERATED_MARK} -->\n\n{text.format(count=len(table()))}" + "".join(sections)

@@ -179,7 +179,8 @@ class EvidenceOptions(NamedTuple):
         ),
     ] = ""
     version: Annotated[
-        str, evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it.")
+        str,
+        evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it."),
     ] = ""
 
 

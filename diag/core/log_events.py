@@ -183,6 +183,8 @@ STARTUP_PHASES = (
     StartupPhase(WARM_UP, "Kernels are compiled and warmed up, and the API server starts.", 300),
     StartupPhase(READY, "The server answers requests.", 0),
 )
+
+
 class LogEnding(NamedTuple):
     """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
 

@@ -21,8 +21,8 @@ from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.formulas import expanded
+from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import parse
@@ -168,9 +168,19 @@ def by_search(quote: Quote, version: str) -> Proposal:
     words = re.findall(r"[A-Za-z_][A-Za-z_.'-]*", re.sub(r"/\S+|<[^>]*>|REDACTED", " ", quote.text))[:MOST_WORDS]
     newest = versions()[-1]
     upgrade = f", and try vLLM {newest}, since this server runs {version}" if release(version) < release(newest) else ""
-    text = f"Search vLLM's issues for this exception: {ISSUES}{quote_plus(' '.join(words))}{upgrade if version else ''}."
+    text = (
+        f"Search vLLM's issues for this exception: {ISSUES}{quote_plus(' '.join(words))}{upgrade if version else ''}."
+    )
     why = judged("diag knows no cause of this exception; a search shows whether others do")
-    return Proposal(Fix(change=text, effect="a known cause, or a release without the defect", why=why), None, None, (), computed=False, name="", text=text)
+    return Proposal(
+        Fix(change=text, effect="a known cause, or a release without the defect", why=why),
+        None,
+        None,
+        (),
+        computed=False,
+        name="",
+        text=text,
+    )
 
 
 class _Proposer(NamedTuple):

@@ -18,8 +18,8 @@ from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, b
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.shared_labels import SharedLabel
-from diag.knowledge.known_failures import KnownFailure, known_failure
 from diag.knowledge.formulas import expanded
+from diag.knowledge.known_failures import KnownFailure, known_failure
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
@@ -34,8 +34,8 @@ LOG_ALONE = (
 """Servers whose log is known, but no page, and neither the processes of the host nor the container."""
 ENDS_OPEN = {
     "starting": "its log ends in the middle of the start, without an error, with: {last}. Whether the start goes on, "
-    "hangs, or was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and "
-    "at dmesg; of a process that still runs, py-spy dump --pid PID shows the stack",
+    "hangs, or was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) "
+    "and at dmesg; of a process that still runs, py-spy dump --pid PID shows the stack",
     "lost": "its log shows neither a start nor a server at work",
 }
 """Why a log tells nothing, by the state in which it ends."""
@@ -217,7 +217,8 @@ class CeilingShares(NamedTuple):
 class Finding(NamedTuple):
     """A diagnosis with its fixes, and the log lines that decide it.
 
-    `uncomputed` are fixes whose number needs telemetry that is missing; `failure` is what the quoted line is known for.
+    `uncomputed` are fixes whose number needs telemetry that is missing; `failure` is what is known of the
+    quoted line.
     """
 
     diagnosis: Diagnosis

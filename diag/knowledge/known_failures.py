@@ -91,7 +91,14 @@ def table() -> tuple[FailureKind, ...]:
     """Return the whole table, in the order in which its patterns are tried."""
     folder = files("diag.knowledge") / "failures"
     return tuple(
-        FailureKind(**{**each, "pattern": re.compile(each["pattern"]), "file": name, "releases": tuple(each.get("releases", ("", "")))})
+        FailureKind(
+            **{
+                **each,
+                "pattern": re.compile(each["pattern"]),
+                "file": name,
+                "releases": tuple(each.get("releases", ("", ""))),
+            }
+        )
         for name in FILES
         for each in tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))["failure"]
     )
@@ -112,7 +119,7 @@ def known_failure(texts: Sequence[str], version: str, model: str) -> KnownFailur
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Fill in the groups; an alternative whose number cannot be computed is left out, if another one stands before it."""
+    """Fill in the groups; an alternative behind another one is left out if its number cannot be computed."""
 
     def value(place: re.Match[str]) -> str:
         given = [values[name.strip()] for name in place["names"].split(",")]

@@ -131,14 +131,22 @@ ENDS = {
 
 
 def log_endings(report: Report) -> list[str]:
-    """Return for each log that was judged alone how it ends: "ends with an orderly shutdown, 2026-11-20 03:12:44 UTC"."""
+    """Return for each log that was judged alone how it ends: "ends with a dead engine, 2026-11-20 03:12:44 UTC"."""
     lines = []
     for _, ending in report.observed.endings:
         done = "" if ending.done is None else f" ({quantity(ending.done, 'share')} done)"
         raised = f" in {plural(ending.processes, 'process', 'processes')}" if ending.processes > 1 else ""
-        errors = f"; {plural(ending.errors, 'line')} of errors{raised}" if ending.errors and ending.state in ("failed", "dead") else ""
+        errors = (
+            f"; {plural(ending.errors, 'line')} of errors{raised}"
+            if ending.errors and ending.state in ("failed", "dead")
+            else ""
+        )
         lines.append(f"{ENDS[ending.state].format(phase=ending.phase)}{done}, {moment(ending.at)}{errors}")
-    return lines if len(lines) < 2 else [f"{name}: {line}" for (name, _), line in zip(report.observed.endings, lines)]
+    return (
+        lines
+        if len(lines) < 2
+        else [f"{name}: {line}" for (name, _), line in zip(report.observed.endings, lines, strict=True)]
+    )
 
 
 def states(report: Report) -> str:

@@ -52,7 +52,10 @@ def test_a_pattern_is_bounded_and_an_advice_can_be_followed(failure: FailureKind
 @pytest.mark.parametrize(
     ("text", "action"),
     [
-        ("ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).", "--tensor-parallel-size 1, 2, 4 or 7;"),
+        (
+            "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8).",
+            "--tensor-parallel-size 1, 2, 4 or 7;",
+        ),
         ("flash.cu: The NVIDIA driver on your system is too old (found version 12020).", "12.2"),
     ],
 )
@@ -72,7 +75,7 @@ def test_a_defect_is_told_of_its_releases_only() -> None:
 
 def test_a_share_leaves_room_and_is_never_absurd() -> None:
     assert FUNCTIONS["share"]("54.34", "79.18") == f"{0.66}"
-    with pytest.raises(ValueError):  # noqa: PT011
+    with pytest.raises(ValueError):
         FUNCTIONS["share"]("5.9", "79.2")
     assert 0 < RESERVE < 0.05
 

@@ -24,7 +24,9 @@ BEGAN = datetime(2026, 4, 25, 9, tzinfo=UTC)
 
 def judged(*targets: Path | str, **options: str) -> Report:
     contract, incidents = site(None, None)
-    return look(ObserveOptions([str(target) for target in targets], log_timezone="UTC", **options), contract, incidents).report
+    return look(
+        ObserveOptions([str(target) for target in targets], log_timezone="UTC", **options), contract, incidents
+    ).report
 
 
 def told(report: Report) -> str:
@@ -108,7 +110,10 @@ START = [
     f"{ENGINE}INFO 11-20 10:00:20 [core.py:112] Initializing a V1 LLM engine (v0.32.0) with config: model='m'",
     f"{ENGINE}INFO 11-20 10:00:30 [gpu_model_runner.py:4978] Starting to load model m...",
 ]
-READY = [f"{API}INFO:     Application startup complete.", f'{API}INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK']
+READY = [
+    f"{API}INFO:     Application startup complete.",
+    f'{API}INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK',
+]
 
 
 def raised(head: str, text: str, function: str = "load_model") -> list[str]:
@@ -128,7 +133,12 @@ def test_a_shutdown_in_order_is_no_incident(tmp_path: Path) -> None:
 
 def test_an_engine_that_dies_is_told_with_its_reason(tmp_path: Path) -> None:
     head = f"{ENGINE}ERROR 11-20 11:00:00 [core.py:1510] "
-    lines = [*START, *READY, f"{head}EngineCore encountered a fatal error.", *raised(head, "KeyError: 'x'", "execute_model")]
+    lines = [
+        *START,
+        *READY,
+        f"{head}EngineCore encountered a fatal error.",
+        *raised(head, "KeyError: 'x'", "execute_model"),
+    ]
     report = judged(write(tmp_path, lines))
     assert first(report) == "engine_dead"
     assert "KeyError: 'x'" in told(report)
@@ -157,9 +167,14 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 def test_the_first_reason_is_quoted_not_its_consequences(tmp_path: Path) -> None:
     lines = [
         *START,
-        *raised(f"{WORKER}ERROR 11-20 10:00:40 [multiproc_executor.py:949] ", "ValueError: head size 80 is not supported"),
-        *raised(f"{ENGINE}ERROR 11-20 10:00:41 [core.py:1010] ", "Exception: WorkerProc initialization failed due to an"
-        " exception in a background process. See stack trace for root cause."),
+        *raised(
+            f"{WORKER}ERROR 11-20 10:00:40 [multiproc_executor.py:949] ", "ValueError: head size 80 is not supported"
+        ),
+        *raised(
+            f"{ENGINE}ERROR 11-20 10:00:41 [core.py:1010] ",
+            "Exception: WorkerProc initialization failed due to an"
+            " exception in a background process. See stack trace for root cause.",
+        ),
         f"{API}Traceback (most recent call last):",
         f'{API}  File "/usr/local/bin/vllm", line 8, in <module>',
         f"{API}    sys.exit(main())",
@@ -185,7 +200,10 @@ def test_an_exception_that_the_start_survived_is_no_end(tmp_path: Path) -> None:
 
 
 def test_frames_that_have_lost_their_blanks_are_frames(tmp_path: Path) -> None:
-    lines = [line.replace("]   ", "] ") for line in raised(f"{ENGINE}ERROR 11-20 10:00:40 [core.py:343] ", "AttributeError: no x")]
+    lines = [
+        line.replace("]   ", "] ")
+        for line in raised(f"{ENGINE}ERROR 11-20 10:00:40 [core.py:343] ", "AttributeError: no x")
+    ]
     assert "AttributeError: no x" in told(judged(write(tmp_path, [*START, *lines])))
 
 
@@ -202,7 +220,11 @@ def test_the_frames_tell_a_start_from_work_in_old_releases(tmp_path: Path, funct
 def test_what_a_client_sent_ends_no_server(tmp_path: Path) -> None:
     """A request is logged with its line breaks, as the last lines of the log."""
     head = f"{API}INFO 11-20 10:05:00 [logger.py:39] "
-    lines = [f"{head}Received request 1: prompt: 'x", f"{head}Traceback (most recent call last):", "ValueError: Free memory'"]
+    lines = [
+        f"{head}Received request 1: prompt: 'x",
+        f"{head}Traceback (most recent call last):",
+        "ValueError: Free memory'",
+    ]
     lines += raised("", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "execute_model")
     assert not judged(write(tmp_path, [*START, *READY, *lines])).present
 

@@ -21,8 +21,8 @@ from diag.diagnosis.report import FAMILIES
 from diag.http.address import Address, parse, without_user
 from diag.lint.rules import RULES
 from diag.report.settings import UNKNOWN
-from diag.sources.prometheus.scope import Scope
 from diag.sources.log.files import PAGES, is_log
+from diag.sources.prometheus.scope import Scope
 from diag.vllm.flags import registry
 from diag.vllm.gpus import gpus
 from diag.vllm.running_config import FLAGS, TRUST, WORDS

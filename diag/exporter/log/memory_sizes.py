@@ -14,6 +14,7 @@ from pathlib import Path
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
+from diag.exporter.log.interpreter import LogInterpreter, PlacedLine
 from diag.exporter.log.parse_line import (
     FIRST,
     LAST,
@@ -23,7 +24,7 @@ from diag.exporter.log.parse_line import (
     split_redrawn,
 )
 from diag.exporter.log.recognise import LineOrigin, parse_amount, read_values
-from diag.exporter.log.server_log import LogInterpreter, PlacedLine, ServerLog
+from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.trackers import parse_settings
 
 Size = tuple[int, int]

@@ -57,7 +57,8 @@ incident = Incident(
         *LET_GO_ON,
         *READ_LOG,
         Fix(
-            change="Restart the server, and have the platform do so next time (Restart=always, since vLLM may exit with status 0; a livenessProbe).",
+            change="Restart the server, and have the platform do so next time (a livenessProbe; Restart=always, since "
+            "vLLM may exit with status 0 after a fatal error, which Restart=on-failure takes for a success).",
             effect="/metrics answers again once the server has started",
             why=judged("a dead engine does not recover"),
         ),

@@ -28,7 +28,7 @@ _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
 _WRITTEN_OUT = re.compile(r"(?:\\(?:x1b|033|u001b|e)|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]|(?:\^M|\\r)+$")
 """Escape sequences and carriage returns as `cat -v`, JSON or an editor shows them."""
 _BEGINS = re.compile(
-    r"\s*\(?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|File \"|[A-Za-z]\w{0,60} pid=\d|\[rank\d|\d{4}-\d\d-\d\d)|\[|$"
+    r"\s*\(?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|File \"|[A-Za-z]\w{0,60} pid=\d|\d{4}-\d\d-\d\d)|\[|$"
 )
 """Beginnings of a line that no terminal has wrapped."""
 

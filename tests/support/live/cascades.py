@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 from support import bad_servers
@@ -31,8 +32,8 @@ def more_capacity(stage: Stage) -> Iterator[Outcome]:
             got, live = cascade(stage, vllm, who)
         vllm.stop()
         cured = time.time()
-        said = relaunched(stage, vllm, live, cure.CASCADE.clients)
-        yield outcome("cascade, cured by capacity", who, FIXED, replace(got, verify=said), since, cured)
+        with relaunched(stage, vllm, live, cure.CASCADE.clients) as said:
+            yield outcome("cascade, cured by capacity", who, FIXED, replace(got, verify=said), since, cured)
 
 
 def gateway_limit(stage: Stage) -> Iterator[Outcome]:
@@ -58,8 +59,10 @@ def api_key(stage: Stage) -> Iterator[Outcome]:
         with load.running(vllm.port, *clients):
             got, live = cascade(stage, vllm, who)
         vllm.stop()
-        said = ", ".join([refusal(live), relaunched(stage, vllm, live, clients, VLLM_API_KEY=KEY)])
-        yield outcome("cascade behind an API key", who, FIXED_WITH_KEY, replace(got, verify=said), since)
+        refused = refusal(live)
+        with relaunched(stage, vllm, live, clients, VLLM_API_KEY=KEY) as cured:
+            got = replace(got, verify=f"{refused}, {cured}")
+            yield outcome("cascade behind an API key", who, FIXED_WITH_KEY, got, since)
 
 
 def cascade(stage: Stage, vllm: server.Server, who: OnCall) -> tuple[Row, Said]:
@@ -92,18 +95,23 @@ def refusal(live: Said) -> str:
     return "refused without the variable" if refused else f"exit {ran.returncode} without the variable"
 
 
+@contextmanager
 def relaunched(
     stage: Stage, vllm: server.Server, live: Said, clients: Sequence[load.Clients], **environment: str
-) -> str:
-    """Run the relaunch line and verify what it cured; with a key, also whether the new server asks for it."""
+) -> Iterator[str]:
+    """Run the relaunch line, and keep the server under load, so that its alerts can end.
+
+    Yield the verdict on what it cured; with a key, also whether the new server asks for it.
+    """
     line = live.primary.get("relaunch")
     if not line:
-        return "no relaunch line"
+        yield "no relaunch line"
+        return
     with server.relaunched(line, vllm.port, stage.folder / "relaunched.log", **environment) as again:
         asks = [f"{status(f'{again.url}/v1/models')} without the key"] if environment else []
         with load.running(again.port, *clients):
             time.sleep(cure.WARM_UP)
-            return ", ".join([*asks, verified(stage, again)])
+            yield ", ".join([*asks, verified(stage, again)])
 
 
 def status(url: str) -> int:

@@ -1,0 +1,485 @@
+"""Interpret the lines of a vLLM server's log in their order: starts, work, failures and ends. No files, no clock.
+
+Time: a line without one (uvicorn's, a traceback, a bar) gets the moment at which it was read while the log is followed
+live, and the last time seen while an old log is read from its beginning. No line is newer than the moment at which it
+was read.
+
+The end: a process ends with an announced exception, with one of its own entry point, or with a line that says so. Of a
+log that is read alone, the last exception after which nothing moves is its end too (`finish`).
+"""
+
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import NamedTuple
+
+from diag.core.log_events import (
+    COMPILED_WHILE_SERVING,
+    ENGINE_DEAD,
+    ENGINE_START_FAILED,
+    KILLED_BY_SIGNAL,
+    ON_DEVICE,
+    QUOTED,
+    SHUT_DOWN,
+    WORKER_DIED,
+    LogEnding,
+)
+from diag.core.metric_families import Sample
+from diag.exporter.log.corroboration import RESOLUTION, MeasuredServer
+from diag.exporter.log.parse_line import PROGRESS_BAR, ParsedLine
+from diag.exporter.log.patterns import RAW, STAGES, Pattern
+from diag.exporter.log.recognise import (
+    TRACEBACK,
+    ErrorLine,
+    LineOrigin,
+    Phase,
+    RecordTracker,
+    TracebackTracker,
+    recognise,
+)
+from diag.exporter.log.trackers import (
+    MOST_TEXT,
+    READY_STAGE,
+    SIGNALLED,
+    CrashStreak,
+    EventCounts,
+    LoggedConfig,
+    RootCauseTracker,
+    StartupProgress,
+    quote,
+)
+
+DEATHS = (ENGINE_DEAD, WORKER_DIED)
+_BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
+LISTENS = "Starting vLLM "
+"""The beginning of the line after which clients can connect."""
+_HIT = "EngineCore hit an exception"
+"""vLLM up to 0.8.4 logs it of an engine that fails, whether it starts or works."""
+_AT_WORK = "EngineCore encountered a fatal error"
+MOST_PENDING = 64
+_WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
+"""A start goes on only when somebody adds GPUs to the Ray cluster."""
+_COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
+"""torch.compile compiles a graph that no cache has."""
+
+
+class PlacedLine(NamedTuple):
+    """A line with its pattern, author and unix time, and the exception that ended a process if it completes one."""
+
+    line: ParsedLine
+    pattern: Pattern | None
+    origin: LineOrigin
+    at: float
+    error: ErrorLine | None
+
+
+class LogInterpreter:
+    """Interprets a log's lines in their order: tracks starts, work, failures and ends of the server.
+
+    Counts and times of events outlive a restart of the server, as do the numbers of the last line of each; phases,
+    progress, configuration and root cause are those of the latest start; the last crash keeps its root cause. `file` is
+    the name of the log file, "" if there is none.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.ahead = 0.0
+        """Seconds by which the last line read live that has a time is ahead of the clock: a wrong time zone."""
+        self.latest: float | None = None
+        """Unix time of the last line of any kind."""
+        self.config = LoggedConfig()
+        self.starts = 0
+        """Starts that the log has shown."""
+        self.served = 0
+        """Lines that have shown the server at work."""
+        self.failed = 0
+        """Starts that have failed."""
+        self._startup = StartupProgress()
+        self._crashes = CrashStreak()
+        self._banners: set[str] = set()
+        self._pid = ""
+        self._last_time: float | None = None
+        self._newest_time = 0.0
+        self._events = EventCounts()
+        self._records = RecordTracker()
+        self._listens = False
+        self._ending: set[str] = set()
+        self._was_told_to_stop = False
+        self._last_text = ""
+        self._errors = 0
+        self._raised: set[str] = set()
+        """Names of the processes that have logged an exception since the server began."""
+        self._next_start: list[tuple[Pattern, ParsedLine, float]] = []
+        self._tracebacks = TracebackTracker()
+        self._file = file
+        self._root_cause = self._crashed = RootCauseTracker(file)
+        self._dead = False
+        self._pending: list[ErrorLine] = []
+        """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
+        self._begun: float | None = None
+        self.measured: MeasuredServer | None = None
+        """The server whose end or new start a line may only claim; None: such lines are believed."""
+
+    def believing(self) -> "LogInterpreter":
+        """Return a copy that believes every line, also those behind client input."""
+        measured, self.measured = self.measured, None
+        other, self.measured = deepcopy(self), measured
+        other._records.doubts = False
+        return other
+
+    def doubting(self, measured: MeasuredServer) -> "LogInterpreter":
+        """Doubt the lines that end the server measured, or start it anew; return self."""
+        self.measured, self._records.doubts = measured, True
+        return self
+
+    @property
+    def phase(self) -> Phase:
+        """Return "serving" once clients can connect; "unknown" for a log whose beginning is lost."""
+        if self._startup.stage is None:
+            return "unknown"
+        return "serving" if not self._startup.has_ended and (self._startup.is_ready or self._listens) else "starting"
+
+    def shows_failed_start(self, line: ParsedLine, pattern: Pattern | None) -> bool:
+        """Return True if a line is of another start, which failed; or of a client that imitates one."""
+        if line.form != "line":
+            return False
+        is_traceback = line.level == RAW and line.text.startswith(TRACEBACK)
+        is_failure = pattern is not None and pattern.name == ENGINE_START_FAILED
+        return is_failure or (is_traceback and not self._records.has_process(line.pid))
+
+    def with_server_ended(self, read_at: float, live: bool) -> "LogInterpreter":
+        """Return a copy that goes on as if the server had ended and another had been started."""
+        other = self.believing()
+        other.failed = 0
+        other._begin(other._resolve_time(None, read_at, live))
+        return other
+
+    def server_answers(self, at: float) -> None:
+        """Note that the server's page came: the start that the log shows has ended, also if no line says so."""
+        if self.phase == "starting" and self._startup.exists:
+            self._serve(at)
+
+    def take_request(self, own: float | None, read_at: float, live: bool) -> None:
+        """Interpret a line of uvicorn's access log; `own` is its own time."""
+        self._serve(self._resolve_time(own, read_at, live))
+
+    def process_ended(self, at: float, by_signal: bool) -> None:
+        """Note that the server's process ended, as its supervisor reports: a crash may leave no line."""
+        if self._startup.has_ended:
+            return
+        if by_signal:
+            self._events.count(KILLED_BY_SIGNAL, at)
+        if self._startup.is_ready:
+            self._startup.end(at)
+            self._crashes.crash(at)
+        else:
+            self._fail(at)
+
+    def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> PlacedLine | None:
+        """Interpret a line that shows `pattern`; if `live`, a line without a time gets `read_at`.
+
+        Return a line that only claims what it says, and was not interpreted.
+        """
+        if line.source or (pattern is not None and pattern.kind == "stage"):
+            self._last_text = f"{line.text} ({line.source})" if line.source else line.text
+        origin = self._records.origin(
+            line, pattern, self._phase_of(line, live), read_at if live else None, self._last_time
+        )
+        own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
+        at = self._resolve_time(own, read_at, live)
+        placed = PlacedLine(line, pattern, origin, at, None)
+        if origin is LineOrigin.DOUBTED:
+            return placed if ends_or_starts(placed) else None
+        is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
+        if not is_of_shutdown and (origin is not LineOrigin.QUOTED or self.phase == "unknown"):
+            error = self._tracebacks.read(line, at)
+            placed = placed._replace(error=None if origin is LineOrigin.QUOTED else error)
+            self._note_pending(placed)
+            self._errors += line.level in ("ERROR", "CRITICAL")
+            if error is not None or self._tracebacks.unannounced is not None:
+                self._raised.add(line.process)
+        if self._is_claim(placed, live):
+            return placed
+        self.interpret(placed)
+        return None
+
+    def _note_pending(self, placed: PlacedLine) -> None:
+        """Keep an exception that may have ended the start, and a line that says what a start waits for."""
+        error = self._tracebacks.unannounced
+        if error is None and _WAITS.match(placed.line.text):  # each such line names a longer time than the last one
+            self._pending = [each for each in self._pending if not _WAITS.match(each.text)]
+            error = ErrorLine(placed.line.text, placed.line.number, placed.at, placed.line.process)
+        if error is not None and self.phase != "serving" and len(self._pending) < MOST_PENDING:
+            error.event = placed.pattern.name if placed.pattern and placed.pattern.kind == "event" else ""
+            self._pending.append(error)
+
+    def finish(self) -> None:
+        """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
+        pending, self._pending = self._pending, []
+        if self._startup.has_ended or self._startup.is_ready or not (pending or self._dead):
+            return
+        if pending:
+            self._give_reason(pending)
+            for error in pending:
+                pattern = recognise(error.text, "ERROR")
+                if pattern is not None and pattern.kind == "event" and pattern.name not in self._events.seen:
+                    self._events.read(pattern, error.text, error.at)
+        at = pending[0].at if pending else self.latest or 0.0
+        if any(error.in_step for error in pending):
+            self._die(at)
+        else:
+            self._fail(at)
+
+    def _die(self, at: float) -> None:
+        """Note that an engine at work died; one that works without an API server never logs that it is ready."""
+        self._reach(READY_STAGE, at - RESOLUTION)
+        self._events.count(ENGINE_DEAD, at)
+        self._crashes.crash(at)
+        self._dead = True
+
+    @property
+    def ending(self) -> LogEnding:
+        """Return the state of the server at the last line."""
+        startup, last = self._startup, quote(self._last_text, MOST_TEXT)
+        ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last)
+        if self._dead:
+            return ending._replace(state="dead")
+        if startup.has_ended:
+            return ending._replace(state="shut down" if startup.is_ready or self._was_told_to_stop else "failed")
+        if startup.stage is None:
+            return ending
+        if startup.is_ready:
+            return ending._replace(state="serving")
+        phase, done = startup.position
+        return ending._replace(state="starting", phase=phase, done=done)
+
+    def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
+        for error in errors:
+            self._root_cause.consider(error)
+        self._root_cause.end()
+
+    def _phase_of(self, line: ParsedLine, live: bool) -> Phase:
+        """Return the phase; a log whose beginning is lost is that of a server at work if the server has answered."""
+        return "serving" if self.phase == "unknown" and self._is_of_measured(line, live) else self.phase
+
+    def _is_of_measured(self, line: ParsedLine, live: bool) -> bool:
+        """Return True if a line was written since the measured server was started; its own time may be forged."""
+        if self.measured is None or self.measured.began is None:
+            return False
+        if self._startup.stage is None and self.measured.answered_at is None:
+            return False
+        return live or self.measured.wrote_at(max(line.at or 0.0, self._newest_time))
+
+    def _is_claim(self, placed: PlacedLine, live: bool) -> bool:
+        """Return True if a line ends the server that is measured, or starts it anew, and is not of its own start."""
+        pattern, origin, measured = placed.pattern, placed.origin, self.measured
+        if origin is not LineOrigin.VLLM or measured is None or not self._is_of_measured(placed.line, live):
+            return False
+        if pattern is None or pattern.kind not in _BEGINNINGS:  # it ends the server, or its start: then none answers
+            has_answered = measured.answered_at is not None
+            return ends_or_starts(placed) and (has_answered or self._phase_of(placed.line, live) == "serving")
+        if self.phase == "starting" or (self.phase == "serving" and not ends_or_starts(placed)):
+            return False
+        is_seen = self._begun is not None and measured.wrote_at(self._begun)
+        was_at_work = self.phase == "unknown" and self._records.has_foreign
+        if is_seen or was_at_work or (live and measured.answered_at is not None):
+            return True
+        return not measured.starts_at(max(placed.line.at or 0.0, self._newest_time))
+
+    def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
+        if own is not None:
+            self.ahead = own - read_at if live else 0.0
+            self._last_time = at = min(own, read_at)
+            self._newest_time = max(self._newest_time, at)
+        else:
+            at = read_at if live or self._last_time is None else self._last_time
+        self.latest = max(at, self.latest or at)
+        return at
+
+    def interpret(self, placed: PlacedLine) -> None:
+        """Interpret a line whatever it claims."""
+        line, pattern, origin, at, error = placed
+        if origin is LineOrigin.QUOTED:
+            return
+        if error is not None:
+            error.event = pattern.name if pattern and pattern.kind == "event" else ""
+            ends_server = error.is_entry and error.event != ENGINE_START_FAILED
+            if ends_server and self._startup.has_ended and not self._records.has_process(line.pid):
+                self._begin(at)
+            for each in (*self._pending, error):
+                self._root_cause.consider(each)
+            if ends_server:  # and its start
+                self._root_cause.end()
+                self._fail(at)
+            elif error.announced.startswith(_HIT) and not self._startup.is_ready:
+                self._root_cause.end()
+                (self._die if error.in_step else self._fail)(at)
+
+        if not self._was_stopped and line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
+            self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
+        if pattern is None:
+            return
+        if origin is LineOrigin.VLLM:
+            banners = self._next_start
+            if banners and pattern.kind in ("hint", "stage", "setting", "progress") and line.source:
+                file, other = (each.source.partition(":")[0] for each in (line, banners[0][1]))
+                if file != other:  # the banners did announce a start: its lines are from several files of vLLM's
+                    self._next_start = []
+                    self._begin(banners[0][2])
+                    for banner in banners:
+                        self._on_banner(*banner)
+            getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
+        elif pattern.kind == "event" and not self._was_stopped:
+            self._events.note_unproven(pattern.name, at)
+
+    @property
+    def _was_stopped(self) -> bool:
+        """True after the server was stopped on purpose: errors that its processes log then are no failure."""
+        return self._startup.is_ready and self._startup.has_ended
+
+    @property
+    def _serves(self) -> bool:
+        return self._startup.is_ready and not self._startup.has_ended
+
+    def _on_banner(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._serves and not self._dead:  # a client may have imitated a banner alone
+            self._next_start = [*self._next_start[-9:], (pattern, line, at)]
+            return
+        again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
+        if not self._startup.exists or self._startup.stage or again:
+            self._begin(at)
+        self._banners.add(pattern.name)
+        self._pid = line.pid
+        self._on_setting(pattern, line, at)
+
+    def _on_hint(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if not self._startup.exists:
+            self._begin(at)
+        self._on_setting(pattern, line, at)
+
+    def _begin(self, at: float) -> None:
+        self._crashes.begin(at)
+        if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
+            self._crashed = self._root_cause
+        self._listens, self._ending, self._was_told_to_stop = False, set(), False
+        self._errors, self._raised = 0, set()
+        self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
+        self.starts, self._begun = self.starts + 1, at
+        self._root_cause = RootCauseTracker(self._file)
+
+    def _reach(self, stage: int, at: float) -> None:
+        self._pending.clear()
+        self._startup.reach(stage, at)
+        if self._serves:
+            self._crashes.ready(at)
+
+    def _on_stage(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._serves:
+            if line.source.startswith("backends.py:") and _COMPILES.match(line.text):
+                self._events.count(COMPILED_WHILE_SERVING, at)
+            return
+        self._listens = self._listens or line.text.startswith(LISTENS)
+        name = "profile_memory" if pattern.name == "compile" and not self.config.compiles else pattern.name
+        stage, bar = STAGES.index(name), PROGRESS_BAR.match(line.text) if line.level == RAW else None
+        if bar:
+            done, total = (bar["done"], bar["total"]) if bar["done"] else (bar["percent"], 100)
+            self._startup.draw_bar(stage, bar["what"], int(done), int(total), at)
+        else:
+            self._reach(stage, at)
+        self.config.read(pattern, line.text)
+
+    def _on_setting(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._serves:
+            return
+        self.config.read(pattern, line.text)
+        self._startup.move(at)
+
+    def _on_progress(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._pending.clear()
+        self._startup.move(at)
+
+    def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._serve(at)
+
+    def _serve(self, at: float) -> None:
+        self._reach(READY_STAGE, at)
+        self._next_start.clear()
+        self.served += 1
+
+    def _on_ends(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        """The API server of a dead engine logs a shutdown too; uvicorn shuts down with more than one line."""
+        self._ending.add(line.text)
+        if self._serves and not self._dead and not line.source and len(self._ending) < 2:
+            return
+        self._assume_was_ready(at)
+        if not self._startup.has_ended and not self._dead:
+            self._events.count(SHUT_DOWN, at)
+        self._startup.end(at)
+        self._was_told_to_stop = True
+        self._crashes.stop()
+
+    def _on_fatal(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        if self._startup.stage or not self._startup.exists:
+            self._begin(at)
+        self._quote(pattern, line, at)
+        self._fail(at)
+
+    def _on_event(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        is_of_startup = pattern.name == COMPILED_WHILE_SERVING and not self._serves
+        is_of_shutdown = pattern.name in DEATHS and self._was_stopped
+        is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
+        if is_of_startup or is_of_shutdown or (is_api_server and pattern.name in ON_DEVICE):
+            return
+        if (
+            line.text.startswith(_HIT) and not self._startup.is_ready
+        ):  # the frames of its traceback tell whether it was at work
+            return
+        if pattern.name in QUOTED:
+            self._quote(pattern, line, at)
+        if pattern.name == ENGINE_START_FAILED:
+            self._fail(at)
+            return
+        if pattern.name == ENGINE_DEAD:
+            if self._startup.stage is None or line.text.startswith(_AT_WORK):
+                self._reach(READY_STAGE, at - RESOLUTION)
+            self._crashes.crash(at)
+        self._dead = self._dead or pattern.name in DEATHS
+        self._events.read(pattern, line.text, at)
+
+    def _quote(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._give_reason((*self._pending, ErrorLine(line.text, line.number, at, line.process, event=pattern.name)))
+
+    def _assume_was_ready(self, at: float) -> None:
+        """If a log begins with the end of a server, such as a rotated log, the server was at work before."""
+        if self._startup.stage is None:
+            self._reach(READY_STAGE, at - RESOLUTION)
+
+    def _fail(self, at: float) -> None:
+        """Note a failed start; if the start has already succeeded, do nothing."""
+        if self._startup.is_ready:
+            return
+        self.failed += 1
+        self._events.count(ENGINE_START_FAILED, at)
+        if self._startup.stage is None:
+            self._startup = StartupProgress(at)
+            self._crashes.begin(at)
+        self._startup.end(at)
+        self._crashes.crash(at)
+
+    def samples(self, now: float) -> list[Sample]:
+        found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
+        found += self._events.samples()
+        found += self._root_cause.samples()
+        if crash := self._crashes.last:
+            cause = self._root_cause if crash > (self._begun or 0.0) else self._crashed
+            found += cause.samples(crash)
+        if self.latest is not None:
+            found.append(("diag_vllm_log_last_line_timestamp_seconds", (), self.latest))
+        return found
+
+
+def ends_or_starts(placed: PlacedLine) -> bool:
+    """Return True if a line says that the server, or a part of it, has ended, is about to, or was started anew."""
+    pattern = placed.pattern
+    if pattern is None or pattern.kind not in ("banner", "ends", "fatal", "event"):
+        return placed.error is not None
+    return pattern.kind != "event" or pattern.name in QUOTED or placed.error is not None
