@@ -113,8 +113,8 @@ def known_failure(texts: Sequence[str], version: str, model: str) -> KnownFailur
         for failure in table():
             if (match := failure.pattern.search(text)) and failure.applies_to(version, model):
                 values = {name: value or "?" for name, value in match.groupdict().items()}
-                filled = (_filled(each, values) for each in (failure.means, failure.advice))
-                return KnownFailure(failure.id, *filled, failure.source)
+                means, advice = (_filled(each, values) for each in (failure.means, failure.advice))
+                return KnownFailure(failure.id, means, advice, failure.source)
     return None
 
 
@@ -168,7 +168,7 @@ def _share(free: str, total: str) -> str:
     return f"{share:g}"
 
 
-PACKAGES = {
+PACKAGES: Mapping[str, str] = {
     "flashinfer": "flashinfer-python",
     "open_clip": "open_clip_torch",
     "cv2": "opencv-python-headless",

@@ -76,7 +76,7 @@ def _ends(path: Path) -> tuple[bytes, bytes, float]:
     """Return the first and the last bytes of a log, and the unix time at which it was last written to."""
     try:
         if str(path) == STDIN:
-            return *_kept(iter(lambda: sys.stdin.buffer.read1(STEP), b"")), time.time()
+            return *_kept(iter(lambda: sys.stdin.buffer.read(STEP), b"")), time.time()
         with opened(path) as stream:
             written, is_gzip = os.fstat(stream.fileno()).st_mtime, stream.read(len(_GZIP)) == _GZIP
         return *(_kept(_decompressed(path)) if is_gzip else read_ends(path, FIRST, LAST)), written

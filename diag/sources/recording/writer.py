@@ -18,8 +18,9 @@ from diag.core.files import exists, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.exposition import CUT, is_cut
 from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper
+from diag.sources.log.files import PAGES
 from diag.sources.observation import Observation
-from diag.sources.recording.reader import ABOUT, PAGES
+from diag.sources.recording.reader import ABOUT
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.shown import shown
 from diag.vllm.running_config import ServerFacts
