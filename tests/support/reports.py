@@ -2,7 +2,9 @@
 
 import json
 import re
+from pathlib import Path
 
+from diag.commands.observe import ObserveOptions, look, site
 from diag.diagnosis.report import Report
 from diag.report import json as as_json
 
@@ -21,3 +23,10 @@ def present_only(report: Report) -> str:
     del document["observed"]["judged"]["incidents"]
     present = [diagnosis for diagnosis in document["diagnoses"] if diagnosis["state"] == "present"]
     return json.dumps({**document, "diag": "VERSION", "diagnoses": present}, indent=1, ensure_ascii=False) + "\n"
+
+
+def judged_logs(*targets: Path | str, **options: str) -> Report:
+    """The report on logs alone, whose times are of UTC."""
+    contract, incidents = site(None, None)
+    chosen = ObserveOptions([str(target) for target in targets], log_timezone="UTC", **options)  # type: ignore[arg-type]
+    return look(chosen, contract, incidents).report

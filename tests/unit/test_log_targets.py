@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.paths import LOGS, RECORDINGS
+from support.reports import judged_logs as judged
 
-from diag.commands.observe import ObserveOptions, look, site
 from diag.core.errors import BadRecording, BadUsage
 from diag.diagnosis.report import Report
 from diag.report.terminal import render
@@ -20,13 +20,6 @@ OUT_OF_MEMORY = (LOGS / "v1_0.8.5_no_kv_memory.log").read_text(encoding="utf-8")
 SERVING = (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8").splitlines()
 CAUSE = "ValueError: No available memory for the cache blocks."
 BEGAN = datetime(2026, 4, 25, 9, tzinfo=UTC)
-
-
-def judged(*targets: Path | str, **options: str) -> Report:
-    contract, incidents = site(None, None)
-    return look(
-        ObserveOptions([str(target) for target in targets], log_timezone="UTC", **options), contract, incidents
-    ).report
 
 
 def told(report: Report) -> str:

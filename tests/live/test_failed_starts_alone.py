@@ -1,0 +1,96 @@
+"""Starts of a real vLLM that fail in the ways in which a CPU can: the log alone shows the kind, and what to do."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.live import outages, server
+from support.reports import judged_logs
+
+pytestmark = [pytest.mark.live, server.needed]
+
+
+class Failed(NamedTuple):
+    """A start that fails: its flags, the kind that its log shows, and a part of the advice."""
+
+    flags: tuple[str, ...]
+    kind: str
+    advice: str
+    breaks: Callable[[Path], None] | None = None
+    """Damages the files of the model."""
+    kills: bool = False
+    """The engine is killed while it starts."""
+
+
+def without_tokenizer(model: Path) -> None:
+    for file in model.glob("tokenizer*"):
+        file.unlink()
+
+
+def of_an_unknown_kind(model: Path) -> None:
+    file = model / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) | {"architectures": ["NoSuchLM"], "model_type": "nosuch"}
+    file.write_text(json.dumps(config), encoding="utf-8")
+
+
+STARTS = {
+    "flag": Failed(("--no-such-flag", "1"), "", "--no-such-flag"),
+    "value": Failed(("--kv-cache-dtype", "fp9"), "", "--kv-cache-dtype"),
+    "length": Failed(("--max-model-len", "999999"), "model_len_above_derived", "--max-model-len"),
+    "context": Failed(outages.LARGE_CONTEXT, "kv_cache_below_model_len", "--max-model-len"),
+    "template": Failed(("--chat-template", "/no/such.jinja"), "", "--chat-template"),
+    "parser": Failed(("--enable-auto-tool-choice", "--tool-call-parser", "nosuch"), "", "--tool-call-parser"),
+    "rank": Failed(("--enable-lora", "--max-lora-rank", "7"), "", "--max-lora-rank"),
+    "heads": Failed(("--tensor-parallel-size", "3"), "", "--tensor-parallel-size"),
+    "tokenizer": Failed((), "", "tokenizer", breaks=without_tokenizer),
+    "architecture": Failed((), "", "vLLM", breaks=of_an_unknown_kind),
+    "killed": Failed((), "", "dmesg", kills=True),
+}
+
+
+@contextmanager
+def failing(folder: Path, start: Failed) -> Iterator[server.Server]:
+    """Start it, and wait until it has ended."""
+    with ExitStack() as stack:
+        if start.breaks is not None:
+            stack.enter_context(server.starting(folder, "tiny", ())).stop()
+            start.breaks(folder / "tiny")
+        vllm = stack.enter_context(server.starting(folder, "tiny", start.flags))
+        if start.kills:
+            end = time.monotonic() + server.READY_SECONDS
+            while time.monotonic() < end and "Initializing a V1 LLM engine" not in vllm.log.read_text(encoding="utf-8"):
+                time.sleep(0.2)
+            vllm.signal("VLLM::EngineCore", signal.SIGKILL)
+        vllm.process.wait(server.READY_SECONDS)
+        yield vllm
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_log_of_a_failed_start_names_its_kind_and_the_action(name: str, tmp_path: Path) -> None:
+    start = STARTS[name]
+    with failing(tmp_path, start) as vllm:
+        report = judged_logs(vllm.log)
+    assert report.verdict == "critical"
+    found = report.present[0].failure
+    assert found is not None
+    assert found.id == start.kind
+    assert start.advice in found.do
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with server.starting(tmp_path, "tiny", (), port=port) as vllm:
+            vllm.process.wait(server.READY_SECONDS)
+            found = judged_logs(vllm.log).present[0].failure
+    assert found is not None
+    assert found.id.startswith("port_in_use")
+    assert str(port) in found.do or "--port" in found.do
