@@ -723,7 +723,8 @@ def mcp(
     ] = None,
     *,
     recordings: Annotated[
-        Path | None, allow_option("--recordings", metavar="DIR", help="Folder with recordings that agents may query.")
+        Path | None,
+        allow_option("--recordings", metavar="DIR", help="Folder with recordings and logs that agents may query."),
     ] = None,
     prometheus: Annotated[
         str, allow_option("--prometheus", metavar="URL", help="Prometheus that agents may query, with all its servers.")

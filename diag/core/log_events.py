@@ -185,12 +185,23 @@ STARTUP_PHASES = (
 )
 
 
+class EventLine(NamedTuple):
+    """The last line of a log that shows an event, without secrets; `number` is 0 if unknown, `at` unix time."""
+
+    event: str
+    text: str
+    file: str
+    number: int
+    process: str
+    at: float
+
+
 class LogEnding(NamedTuple):
     """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
 
     "lost": its last line tells no state. `phase` is that of a start under way, with the share that is done, if known.
     `errors` are the lines of errors since the server began, and `processes` those that logged an exception; `last` is
-    the text of the last line that vLLM logged, without secrets.
+    the text of the last line that vLLM logged, without secrets; `lines` are the last lines of each event.
     """
 
     state: Literal["failed", "dead", "shut down", "starting", "serving", "lost"]
@@ -198,6 +209,7 @@ class LogEnding(NamedTuple):
     errors: int = 0
     processes: int = 0
     last: str = ""
+    lines: tuple[EventLine, ...] = ()
     phase: str = ""
     done: float | None = None
 

@@ -322,7 +322,8 @@ def build_report(
         if diagnosis.state != "present":
             findings.append(Finding(diagnosis))
             continue
-        known, quoted = by_subject(running, diagnosis.subject), quotes(diagnosis, judged)
+        known = by_subject(running, diagnosis.subject)
+        quoted = quotes(diagnosis, judged) or _lines_of_events(diagnosis, observed)
         found = propose(diagnosis, judged, known, quoted)
         if diagnosis.incident.lints:  # first the proposals without a restart, which only read
             found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
@@ -351,6 +352,15 @@ def build_report(
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
+
+
+def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
+    """Return the newest line of a log, read alone, that shows an event which the incident's symptoms count."""
+    ending = dict(observed.endings).get(instance_name(diagnosis.subject))
+    formulas = " ".join(expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms)
+    lines = [line for line in (ending.lines if ending else ()) if re.search(rf"\b{line.event}\b", formulas)]
+    newest = max(lines, key=lambda line: line.at, default=None)
+    return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
 
 
 def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:

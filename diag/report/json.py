@@ -70,7 +70,8 @@ def observed(report: Report) -> dict[str, Any]:
     """Describe the judged samples: source, time range, scrapes, servers."""
     seen = report.observed
     names = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
-    ends = [{"server": name, **ending._asdict()} for name, ending in seen.endings]
+    names_of_end = ("state", "at", "errors", "processes", "last", "phase", "done")
+    ends = [{"server": name, **{each: getattr(ending, each) for each in names_of_end}} for name, ending in seen.endings]
     logs = {"log_ends": ends} if ends else {}
     return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)} | logs
 

@@ -53,7 +53,7 @@ def test_other_mcp_targets_are_refused_with_a_list_of_allowed_ones(targets: Allo
     with pytest.raises(NotAllowed) as refused:
         targets.options(name)
     assert str(refused.value).endswith(
-        "http://a:8000; https://b:443/model; prometheus (http://prom:9090); the recordings ⟦monday⟧"
+        "http://a:8000; https://b:443/model; prometheus (http://prom:9090); the recordings and logs ⟦monday⟧"
     )
     assert "word" not in str(refused.value)
     assert str(refused.value).isprintable() and len(str(refused.value)) < 300

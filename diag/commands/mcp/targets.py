@@ -81,7 +81,7 @@ class AllowedTargets:
         return options
 
     def recording(self, name: str) -> str:
-        """Return the path of a recording below the folder, "" if there is none of that name."""
+        """Return the path of a recording or a log below the folder, "" if there is none of that name."""
         if not self.recordings:
             return ""
         try:
@@ -93,7 +93,7 @@ class AllowedTargets:
             return ""
 
     def _recording_names(self) -> list[str]:
-        """Return the names of the recordings directly in the folder."""
+        """Return the names of the recordings and logs directly in the folder."""
         try:
             folders = sorted(self.recordings.iterdir()) if self.recordings else []
         except OSError:
@@ -104,7 +104,7 @@ class AllowedTargets:
         """Return all targets in one line."""
         recorded = list(map(quote_name, self._recording_names()))
         parts = [*self.servers, *([f"{PROMETHEUS} ({parse(self.prometheus).shown})"] if self.prometheus else [])]
-        parts += [f"the recordings {listed(recorded, most=MOST_NAMED)}"] if recorded else []
+        parts += [f"the recordings and logs {listed(recorded, most=MOST_NAMED)}"] if recorded else []
         return "; ".join(parts) or "none was allowed when diag mcp was started (URLs, --recordings, --prometheus)"
 
     @property

@@ -22,6 +22,7 @@ from diag.core.log_events import (
     QUOTED,
     SHUT_DOWN,
     WORKER_DIED,
+    EventLine,
     LogEnding,
 )
 from diag.core.metric_families import Sample
@@ -38,6 +39,7 @@ from diag.exporter.log.recognise import (
     recognise,
 )
 from diag.exporter.log.trackers import (
+    MOST_NAME,
     MOST_TEXT,
     READY_STAGE,
     SIGNALLED,
@@ -105,6 +107,8 @@ class LogInterpreter:
         self._ending: set[str] = set()
         self._was_told_to_stop = False
         self._last_text = ""
+        self._lines: dict[str, tuple[ParsedLine, float]] = {}
+        """The last line of each event."""
         self._errors = 0
         self._raised: set[str] = set()
         """Names of the processes that have logged an exception since the server began."""
@@ -240,7 +244,12 @@ class LogInterpreter:
     def ending(self) -> LogEnding:
         """Return the state of the server at the last line."""
         startup, last = self._startup, quote(self._last_text, MOST_TEXT)
-        ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last)
+        file = quote(self._file, MOST_NAME)
+        lines = tuple(
+            EventLine(event, quote(line.text, MOST_TEXT), file, line.number, line.process, at)
+            for event, (line, at) in self._lines.items()
+        )
+        ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
         if self._dead:
             return ending._replace(state="dead")
         if startup.has_ended:
@@ -444,6 +453,7 @@ class LogInterpreter:
             self._crashes.crash(at)
         self._dead = self._dead or pattern.name in DEATHS
         self._events.read(pattern, line.text, at)
+        self._lines[pattern.name] = line, at
 
     def _quote(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._give_reason((*self._pending, ErrorLine(line.text, line.number, at, line.process, event=pattern.name)))

@@ -141,14 +141,15 @@ PARTS: tuple[Part, ...] = (
         for connector in ("nixl", "mooncake")
     ),
     Part(
-        "kv_transfer_errors_logged",
+        "kv_errors_logged",
         _counted(f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'),
         "lines",
     ),
     Part(
         "kv_transfer_errors_share",
-        f"($kv_transfer_errors_logged >= {FEW}) / ($kv_transfer_errors_logged + $finished_requests)"
-        " or 0 * ($kv_transfer_errors_logged == 0)",
+        f"($kv_errors_logged >= {FEW})"
+        " / ($kv_errors_logged + $finished_requests or $kv_errors_logged)"
+        " or 0 * ($kv_errors_logged == 0)",
         "share",
     ),
     Part(
