@@ -150,6 +150,10 @@ def doctor(
         bool, scrape_option("--probe", help="Also send one request for one token; without --probe, diag adds no load.")
     ] = False,
     evidence: EvidenceOptions,
+    vllm_version: Annotated[
+        str,
+        evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it."),
+    ] = "",
     baseline: Annotated[
         Path | None,
         evidence_option(
@@ -221,7 +225,8 @@ def doctor(
 
         print_log()
     form = output.form
-    options = observe_options(targets, prometheus, scrape, evidence, configuration, probe=probe, k8s=k8s)
+    more = {"probe": probe, "k8s": k8s, "version": vllm_version}
+    options = observe_options(targets, prometheus, scrape, evidence, configuration, **more)
     if k8s and (targets or prometheus.prometheus or evidence.log):
         raise BadUsage("--k8s finds servers and their logs itself: leave out URLs, --prometheus and --log")
     if quiet and (verbose or keep_watching or form != "terminal"):

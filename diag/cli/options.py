@@ -178,10 +178,6 @@ class EvidenceOptions(NamedTuple):
             "--launch", metavar="COMMAND", help="The server's launch command, if diag cannot read it from the server."
         ),
     ] = ""
-    version: Annotated[
-        str,
-        evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it."),
-    ] = ""
 
 
 UserIncidents = Annotated[

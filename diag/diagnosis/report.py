@@ -325,14 +325,17 @@ def build_report(
         known = by_subject(running, diagnosis.subject)
         quoted = quotes(diagnosis, judged) or _lines_of_events(diagnosis, observed)
         found = propose(diagnosis, judged, known, quoted)
-        if diagnosis.incident.lints:  # first the proposals without a restart, which only read
-            found = tuple(sorted((*lint_findings(known, quoted), *found), key=lambda proposal: proposal.fix.restart))
+        linted = lint_findings(known, quoted) if diagnosis.incident.lints else ()
+        if linted:  # first the proposals without a restart, which only read
+            found = tuple(sorted((*linted, *found), key=lambda proposal: proposal.fix.restart))
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
         texts = [text for each in quoted for text in (each.text, each.cause) if text]
         failure = known_failure(texts, known.version, models.get(instance_name(diagnosis.subject), ""))
         if failure:  # what is known of the line says more than the incident's advice for any line
-            proposals = (by_failure(failure), *(each for each in proposals if each.changes or each.computed))
+            own = tuple(each for each in proposals if each.changes or each.computed or each in linted)
+            is_enough = any(not each.needs for each in own)
+            proposals = own if is_enough else (*own, by_failure(failure))
         elif diagnosis.incident.lints and quoted and not any(each.changes or each.computed for each in proposals):
             proposals = (by_search(quoted[0], known.version), *proposals)
         line = relaunch(known.launch, proposals)

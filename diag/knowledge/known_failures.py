@@ -71,7 +71,7 @@ class FailureKind(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to do; for a defect that a release has mended, first to upgrade."""
+        """The action; for a defect that a release has mended, first the upgrade."""
         if not self.fixed_in or self.fixed_in in self.do:
             return self.do
         return f"Upgrade to vLLM {self.fixed_in} or later; until then, {self.do[:1].lower()}{self.do[1:]}"

@@ -97,19 +97,22 @@ def test_no_command_has_a_placeholder_for_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "change"),
+    ("error", "action"),
     [
-        (OUTDATED, "Update the NVIDIA driver"),
-        (CUDA + "803: system has unsupported display driver / cuda driver combination", "Take the CUDA compatibility"),
-        (CUDA + "804: forward compatibility was attempted on non supported HW", "Take the CUDA compatibility"),
-        (CUDA + "802: system not yet initialized", "Start the NVIDIA fabric manager"),
+        (OUTDATED, "driver"),
+        (
+            CUDA + "803: system has unsupported display driver / cuda driver combination",
+            "VLLM_ENABLE_CUDA_COMPATIBILITY",
+        ),
+        (CUDA + "804: forward compatibility was attempted on non supported HW", "VLLM_ENABLE_CUDA_COMPATIBILITY"),
+        (CUDA + "802: system not yet initialized", "nvidia-fabricmanager"),
     ],
 )
-def test_errors_of_the_driver_and_the_fabric_have_fixes_of_their_own(tmp_path: Path, error: str, change: str) -> None:
+def test_an_error_that_is_known_has_its_own_action(tmp_path: Path, error: str, action: str) -> None:
     found = finding(failed(tmp_path, of_engine(error)), "startup_failed")
-    fixes = [proposal.text for proposal in found.proposals if proposal.fix.restart]
-    assert fixes[0].startswith(change)
-    assert len(fixes) == 2  # and: correct what the error names
+    assert found.failure is not None
+    assert action in found.failure.do
+    assert [proposal.text for proposal in found.proposals] == [found.failure.do]
     assert found.quotes[0].text.startswith(error[:60])
 
 

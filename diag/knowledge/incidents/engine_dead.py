@@ -58,7 +58,7 @@ incident = Incident(
         *READ_LOG,
         Fix(
             change="Restart the server, and have the platform do so next time (a livenessProbe; Restart=always, since "
-            "vLLM may exit with status 0 after a fatal error, which Restart=on-failure takes for a success).",
+            "vLLM may exit with status 0).",
             effect="/metrics answers again once the server has started",
             why=judged("a dead engine does not recover"),
         ),
