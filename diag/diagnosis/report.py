@@ -333,9 +333,10 @@ def build_report(
         texts = [text for each in quoted for text in (each.text, each.cause) if text]
         failure = known_failure(texts, known.version, models.get(instance_name(diagnosis.subject), ""))
         if failure:  # what is known of the line says more than the incident's advice for any line
-            own = tuple(each for each in proposals if each.changes or each.computed or each in linted)
-            is_enough = any(not each.needs for each in own)
-            proposals = own if is_enough else (*own, by_failure(failure))
+            own = [each for each in proposals if each.changes or each.computed or each in linted]
+            commands = [each for each in proposals if each.fix.command and each not in own]
+            mends = [] if any(not each.needs for each in own) else [by_failure(failure)]
+            proposals = (*own, *mends, *commands)
         elif diagnosis.incident.lints and quoted and not any(each.changes or each.computed for each in proposals):
             proposals = (by_search(quoted[0], known.version), *proposals)
         line = relaunch(known.launch, proposals)
