@@ -126,10 +126,10 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
         with scraping.progress(f"watching {pods.shown}") as tick:
             return pods.scrape(scrape_plan(options, tick, scraping.should_go_on))
     if options.kind == "log":
-        first, *others = read_logs(options)
-        if others:
-            raise BadUsage("only diag doctor reads several logs: name one")
-        return first
+        raise BadUsage(
+            f"{printable(options.targets[0])} is no recording: it was not written by `diag record`; only diag doctor reads"
+            " logs alone"
+        )
     if options.kind == "recording":
         if len(options.targets) > 1:
             raise BadUsage("a recording is diagnosed alone: name one recording, or only URLs")

@@ -35,6 +35,7 @@ STILL = b"".join(
         (b"request_success_total", 1),
     )
 )
+IDLE = STILL.replace(b'running{engine="0",model_name="m"} 1', b'running{engine="0",model_name="m"} 0')
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_why_prints_each_condition_with_its_outcome(incident: str, state: str, r
 
 
 def test_debug_log_names_sources_collectors_requests_and_queries_but_no_credentials() -> None:
-    with serving(on_metrics(Reply(STILL))) as server:
+    with serving(on_metrics(Reply(IDLE))) as server:
         url = server.url.replace("http://", "http://user:SECRET@")
         command = [DIAG, "doctor", url, "--for", "1", "--every", "0.5", "--log-level", "debug"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -27,6 +27,7 @@ IN_ORDER = [
     "Where",
     "Evidence",
     "Log",
+    "Means",
     "Do now",
     "Next time",
     "Fix",
