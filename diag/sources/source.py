@@ -127,8 +127,8 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
             return pods.scrape(scrape_plan(options, tick, scraping.should_go_on))
     if options.kind == "log":
         raise BadUsage(
-            f"{printable(options.targets[0])} is no recording: it was not written by `diag record`; only diag doctor reads"
-            " logs alone"
+            f"{printable(options.targets[0])} is no recording: it was not written by `diag record`; only diag doctor"
+            " reads logs alone"
         )
     if options.kind == "recording":
         if len(options.targets) > 1:
