@@ -78,7 +78,6 @@ UNREACHABLE = {69: "unreachable: no metrics page, no log, no process"}
 NOTES = {
     "doctor": notes(
         "diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log",
-        "kubectl logs --previous pod/vllm-0 | diag doctor -",
         "diag doctor --prometheus http://prom:9090 --at 2026-11-20T03:30 --window 2h",
         exits={0: "healthy", 1: "warning", 2: "critical", 3: "cannot tell: telemetry is missing", **UNREACHABLE},
         environment={

@@ -186,7 +186,10 @@ STARTUP_PHASES = (
 
 
 class EventLine(NamedTuple):
-    """The last line of a log that shows an event, without secrets; `number` is 0 if unknown, `at` unix time."""
+    """The last line of a log that shows an event, without secrets; `number` is 0 if unknown, `at` unix time.
+
+    Of the exceptions that ended requests, `event` is the metric that counts the answers.
+    """
 
     event: str
     text: str

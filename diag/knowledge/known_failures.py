@@ -126,10 +126,11 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
         return FUNCTIONS[place["function"]](*given) if place["function"] else printable(given[0])
 
     first, *others = _ALTERNATIVES.split(text)
-    with_values = PLACE.sub(value, first)
-    for separator, other in zip(others[::2], others[1::2], strict=True):
+    with_values = ""
+    for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
         with suppress(ValueError):
-            with_values += separator + PLACE.sub(value, other)
+            with_values += (separator if with_values else "") + PLACE.sub(value, clause)
+    with_values = f"{with_values[:1].upper()}{with_values[1:]}"
     return with_values if with_values.endswith(".") else f"{with_values}."
 
 

@@ -227,6 +227,20 @@ def test_a_request_that_fails_ends_no_server(tmp_path: Path) -> None:
     assert not judged(write(tmp_path, [*START, *READY, *lines])).present
 
 
+def test_answers_that_are_errors_are_told_with_their_exception(tmp_path: Path) -> None:
+    answers = []
+    for second in range(0, 120, 2):
+        answers += [
+            f"{API}INFO 11-20 10:{5 + second // 60:02}:{second % 60:02} [loggers.py:259] Engine 000: idle",
+            f'{API}INFO:     10.0.0.7:51234 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error',
+            f"{API}ERROR:    Exception in ASGI application",
+            *raised(API, "KeyError: 'tool_calls'", "create_chat_completion"),
+        ]
+    report = judged(write(tmp_path, [*START, *READY, *answers]))
+    assert first(report) == "requests_failing"
+    assert "KeyError: 'tool_calls'" in told(report)
+
+
 # -- targets ----------------------------------------------------------------------------------------------------------
 
 

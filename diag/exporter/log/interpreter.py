@@ -9,6 +9,7 @@ log that is read alone, the last exception after which nothing moves is its end 
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from diag.core.log_events import (
 )
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import RESOLUTION, MeasuredServer
-from diag.exporter.log.parse_line import PROGRESS_BAR, ParsedLine
+from diag.exporter.log.parse_line import ANSWER, PROGRESS_BAR, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
     TRACEBACK,
@@ -36,6 +37,7 @@ from diag.exporter.log.recognise import (
     Phase,
     RecordTracker,
     TracebackTracker,
+    is_exception,
     recognise,
 )
 from diag.exporter.log.trackers import (
@@ -58,7 +60,13 @@ LISTENS = "Starting vLLM "
 _HIT = "EngineCore hit an exception"
 """vLLM up to 0.8.4 logs it of an engine that fails, whether it starts or works."""
 _AT_WORK = "EngineCore encountered a fatal error"
+FARTHEST = 3_600.0
+"""Seconds that lines in doubt may lead on in time: what stands in them may be a client's."""
 MOST_PENDING = 64
+ANSWERS = "http_requests_total"
+"""The metric that counts the answers of the access log."""
+MOST_ROUTES = 1_000
+"""Routes that are counted; clients may ask for any number of them."""
 _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
 """A start goes on only when somebody adds GPUs to the Ray cluster."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
@@ -88,6 +96,8 @@ class LogInterpreter:
         """Seconds by which the last line read live that has a time is ahead of the clock: a wrong time zone."""
         self.latest: float | None = None
         """Unix time of the last line of any kind."""
+        self.reached = 0.0
+        """Unix time of the last line that may be the continuation of a text, at most `FARTHEST` behind `latest`."""
         self.config = LoggedConfig()
         self.starts = 0
         """Starts that the log has shown."""
@@ -95,6 +105,8 @@ class LogInterpreter:
         """Lines that have shown the server at work."""
         self.failed = 0
         """Starts that have failed."""
+        self.answers: Counter[tuple[str, str]] = Counter()
+        """Answers by route and class of the status, as the access log has them: "/v1/completions", "2xx"."""
         self._startup = StartupProgress()
         self._crashes = CrashStreak()
         self._banners: set[str] = set()
@@ -108,7 +120,7 @@ class LogInterpreter:
         self._was_told_to_stop = False
         self._last_text = ""
         self._lines: dict[str, tuple[ParsedLine, float]] = {}
-        """The last line of each event."""
+        """The last line of each event, and under `ANSWERS` the last exception that ended a request."""
         self._errors = 0
         self._raised: set[str] = set()
         """Names of the processes that have logged an exception since the server began."""
@@ -162,9 +174,16 @@ class LogInterpreter:
         if self.phase == "starting" and self._startup.exists:
             self._serve(at)
 
-    def take_request(self, own: float | None, read_at: float, live: bool) -> None:
+    def take_request(self, text: str, own: float | None, read_at: float, live: bool) -> None:
         """Interpret a line of uvicorn's access log; `own` is its own time."""
+        self._count_answer(text)
         self._serve(self._resolve_time(own, read_at, live))
+
+    def _count_answer(self, text: str) -> None:
+        if answer := ANSWER.search(text):
+            self.answers[answer["route"], f"{answer['status']}xx"] += 1
+            if len(self.answers) > MOST_ROUTES:
+                self.answers.clear()
 
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: a crash may leave no line."""
@@ -188,10 +207,14 @@ class LogInterpreter:
         origin = self._records.origin(
             line, pattern, self._phase_of(line, live), read_at if live else None, self._last_time
         )
+        if origin is LineOrigin.DOUBTED and line.at is not None and self.latest is not None:
+            self.reached = max(self.reached, min(line.at, self.latest + FARTHEST))
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
         placed = PlacedLine(line, pattern, origin, at, None)
         if origin is LineOrigin.DOUBTED:
+            if is_exception(line.text):
+                self._lines[ANSWERS] = line, at
             return placed if ends_or_starts(placed) else None
         is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
         if not is_of_shutdown and (origin is not LineOrigin.QUOTED or self.phase == "unknown"):
@@ -407,6 +430,7 @@ class LogInterpreter:
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
+        self._count_answer(line.text)
         self._serve(at)
 
     def _serve(self, at: float) -> None:

@@ -233,7 +233,7 @@ class TracebackTracker:
             if was_in_frames and not traceback.in_frames and not traceback.ends:
                 self.unannounced = traceback.error
             return traceback.take_error()
-        self.unannounced = error if _LONE.match(line.text) else None
+        self.unannounced = error if is_exception(line.text) else None
         self._open.pop(key, None)
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()
@@ -241,6 +241,11 @@ class TracebackTracker:
         if is_announced:
             self._announced[key] = line.text
         return None
+
+
+def is_exception(text: str) -> bool:
+    """Return True if a line is that of an exception, whether or not a traceback stands above it."""
+    return bool(_LONE.match(text))
 
 
 def announces_end(line: ParsedLine) -> bool:

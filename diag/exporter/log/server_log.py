@@ -109,7 +109,7 @@ class ServerLog:
         if request:
             own = self._parser.parse_time(request["iso"], read_at)
             for interpreter in filter(None, (self._proven, self._claimed)):
-                interpreter.take_request(own, read_at, live)
+                interpreter.take_request(line, own, read_at, live)
             self._if_ended = None
             return
         for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
@@ -173,6 +173,16 @@ class ServerLog:
     def ending(self) -> LogEnding:
         """The state of the server at the last line."""
         return self._interpreter.ending
+
+    @property
+    def reached(self) -> float:
+        """Unix time of the last line, also of one that may be the continuation of a client's text; 0 for none."""
+        return max(self._interpreter.latest or 0.0, self._interpreter.reached)
+
+    @property
+    def answers(self) -> Mapping[tuple[str, str], int]:
+        """Answers by route and class of the status, as the access log has them."""
+        return self._interpreter.answers
 
     def finish(self) -> None:
         """Take the end of the log for that of the server, if the log's last word is an exception."""

@@ -51,23 +51,28 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
     for place, line in enumerate(plain):
         for part in split_redrawn(line.text):
             log.feed(part, begun if place < untimed else written, live=False, number=line.number)
-        at = log.latest
-        if at is not None and (not samples or at - samples[-1][0] >= EVERY):
+        at = log.reached
+        if at and (not samples or at - samples[-1][0] >= EVERY):
             samples.append((at, _readings(log, at)))
     log.finish()
-    if log.latest is None:
+    if not log.reached:
         return
-    if samples and log.latest - samples[-1][0] < RESOLUTION:
+    if log.reached - samples[-1][0] < RESOLUTION:
         samples.pop()
-    samples.append((log.latest, _readings(log, log.latest)))
+    samples.append((log.reached, _readings(log, log.reached)))
     for at, readings in samples:
         target.note(round(at * 1000), readings)
 
 
 def _readings(log: ServerLog, at: float) -> list[Reading]:
-    """Return what the log shows at a moment; whether the server is up then is known from nothing else."""
+    """Return what the log shows at a moment, also whether the server is up, and how it answers."""
     is_up = float(log.ending.state == "serving")
-    return [*labelled(log.samples(at)), ({"__name__": "up"}, is_up), ({"__name__": "diag_vllm_up"}, is_up)]
+    answers = [
+        ({"__name__": "http_requests_total", "handler": route, "status": status}, float(count))
+        for (route, status), count in log.answers.items()
+    ]
+    ups = [({"__name__": name}, is_up) for name in ("up", "diag_vllm_up")]
+    return [*labelled(log.samples(at)), *ups, *answers]
 
 
 def _lines(data: bytes, number: int) -> list[Line]:
