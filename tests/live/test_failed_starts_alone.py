@@ -5,12 +5,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.live import outages, server
+from support.live import model, outages, server
 from support.reports import judged_logs
 
 pytestmark = [pytest.mark.live, server.needed]
@@ -28,13 +28,13 @@ class Failed(NamedTuple):
     """The engine is killed while it starts."""
 
 
-def without_tokenizer(model: Path) -> None:
-    for file in model.glob("tokenizer*"):
+def without_tokenizer(files: Path) -> None:
+    for file in files.glob("tokenizer*"):
         file.unlink()
 
 
-def of_an_unknown_kind(model: Path) -> None:
-    file = model / "config.json"
+def of_an_unknown_kind(files: Path) -> None:
+    file = files / "config.json"
     config = json.loads(file.read_text(encoding="utf-8")) | {"architectures": ["NoSuchLM"], "model_type": "nosuch"}
     file.write_text(json.dumps(config), encoding="utf-8")
 
@@ -57,11 +57,10 @@ STARTS = {
 @contextmanager
 def failing(folder: Path, start: Failed) -> Iterator[server.Server]:
     """Start it, and wait until it has ended."""
-    with ExitStack() as stack:
-        if start.breaks is not None:
-            stack.enter_context(server.starting(folder, "tiny", ())).stop()
-            start.breaks(folder / "tiny")
-        vllm = stack.enter_context(server.starting(folder, "tiny", start.flags))
+    model.write(folder / "tiny", "tiny")
+    if start.breaks is not None:
+        start.breaks(folder / "tiny")
+    with server.starting(folder, "tiny", start.flags) as vllm:
         if start.kills:
             end = time.monotonic() + server.READY_SECONDS
             while time.monotonic() < end and "Initializing a V1 LLM engine" not in vllm.log.read_text(encoding="utf-8"):
