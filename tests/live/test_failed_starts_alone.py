@@ -40,17 +40,19 @@ def of_an_unknown_kind(files: Path) -> None:
 
 
 STARTS = {
-    "flag": Failed(("--no-such-flag", "1"), "", "--no-such-flag"),
-    "value": Failed(("--kv-cache-dtype", "fp9"), "", "--kv-cache-dtype"),
-    "length": Failed(("--max-model-len", "999999"), "model_len_above_derived", "--max-model-len"),
+    "flag": Failed(("--no-such-flag", "1"), "flag_unknown", "--no-such-flag"),
+    "value": Failed(("--kv-cache-dtype", "fp9"), "flag_choice", "--kv-cache-dtype"),
+    "length": Failed(("--max-model-len", "999999"), "model_len_above_derived", "--max-model-len 16384"),
     "context": Failed(outages.LARGE_CONTEXT, "kv_cache_below_model_len", "--max-model-len"),
-    "template": Failed(("--chat-template", "/no/such.jinja"), "", "--chat-template"),
-    "parser": Failed(("--enable-auto-tool-choice", "--tool-call-parser", "nosuch"), "", "--tool-call-parser"),
-    "rank": Failed(("--enable-lora", "--max-lora-rank", "7"), "", "--max-lora-rank"),
-    "heads": Failed(("--tensor-parallel-size", "3"), "", "--tensor-parallel-size"),
-    "tokenizer": Failed((), "", "tokenizer", breaks=without_tokenizer),
-    "architecture": Failed((), "", "vLLM", breaks=of_an_unknown_kind),
-    "killed": Failed((), "", "dmesg", kills=True),
+    "template": Failed(("--chat-template", "/no/such.jinja"), "chat_template_not_found", "--chat-template"),
+    "parser": Failed(
+        ("--enable-auto-tool-choice", "--tool-call-parser", "nosuch"), "tool_parser_unknown", "--tool-call-parser"
+    ),
+    "rank": Failed(("--enable-lora", "--max-lora-rank", "7"), "flag_choice", "--max-lora-rank"),
+    "heads": Failed(("--tensor-parallel-size", "3"), "heads_not_divisible", "--tensor-parallel-size 1 or 2"),
+    "tokenizer": Failed((), "tokenizer_needs_package", "tokenizer.json", breaks=without_tokenizer),
+    "architecture": Failed((), "model_type_unknown", "Upgrade vLLM", breaks=of_an_unknown_kind),
+    "killed": Failed((), "process_killed", "dmesg", kills=True),
 }
 
 

@@ -273,10 +273,10 @@ class LogInterpreter:
             for event, (line, at) in self._lines.items()
         )
         ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
-        if self._dead:
-            return ending._replace(state="dead")
-        if startup.has_ended:
-            return ending._replace(state="shut down" if startup.is_ready or self._was_told_to_stop else "failed")
+        if startup.has_ended and not startup.is_ready:
+            return ending._replace(state="shut down" if self._was_told_to_stop else "failed")
+        if self._dead or startup.has_ended:
+            return ending._replace(state="dead" if self._dead else "shut down")
         if startup.stage is None:
             return ending
         if startup.is_ready:
