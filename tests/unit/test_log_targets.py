@@ -268,6 +268,17 @@ def test_recordings_and_urls_are_no_logs(tmp_path: Path) -> None:
         judged(write(tmp_path, SERVING), "http://127.0.0.1:1")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"# HELP vllm:x y\n# TYPE vllm:x gauge\nvllm:x 1\n", b"<!DOCTYPE html>\n<html></html>", bytes(5000)],
+    ids=["a page of metrics", "HTML", "no text"],
+)
+def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(BadRecording):
+        judged(tmp_path / "file")
+
+
 def test_the_middle_of_a_large_log_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diag.sources.log.files.FIRST", 2_000)
     monkeypatch.setattr("diag.sources.log.files.LAST", 20_000)

@@ -1,6 +1,7 @@
 """Choose the logs that targets name, and read their bytes within bounds: of a large log its beginning and its end."""
 
 import os
+import re
 import sys
 import time
 import zlib
@@ -21,7 +22,8 @@ PAGES = ("metrics.prom.gz", "metrics.prom")
 MOST_FILES = 256
 FIRST, LAST = 4 * 2**20, 16 * 2**20
 """Bytes read of the beginning and of the end of a log."""
-_MARK = b"# scrape"
+_PAGE = re.compile(rb"(?m)^# (?:scrape|HELP|TYPE) ")
+"""Lines of a recording, or of a page of metrics that was saved."""
 _GZIP = b"\x1f\x8b"
 
 
@@ -39,9 +41,11 @@ def is_log(target: str) -> bool:
     try:
         with opened(path) as stream:
             head = stream.read(STEP)
-        return _MARK not in (next(Gunzip().feed(head), b"") if head.startswith(_GZIP) else head)
+        text = next(Gunzip().feed(head), b"") if head.startswith(_GZIP) else head
     except (OSError, zlib.error):
         return False
+    is_page = bool(_PAGE.search(text)) or text.lstrip()[:9].lower().startswith((b"<!doctype", b"<html"))
+    return not is_page and text.count(b"\0") * 10 <= len(text)
 
 
 class LogBytes(NamedTuple):
