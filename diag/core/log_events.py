@@ -202,12 +202,14 @@ class EventLine(NamedTuple):
 class LogEnding(NamedTuple):
     """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
 
-    "lost": its last line tells no state. `phase` is that of a start under way, with the share that is done, if known.
+    "stopped": it
+    was ended from outside; "lost": its last line tells no state. `phase` is
+    that of a start under way, with the share that is done, if known.
     `errors` are the lines of errors since the server began, and `processes` those that logged an exception; `last` is
     the text of the last line that vLLM logged, without secrets; `lines` are the last lines of each event.
     """
 
-    state: Literal["failed", "dead", "shut down", "starting", "serving", "lost"]
+    state: Literal["failed", "dead", "shut down", "stopped", "starting", "serving", "lost"]
     at: float
     errors: int = 0
     processes: int = 0

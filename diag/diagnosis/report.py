@@ -33,12 +33,16 @@ LOG_ALONE = (
 )
 """Servers whose log is known, but no page, and neither the processes of the host nor the container."""
 ENDS_OPEN = {
-    "starting": "its log ends in the middle of the start, without an error, with: {last}. Whether the start goes on, "
-    "hangs, or was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) "
-    "and at dmesg; of a process that still runs, py-spy dump --pid PID shows the stack",
-    "lost": "its log shows neither a start nor a server at work",
+    "starting": "its log ends in the middle of the start, without an error. Whether the start goes on, hangs, or was "
+    "killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and at dmesg; of "
+    "a process that still runs, py-spy dump --pid PID shows the stack. The last line: {last}",
+    "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
+    "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
+    "lost": "its log shows neither a start of vLLM nor a server at work",
 }
 """Why a log tells nothing, by the state in which it ends."""
+TIMED = ("startup_slow",)
+"""Incidents of time that goes by, which a log that has ended cannot show."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
 MIXED = "its page has several values for one series of {}: a label is missing, so some incidents are unknown"
 NO_SERVER = "no incident could be judged: no sample names a server"
@@ -369,7 +373,7 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
 
 def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs alone: of incidents that they show, and of how they end."""
-    told = [finding for finding in findings if finding.diagnosis.state != "unknown"]
+    told = [each for each in findings if each.diagnosis.state != "unknown" and each.diagnosis.incident.id not in TIMED]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
     not_judged = tuple(
         NotJudged(ENDS_OPEN[ending.state].format(last=ending.last), (("instance", name),))

@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from diag.core.formatting import printable
+from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.flags.registry import release
 
 FILES = {
@@ -30,8 +31,6 @@ FILES = {
 """The files of the table with their headings, in the order in which their patterns are tried."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
-LEAST_SHARE = 0.3
-"""A smaller share of the GPU holds no model worth a server: the GPU has to be freed instead."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank."""
 MOST_DIVISOR = 128

@@ -105,7 +105,8 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
 def found_nothing(report: Report) -> str:
     """Return "no incident found (19 checked on 1 server)", or "no other incident found ..." beside another one."""
     if report.observed.endings:
-        return f"nothing {'else ' if report.present else ''}is wrong in the log up to its end; no server was asked"
+        found = "no other failure" if report.present else "no failure"
+        return f"{found} is in the log up to its end; no server was asked, and load is not judged from a log"
     found = "no other incident found" if report.present else "no incident found"
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
@@ -124,6 +125,7 @@ ENDS = {
     "failed": "ends with a failed start",
     "dead": "ends with a dead engine",
     "shut down": "ends with an orderly shutdown",
+    "stopped": "ends with a server that was ended from outside",
     "starting": "ends during a start, in the phase {phase}",
     "serving": "ends with the server at work",
     "lost": "shows no state of a server",

@@ -154,6 +154,54 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         judged(write(tmp_path, [""]))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Killed",
+        "slurmstepd: error: *** JOB 8891 ON n1 CANCELLED AT 2026-11-20T12:00:00 DUE TO TIME LIMIT ***",
+        "/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be"
+        " 6 leaked shared_memory objects to clean up at shutdown",
+    ],
+    ids=["shell", "Slurm", "Python"],
+)
+@pytest.mark.parametrize("served", [True, False], ids=["at work", "starting"])
+def test_a_server_that_was_ended_from_outside_is_not_at_work(tmp_path: Path, line: str, served: bool) -> None:
+    report = judged(write(tmp_path, [*START, *(READY if served else []), line]))
+    assert report.verdict in ("unknown", "critical")
+    assert "at work" not in told(report)
+
+
+def test_a_start_that_a_signal_stopped_did_not_fail(tmp_path: Path) -> None:
+    head = f"{ENGINE}ERROR 11-20 10:00:40 [core.py:1010] "
+    lines = [*START, f"{head}EngineCore failed to start.", *raised(head, "KeyboardInterrupt: terminated")]
+    report = judged(write(tmp_path, lines))
+    assert "ended from outside" in told(report)
+
+
+def test_a_lone_exception_of_a_library_is_not_the_reason(tmp_path: Path) -> None:
+    noise = "AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'"
+    lines = [noise, *START, *raised("", "ValueError: Cannot find the config file for awq")]
+    assert "Cannot find the config file for awq" in told(judged(write(tmp_path, lines)))
+
+
+def test_a_web_server_that_is_no_vllm_is_not_called_healthy(tmp_path: Path) -> None:
+    lines = ["INFO:     Application startup complete.", 'INFO:     10.0.0.7:51234 - "GET /index HTTP/1.1" 200 OK']
+    assert judged(write(tmp_path, lines)).verdict == "unknown"
+
+
+def test_a_log_of_two_years_is_judged_at_its_end(tmp_path: Path) -> None:
+    lines = [f"2024-01-01T00:00:00Z {START[0]}", *(f"2026-11-20T10:00:00Z {line}" for line in OUT_OF_MEMORY)]
+    assert first(judged(write(tmp_path, lines))) == "gpu_out_of_memory"
+
+
+def test_powershell_writes_utf_16_and_truncation_leaves_nul(tmp_path: Path) -> None:
+    text = "\n".join(OUT_OF_MEMORY)
+    (tmp_path / "a.log").write_bytes(text.encode("utf-16"))
+    (tmp_path / "b.log").write_bytes(bytes(9_000) + text.encode())
+    for name in ("a.log", "b.log"):
+        assert CAUSE in told(judged(tmp_path / name))
+
+
 # -- the root of a failure --------------------------------------------------------------------------------------------
 
 

@@ -67,6 +67,13 @@ ANSWERS = "http_requests_total"
 """The metric that counts the answers of the access log."""
 MOST_ROUTES = 1_000
 """Routes that are counted; clients may ask for any number of them."""
+_ENDED_FROM_OUTSIDE = re.compile(
+    r"(?:\S{1,200}: line \d{1,9}: +\d{1,10} )?(?:Killed|Terminated)(?:\s+\S.{0,400})?$"
+    r"|slurmstepd: error: .{0,80}(?:CANCELLED|oom_kill|DUE TO)"
+    r"|.{0,200}resource_tracker: There appear to be \d{1,9} leaked "
+    r"|.{0,200}exited with code (?:137|143)$"
+)
+"""Lines of a shell, of Slurm, of Docker, and of Python's helper process, which outlives the server."""
 _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
 """A start goes on only when somebody adds GPUs to the Ray cluster."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
@@ -119,6 +126,10 @@ class LogInterpreter:
         self._ending: set[str] = set()
         self._was_told_to_stop = False
         self._last_text = ""
+        self._is_vllm = False
+        """True if a line was logged by a file of vLLM's, or about a route of its API: others use uvicorn too."""
+        self._stopped = False
+        """True if the last line of the server, or of its launcher, says that it was ended from outside."""
         self._lines: dict[str, tuple[ParsedLine, float]] = {}
         """The last line of each event, and under `ANSWERS` the last exception that ended a request."""
         self._errors = 0
@@ -181,6 +192,7 @@ class LogInterpreter:
 
     def _count_answer(self, text: str) -> None:
         if answer := ANSWER.search(text):
+            self._is_vllm = self._is_vllm or answer["route"].startswith("/v1/")
             self.answers[answer["route"], f"{answer['status']}xx"] += 1
             if len(self.answers) > MOST_ROUTES:
                 self.answers.clear()
@@ -202,6 +214,12 @@ class LogInterpreter:
 
         Return a line that only claims what it says, and was not interpreted.
         """
+        says_failure = pattern is not None and pattern.kind in ("event", "fatal")
+        self._is_vllm = self._is_vllm or bool(line.source) or says_failure
+        if _ENDED_FROM_OUTSIDE.match(line.text):
+            self._stopped, self._last_text = True, line.text
+        elif line.source:
+            self._stopped = False
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._last_text = f"{line.text} ({line.source})" if line.source else line.text
         origin = self._records.origin(
@@ -230,7 +248,14 @@ class LogInterpreter:
         return None
 
     def _note_pending(self, placed: PlacedLine) -> None:
-        """Keep an exception that may have ended the start, and a line that says what a start waits for."""
+        """Keep an exception that may have ended the start, and a line that says what a start waits for.
+
+        A lone one, behind which vLLM goes on to log, was only printed by a library.
+        """
+        if placed.line.source and placed.line.level in ("INFO", "WARNING"):
+            self._pending = [each for each in self._pending if not each.is_lone]
+        if (stopped := self._tracebacks.stopped) is not None:
+            self._stopped, self._last_text = True, stopped.text
         error = self._tracebacks.unannounced
         if error is None and _WAITS.match(placed.line.text):  # each such line names a longer time than the last one
             self._pending = [each for each in self._pending if not _WAITS.match(each.text)]
@@ -242,6 +267,7 @@ class LogInterpreter:
     def finish(self) -> None:
         """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
         pending, self._pending = self._pending, []
+        self._is_vllm = self._is_vllm or bool(pending)
         if self._startup.has_ended or self._startup.is_ready or not (pending or self._dead):
             return
         if pending:
@@ -273,6 +299,10 @@ class LogInterpreter:
             for event, (line, at) in self._lines.items()
         )
         ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
+        if not self._is_vllm:
+            return ending
+        if self._stopped and not self._was_told_to_stop and (not startup.has_ended or not startup.is_ready):
+            return ending._replace(state="stopped")
         if startup.has_ended and not startup.is_ready:
             return ending._replace(state="shut down" if self._was_told_to_stop else "failed")
         if self._dead or startup.has_ended:
@@ -393,7 +423,7 @@ class LogInterpreter:
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
-        self._errors, self._raised = 0, set()
+        self._errors, self._raised, self._stopped = 0, set(), False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
         self._root_cause = RootCauseTracker(self._file)
@@ -490,6 +520,9 @@ class LogInterpreter:
     def _fail(self, at: float) -> None:
         """Note a failed start; if the start has already succeeded, do nothing."""
         if self._startup.is_ready:
+            return
+        if self._stopped:  # its errors are consequences
+            self._startup.end(at)
             return
         self.failed += 1
         self._events.count(ENGINE_START_FAILED, at)

@@ -263,6 +263,14 @@ PATTERNS: tuple[Pattern, ...] = (
     _event(
         "engine_dead", r"\[shutdown\] MPClient: engine core exited unexpectedly", UP_TO_WARNING, "0.28.0", logger=_ASYNC
     ),
+    _event("engine_dead", r"MQLLMEngine is already dead", FAILED, last="0.10.2", logger="launcher.py"),
+    _event(
+        "engine_dead",
+        r"(?:Got|\w{1,40}Executor got) fatal signal from worker processes",
+        FAILED,
+        last="0.10.2",
+        logger=f"{_ASYNC} multiproc_executor.py",
+    ),
     _event("engine_dead", r"Engine (?:loop is|background task|loop has) ", FAILED, last="0.10.2", logger=_ASYNC),
     _event("engine_dead", r"Engine iteration timed out\.", FAILED, last="0.10.2", logger=_ASYNC),
     _event("engine_start_failed", r"Engine core initialization failed", FAILED, "0.8.4"),
@@ -318,6 +326,17 @@ PATTERNS: tuple[Pattern, ...] = (
     # -- a launch that never becomes a server: lines of its parser, Python, a shell, a container runtime --------------
     _fatal("engine_start_failed", r"(?:vllm(?: serve)?|api_server\.py|__main__\.py): error: ", NO_HEAD),
     _fatal("engine_start_failed", rf"{_SCRIPT}(?:{_EXECUTABLE}): (?:{_NOT_RUN})", NO_HEAD),
+    _fatal("engine_start_failed", rf"(?:{_EXECUTABLE}|zsh): command not found(?:: vllm)?$", NO_HEAD),
+    _fatal(
+        "engine_start_failed",
+        r"(?:\S{0,100}/)?(?:nohup|timeout|env|setsid|slurmstepd): .{0,80}\bvllm\b.{0,40}No such file or directory",
+        NO_HEAD,
+    ),
+    _fatal(
+        "engine_start_failed",
+        r"(?:OCI runtime|docker: Error|Error response) .{0,300}exec: \"?vllm\"?: executable file not found",
+        NO_HEAD,
+    ),
     _fatal("engine_start_failed", r"exec \S{1,300}: (?:no such file|exec format error|permission denied)", NO_HEAD),
     _fatal(
         "engine_start_failed",

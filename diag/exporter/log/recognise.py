@@ -26,7 +26,7 @@ _BEFORE = re.compile(
     r"(?: *what\(\): +|\S{1,300}\.py:\d+: UserWarning: )?"
     rf"{_RANK}(?:Process group watchdog thread terminated with exception: )?{_RANK}"
     r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception|RayTaskError\([\w.]{1,80}\)): ){0,3}"
-    r"(?:Worker failed with error ['\"])?"
+    r"(?:Failed to run autotuning code block: |Worker failed with error ['\"])?"
 )
 """Text that may precede the words of a failure: a warning's place, torch's name of the rank, the exception's class, the
 quotation of a worker.
@@ -84,7 +84,7 @@ _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w{0,80}\.(?:[\w.]{0,120}\.)?[A-Z]\w{0,80}|socket\.\w{1,40}"
     r"|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:\(\w{1,80}\))?(?:: |:?$)"
 )
-_LONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)(?:: |$)")
+_LONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)(?:: |$)")
 """An exception whose traceback is not logged above it."""
 _FRAME = re.compile(r'File "[^"]{1,300}", line \d+, in (?P<function>[\w<>]{1,80})')
 """A frame of a traceback; a paste may have lost the blanks before it."""
@@ -115,7 +115,7 @@ class ErrorLine:
     `number` is its line number in the file, 0 if unknown; `at` is unix time; `cause` is the first exception of its
     chain; `event` is the event that the line shows; `is_entry` is true if the server's own process ended with it;
     `in_step` is true if it was raised in a step of an engine, False also if no frame was logged; `announced` is the
-    line above the traceback that announced the end of a process, "" for none.
+    line above the traceback that announced the end of a process, "" for none; `is_lone` is true without a traceback.
     """
 
     text: str
@@ -127,6 +127,7 @@ class ErrorLine:
     is_entry: bool = False
     in_step: bool = False
     announced: str = ""
+    is_lone: bool = False
 
     def __post_init__(self) -> None:
         self.text = self.text[:MOST_READ]
@@ -144,6 +145,7 @@ class _Traceback:
     is_entry: bool = False
     in_step: bool = False
     is_chained: bool = False
+    stopped: ErrorLine | None = None
     error: ErrorLine | None = None
     is_taken: bool = False
 
@@ -171,6 +173,7 @@ class _Traceback:
 
         self.in_frames = False
         if _STOPPED.match(line.text):
+            self.stopped = line
             return True
         if _BARE_NAME.fullmatch(line.text):  # a bare AssertionError: add the code
             line.text = f"{line.text.rstrip(':')} ({self.frame})"
@@ -202,17 +205,19 @@ class _Traceback:
 class TracebackTracker:
     """Follows the tracebacks of all processes side by side.
 
-    `unannounced` is the exception whose own line was read last, if nothing has shown that a process ended with it.
+    `unannounced` is the exception whose own line was read last, if nothing has shown that a process ended with it;
+    `stopped` is that line if it says that a signal stopped the process.
     """
 
     def __init__(self) -> None:
         self.unannounced: ErrorLine | None = None
+        self.stopped: ErrorLine | None = None
         self._open: dict[_Key, _Traceback] = {}
         self._announced: dict[_Key, str] = {}
 
     def read(self, line: ParsedLine, at: float) -> ErrorLine | None:
         """Return the exception that ended a process, at its own line; the lines below it may still add to its text."""
-        self.unannounced = None
+        self.unannounced = self.stopped = None
         if line.level not in FAILED:
             return None
         key = (line.process, line.pid, line.source, line.level)
@@ -230,10 +235,12 @@ class TracebackTracker:
 
         error, was_in_frames = ErrorLine(line.text, line.number, at, line.process), traceback and traceback.in_frames
         if traceback is not None and traceback.read(error):
+            self.stopped = error if traceback.stopped is error else None
             if was_in_frames and not traceback.in_frames and not traceback.ends:
                 self.unannounced = traceback.error
             return traceback.take_error()
-        self.unannounced = error if is_exception(line.text) else None
+        error.is_lone = is_exception(line.text)
+        self.unannounced = error if error.is_lone else None
         self._open.pop(key, None)
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()

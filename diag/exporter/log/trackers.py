@@ -295,7 +295,7 @@ _NAMES_PROCESS = re.compile(
 _NO_REASON = re.compile(
     r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
     r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
-    r"|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
+    r"|Executor failed|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
 )
 _UNRECOGNIZED = re.compile(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[\d.,]{1,12}")

@@ -3,6 +3,7 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE
 from diag.signals import (
+    LEAST_SHARE,
     context_that_fits,
     given,
     half_of_default_capture_size,
@@ -80,7 +81,7 @@ incident = Incident(
             flag="--gpu-memory-utilization",
             value=utilization_that_fits,
             rounding="hundredth_below",
-            least=0.05,
+            least=LEAST_SHARE,
             direction="lower",
             change="Plan with the memory that is free, or first end the process that holds the rest.",
             effect="the engine starts; the KV cache shrinks by the same amount",
@@ -95,7 +96,7 @@ incident = Incident(
             flag="--gpu-memory-utilization",
             value=utilization_with_room,
             rounding="hundredth_below",
-            least=0.05,
+            least=LEAST_SHARE,
             direction="lower",
             change="Leave room outside vLLM's share for the allocation that failed.",
             effect="the allocation that failed fits",

@@ -23,6 +23,8 @@ HEARSAY_TIME = "diag_vllm_log_hearsay_timestamp_seconds"
 LOG_CRASH = "diag_vllm_log_crash_timestamp_seconds"
 LOG_ERROR = "diag_vllm_log_error_timestamp_seconds"
 RECENT = "5m"
+LEAST_SHARE = 0.3
+"""A smaller share of a GPU's memory holds no model worth a server: the GPU has to be freed instead."""
 SINCE_START = ("engine_death", ENGINE_START_FAILED, SCHEDULER_PAUSED, SHUT_DOWN, WORKER_DIED)
 """Events that matter until the next start, each as the part `NAME_since_start`."""
 
@@ -117,7 +119,7 @@ def logged(event: str) -> Signal:
 utilization_that_fits = Signal(
     "GPU memory free at start",
     f"{log_value(FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
-    f" / ({log_value(FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0)",
+    f" / ({log_value(FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0) >= {LEAST_SHARE}",
     "{value} of the GPU's memory was free at start",
     "share",
 )
@@ -134,7 +136,7 @@ utilization_with_room = Signal(
     "GPU memory share with room for the failed allocation",
     f"$config_gpu_memory_utilization - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
     f" - {log_value(CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
-    f" / ({log_value(CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005",
+    f" / ({log_value(CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005 >= {LEAST_SHARE}",
     "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
     "share",
 )

@@ -44,8 +44,16 @@ def is_log(target: str) -> bool:
         text = next(Gunzip().feed(head), b"") if head.startswith(_GZIP) else head
     except (OSError, zlib.error):
         return False
+    text = _plain(text)
     is_page = bool(_PAGE.search(text)) or text.lstrip()[:9].lower().startswith((b"<!doctype", b"<html"))
-    return not is_page and text.count(b"\0") * 10 <= len(text)
+    return not is_page
+
+
+def _plain(data: bytes) -> bytes:
+    """Return text as UTF-8, which PowerShell does not write, without the NULs of a file truncated under its writer."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
+    return data.replace(b"\0", b"")
 
 
 class LogBytes(NamedTuple):
@@ -69,7 +77,8 @@ def read_logs(targets: Sequence[str]) -> Iterator[LogBytes]:
     names = ["standard input" if str(path) == STDIN else path.name for path in paths]
     for path, name in zip(paths, names, strict=True):
         unique = name if names.count(name) == 1 else str(path)
-        yield LogBytes(unique, "" if str(path) == STDIN else str(path), *_ends(path))
+        first, last, written = _ends(path)
+        yield LogBytes(unique, "" if str(path) == STDIN else str(path), _plain(first), _plain(last), written)
 
 
 def _files(folder: Path) -> list[Path]:

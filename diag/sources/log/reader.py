@@ -61,6 +61,8 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
         samples.pop()
     samples.append((log.reached, _readings(log, log.reached)))
     for at, readings in samples:
+        if log.reached - at > KEPT:  # a log that was silent for long
+            continue
         target.note(round(at * 1000), readings)
 
 
@@ -77,7 +79,7 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
 
 def _lines(data: bytes, number: int) -> list[Line]:
     """Return the lines of some bytes, numbered from `number` on; for 0 without numbers, and without the torn first."""
-    texts = [text[:LONGEST].decode("utf-8", "replace") for text in data.replace(b"\0", b"").split(b"\n")]
+    texts = [text[:LONGEST].decode("utf-8", "replace") for text in data.split(b"\n")]
     if not number:
         return [Line(0, text) for text in texts[1:]]
     return [Line(at, text) for at, text in enumerate(texts, number)]
