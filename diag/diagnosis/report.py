@@ -39,6 +39,8 @@ ENDS_OPEN = {
     "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
     "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
     "lost": "its log shows neither a start of vLLM nor a server at work",
+    "failed": "its start failed, and no incident fits what the log says of it. The last line: {last}",
+    "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
 """Why a log tells nothing, by the state in which it ends."""
 TIMED = ("startup_slow",)
@@ -373,7 +375,14 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
 
 def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs alone: of incidents that they show, and of how they end."""
-    told = [each for each in findings if each.diagnosis.state != "unknown" and each.diagnosis.incident.id not in TIMED]
+    lost = {name for name, ending in observed.endings if ending.state == "lost"}
+    told = [
+        each
+        for each in findings
+        if each.diagnosis.state != "unknown"
+        and each.diagnosis.incident.id not in TIMED
+        and instance_name(each.diagnosis.subject) not in lost
+    ]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
     not_judged = tuple(
         NotJudged(ENDS_OPEN[ending.state].format(last=ending.last), (("instance", name),))

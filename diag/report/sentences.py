@@ -104,6 +104,8 @@ def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
 
 def found_nothing(report: Report) -> str:
     """Return "no incident found (19 checked on 1 server)", or "no other incident found ..." beside another one."""
+    if report.observed.endings and report.verdict == "unknown":
+        return "no server was asked"
     if report.observed.endings:
         found = "no other failure" if report.present else "no failure"
         return f"{found} is in the log up to its end; no server was asked, and load is not judged from a log"

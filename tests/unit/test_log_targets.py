@@ -186,7 +186,8 @@ def test_a_lone_exception_of_a_library_is_not_the_reason(tmp_path: Path) -> None
 
 def test_a_web_server_that_is_no_vllm_is_not_called_healthy(tmp_path: Path) -> None:
     lines = ["INFO:     Application startup complete.", 'INFO:     10.0.0.7:51234 - "GET /index HTTP/1.1" 200 OK']
-    assert judged(write(tmp_path, lines)).verdict == "unknown"
+    stamped_lines = stamped("%Y-%m-%dT%H:%M:%SZ ")([*lines, *lines[1:] * 60])
+    assert judged(write(tmp_path, stamped_lines)).verdict == "unknown"
 
 
 def test_a_log_of_two_years_is_judged_at_its_end(tmp_path: Path) -> None:
