@@ -186,12 +186,12 @@ class LogInterpreter:
             self._serve(at)
 
     def take_request(self, text: str, own: float | None, read_at: float, live: bool) -> None:
-        """Interpret a line of uvicorn's access log; `own` is its own time."""
+        """Interpret a line of uvicorn's access log, `text` from the client's address on; `own` is its own time."""
         self._count_answer(text)
         self._serve(self._resolve_time(own, read_at, live))
 
     def _count_answer(self, text: str) -> None:
-        if answer := ANSWER.search(text):
+        if answer := ANSWER.match(text):
             self._is_vllm = self._is_vllm or answer["route"].startswith("/v1/")
             self.answers[answer["route"], f"{answer['status']}xx"] += 1
             if len(self.answers) > MOST_ROUTES:

@@ -47,7 +47,7 @@ _HEAD = re.compile(
 )
 ACCESS = re.compile(
     rf"(?:(?P<iso>{_ISO}) (?:std(?:out|err) F )?)?(?:\(\w{{1,40}} pid=\d+\) )?"
-    r'INFO: +[^\s"]{1,80} - "[A-Z]{3,7} /'
+    r'INFO: +(?P<client>[^\s"]{1,80}) - "[A-Z]{3,7} /'
 )
 """A request in uvicorn's access log. Most lines are one, so they skip the parser."""
 ANSWER = re.compile(r'[^\s"]{1,80} - "[A-Z]{3,7} (?P<route>/[^\s"?]{0,100})[^"]{0,4000}" (?P<status>[1-5])\d\d\b')

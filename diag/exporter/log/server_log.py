@@ -109,7 +109,7 @@ class ServerLog:
         if request:
             own = self._parser.parse_time(request["iso"], read_at)
             for interpreter in filter(None, (self._proven, self._claimed)):
-                interpreter.take_request(line, own, read_at, live)
+                interpreter.take_request(line[request.start("client") :], own, read_at, live)
             self._if_ended = None
             return
         for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
