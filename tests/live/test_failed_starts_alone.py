@@ -1,8 +1,10 @@
 """Starts of a real vLLM that fail in the ways in which a CPU can: the log alone shows the kind, and what to do."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,3 +97,27 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert found is not None
     assert found.id.startswith("port_in_use")
     assert str(port) in found.do or "--port" in found.do
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+def test_a_dev_shm_that_is_too_small(tmp_path: Path) -> None:
+    model.write(tmp_path / "tiny", "tiny")
+    log = tmp_path / "server.log"
+    serve = [
+        server.PYTHON,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(tmp_path / "tiny"),
+        *server.COMMON,
+    ]
+    flags = ["--tensor-parallel-size", "2", "--port", str(server.free_port())]
+    mounted = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
+    with log.open("wb") as out:
+        environment = {**os.environ, **server.ENVIRONMENT}
+        words = [*mounted, *serve, *flags]
+        subprocess.run(words, stdout=out, stderr=out, env=environment, timeout=server.READY_SECONDS, check=False)
+    found = judged_logs(log).present[0].failure
+    assert found is not None
+    assert found.id == "vllm_shared_memory_too_small"
+    assert "--shm-size" in found.do
