@@ -22,7 +22,8 @@ M_ARENA_MAX = -8
 
 def run(options: ObserveOptions, *, here: bool) -> None:
     """Show servers until the user quits; with `here`, the servers of this host if there are any."""
-    refuse_the_past(options, "diag top")
+    if options.kind != "log":  # which may be written on
+        refuse_the_past(options, "diag top")
     if importlib.util.find_spec("textual") is None:
         raise BadUsage("diag top needs textual: pip install 'diag[top]'")
     if options.log == "-":
@@ -54,8 +55,9 @@ def make_app(options: ObserveOptions) -> "TopApp":
 
     contract, incidents = site(options.incidents, options.contract)
     feed: Feed
-    if options.prometheus:
-        feed, waits_for = QueryFeed(lambda: look(options, contract, incidents)[:2]), "asking the Prometheus"
+    if options.prometheus or options.kind == "log":
+        feed = QueryFeed(lambda: look(options, contract, incidents)[:2])
+        waits_for = "asking the Prometheus" if options.prometheus else "reading the log again and again"
     else:
         from diag.sources.live.scrape import UNTIL_STOPPED, Scraper
 

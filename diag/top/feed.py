@@ -74,7 +74,8 @@ class Feed:
         """Make a frame of a judgement, with the numbers of the instants since the last one."""
         report, queries = judged
         seen, instants = queries.span + queries.source.interval, queries.source.instants[-POINTS:]
-        report = self._onsets.carry_over(report) if seen >= LOOK else without_verdict(report, seen)
+        is_enough = seen >= LOOK or bool(report.observed.endings)  # a log is whole at once
+        report = self._onsets.carry_over(report) if is_enough else without_verdict(report, seen)
         new = instants[instants > self.latest.at * 1000 + 1] if self.latest else instants
         if len(new):
             self._histories.add(queries, new)
@@ -117,7 +118,7 @@ class ScrapeFeed(Feed):
 
 
 class QueryFeed(Feed):
-    """Frames of the servers of a Prometheus; `look` queries it and judges."""
+    """Frames of the servers of a Prometheus, or of logs; `look` queries or reads them, and judges."""
 
     def __init__(self, look: Callable[[], Judged]) -> None:
         super().__init__()

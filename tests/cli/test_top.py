@@ -85,6 +85,19 @@ def test_a_server_that_is_lost_stays_in_the_view() -> None:
         run(look(server.url))
 
 
+def test_a_log_is_read_again_and_again(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text("OSError: You are trying to access a gated repo.\n", encoding="utf-8")
+
+    async def look() -> None:
+        async with shown(make_app(ObserveOptions([str(log)])).feed) as (app, _):
+            assert app.frame is not None
+            assert app.frame.report.verdict == "critical"
+            assert any("startup_failed" in line for line in screen(app))
+
+    run(look())
+
+
 def test_view_without_servers_ends_with_the_doctors_error() -> None:
     async def look(url: str) -> None:
         app = make_app(ObserveOptions([url], every=0.5, timeout=0.5))
