@@ -184,6 +184,17 @@ def test_a_lone_exception_of_a_library_is_not_the_reason(tmp_path: Path) -> None
     assert "Cannot find the config file for awq" in told(judged(write(tmp_path, lines)))
 
 
+def test_a_traceback_of_the_server_itself_needs_no_line_of_vllm(tmp_path: Path) -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/vllm/entrypoints/openai/api_server.py", line 59, in <module>',
+        "    main()",
+        "vllm.exceptions.VLLMValidationError: The supplied chat template string (/x) appears path-like, but doesn't exist!",
+    ]
+    report = judged(write(tmp_path, lines))
+    assert (first(report), report.verdict) == ("startup_failed", "critical")
+
+
 def test_a_web_server_that_is_no_vllm_is_not_called_healthy(tmp_path: Path) -> None:
     lines = ["INFO:     Application startup complete.", 'INFO:     10.0.0.7:51234 - "GET /index HTTP/1.1" 200 OK']
     stamped_lines = stamped("%Y-%m-%dT%H:%M:%SZ ")([*lines, *lines[1:] * 60])

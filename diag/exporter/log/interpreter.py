@@ -521,6 +521,7 @@ class LogInterpreter:
         """Note a failed start; if the start has already succeeded, do nothing."""
         if self._startup.is_ready:
             return
+        self._is_vllm = True
         if self._stopped:  # its errors are consequences
             self._startup.end(at)
             return
