@@ -178,6 +178,22 @@ def test_a_start_that_a_signal_stopped_did_not_fail(tmp_path: Path) -> None:
     assert "ended from outside" in told(report)
 
 
+def test_a_process_that_is_interrupted_because_another_failed_hides_no_failure(tmp_path: Path) -> None:
+    other = "(Worker_TP0 pid=98) "
+    lines = [
+        *START,
+        *raised(f"{WORKER}ERROR 11-20 10:00:40 [multiproc_executor.py:949] ", "ValueError: head size 80"),
+        *raised(other, "KeyboardInterrupt: terminated"),
+        f"{API}Traceback (most recent call last):",
+        f'{API}  File "/usr/local/bin/vllm", line 8, in <module>',
+        f"{API}    sys.exit(main())",
+        f"{API}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}",
+    ]
+    report = judged(write(tmp_path, lines))
+    assert first(report) == "startup_failed"
+    assert "ValueError: head size 80" in told(report)
+
+
 def test_a_lone_exception_of_a_library_is_not_the_reason(tmp_path: Path) -> None:
     noise = "AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'"
     lines = [noise, *START, *raised("", "ValueError: Cannot find the config file for awq")]

@@ -128,8 +128,10 @@ class LogInterpreter:
         self._last_text = ""
         self._is_vllm = False
         """True if a line was logged by a file of vLLM's, or about a route of its API: others use uvicorn too."""
-        self._stopped = False
-        """True if the last line of the server, or of its launcher, says that it was ended from outside."""
+        self._ended_from_outside = False
+        """True if the last line is that of a launcher, a shell or of Python, and says that the server was ended."""
+        self._interrupted = False
+        """True if a signal interrupted the server before any of its processes had logged another exception."""
         self._lines: dict[str, tuple[ParsedLine, float]] = {}
         """The last line of each event, and under `ANSWERS` the last exception that ended a request."""
         self._errors = 0
@@ -207,6 +209,7 @@ class LogInterpreter:
             self._startup.end(at)
             self._crashes.crash(at)
         else:
+            self._interrupted = False  # the supervisor knows better
             self._fail(at)
 
     def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> PlacedLine | None:
@@ -216,10 +219,10 @@ class LogInterpreter:
         """
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
         self._is_vllm = self._is_vllm or bool(line.source) or says_failure
-        if _ENDED_FROM_OUTSIDE.match(line.text):
-            self._stopped, self._last_text = True, line.text
+        if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
+            self._ended_from_outside, self._last_text = True, line.text
         elif line.source:
-            self._stopped = False
+            self._ended_from_outside = False
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._last_text = f"{line.text} ({line.source})" if line.source else line.text
         origin = self._records.origin(
@@ -254,8 +257,9 @@ class LogInterpreter:
         """
         if placed.line.source and placed.line.level in ("INFO", "WARNING"):
             self._pending = [each for each in self._pending if not each.is_lone]
-        if (stopped := self._tracebacks.stopped) is not None:
-            self._stopped, self._last_text = True, stopped.text
+        stopped = self._tracebacks.stopped
+        if stopped is not None and not self._raised:  # else vLLM interrupts the other processes because one has failed
+            self._interrupted, self._last_text = True, stopped.text
         error = self._tracebacks.unannounced
         if error is None and _WAITS.match(placed.line.text):  # each such line names a longer time than the last one
             self._pending = [each for each in self._pending if not _WAITS.match(each.text)]
@@ -301,7 +305,8 @@ class LogInterpreter:
         ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
         if not self._is_vllm:
             return ending
-        if self._stopped and not self._was_told_to_stop and (not startup.has_ended or not startup.is_ready):
+        was_ended = self._ended_from_outside or self._interrupted
+        if was_ended and not self._was_told_to_stop and (not startup.has_ended or not startup.is_ready):
             return ending._replace(state="stopped")
         if startup.has_ended and not startup.is_ready:
             return ending._replace(state="shut down" if self._was_told_to_stop else "failed")
@@ -423,7 +428,7 @@ class LogInterpreter:
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
-        self._errors, self._raised, self._stopped = 0, set(), False
+        self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
         self._root_cause = RootCauseTracker(self._file)
@@ -522,7 +527,7 @@ class LogInterpreter:
         if self._startup.is_ready:
             return
         self._is_vllm = True
-        if self._stopped:  # its errors are consequences
+        if self._interrupted:  # its errors are consequences
             self._startup.end(at)
             return
         self.failed += 1

@@ -173,7 +173,7 @@ class _Traceback:
 
         self.in_frames = False
         if _STOPPED.match(line.text):
-            self.stopped = line
+            self.stopped = line if line.text.startswith("KeyboardInterrupt") else None
             return True
         if _BARE_NAME.fullmatch(line.text):  # a bare AssertionError: add the code
             line.text = f"{line.text.rstrip(':')} ({self.frame})"
