@@ -55,7 +55,7 @@ def docker(lines: list[str]) -> list[str]:
 
 
 def wrapped(lines: list[str]) -> list[str]:
-    return [line[at : at + 120] for line in lines for at in range(0, max(len(line), 1), 120)]
+    return [line[at : at + 80] for line in lines for at in range(0, max(len(line), 1), 80)]
 
 
 LAYOUTS: dict[str, Callable[[list[str]], list[str]]] = {
@@ -194,9 +194,17 @@ def test_a_process_that_is_interrupted_because_another_failed_hides_no_failure(t
     assert "ValueError: head size 80" in told(report)
 
 
+def test_the_reason_inside_of_a_wrapper_is_quoted(tmp_path: Path) -> None:
+    head = f"{ENGINE}ERROR 11-20 10:00:40 [core.py:1010] "
+    wrapped_error = raised(head, "ray.exceptions.RayTaskError(ValueError): ray::RayWorkerWrapper.execute_method()")
+    lines = [*START, f"{head}EngineCore failed to start.", *wrapped_error, f"{head}ValueError: expected 22, got 21"]
+    assert "Log ValueError: expected 22, got 21" in told(judged(write(tmp_path, lines)))
+
+
 def test_a_lone_exception_of_a_library_is_not_the_reason(tmp_path: Path) -> None:
     noise = "AttributeError: 'MessageFactory' object has no attribute 'GetPrototype'"
-    lines = [noise, *START, *raised("", "ValueError: Cannot find the config file for awq")]
+    goes_on = f"{ENGINE}INFO 11-20 10:00:35 [cuda.py:300] Using Flash Attention backend."
+    lines = [*START, noise, goes_on, *raised("", "ValueError: Cannot find the config file for awq")]
     assert "Cannot find the config file for awq" in told(judged(write(tmp_path, lines)))
 
 
