@@ -226,7 +226,7 @@ def test_a_web_server_that_is_no_vllm_is_not_called_healthy(tmp_path: Path) -> N
 
 
 def test_a_log_of_two_years_is_judged_at_its_end(tmp_path: Path) -> None:
-    lines = [f"2024-01-01T00:00:00Z {START[0]}", *(f"2026-11-20T10:00:00Z {line}" for line in OUT_OF_MEMORY)]
+    lines = [f"2024-01-01T00:00:00.931Z {START[0]}", *(f"2026-11-20T10:00:00Z {line}" for line in OUT_OF_MEMORY)]
     assert first(judged(write(tmp_path, lines))) == "gpu_out_of_memory"
 
 
