@@ -1,7 +1,9 @@
 """GPUs by the real nvidia-ml-py over a scripted C library: every unit, every fallback, and GPUs that go away."""
 
 import ctypes
+import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +55,10 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 
 def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Iterator[Script]:
+    gc.collect()  # an exporter that another test left behind would start this library too, and be counted
+    for thread in threading.enumerate():
+        if thread.name == "diag-xid":
+            thread.join(5)
     place = folder / "script"
     monkeypatch.setenv("DIAG_NVML_SCRIPT", str(place))
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(scripted_nvml.build(folder, *defines))))
