@@ -84,13 +84,23 @@ def time_series(header: PanelHeader, queries: Iterable[PanelQuery], threshold: T
 
 def stat(header: PanelHeader, promql: str, threshold: Threshold | None = None) -> Any:
     """Return one number, coloured by its threshold; 0 without data."""
+    return _stat(header, PanelQuery(promql), threshold)
+
+
+def named_stat(header: PanelHeader, query: PanelQuery, threshold: Threshold) -> Any:
+    """Return the name of a series as large as a number, coloured by the value of the series."""
+    return _stat(header, query, threshold, textMode="name")
+
+
+def _stat(header: PanelHeader, query: PanelQuery, threshold: Threshold | None, **options: str) -> Any:
     return core.Stat(
-        **_panel_fields(header, [PanelQuery(promql)], height=4, instant=True),
+        **_panel_fields(header, [query], height=4, instant=True),
         format=header.unit,
         thresholds=_threshold_steps(threshold),
         graphMode="none",
         reduceCalc="lastNotNull",
         noValue="0",
+        **options,
     )
 
 
@@ -106,15 +116,16 @@ def state_timeline(header: PanelHeader, queries: Iterable[PanelQuery], states: S
     )
 
 
-def table(header: PanelHeader, columns: Mapping[str, TableColumn], states: States, address: str) -> Any:
+def table(
+    header: PanelHeader, columns: Mapping[str, TableColumn], states: States, link: tuple[str, str], height: int = 9
+) -> Any:
     """Return a row for each subject, sorted by the first column, which is a state in its colour.
 
-    Each cell links to `address`.
+    Each cell has a `link`: its title and its address.
     """
     state_column = next(iter(columns))
     names = {f"Value #{chr(65 + at)}": name for at, name in enumerate(columns)}
     queries = [PanelQuery(column.promql) for column in columns.values()]
-    link = _link("this server alone", address)
     state_cells = {
         "mappings": _value_mappings(states),
         "thresholds": {
@@ -124,7 +135,7 @@ def table(header: PanelHeader, columns: Mapping[str, TableColumn], states: State
         "custom.cellOptions": {"type": "color-background"},
     }
     return core.Table(
-        **_panel_fields(header, queries, height=9, instant=True, form="table"),
+        **_panel_fields(header, queries, height=height, instant=True, form="table"),
         transformations=[
             {"id": "merge", "options": {}},
             {"id": "organize", "options": {"excludeByName": {"Time": True}, "renameByName": names}},
@@ -134,7 +145,7 @@ def table(header: PanelHeader, columns: Mapping[str, TableColumn], states: State
             *(_override(name, {"unit": column.unit}) for name, column in columns.items() if name != state_column),
         ],
         sortBy=[core.TableSortByField(displayName=state_column, desc=True)],
-        extraJson={"fieldConfig": {"defaults": {"links": [link], "decimals": 2}}},
+        extraJson={"fieldConfig": {"defaults": {"links": [_link(*link)], "decimals": 2, "noValue": "-"}}},
     )
 
 
@@ -170,15 +181,18 @@ def _cell_panel(header: PanelHeader, query: PanelQuery, form: str) -> Any:
 
 
 def text(content: str, width: int = 12) -> Any:
-    return core.Text(content=content, mode="markdown", gridPos=core.GridPos(h=8, w=width, x=0, y=0), maxDataPoints=None)
+    return core.Text(
+        content=content, mode="markdown", gridPos=core.GridPos(h=11, w=width, x=0, y=0), maxDataPoints=None
+    )
 
 
 def fit(panels: Sequence[Any]) -> Sequence[Any]:
-    """Set the width of the panels of a row by their number; panels of the whole width keep it."""
+    """Set the width of the panels of a row by their number, and their height; panels of the whole width keep it."""
+    height = max(panel.gridPos.h for panel in panels)
     width = COLUMNS if len(panels) == 1 else 8 if len(panels) % 3 == 0 else 12
     for panel in panels:
         if panel.gridPos.w < COLUMNS:
-            panel.gridPos.w = width
+            panel.gridPos.w, panel.gridPos.h = width, height
     return panels
 
 

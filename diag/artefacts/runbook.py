@@ -8,10 +8,19 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 
 from diag.artefacts.alerts import alert_expressions, keeps_firing
-from diag.artefacts.names import GENERATED_MARK, alert_name, capitalized, claim, in_words, subject_labels, threshold
+from diag.artefacts.names import (
+    GENERATED_MARK,
+    alert_name,
+    capitalized,
+    claim,
+    fix_in_markdown,
+    in_words,
+    subject_labels,
+    threshold,
+)
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, telemetry_expression
 from diag.core.contract import Contract
-from diag.core.incident import Fix, Incident, Signal
+from diag.core.incident import Fix, Incident
 from diag.knowledge.formulas import comparison, formula
 from diag.knowledge.rule_set import RuleSet, rule_set
 from diag.promql import metric_names, parse, pretty
@@ -220,18 +229,9 @@ def _fix(number: int, fix: Fix, contract: Contract) -> list[str]:
         "versions": released(fix),
         "rationale": why(fix.why),
     }
-    if fix.command:
-        typed = re.sub(r"\{(\w+)\}", r"<\1>", fix.command)
-    elif fix.value is None:
-        typed = f"remove {fix.name}" if fix.flag else fix.name
-    else:
-        value = "<computed>" if isinstance(fix.value, Signal) else fix.value
-        typed = f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
-    change = f" `{typed}`:" if fix.name else ""
     margin = " " * len(f"{number}. ")
-    text = fix.change.replace("{value}", "`<computed>`")  # code, or Markdown takes it for an HTML tag
     lines = [f"{margin}- {name}: {text}" for name, text in details.items() if text]
-    return [f"{number}.{change} {text}", *lines]
+    return [f"{number}. {fix_in_markdown(fix)}", *lines]
 
 
 def _verify(incident: Incident, contract: Contract) -> list[str]:

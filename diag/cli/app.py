@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.cli.help import NOTES, AppHelp, CommandHelp
+from diag.cli.help import FIRST_STEPS, NOTES, AppHelp, CommandHelp
 from diag.cli.options import (
     HERE,
     LONGEST_PAUSE,
@@ -64,6 +64,7 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
     help="Diagnose vLLM servers: incident, cause, ruled-out causes, and the flag to change with its new value."
     " diag only reads; it never changes a server.",
+    epilog=FIRST_STEPS,
 )
 
 
@@ -111,6 +112,14 @@ def command(panel: str, name: str = "") -> Callable[[Callable[..., None]], objec
         return decorate(Grouped(function))
 
     return register
+
+
+def _complete_id(start: str) -> list[str]:
+    """Return the ids of incidents and lint rules that begin with this text, for the completion of a shell."""
+    from diag.knowledge.catalog import load
+    from diag.lint.rules import RULES
+
+    return [name for name in (*(incident.id for incident in load(None)), *RULES) if name.startswith(start)]
 
 
 def _print_version(wanted: bool) -> None:
@@ -200,6 +209,7 @@ def doctor(
         output_option(
             "--why",
             metavar="INCIDENT",
+            autocompletion=_complete_id,
             help="Print why this incident is present, absent or unknown: each condition with its value and threshold.",
         ),
     ] = "",
@@ -601,7 +611,9 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="ID", help="Id of an incident (see diag incidents), of a signal or of a diag lint rule."
+            metavar="ID",
+            help="Id of an incident (see diag incidents), of a signal or of a diag lint rule.",
+            autocompletion=_complete_id,
         ),
     ],
     as_markdown: Annotated[

@@ -28,7 +28,9 @@ class CommandHelp(TyperCommand):
 
 
 class AppHelp(TyperGroup):
-    """Plain help: the commands by purpose, each with its whole first sentence; then diag's own options."""
+    """Plain help: the commands by purpose, each with its whole first sentence; then diag's own options; examples."""
+
+    format_epilog = CommandHelp.format_epilog
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group of commands, in the order of the commands."""
@@ -74,6 +76,13 @@ def _table(rows: Mapping[str, str]) -> list[str]:
     return [f"{name:<{width}}  {meaning}" for name, meaning in rows.items()]
 
 
+FIRST_STEPS = """
+Examples:
+  diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log   what is wrong, and what to change
+  diag doctor server.log                                       all that is left is a log
+  diag top --prometheus http://prom:9090                       all servers, worst first
+  diag lint 'vllm serve MODEL --max-num-seqs 512'              before a launch
+"""
 UNREACHABLE = {69: "unreachable: no metrics page, no log, no process"}
 NOTES = {
     "doctor": notes(

@@ -10,8 +10,12 @@ from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import instance_name
 from diag.diagnosis.report import Report
+from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.vitals import vitals
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
+MOST_SHOWN = 5
+"""Servers, at most, of which the vital signs are shown."""
 MOST_COMPARED = 20
 """Unhealthy servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
@@ -32,16 +36,24 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
 
         known = read(file)  # an error in it is reported before servers are scraped
         snapshot = look(options, contract, incidents, only_suspects=only_suspects)
-        return snapshot.report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
+        return _with_vitals(snapshot)._replace(normality=by_baseline(snapshot.queries, known, str(file)))
 
-    report, queries, _ = look(options, contract, incidents, only_suspects=only_suspects)
+    snapshot = look(options, contract, incidents, only_suspects=only_suspects)
+    report = _with_vitals(snapshot)
     diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
     unhealthy = list(dict.fromkeys(instance_name(diagnosis.subject) for diagnosis in diagnoses))
     if not unhealthy or report.observed.endings or len(report.observed.servers) < 2:
         return report
     from diag.normal.comparison import by_peers
 
-    return report._replace(normality=by_peers(queries, unhealthy[:MOST_COMPARED]))
+    return report._replace(normality=by_peers(snapshot.queries, unhealthy[:MOST_COMPARED]))
+
+
+def _with_vitals(snapshot: Snapshot) -> Report:
+    report = snapshot.report
+    if report.observed.endings or len(report.observed.servers) > MOST_SHOWN:
+        return report
+    return report._replace(vitals=vitals(snapshot.queries, snapshot.running))
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:

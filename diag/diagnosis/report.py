@@ -18,6 +18,7 @@ from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, b
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.shared_labels import SharedLabel
+from diag.diagnosis.vitals import Vitals
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure, known_failure
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
@@ -238,7 +239,7 @@ class Finding(NamedTuple):
 class Report(NamedTuple):
     """The whole diagnosis; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
     `shared` the labels that the ill servers of a fleet have and its healthy ones lack, `slo_is_default` whether the
-    site has set none of its own.
+    site has set none of its own; `vitals` are the vital signs of a few servers.
 
     `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
     could not be judged because the source refused queries or the observation was too short.
@@ -255,6 +256,7 @@ class Report(NamedTuple):
     ceilings: tuple[CeilingShares, ...] = ()
     shared: tuple[SharedLabel, ...] = ()
     slo_is_default: bool = False
+    vitals: tuple[Vitals, ...] = ()
 
     @property
     def present(self) -> tuple[Finding, ...]:

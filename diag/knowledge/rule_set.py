@@ -1,8 +1,8 @@
 """Recording rules as data: the parts and signals that are recorded, each as PromQL over raw and recorded series.
 
-Every signal that an alert compares with a threshold is recorded, every part that more than one of the resulting
-expressions uses, and every part over a long range, which changes slowly. Any other part stands in the expression that
-uses it.
+Every signal that an alert compares with a threshold is recorded, the longest ones that only dashboards draw, every part
+that more than one of the resulting expressions uses, and every part over a long range, which changes slowly. Any other
+part stands in the expression that uses it.
 """
 
 import hashlib
@@ -14,6 +14,8 @@ from typing import NamedTuple
 from diag.core.contract import Contract
 from diag.core.incident import Incident, regroup, seconds
 from diag.knowledge.formulas import formula, parts_first
+from diag.knowledge.signals.ceilings import bandwidth_share, compute_share
+from diag.knowledge.signals.peers import tokens_of_peers
 from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import Formula, pretty
 
@@ -38,6 +40,8 @@ INTERVAL, SLOW_INTERVAL = "15s", "1m"
 """Evaluation intervals; the second is for alerts over long windows and records of long ranges."""
 MOST_LINES = 8
 """Lines of a recording rule; the parts of a longer one are recorded on their own."""
+DRAWN_OVER, DRAWN = "5m", (bandwidth_share, compute_share, tokens_of_peers)
+"""Signals that no alert compares and that are too long for the query of a dashboard, and the window they have there."""
 LONG = 900.0
 """Seconds from which on a range is long."""
 _WORD = re.compile(r"[\w:]+")
@@ -84,7 +88,8 @@ def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     signals = {
         name: found
         for incident in incidents
-        for name, found in (alert_signals(incident, contract) | ending_signals(incident, contract)).items()
+        for recorded in (alert_signals, ending_signals, drawn_signals)
+        for name, found in recorded(incident, contract).items()
     }
     formulas = parts_first(signals.values())
     # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
@@ -137,6 +142,13 @@ def ending_signals(incident: Incident, contract: Contract) -> dict[str, Formula]
         formula(incident.ending.signal, incident.per, incident.ends_over, contract),
         formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract),
     )
+    return {signal.name: signal for signal in found}
+
+
+def drawn_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
+    """Return the formulas of the incident's supporting signals that are recorded for dashboards, by name."""
+    drawn = (condition.signal for condition in incident.supports if condition.signal in DRAWN)
+    found = (formula(signal, incident.per, DRAWN_OVER, contract) for signal in drawn)
     return {signal.name: signal for signal in found}
 
 

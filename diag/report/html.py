@@ -15,16 +15,16 @@ from diag import __version__
 from diag.core.formatting import escaped, moment, pasted, quantity
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Report
 from diag.report import sentences as words
 from diag.report import svg
+from diag.report.answer import answers, choose_actions
 from diag.report.summary import count_verdicts, fleet_rows
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
 STYLE = Path(__file__).with_suffix(".css")
 CLASSES = {"CRITICAL": "critical", "WARNING": "warning", "HEALTHY": "healthy", "CANNOT TELL": "unknown"}
-"""The style of a headline, by its first words."""
+"""The style of an answer, by its verdict."""
 MOST_ROWS = 200
 
 
@@ -33,10 +33,6 @@ def render(report: Report) -> str:
     findings = sorted(
         words.detailed(report), key=lambda found: (not found.diagnosis.primary, -RANK[found.diagnosis.severity])
     )
-    headlines = []
-    for line in words.headline(report, moment):
-        word = next(word for word in CLASSES if line.startswith(word))
-        headlines.append((CLASSES[word], word, line.removeprefix(word)))
     servers = fleet_rows(report, moment) if words.is_fleet(report) else []
     absent: dict[str, list[Diagnosis]] = {}
     for finding in report.findings:
@@ -46,9 +42,11 @@ def render(report: Report) -> str:
     return page(
         TEMPLATE.name,
         report=report,
-        findings=findings,
+        answers=answers(report, moment),
+        primary=[finding for finding in findings if finding.diagnosis.primary],
+        others=[finding for finding in findings if not finding.diagnosis.primary],
+        axis=svg.shared_axis([found.diagnosis for found in findings], report.vitals) if findings else None,
         anchors={anchor(finding.diagnosis) for finding in findings},
-        headlines=headlines,
         servers=servers,
         counts=count_verdicts([server.verdict for server in servers]),
         timeline=sorted(present, key=lambda diagnosis: diagnosis.since or 0.0)[:MOST_ROWS],
@@ -83,9 +81,9 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "anchor": anchor,
-        "lasted": _period,
+        "choose_actions": choose_actions,
+        "classes": CLASSES,
         "moment": moment,
-        "now": _action_label,
         "quantity": quantity,
         "svg": svg,
         "words": words,
@@ -106,19 +104,3 @@ def _link_to(text: str, reference: str) -> str:
 def anchor(diagnosis: Diagnosis) -> str:
     text = f"{diagnosis.incident.id}-{words.place(diagnosis.subject)}"
     return "".join(char if char.isalnum() or char == "_" else "-" for char in text)
-
-
-def _period(diagnosis: Diagnosis) -> str:
-    """Format start and end, or the number of episodes; a page is read later, so "ongoing" has a time too."""
-    if len(diagnosis.episodes) > 1:
-        return words.when(diagnosis, moment)
-    until = moment(diagnosis.instants[-1] if diagnosis.until is None else diagnosis.until)
-    return f"since {words.began([diagnosis], moment)}, {'ongoing' if diagnosis.ongoing else 'ended'} at {until}"
-
-
-def _action_label(finding: Finding, proposal: Proposal) -> str:
-    """Return "fix" or "mitigation" for the first complete proposal of a primary incident, "" for any other."""
-    first = next((proposal for proposal in finding.proposals if not proposal.needs), None)
-    if proposal is not first or not finding.diagnosis.primary:
-        return ""
-    return "fix" if proposal.fix.restart else "mitigation"

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from diag import __version__
+from diag.core.formatting import moment
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.proposals import Proposal, Value
 from diag.diagnosis.report import Finding, Normality, Report
 from diag.report import sentences as words
+from diag.report.answer import Answer, answers
 
 SCHEMA = "diag.doctor/2"
 
@@ -51,6 +53,7 @@ def document(report: Report) -> dict[str, Any]:
             "notes": words.notes(report),
         },
         "verdict": report.verdict,
+        "answers": [answer(found) for found in answers(report, moment)],
         "progress": [
             {"subject": _subject(progress.subject), "state": progress.state, "reason": progress.reason}
             for progress in report.progress
@@ -60,6 +63,10 @@ def document(report: Report) -> dict[str, Any]:
             for shares in report.ceilings
         ],
         "diagnoses": [_diagnosis(finding) for finding in report.findings],
+        "vitals": [
+            {"server": signs.name, "launch": signs.launch or None, "restarts": list(signs.restarts), "now": signs.now}
+            for signs in report.vitals
+        ],
         "thresholds": list(report.contract),
         "normal": _normality(report.normality),
         **({"shared": shared} if shared else {}),
@@ -74,6 +81,27 @@ def observed(report: Report) -> dict[str, Any]:
     ends = [{"server": name, **{each: getattr(ending, each) for each in names_of_end}} for name, ending in seen.endings]
     logs = {"log_ends": ends} if ends else {}
     return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)} | logs
+
+
+def answer(found: Answer) -> dict[str, Any]:
+    """Return one answer, in the order in which every surface prints it."""
+    actions = found.actions
+    return {
+        "verdict": found.verdict,
+        "incident": found.incident or None,
+        "where": found.where,
+        "since": found.since,
+        "when": found.when,
+        "sentences": found.lines,
+        "is_over": actions.is_over,
+        "do_now": actions.do_now,
+        "fix": words.action(actions.fix) if actions.fix else None,
+        "relaunch": actions.relaunch or None,
+        "ruled_out": list(found.ruled_out),
+        "not_ruled_out": list(found.not_ruled_out),
+        "not_seen": list(found.not_seen),
+        "do_not": list(actions.do_not),
+    }
 
 
 def _normality(found: Normality) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Layout of plain text for a terminal: at most 100 columns, labels in a column of their own, tables in columns.
+"""Layout of plain text: as wide as the terminal, else 100 columns; labels and tables in columns of their own.
 
 All text is made harmless to a terminal first.
 """
@@ -12,6 +12,9 @@ from contextvars import ContextVar
 from diag.core.formatting import escaped, pasted
 
 WIDTH = 100
+"""Columns of a file or a pipe."""
+NARROWEST, NARROW, WIDEST = 60, 80, 160
+"""Limits of a window: rows of evidence do not fit into less, and lines of text cannot be read if they are longer."""
 _width: ContextVar[int] = ContextVar("width", default=WIDTH)
 LABEL = 17
 """The column of labels: the longest of them and two spaces."""
@@ -25,8 +28,8 @@ _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 
 @contextmanager
 def columns(count: int) -> Iterator[None]:
-    """Lay out at most `count` columns while the block runs, for a narrower window."""
-    token = _width.set(min(count, WIDTH))
+    """Lay out `count` columns while the block runs."""
+    token = _width.set(min(count, WIDEST))
     try:
         yield
     finally:
@@ -35,6 +38,11 @@ def columns(count: int) -> Iterator[None]:
 
 def line_width() -> int:
     return _width.get()
+
+
+def is_wide() -> bool:
+    """Return True if the window has room for bars and whole rows; a narrower one gets more lines instead."""
+    return line_width() >= NARROW
 
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:

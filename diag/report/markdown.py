@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from diag.core.formatting import escaped, pasted
+from diag.core.formatting import escaped, moment, pasted
+from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
+from diag.report.answer import answers, choose_actions
 from diag.report.summary import count_verdicts, fleet_rows, merge_by_cause
 
 NORMAL = 20
@@ -16,16 +18,18 @@ _MENTION = r"(?i)@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)"
 
 
 def render(report: Report, verbose: bool = False) -> str:
-    """Render the report, one line break at its end; `verbose` names the incidents that are absent or unknown."""
-    written_as = words.time_format(report)
-    parts = [f"**{escape(line)}**" for line in words.headline(report, written_as)]
+    """Render the report, one line break at its end; `verbose` names the incidents that are absent or unknown.
+
+    A ticket is read on another day, so every time has its date.
+    """
+    parts = [f"**{escape(line)}**" for answer in answers(report, moment) for line in answer.lines]
     parts += map(escape, words.shared(report))
     if words.is_fleet(report):
-        servers = fleet_rows(report, written_as)
+        servers = fleet_rows(report, moment)
         counts = count_verdicts([server.verdict for server in servers])
         ill = [
             (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
-            for server in (servers if verbose else merge_by_cause(report, servers, written_as))
+            for server in (servers if verbose else merge_by_cause(report, servers, moment))
             if server.verdict != "healthy"
         ]
         parts += [counts, table(("verdict", "server", "incidents", "when"), ill)] if ill else [f"{counts}\n"]
@@ -33,7 +37,8 @@ def render(report: Report, verbose: bool = False) -> str:
         parts += _finding(finding, report, verbose)
 
     footer = {
-        "Source": [words.source(report, written_as)],
+        "Source": [words.source(report, moment)],
+        "Load at the end": words.vitals(report),
         "Compared with what is normal": words.normality(report)[:NORMAL],
         "Ceiling": words.ceilings(report),
         "Checked": words.checked(report, verbose),
@@ -70,37 +75,47 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
-    diagnosis = finding.diagnosis
-    when = words.when(diagnosis, words.time_format(report))
+    diagnosis, actions = finding.diagnosis, choose_actions(finding)
     evidence = []
     for reading in (*diagnosis.symptoms, *diagnosis.supports):
         holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
         name = escape(reading.condition.signal.name)
         evidence.append((name, reading.shown, escape(reading.threshold), holds))
-    fixes = []
-    for proposal in finding.proposals:
-        fix, change = proposal.fix, pasted(words.change(proposal))
-        facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
-        sentences = [f"{name}: {text}." for name, text in facts.items() if text]
-        texts = (proposal.text, *sentences, words.released(fix), words.needs(proposal))
-        text = " ".join(escape(text) for text in texts if text)
-        fixes.append(f"- {code(change)} {text}" if change else f"- {text}")
-    relaunch = pasted(finding.relaunch or "")
+    now = [*(f"- {escape(text)}" for text in actions.advice), *([_proposal(actions.now)] if actions.now else [])]
+    relaunch = pasted(actions.relaunch)
     fence = _fence(relaunch, 3)
     parts = [
         f"## {escape(diagnosis.incident.title)}",
-        f"{diagnosis.severity}, {escape(words.place(diagnosis.subject))}, {when}",
+        f"{diagnosis.severity}, {escape(words.where(diagnosis))}, {words.when(diagnosis, moment)}",
+        _lines("Next time" if actions.is_over else "Do now", now),
+        _lines("Fix", [_proposal(actions.fix)] if actions.fix else []),
+        f"Relaunch:\n\n{fence}\n{relaunch}\n{fence}" if relaunch else "",
         table(("evidence", "value", "threshold", "holds"), evidence),
         _list("Log", words.quoted(finding)),
-        _list("Ruled out", [": ".join(pair) for pair in words.ruled_out(diagnosis)]),
+        _list("Ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis)]),
         _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
-        "\n".join(["Fixes:", "", *fixes]) if fixes else "",
+        _lines("Alternatives", [_proposal(proposal) for proposal in actions.alternatives]),
         _list("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
-        f"Relaunch:\n\n{fence}\n{relaunch}\n{fence}" if finding.relaunch else "",
+        _list("Do not", actions.do_not),
     ]
     return [part for part in parts if part]
 
 
+def _proposal(proposal: Proposal) -> str:
+    """Return an item of a list: the change as code, what it is for, effect, trade-off, rollback."""
+    fix, change = proposal.fix, pasted(words.change(proposal))
+    facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
+    sentences = [f"{name}: {text}." for name, text in facts.items() if text]
+    texts = (proposal.text, *sentences, words.released(fix), words.needs(proposal))
+    text = " ".join(escape(text) for text in texts if text)
+    return f"- {code(change)} {text}" if change else f"- {text}"
+
+
 def _list(title: str, texts: Sequence[str]) -> str:
-    return "\n".join([f"{title}:", "", *(f"- {escape(text)}" for text in texts)]) if texts else ""
+    return _lines(title, [f"- {escape(text)}" for text in texts])
+
+
+def _lines(title: str, items: Sequence[str]) -> str:
+    """Return items of Markdown below a title, "" if there are none."""
+    return "\n".join([f"{title}:", "", *items]) if items else ""

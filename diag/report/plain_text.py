@@ -1,7 +1,7 @@
 """The report as plain text: the short one, which is read in ten seconds, the full one of `--verbose`, and `--why`.
 
-The short report has at most 20 lines of 100 columns, 12 if nothing is wrong. Each of its parts has a full form and
-shorter forms; if the whole is too long, the parts that matter least to the first action are shortened first.
+The short report has at most 20 lines, 12 if nothing is wrong, and more in a narrow window. Each of its parts has a full
+form and shorter forms; if the whole is too long, the parts that matter least to the first action are shortened first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,11 +10,22 @@ from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
 from diag.core.subjects import in_words, instance_name
 from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
-from diag.report.layout import WIDTH, clipped, continued, labelled, one_line_each, paragraph, shortened, table, verbatim
+from diag.report.answer import Actions, Answer, answers, choose_actions
+from diag.report.layout import (
+    clipped,
+    continued,
+    is_wide,
+    labelled,
+    line_width,
+    one_line_each,
+    paragraph,
+    shortened,
+    table,
+    verbatim,
+)
 from diag.report.summary import (
-    choose_actions,
     count_verdicts,
     evidence_rows,
     fleet_rows,
@@ -23,11 +34,10 @@ from diag.report.summary import (
     verdicts,
 )
 
-LINES = 20
+LINES, NARROW_LINES = 20, 32
 HEALTHY_LINES = 12
 LABEL = 12
 """The column of labels in the short report: the longest of them and two spaces."""
-ROOM = WIDTH - LABEL - 2
 ROWS = 6
 QUOTE = 3
 """Lines of the short report for a log line."""
@@ -83,10 +93,10 @@ LAST = (
 
 
 def short_report(report: Report) -> str:
-    groups = words.alike(report)
+    answer = answers(report, words.time_format(report))[0]
     found_nothing = words.found_nothing(report)
-    if groups:
-        middle = _incident_parts(groups[0], report)
+    if answer.findings:
+        middle = _incident_parts(answer, report)
     elif report.verdict == "unknown":
         middle = {
             "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
@@ -109,10 +119,10 @@ def short_report(report: Report) -> str:
         "verdict": [[verdicts(report)[0]]],
         "shared": _shorter_forms([line for text in words.shared(report) for line in paragraph(text)], 4),
         **middle,
-        **_context_parts(report, groups[0][0] if groups else None),
+        **_context_parts(report, answer),
     }
 
-    most = HEALTHY_LINES if report.verdict == "healthy" else LINES
+    most = HEALTHY_LINES if report.verdict == "healthy" else LINES if is_wide() else NARROW_LINES
     lines = _shorten(parts, FIRST, most)
     if len(lines) > most:
         parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
@@ -137,6 +147,7 @@ def _shorter_forms(lines: Lines, most: int) -> Forms:
 
 def _part(label: str, texts: Iterable[str], most: int) -> Forms:
     """Label the texts that are not empty, in at most `most` lines and shorter forms."""
+    most = most if is_wide() else 2 * most
     return _shorter_forms(labelled(label, [text for text in texts if text], LABEL), most)
 
 
@@ -146,13 +157,13 @@ def _fewer_rows(lines: Lines, indent: str) -> Forms:
     return [form for form in ([lines] if len(lines) <= ROWS else []) + shorter if len(form) <= max(len(lines), 1)]
 
 
-def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms]:
+def _incident_parts(answer: Answer, report: Report) -> dict[str, Forms]:
     """Build the parts about the first incident: impact, evidence, actions; of a fleet, the servers that have it."""
-    finding = group[0]
-    diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
+    finding, *others = answer.findings
+    diagnosis = finding.diagnosis
     where = words.place(diagnosis.subject)
-    if len(group) > 1:
-        place = _part("Example", [f"{where}; {plural(len(group) - 1, 'more server')} like it"], 2)
+    if others:
+        place = _part("Example", [f"{where}; {plural(len(others), 'more server')} like it"], 2)
     else:
         place = _part("Where", [where], 2) if where not in verdicts(report)[0] else [[]]  # too long a name for line 1
 
@@ -165,10 +176,11 @@ def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms
         quote = finding.quotes[0]
         file = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
         texts = [words.quoted(finding)[0]]
-        texts += [printable(quote.text, most - len(file)) + file for most in range(3 * ROOM, ROOM - 1, -ROOM // 4)]
+        room = line_width() - LABEL - 2
+        texts += [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
         log = [form for text in texts if len(form := labelled("Log", [text], LABEL)) <= QUOTE]
     return {
-        "impact": _shorter_forms(paragraph(f"{incident.title}: {incident.impact}.", rest=""), 2),
+        "impact": _shorter_forms(paragraph(f"{answer.title}: {answer.impact}.", rest=""), 2),
         "blank": [[""]],
         "servers": _fleet_part(report),
         "where": place,
@@ -178,13 +190,12 @@ def _incident_parts(group: Sequence[Finding], report: Report) -> dict[str, Forms
         "log": log,
         "means": _part("Means", [finding.failure.means if finding.failure else ""], 3),
         "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
-        **_action_parts(finding),
+        **_action_parts(answer.actions),
     }
 
 
-def _action_parts(finding: Finding) -> dict[str, Forms]:
+def _action_parts(actions: Actions) -> dict[str, Forms]:
     """Build the parts about the actions: what needs no restart, the fix, and the command to be pasted."""
-    actions = choose_actions(finding)
     now, texts, cost = actions.now, list(actions.advice[:1]), ""
     if now:
         texts.append(f"{words.change(now)}   {now.text}" if now.fix.command else now.text)
@@ -208,47 +219,40 @@ def _action_parts(finding: Finding) -> dict[str, Forms]:
             "trade-off": _part("", [" ".join(text for text in rest if text)], 4),
         }
 
-    if finding.relaunch:
-        lines = continued(pasted(finding.relaunch), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
+    if actions.relaunch:
+        lines = continued(pasted(actions.relaunch), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
         elsewhere = labelled("Relaunch", ["the launch command with this change in it: --verbose"], LABEL)
         parts["relaunch"] = [lines, elsewhere] if lines else [elsewhere]
     return parts
 
 
-def _context_parts(report: Report, finding: Finding | None) -> dict[str, Forms]:
+def _context_parts(report: Report, answer: Answer) -> dict[str, Forms]:
     """Build the parts below the actions: further incidents, what was ruled out, missing telemetry, where to read on."""
-    ruled_out = runbook = ""
-    if finding:
-        diagnosis = finding.diagnosis
-        ruled_out = ", ".join(refuted.name for refuted in diagnosis.refuted)
-        possible = ", ".join(look_alike.name for look_alike in diagnosis.open)
-        ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out
-        runbook = f", diag explain {diagnosis.incident.id}"
+    ruled_out, possible = ", ".join(answer.ruled_out), ", ".join(answer.not_ruled_out)
+    ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out
+    runbook = f", diag explain {answer.incident}" if answer.findings else ""
 
     also: Forms = [[]]
     if not words.is_fleet(report):  # a fleet has a table of its own
-        others = [other.diagnosis for other in report.present if other is not finding]
+        first = next(iter(answer.findings), None)
+        others = [other.diagnosis for other in report.present if other is not first]
         rows = []
         for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
             where = words.where(diagnosis)
             if len(report.servers) == 1:  # line 1 has the name of the only server
                 where = where.removeprefix(printable(instance_name(diagnosis.subject))).strip() or where
             period = format_period([diagnosis], words.time_format(report), duration=False)
-            rows.append((diagnosis.severity, diagnosis.incident.id, where, period))
+            rows.append((diagnosis.severity, diagnosis.incident.id, where, *([period] if is_wide() else [])))
         also = _fewer_rows(one_line_each(rows, 2, label="Also", width=LABEL), " " * (LABEL + 2))
 
-    missing: dict[str, list[str]] = {}
-    for name in report.observed.not_measured:
-        missing.setdefault(FAMILIES[name].hint, []).append(FAMILIES[name].name)
-    not_seen = "; ".join(f"{', '.join(names)} ({hint})" for hint, names in missing.items())
     return {
         "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
         "also": also,
         "ruled out": _part("Ruled out", [ruled_out], 2),
-        "unknown": _part("Unknown", _reasons_not_judged(report) if finding else [], 2),
+        "unknown": _part("Unknown", _reasons_not_judged(report) if answer.findings else [], 2),
         "note": _part("Note", _with_short_names(words.notes(report), report), 2),
-        "not seen": _part("Not seen", [not_seen], 2),
-        "more": _part("More", [f"--verbose, --html report.html{runbook}"], 1),
+        "not seen": _part("Not seen", ["; ".join(answer.not_seen)], 2),
+        "more": _part("More", [f"--verbose, --html report.html{runbook}"], 2),
     }
 
 
@@ -322,6 +326,7 @@ def full_report(report: Report) -> str:
     footer = {
         "source": [words.source(report, words.time_format(report))],
         "server": words.folded(words.servers(report), DESCRIBED),
+        "load": words.vitals(report),
         "normal": words.normality(report)[:NORMAL],
         "ceiling": words.ceilings(report),
         "checked": words.checked(report, verbose=True),
@@ -345,7 +350,7 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
         *table(evidence_rows(diagnosis), label="evidence", right=(1,)),
         *labelled("log", words.quoted(finding)),
         *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),
-        *labelled("ruled out", [": ".join(pair) for pair in words.ruled_out(diagnosis)]),
+        *labelled("ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis)]),
         *labelled("not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
         *labelled("consequences", follows),
     ]
@@ -366,7 +371,7 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
                 "check first": ", ".join(proposal.needs),
             }
             lines += [line for name, text in facts.items() if text for line in labelled(name, [text])]
-    lines += verbatim("relaunch", finding.relaunch or "")
+    lines += verbatim("relaunch", actions.relaunch)
     alternatives = []
     for proposal in actions.alternatives:
         risk = proposal.fix.risk and f"Trade-off: {proposal.fix.risk}."
@@ -374,7 +379,7 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
         alternatives.append("  ".join(text for text in texts if text))
     lines += labelled("alternatives", alternatives)
     lines += labelled("not computed", words.uncomputed(finding))
-    return [*lines, *labelled("do not", incident.do_not), *labelled("runbook", [f"diag explain {incident.id}"])]
+    return [*lines, *labelled("do not", actions.do_not), *labelled("runbook", [f"diag explain {incident.id}"])]
 
 
 # -- the conditions of an incident ------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ from typing import TypeVar
 from diag.core.contract import Contract
 from diag.core.formatting import clock, escaped, listed, moment, number, plural, printable, quantity
 from diag.core.incident import Fix, Source
-from diag.core.subjects import Subject, agree, in_words, instance_name
+from diag.core.subjects import Subject, agree, in_words
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
 from diag.diagnosis.shared_labels import SharedLabel
+from diag.diagnosis.vitals import MEASURES, Vitals
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
@@ -49,7 +50,7 @@ def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
         last, times = diagnosis.one_by_one[-1], f"{len(diagnosis.episodes)} times"
         if diagnosis.ongoing or last.until is None:
             return f"ongoing since {began([last], written_as)}, {times} since {start}"
-        return f"{times} from {start} to {written_as(last.until)}"
+        return f"{times} since {start}, the last from {began([last], written_as)} to {written_as(last.until)}"
     if diagnosis.ongoing or diagnosis.until is None:
         return f"ongoing since {start}"
     return f"began {'' if diagnosis.since is None else 'at '}{start}, ended at {written_as(diagnosis.until)}"
@@ -78,28 +79,6 @@ def folded(lines: Sequence[str], most: int = 8) -> list[str]:
 
 
 # -- the verdict ------------------------------------------------------------------------------------------------------
-
-
-def headline(report: Report, written_as: TimeFormat = clock) -> list[str]:
-    """Return one sentence per primary incident, the worst first: verdict, scope, time, impact."""
-    lines = []
-    for group in alike(report):
-        first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
-        scope = f"{where(first)}, {when(first, written_as)}"
-        if len(group) > 1:
-            names = list(dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses))
-            ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
-            now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
-            servers = f"{len(names):,} of {len(report.servers):,} servers ({listed(names)})"
-            scope = f"{servers}, {now}, first seen {began(diagnoses, written_as)}"
-        lines.append(f"{first.severity.upper()} {first.incident.id} on {scope}: {first.incident.impact}")
-    if lines:
-        return lines
-    if report.verdict == "unknown":
-        return [
-            f"CANNOT TELL {line}" for line in folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
-        ]
-    return [f"HEALTHY {escaped(report.observed.target)}: {states(report)}; {found_nothing(report)}"]
 
 
 def found_nothing(report: Report) -> str:
@@ -275,6 +254,12 @@ def ruled_out(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     ]
 
 
+def ruled_out_by_evidence(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Return the evidence of `ruled_out` once, with the names of all look-alikes that it rules out."""
+    names = grouped((evidence, name) for name, evidence in ruled_out(diagnosis))
+    return [(", ".join(those), evidence) for evidence, those in names.items()]
+
+
 def quoted(finding: Finding) -> list[str]:
     """Return the log lines that decide, each with its place, process and cause."""
     lines = []
@@ -339,6 +324,11 @@ def change(proposal: Proposal) -> str:
     return "; ".join(changes)
 
 
+def action(proposal: Proposal) -> str:
+    """Return the change and what it is for: "--max-num-seqs 64 -> 6: Run no more requests than ..."."""
+    return ": ".join(filter(None, (change(proposal), proposal.text)))
+
+
 def needs(proposal: Proposal) -> str:
     """Return the values that were not measured and must be checked before the change."""
     return f"Not measured, check first: {', '.join(proposal.needs)}." if proposal.needs else ""
@@ -373,6 +363,22 @@ def source(report: Report, written_as: TimeFormat) -> str:
         return f"log {escaped(seen.target)}, up to {written_as(seen.end)}; no server was asked"
     span = f"{written_as(seen.start)} - {written_as(seen.end)} ({quantity(seen.end - seen.start, 'seconds')})"
     return f"{seen.source} {escaped(seen.target)}: {seen.scrapes:,} scrapes{failed}, {span}"
+
+
+def vitals(report: Report) -> list[str]:
+    """List for each server its load, latency, KV cache and GPUs: "requests running: 3; KV cache usage: 12 %"."""
+    lines = []
+    for signs in report.vitals:
+        name = "" if len(report.vitals) == 1 else f"{printable(signs.name)}: "
+        shown = [f"{title}: {value}" for title, value, _ in vital_signs(signs)]
+        lines += [name + "; ".join(shown)] if shown else []
+    return lines
+
+
+def vital_signs(signs: Vitals) -> list[tuple[str, str, Sequence[float | None]]]:
+    """Return title, last value and history of each known measure of a server."""
+    known = [(measure, signs.now[key], signs.histories[key]) for key, measure in MEASURES.items() if key in signs.now]
+    return [(measure.title, quantity(value, measure.unit), history) for measure, value, history in known]
 
 
 def servers(report: Report) -> list[str]:

@@ -1,9 +1,8 @@
-"""Parts that several forms of a report print: line 1, rows per server and of evidence, the proposals to act on."""
+"""Parts that several forms of a report print: line 1, rows per server, rows of evidence."""
 
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from diag.core.formatting import escaped, listed, plural, printable, quantity
@@ -11,14 +10,12 @@ from diag.core.incident import RANK
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.relaunch import launchable
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.report import sentences as words
-from diag.report.layout import WIDTH, line_width, shortened
+from diag.report.layout import WIDTH, is_wide, line_width, shortened
 
-VERDICTS = ("critical", "warning", "unknown", "gone", "healthy")
+VERDICTS = ("critical", "warning", "unknown", "gone", "slow", "healthy")
 LEAST_NAME = 20
 """Columns that the name of a server gets in line 1."""
 MOST_EVIDENCE = 5
@@ -38,7 +35,8 @@ def verdicts(report: Report) -> list[str]:
         first = diagnoses[0]
         place = words.place(first.subject)
         if len(group) > 1:
-            place = f"{len(group):,} of {len(report.servers):,} servers"
+            names = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
+            place = f"{len(names):,} of {len(report.servers):,} servers"
         ends = [format_period(diagnoses, written_as), format_period(diagnoses, written_as, duration=False)]
         if len(group) == 1 and first.incident.began and first.culprits:
             since, course = words.began([first], written_as), [*map(printable, first.culprits)]
@@ -60,8 +58,14 @@ def verdicts(report: Report) -> list[str]:
 
 
 def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
-    """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened."""
+    """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened.
+
+    A narrow window has no room for half a place, which stands below: the line is without it.
+    """
     name = escaped(place)
+    shortest = f"{start.rstrip()}   {min(ends, key=len)}"
+    if not is_wide() and len(f"{start}{name}   {min(ends, key=len)}") > line_width():
+        return shortened(shortest, line_width())
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
     room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
@@ -129,7 +133,8 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
         diagnoses, engines = present.get(name, []), states.get(name, [])
         worst = max((RANK[diagnosis.severity] for diagnosis in diagnoses), default=0)
         unknown = not engines or bool(not_judged & {"", name})
-        without_incident = "gone" if "gone" in engines else "unknown" if unknown else "healthy"
+        unknown_or_slow = "unknown" if unknown else "slow" if "slow" in engines else "healthy"
+        without_incident = "gone" if "gone" in engines else unknown_or_slow
         causes = [diagnosis for diagnosis in diagnoses if not diagnosis.explained_by]
         rows.append(
             FleetRow(
@@ -217,41 +222,7 @@ def _history_bars(reading: Reading) -> str:
     history = [worst((value for value in part if value is not None), default=None) for part in parts]
     known = [value for value in history if value is not None]
     encoding = getattr(sys.stdout, "encoding", "utf-8")  # the stand-in for stdout in diag top has none
-    if len(known) < 2 or not (encoding or "").lower().startswith("utf"):
+    if len(known) < 2 or not is_wide() or not (encoding or "").lower().startswith("utf"):
         return ""
     low, span = min(known), (max(known) - min(known)) or 1.0
     return "".join("·" if value is None else BARS[int((value - low) / span * (len(BARS) - 1))] for value in history)
-
-
-# -- the proposals to act on ------------------------------------------------------------------------------------------
-
-
-class Actions(NamedTuple):
-    """The proposals of a finding, sorted: `advice` sentences, `now` a command or number without restart, `fix`.
-
-    `is_over`: the incident has ended, so advice and command are for the next time.
-    """
-
-    is_over: bool
-    advice: tuple[str, ...]
-    now: Proposal | None
-    fix: Proposal | None
-    alternatives: tuple[Proposal, ...]
-
-
-def choose_actions(finding: Finding) -> Actions:
-    """Sort the proposals, which come the safest first; the fix is the one that the relaunch line carries."""
-    complete = [proposal for proposal in finding.proposals if not proposal.needs]
-    safest = list(takewhile(lambda fix: not fix.restart, finding.diagnosis.incident.fixes))
-    now = next((p for p in complete if p.fix in safest and (p.computed or p.fix.command)), None)
-    starts = finding.diagnosis.incident.lints  # a start that failed serves nobody: its cure comes first
-    is_cure = now is not None and (now.computed or now.fix.while_it_lasts)
-    rest = [proposal for proposal in (*complete, *finding.proposals) if proposal is not now]
-    fix = launchable(finding.proposals) or next(iter(rest), None)
-    return Actions(
-        is_over=not finding.diagnosis.ongoing,
-        advice=() if is_cure or (finding.failure and starts) else finding.diagnosis.incident.mitigate,
-        now=now,
-        fix=fix,
-        alternatives=tuple(proposal for proposal in finding.proposals if proposal not in (now, fix)),
-    )

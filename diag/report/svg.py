@@ -2,15 +2,19 @@
 
 import datetime
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from types import MappingProxyType
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from diag.core.formatting import clock, escaped, moment, quantity
+from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
+from diag.diagnosis.vitals import Vitals
 from diag.report import sentences as words
 
 Point = tuple[float, float]
@@ -20,6 +24,8 @@ Points = list[tuple[float, float | None]]
 STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 """Round numbers of seconds between two marks of the time axis."""
 MARKS = 6
+FEW_SCRAPES = 60
+"""The most scrapes that are drawn as dots."""
 ROOM, LEAST_ROOM = 3, 900
 """The time that a plot shows before and after an incident: a multiple of its length, at least so many seconds."""
 LINE = 13
@@ -72,14 +78,42 @@ class Scale:
         return self.box.height - self.box.bottom
 
 
-def plot(reading: Reading, diagnosis: Diagnosis) -> Markup:
-    """Plot the history around the incident, the threshold, the side where the condition holds, and its onset."""
-    begin = diagnosis.instants[0] if diagnosis.since is None else diagnosis.since
-    end = diagnosis.instants[-1] if diagnosis.until is None else diagnosis.until
+class Axis(NamedTuple):
+    """The time that all plots of a page show, unix seconds, and the restarts of each server in it."""
+
+    start: float
+    end: float
+    restarts: Mapping[str, tuple[float, ...]] = MappingProxyType({})
+
+
+def shared_axis(diagnoses: Sequence[Diagnosis], signs: Sequence[Vitals] = ()) -> Axis:
+    """Return the time around the primary incidents, and around any other one that lies outside of it."""
+    ordered = sorted(diagnoses, key=lambda diagnosis: not diagnosis.primary)
+    start, end = _around(ordered[0])
+    for diagnosis in ordered[1:]:
+        begin, until = _span_of(diagnosis)
+        if diagnosis.primary or until < start or begin > end:
+            first, last = _around(diagnosis)
+            start, end = min(start, first), max(end, last)
+    return Axis(start, end, {each.name: each.restarts for each in signs})
+
+
+def _around(diagnosis: Diagnosis) -> tuple[float, float]:
+    begin, end = _span_of(diagnosis)
     room = max(ROOM * (end - begin), LEAST_ROOM)
+    return max(begin - room, diagnosis.instants[0]), min(end + room, diagnosis.instants[-1])
+
+
+def _span_of(diagnosis: Diagnosis) -> tuple[float, float]:
+    begin = diagnosis.instants[0] if diagnosis.since is None else diagnosis.since
+    return begin, diagnosis.instants[-1] if diagnosis.until is None else diagnosis.until
+
+
+def plot(reading: Reading, diagnosis: Diagnosis, axis: Axis) -> Markup:
+    """Plot the history, the threshold with its healthy and its ill side, onset, restarts and the incident's time."""
     history = zip(diagnosis.instants, reading.history, strict=True)
-    points = [(unix, value) for unix, value in history if begin - room <= unix <= end + room]
-    scale = _scale(PLOT, points, reading.limit)
+    points: Points = [(unix, value) for unix, value in history if axis.start <= unix <= axis.end]
+    scale = _scale(PLOT, points, reading.limit, axis)
     threshold = scale.y(reading.limit)
 
     sides = {
@@ -88,25 +122,31 @@ def plot(reading: Reading, diagnosis: Diagnosis) -> Markup:
         "=": (threshold - 2, threshold + 2),
     }
     top, bottom = sides[reading.condition.op[0]]
-    axis = scale.bottom
+    base = scale.bottom
+    healthy = [(scale.box.top, top), (bottom, base)]
+    restarts = axis.restarts.get(instance_name(diagnosis.subject), ())
     parts = [
         _rect("holds", scale.box.left, top, scale.right, bottom),
+        *(_rect("fine", scale.box.left, above, scale.right, below) for above, below in healthy if below > above),
         *_axes(points, reading.condition.signal.unit, scale),
-        Markup("").join(_span(episode, scale, axis - 2, axis + 2) for episode in diagnosis.one_by_one),
+        Markup("").join(_span(episode, scale, base - 2, base + 2) for episode in diagnosis.one_by_one),
+        *(vertical(scale.x(unix), scale, "restart") for unix in restarts if axis.start <= unix <= axis.end),
         horizontal(threshold, scale, "limit"),
         text(reading.threshold, scale.right + 6, threshold + 4, "limit"),
         _line(points, scale),
     ]
+    if len(points) <= FEW_SCRAPES:
+        dots = [(unix, value) for unix, value in points if value is not None]
+        parts += [_circle("scrape", scale.x(unix), scale.y(value), 1.8) for unix, value in dots]
     began = onset(reading, diagnosis)
     if began is not None:
         x, start = scale.x(max(began, scale.start)), _time_format(scale)(began)
-        label = f"since {start}" if began > diagnosis.instants[0] else f"since before {start}"
+        crossed = "threshold crossed" if began > diagnosis.instants[0] else "threshold crossed before"
         anchor = "start" if x < PLOT.width / 3 else "end" if x > PLOT.width * 2 / 3 else "middle"
         parts.append(vertical(x, scale, "onset"))
-        parts.append(text(label, x, scale.box.top - 8, f"onset {anchor}"))
+        parts.append(text(f"{crossed} {start}", x, scale.box.top - 8, f"onset {anchor}"))
     if reading.value is not None and diagnosis.until is not None:
-        at = pixels(scale.x(diagnosis.until))
-        parts.append(element("circle", class_="reported", cx=at, cy=pixels(scale.y(reading.value)), r=3.5))
+        parts.append(_circle("reported", scale.x(diagnosis.until), scale.y(reading.value), 3.5))
     name = f"{reading.condition.signal.name}, {reading.threshold}, over time"
     return whole(PLOT, "plot", *parts, role="img", aria_label=name)
 
@@ -117,6 +157,12 @@ def spark(reading: Reading, diagnosis: Diagnosis) -> Markup:
     scale = _scale(SPARK, points, reading.limit)
     limit = horizontal(scale.y(reading.limit), scale, "limit")
     return whole(SPARK, "spark", limit, _line(points, scale), aria_hidden="true")
+
+
+def sparkline(instants: Sequence[float], history: Sequence[float | None]) -> Markup:
+    """Plot a history alone, from zero on, for the strip of vital signs; nothing for a single scrape."""
+    points = list(zip(instants, history, strict=True))
+    return whole(SPARK, "spark", _line(points, _scale(SPARK, points, 0.0)), aria_hidden="true")
 
 
 def bar(diagnosis: Diagnosis, start: float, end: float) -> Markup:
@@ -141,13 +187,14 @@ def thin(points: Points, scale: Scale) -> list[list[Point]]:
     return [stroke for stroke in strokes if stroke]
 
 
-def _scale(box: Box, points: Points, limit: float) -> Scale:
+def _scale(box: Box, points: Points, limit: float, axis: Axis | None = None) -> Scale:
     """Return a scale that holds all points and the threshold, with some room above and below."""
+    start, end = axis[:2] if axis else (points[0][0], points[-1][0])
     drawn = (*(value for _, value in points), limit)
     known = [value for value in drawn if value is not None and math.isfinite(value)] or [0.0]
     low, high = min(known), max(known)
     room = (high - low) * 0.1 or abs(high) * 0.1 or 1.0
-    return Scale(box, points[0][0], points[-1][0], low - room, high + room)
+    return Scale(box, start, end, low - room, high + room)
 
 
 # -- the parts of a plot ----------------------------------------------------------------------------------------------
@@ -226,6 +273,10 @@ def whole(box: Box, class_: str, *parts: str, **attributes: object) -> Markup:
 def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> Markup:
     width, height = pixels(right - left), pixels(bottom - top)
     return element("rect", class_=class_, x=pixels(left), y=pixels(top), width=width, height=height)
+
+
+def _circle(class_: str, x: float, y: float, radius: float) -> Markup:
+    return element("circle", class_=class_, cx=pixels(x), cy=pixels(y), r=radius)
 
 
 def horizontal(y: float, scale: Scale, class_: str) -> Markup:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
-from diag.report.layout import WIDTH
+from diag.report.answer import answers
+from diag.report.layout import NARROWEST, WIDTH, columns
 from diag.report.plain_text import full_report, short_report
 from diag.report.summary import verdicts
 
@@ -60,7 +61,9 @@ def render(report: Report, *, verbose: bool = False, quiet: bool = False) -> str
 
 def write(report: Report, *, verbose: bool = False, quiet: bool = False) -> None:
     """Print the report, coloured if standard output is a terminal that wants it."""
-    text = render(report, verbose=verbose, quiet=quiet)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    with columns(max(width, NARROWEST)):
+        text = render(report, verbose=verbose, quiet=quiet)
     if sys.stdout.isatty() or not os.environ.keys().isdisjoint(COLOUR_ANYWHERE):
         _console().print(styled(text), end="", soft_wrap=True)
     else:
@@ -87,7 +90,11 @@ def _console() -> "Console":
 
 
 def watch_started(report: Report) -> str:
-    return "".join(_watch_line(report.observed.end, head) for head in words.headline(report, moment))
+    return "".join(_watch_line(report.observed.end, head) for head in _heads(report))
+
+
+def _heads(report: Report) -> list[str]:
+    return [line for answer in answers(report, moment) for line in answer.lines]
 
 
 def watch_changed(change: "Transition") -> str:
@@ -104,8 +111,7 @@ def watch_lost(error: str, at: float) -> str:
 
 
 def watch_regained(report: Report) -> str:
-    heads = words.headline(report, moment)
-    return "".join(_watch_line(report.observed.end, f"observed again: {head}") for head in heads)
+    return "".join(_watch_line(report.observed.end, f"observed again: {head}") for head in _heads(report))
 
 
 def posting_failed(error: str, at: float) -> str:

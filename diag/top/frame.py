@@ -15,17 +15,12 @@ from diag.diagnosis.diagnose import Diagnosis, without_the_past
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding, Report, verdict_of
-from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
+from diag.diagnosis.vitals import INSTANCE, MEASURES, NOW, SERVING
 from diag.report import sentences as words
 from diag.report.summary import fleet_rows
 
 POINTS = 60
 """Values of a sparkline: five minutes at one scrape every 5 s."""
-INSTANCE = ("instance",)
-SERVING = " unless on (instance, gpu) $gpus_not_serving"
-NOW, MINUTE = 15.0, 60.0
-"""Seconds of samples: for values that change with every scrape, and for values that need some events."""
-TTFT = ("vllm:time_to_first_token_seconds",)
 REASONS = 'reason!~"gpu_idle|applications_clocks"'
 THROTTLED = (
     f"max by (instance, gpu, reason) (max_over_time(diag_gpu_throttle_active{{{REASONS}}}[$window]){SERVING}"
@@ -35,49 +30,6 @@ THROTTLED = (
 
 
 # -- the numbers of a server ------------------------------------------------------------------------------------------
-
-
-class ServerMeasure(NamedTuple):
-    """A number of each server, computed from so many seconds of samples; `unit` as signals have them."""
-
-    title: str
-    unit: str
-    promql: str
-    seconds: float = NOW
-
-
-def _percentile(share: float, histograms: tuple[str, ...]) -> str:
-    """Return the PromQL of a quantile of the first of these histograms that a server has."""
-    quantiles = (f"histogram_quantile({share}, sum by ($by, le) (rate({name}_bucket[$window])))" for name in histograms)
-    return " or ".join(quantiles)
-
-
-MEASURES: Mapping[str, ServerMeasure] = {
-    "running": ServerMeasure("requests running", "requests", f"sum by ($by) (last_over_time({RUNNING}[$window]))"),
-    "waiting": ServerMeasure("requests waiting", "requests", f"sum by ($by) (last_over_time({WAITING}[$window]))"),
-    "kv": ServerMeasure(kv_cache_usage_peak.name, "share", kv_cache_usage_peak.promql),
-    "tokens": ServerMeasure("output tokens / s", "", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))"),
-    "ttft50": ServerMeasure("TTFT p50", "seconds", _percentile(0.5, TTFT), MINUTE),
-    "ttft95": ServerMeasure("TTFT p95", "seconds", _percentile(0.95, TTFT), MINUTE),
-    "itl50": ServerMeasure("ITL p50", "seconds", _percentile(0.5, ITL), MINUTE),
-    "itl95": ServerMeasure("ITL p95", "seconds", _percentile(0.95, ITL), MINUTE),
-    "preemptions": ServerMeasure("preemptions / min", "", "$preemptions", MINUTE),
-    "power": ServerMeasure(
-        "GPU power",
-        "watts",
-        f"sum by ($by) (last_over_time(diag_gpu_power_watts[$window]){SERVING})",
-    ),
-    "clock": ServerMeasure(
-        "SM clock (slowest GPU)",
-        "MHz",
-        f'min by ($by) (last_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]){SERVING}) / 1e6',
-    ),
-    "temperature": ServerMeasure(
-        "GPU temperature (hottest)",
-        "celsius",
-        f"max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]){SERVING})",
-    ),
-}
 
 
 class Histories:

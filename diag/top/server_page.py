@@ -9,10 +9,11 @@ from diag.core.formatting import listed, plural, printable, quantity
 from diag.core.subjects import UNKNOWN, instance_name, label_value
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, verdict_of
+from diag.diagnosis.vitals import MEASURES, NOW
 from diag.report import sentences as words
 from diag.report.layout import columns, labelled, table
 from diag.report.plain_text import full_report
-from diag.top.frame import MEASURES, NOW, THROTTLED, Frame, ServerRow
+from diag.top.frame import THROTTLED, Frame, ServerRow
 from diag.top.table import NOTHING, bars
 
 HISTORY = 30

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from diag.core.formatting import clock, escaped, printable, quantity
+from diag.diagnosis.vitals import MEASURES
 from diag.report import sentences as words
 from diag.report.layout import columns, shortened
 from diag.report.summary import BARS, VERDICTS, count_verdicts, verdicts
-from diag.top.frame import MEASURES, Frame, ServerRow
+from diag.top.frame import Frame, ServerRow
 
 GAP = 2
 """Columns between two cells."""
@@ -79,13 +80,13 @@ def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> Serv
 
 COLUMNS = (
     ServerColumn("verdict", lambda row: row.verdict, 8, 0, 0, right=False),
-    ServerColumn("state", state, 8, 1, 1, right=False),
-    ServerColumn("incident", lambda row: _first(row.incidents, 25), 25, 9, 9, right=False),
+    ServerColumn("state", state, 8, 2, 1, right=False),
+    ServerColumn("incident", lambda row: _first(row.incidents, 25), 25, 1, 9, right=False),
     ServerColumn("since\nUTC", since, 15, 10, 10, right=False),
-    _measure("run", "running", 4, 2, 11),
-    _measure("wait", "waiting", 4, 3, 12),
-    _measure("KV", "kv", 4, 4, 13),
-    _measure("output\ntok/s", "tokens", 6, 5, 2),
+    _measure("run", "running", 4, 3, 11),
+    _measure("wait", "waiting", 4, 4, 12),
+    _measure("KV", "kv", 4, 5, 13),
+    _measure("output\ntok/s", "tokens", 6, 9, 2),
     ServerColumn("last\nminutes", lambda row: bars(row.history.get("tokens", ()), SPARK), SPARK, 8, 8, right=False),
     _measure("TTFT\np50", "ttft50", 6, 11, 14),
     _measure("TTFT\np95", "ttft95", 6, 6, 15),
@@ -148,8 +149,10 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
     with columns(width):
         first = verdicts(report)[0]
     ill = next((finding.diagnosis.incident for finding in report.present if finding.diagnosis.primary), None)
-    unknown = [each.sentence for each in report.not_judged]
-    meaning = f"{ill.title}: {ill.impact}." if ill else "; ".join((*unknown, words.found_nothing(report)))
+    slow = (each for each in report.progress if each.state == "slow")
+    reasons = [each.sentence for each in report.not_judged]
+    reasons += [f"{words.place(each.subject)} is slow: {each.reason}" for each in slow][:1]
+    meaning = f"{ill.title}: {ill.impact}." if ill else "; ".join((*reasons, words.found_nothing(report)))
     status = [
         f"NOT UPDATED: {frame.lost}" if frame.lost else "",
         count_verdicts([row.verdict for row in frame.rows]),

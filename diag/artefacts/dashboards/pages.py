@@ -21,12 +21,19 @@ from diag.artefacts.dashboards.shared import (
     symptom_panel,
     worst_severity,
 )
-from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, DashboardPage, PanelHeader, PanelQuery, TableColumn, Threshold
-from diag.artefacts.names import GENERATED_MARK, TOKENS_PER_SECOND, dashboard_uid, expression, subject_labels, threshold
-from diag.core.contract import Contract
+from diag.artefacts.grafana import GOOD, NEUTRAL, DashboardPage, PanelHeader, PanelQuery, TableColumn, Threshold
+from diag.artefacts.names import (
+    GENERATED_MARK,
+    TOKENS_PER_SECOND,
+    dashboard_uid,
+    expression,
+    fix_in_markdown,
+    subject_labels,
+    threshold,
+)
+from diag.core.contract import Contract, Site
 from diag.core.formatting import quantity
-from diag.core.incident import Incident, regroup
-from diag.knowledge.formulas import formula
+from diag.core.incident import Incident
 from diag.knowledge.incidents.contract_breached import incident as slo_violated
 from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import error_budget_burn_rate
@@ -43,7 +50,7 @@ def dashboards(incidents: Sequence[Incident], contract: Contract) -> dict[str, s
     pages |= {
         "overview": overview(contract, series),
         "gpus": gpus_page(incidents, contract, series),
-        "capacity": capacity_page(contract),
+        "capacity": capacity_page(contract, series),
     }
     return {f"dashboards/{name}.json": grafana.render(page) for name, page in pages.items()}
 
@@ -65,6 +72,7 @@ def overview(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         title="vLLM / Overview",
         description=f"{GENERATED_MARK}. Incidents, their impact, and every server in a row.",
         rows=[
+            ("What is wrong, worst first", [_firing(scope)]),
             ("Current state", _current_state(scope)),
             ("Incidents over time", [timeline]),
             ("Servers, worst first", [_servers(scope)]),
@@ -75,6 +83,41 @@ def overview(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         annotations=annotations(scope),
         links=links("README", contract.site),
     )
+
+
+def _firing(scope: DashboardScope) -> Any:
+    """Return a row for each incident whose alert fires: severity, where, since when; a link to its page."""
+    by = scope.by("engine", "gpu", "incident")
+    columns = {
+        "severity": TableColumn(scope.add_matchers(worst_severity('incident=~".+"', by, pending=False))),
+        "since": TableColumn(
+            scope.add_matchers(
+                f'min by ({", ".join(by)}) (1000 * ALERTS_FOR_STATE{{incident=~".+"}})'
+                f' and on ({", ".join(by)}) ALERTS{{alertstate="firing", incident=~".+"}}'
+            ),
+            "dateTimeAsIso",
+        ),
+    }
+    chosen = "&".join(f"var-{label}=${{__data.fields.{label}:percentencode}}" for label in scope.by())
+    page = dashboard_uid("${__data.fields.incident}")
+    description = "Healthy: empty. A row opens the incident's page at its server: what to do, evidence, look-alikes."
+    link = "what to do about it", f"/d/{page}?{chosen}&${{__url_time_range}}"
+    return grafana.table(PanelHeader("Incidents now", description, width=24), columns, STATES, link, height=7)
+
+
+def _servers_up(scope: DashboardScope) -> Any:
+    """Return "1 / 2" in red if one of two servers does not answer."""
+    by = ", ".join(scope.by())
+    known = "last_over_time(vllm:num_requests_running[1d])"
+    there = scope.fill(f"count(count by ({by}) (up and on ({by}) {known})) or vector(0)", ())
+    answers = f"vllm:num_requests_running unless on ({by}) diag_vllm_up == 0"
+    up = scope.fill(f"count(count by ({by}) ({answers})) or vector(0)", ())
+    down = f"({there}) - ({up})"
+    counts = f'count_values("up", {up}) * on () group_left (all) count_values("all", {there})'
+    promql = f"{down} + on () group_left (up, all) 0 * {counts}"
+    description = "Healthy: all of them. A target of Prometheus counts that had metrics of vLLM in the last day."
+    header = PanelHeader("Servers up / all", description, width=4)
+    return grafana.named_stat(header, PanelQuery(promql, "{{up}} / {{all}}"), Threshold(1))
 
 
 def _current_state(scope: DashboardScope) -> list[Any]:
@@ -88,22 +131,20 @@ def _current_state(scope: DashboardScope) -> list[Any]:
 
     waiting = scope.fill("sum(last_over_time(vllm:num_requests_waiting[$window]))", ())
     tokens = scope.fill("sum(rate(vllm:generation_tokens_total[$window]))", ())
-    servers = scope.fill("count(count by (instance) (vllm:num_requests_running))", ())
     burn = "Healthy: below 1, the rate at which the error budget lasts the month."
     slow = Threshold(slo_violated.burns[-1].factor)
     return [
         stat(("Critical alerts", "Healthy: 0.", "short"), firing("critical"), Threshold(1)),
         stat(("Warning alerts", "Healthy: 0.", "short"), firing("warning"), Threshold(1, GOOD, "orange")),
         stat(("Highest error budget burn rate", burn, "short"), f"max({_burn_rate(scope)})", slow),
-        stat(("Servers up", "Healthy: as many as you run.", "short"), servers, Threshold(1, BAD, GOOD)),
+        _servers_up(scope),
         stat(("Requests waiting", "Healthy: 0 most of the time.", "short"), waiting),
         stat(("Generation throughput", "Healthy: in proportion to the load.", TOKENS_PER_SECOND), tokens),
     ]
 
 
 def _burn_rate(scope: DashboardScope) -> str:
-    name = formula(error_budget_burn_rate, ("instance", "engine"), "5m", scope.contract)
-    return scope.add_matchers(regroup(name.written_out(scope.series), scope.site.labels))
+    return scope.recorded(error_budget_burn_rate, ("instance", "engine"))
 
 
 def _servers(scope: DashboardScope) -> Any:
@@ -125,7 +166,7 @@ def _servers(scope: DashboardScope) -> Any:
     )
     chosen = "&".join(f"var-{label}=${{__data.fields.{label}:percentencode}}" for label in by)
     address = f"/d/{dashboard_uid('overview')}?{chosen}&${{__url_time_range}}"
-    return grafana.table(PanelHeader("Servers", description, width=24), columns, STATES, address)
+    return grafana.table(PanelHeader("Servers", description, width=24), columns, STATES, ("this server alone", address))
 
 
 def _service_level(scope: DashboardScope) -> list[Any]:
@@ -136,10 +177,10 @@ def _service_level(scope: DashboardScope) -> list[Any]:
 
     fast, slow = (burn.factor for burn in slo_violated.burns)
     burn = f"Healthy: below 1. Pages above {fast:g} over 1 h, or above {slow:g} over 6 h."
-    ttft = f"Healthy: below the SLO of {quantity(contract.ttft_seconds, 'seconds')}."
+    ttft = f"Healthy: steady{_below_the_slo('ttft_seconds', contract)}."
     latency = (
-        f"Healthy: steady, below the SLO of {quantity(contract.itl_seconds, 'seconds')}. A mean hides stalls: see the"
-        " dashboard of prefill_decode_contention."
+        f"Healthy: steady{_below_the_slo('itl_seconds', contract)}. A mean hides stalls: see the dashboard of"
+        " prefill_decode_contention."
     )
     return [
         panel(("Error budget burn rate", burn, "short"), _burn_rate(scope), fast),
@@ -160,6 +201,14 @@ def _service_level(scope: DashboardScope) -> list[Any]:
     ]
 
 
+def _below_the_slo(entry: str, contract: Contract) -> str:
+    """Return the SLO as a limit; the default only rules out a server that is of no use, and is no aim."""
+    limit = quantity(getattr(contract, entry), "seconds")
+    if entry in contract.stated:
+        return f", below the SLO of {limit}"
+    return f"; no SLO is set in diag.toml, and at the line of {limit} a server is of no use"
+
+
 # -- the page of an incident
 
 
@@ -174,10 +223,21 @@ def incident_page(
     if incident.crash:
         supporting[incident.crash] = "A server that answers again had crashed, and was not restarted on purpose,"
     cause = " ".join(incident.cause.split())
-    address = "http://${instance}" if "instance" in contract.site.labels else "URL"
     introduction = grafana.text(
         f"**{incident.severity}**: {incident.impact}.\n\n{cause}\n\n"
-        f"Diagnose now: `diag doctor {address}`. Runbook: `diag explain {incident.id}`."
+        f"Diagnose what this page shows:\n\n`{_doctor(contract.site)}`\n\nRunbook: `diag explain {incident.id}`."
+    )
+    actions = grafana.text(
+        "\n".join(
+            [
+                "**Do now**\n",
+                *(f"- {step}" for step in incident.mitigate),
+                "\n**Fix**, in this order; `diag doctor` computes the values\n",
+                *(f"- {fix_in_markdown(fix)}" for fix in incident.fixes),
+                *(["\n**Do not**\n"] if incident.do_not else []),
+                *(f"- {warning}" for warning in incident.do_not),
+            ]
+        )
     )
     by = subject_labels(incident, scope.site)
     judged = expression(incident.conditions[0].signal, incident, incident.window, contract, series)
@@ -187,7 +247,7 @@ def incident_page(
         PanelHeader("Alert state", description), [PanelQuery(scope.add_matchers(promql), legend(by))], STATES
     )
     rows = {
-        incident.title: [introduction, state],
+        incident.title: [actions, introduction, state],
         "Symptoms (all must hold)": [symptom_panel(condition, incident, scope) for condition in incident.symptoms],
         "Supporting evidence": [
             alarm_panel(condition, incident, f"{meaning} when {threshold(condition, contract)}.", scope)
@@ -205,6 +265,14 @@ def incident_page(
         annotations=annotations(scope),
         links=links(incident.id, contract.site),
     )
+
+
+def _doctor(site: Site) -> str:
+    """Return the command that judges the chosen servers over the time that the page shows, also for All of them."""
+    prometheus = site.prometheus_url if site.prometheus_url.startswith("http") else "URL_OF_PROMETHEUS"
+    servers = " ".join(f"--match '{label}=~\"${{{label}:regex}}\"'" for label in site.labels)
+    span = "--from ${__from:date:seconds} --to ${__to:date:seconds}"
+    return f"diag doctor --prometheus {prometheus} {servers} {span}"
 
 
 def _look_alikes(incident: Incident, known: Mapping[str, Incident], scope: DashboardScope) -> list[Any]:

@@ -137,10 +137,11 @@ KILOWATT_HOURS = 1e6 / 3.6e6
 COST = f"$${GPU_COST} / 3600 * {GPUS} / {OUTPUT} * 1e6"
 SATURATION = {
     "KV cache": KV_CACHE_USAGE,
-    "sequence cap": running_share_of_cap.promql,
-    "memory bandwidth": bandwidth_share.promql,
-    "compute": compute_share.promql,
-    "all-reduces": f"{nvlink_share.promql} or {all_reduce_share.promql}",
+    "sequence cap": running_share_of_cap,
+    "memory bandwidth": bandwidth_share,
+    "compute": compute_share,
+    "all-reduces over NVLink": nvlink_share,
+    "all-reduces over PCIe": all_reduce_share,
 }
 LENGTHS = {"Prompt length": "prompt", "Answer length": "generation"}
 HEADROOM_PANELS = (
@@ -160,7 +161,7 @@ HEADROOM_PANELS = (
             "Decode batch", "Tokens decoded in a step. Below the compute ceiling a larger batch costs little latency."
         ),
         ("engine",),
-        {"": batch.promql},
+        {"": batch},
     ),
     LinePanel(
         PanelHeader(
@@ -169,10 +170,10 @@ HEADROOM_PANELS = (
             "percentunit",
         ),
         ("engine",),
-        {"NVLink": nvlink_share.promql, "PCIe": all_reduce_share.promql},
+        {"NVLink": nvlink_share, "PCIe": all_reduce_share},
     ),
 )
-COST_PANELS = (
+ENERGY_PANELS = (
     LinePanel(
         PanelHeader(
             "Energy per million tokens",
@@ -185,21 +186,17 @@ COST_PANELS = (
             "prompt and output": f"{WATTS} / (({GENERATED} + {PROMPT}) > 0) * {KILOWATT_HOURS:.6f}",
         },
     ),
-    LinePanel(
-        PanelHeader(
-            "Cost per million output tokens",
-            "All GPUs of the server at the cost above, and if their memory bandwidth were used up.",
-            "currencyUSD",
-        ),
-        (),
-        {"now": COST, "at the bandwidth ceiling": f"{COST} * {bandwidth_share.promql}"},
-    ),
+)
+COST_HEADER = PanelHeader(
+    "Cost per million output tokens",
+    "All GPUs of the server at the cost above, and if their memory bandwidth were used up.",
+    "currencyUSD",
 )
 
 
-def capacity_page(contract: Contract) -> DashboardPage:
+def capacity_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
     """Return the page on capacity: which ceiling binds first, how long requests are, what a token costs."""
-    scope = DashboardScope(contract, ("model", "engine"))
+    scope = DashboardScope(contract, ("model", "engine"), series)
     bands = "Finished requests by tokens. Two bands: two kinds of traffic, which may want servers of their own."
 
     def length(title: str, kind: str) -> Any:
@@ -213,10 +210,18 @@ def capacity_page(contract: Contract) -> DashboardPage:
         rows=[
             ("Headroom: the highest line binds first", line_panels(HEADROOM_PANELS, scope)),
             ("Lengths of requests", [length(title, kind) for title, kind in LENGTHS.items()]),
-            ("Energy and cost", line_panels(COST_PANELS, scope)),
+            ("Energy and cost", [*line_panels(ENERGY_PANELS, scope), _cost_panel(scope)]),
         ],
         variables=scope.variable_queries(),
         annotations=annotations(scope),
         links=links("README", contract.site),
         inputs={GPU_COST: ("$ per GPU and hour", "1")},
     )
+
+
+def _cost_panel(scope: DashboardScope) -> Any:
+    now = scope.fill(COST, scope.by())
+    busiest = f"max by ({', '.join(scope.by())}) ({scope.recorded(bandwidth_share, ('instance', 'engine'))})"
+    queries = {"now": now, "at the bandwidth ceiling": f"{now} * {busiest}"}
+    series = legend(scope.by())
+    return grafana.time_series(COST_HEADER, [PanelQuery(text, f"{series} {name}") for name, text in queries.items()])

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from diag.core.contract import Contract, Site
-from diag.core.incident import regroup
+from diag.core.incident import Signal, regroup
 from diag.knowledge.formulas import formula
+from diag.knowledge.rule_set import DRAWN_OVER
 from diag.knowledge.signals.peers import MODEL
 from diag.promql import metric_names, parse
 
@@ -41,6 +42,11 @@ class DashboardScope:
         filled = formula(promql, by, SHORT, self.contract).written_out()
         return self.add_matchers(regroup(filled, self.site.labels)).replace(f"[{SHORT}]", f"[{RATE_INTERVAL}]")
 
+    def recorded(self, signal: Signal, by: tuple[str, ...]) -> str:
+        """Write a signal over the recorded series, for subjects with the labels `by`."""
+        written = formula(signal, by, DRAWN_OVER, self.contract).written_out(self.series)
+        return self.add_matchers(regroup(written, self.site.labels))
+
     def add_matchers(self, promql: str) -> str:
         """Restrict an expression to the page's variables; a comparison with peers keeps all servers."""
         of_one = {*self.site.labels, "engine"} if MODEL in promql else set()
@@ -49,7 +55,7 @@ class DashboardScope:
         for name in names:
             labels = {label: label for label in self.site.labels}
             own: list[str]
-            if name == "ALERTS" or name in self.series.values():
+            if name in ("ALERTS", "ALERTS_FOR_STATE") or name in self.series.values():
                 level = name.partition(":")[0].split("_")
                 own = [label for label in ("engine", "gpu") if label in level]
             else:

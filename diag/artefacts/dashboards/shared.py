@@ -18,8 +18,9 @@ from diag.artefacts.names import (
     subject_labels,
 )
 from diag.core.contract import Site
-from diag.core.incident import Condition, Incident
+from diag.core.incident import Condition, Incident, Signal
 from diag.knowledge.formulas import comparison
+from diag.knowledge.rule_set import DRAWN, DRAWN_OVER
 from diag.knowledge.signals import KV_USAGE
 from diag.knowledge.signals.gpu import THERMAL
 
@@ -38,19 +39,28 @@ SM_CLOCK = 'max by ($by) (diag_gpu_clock_hertz{clock="sm"})'
 
 @dataclass(frozen=True)
 class LinePanel:
-    """Lines over time: the labels of a series beside the server's, and the expressions by their names in the legend."""
+    """Lines over time: the labels of a series beside the server's, and the expressions by their names in the legend.
+
+    A signal is read from the series that a rule records; an expression is evaluated as it is.
+    """
 
     header: PanelHeader
     labels: tuple[str, ...]
-    promql: Mapping[str, str]
+    promql: Mapping[str, str | Signal]
 
 
 def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
     found = []
     for spec in specs:
         by = scope.by(*spec.labels)
-        name = legend((*by, *("reason" for text in spec.promql.values() if "reason)" in text)))
-        queries = [PanelQuery(scope.fill(text, by), f"{name} {part}".strip()) for part, text in spec.promql.items()]
+        name = legend((*by, *("reason" for text in spec.promql.values() if "reason)" in str(text))))
+        written = {
+            part: scope.recorded(asked, ("instance", *spec.labels))
+            if isinstance(asked, Signal)
+            else scope.fill(asked, by)
+            for part, asked in spec.promql.items()
+        }
+        queries = [PanelQuery(text, f"{name} {part}".strip()) for part, text in written.items()]
         found.append(grafana.time_series(spec.header, queries))
     return found
 
@@ -100,13 +110,13 @@ def server_and_gpus(scope: DashboardScope, width: int = 24) -> list[Any]:
     )
 
 
-def worst_severity(matchers: str, by: Sequence[str]) -> str:
+def worst_severity(matchers: str, by: Sequence[str], *, pending: bool = True) -> str:
     """Return the expression of the worst state of the alerts: 1 pending, then by severity."""
     firing = [
         f'ALERTS{{alertstate="firing", severity="{name}", {matchers}}} * 0 + {value}'
         for name, value in SEVERITIES.items()
     ]
-    states = [*firing, f'ALERTS{{alertstate="pending", {matchers}}}']
+    states = [*firing, *([f'ALERTS{{alertstate="pending", {matchers}}}'] if pending else [])]
     return f"max by ({', '.join(by)}) ({' or '.join(states)})"
 
 
@@ -128,7 +138,8 @@ def signal_panel(
     condition: Condition, incident: Incident, texts: tuple[str, str], line: Threshold, scope: DashboardScope
 ) -> Any:
     """Return a signal as the alert evaluates it; `texts` are a prefix of the title, and the description."""
-    promql = expression(condition.signal, incident, incident.window, scope.contract, scope.series)
+    window = DRAWN_OVER if condition.signal in DRAWN else incident.window
+    promql = expression(condition.signal, incident, window, scope.contract, scope.series)
     prefix, description = texts
     if promql in scope.series.values():
         description += f" Condition: `{comparison(promql, condition, scope.contract)}`."

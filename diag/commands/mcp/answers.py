@@ -23,6 +23,7 @@ from diag.verify.compare import Verification
 Document = dict[str, Any]
 _HEAD = ("incident", "state", "severity", "subject", "primary", "explained_by", "since", "until", "ongoing")
 _OBSERVED = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
+_ANSWER = ("incident", "where", "since", "when", "is_over", "do_now", "fix", "do_not")
 _FIX = ("kind", "change", "trade_off", "restart", "rollback", "check_first")
 _READING = ("signal", "value", "comparison", "threshold", "unit")
 _TO_ACT = ("Meaning", "Impact", "Immediate mitigation", "Fix (remediation), trade-off, rollback", "Do NOT")
@@ -54,6 +55,7 @@ def report(found: Report, detail: bool) -> Document:
     page = {
         "verdict": found.verdict,
         "headlines": verdicts(found),
+        "answers": [_pick(answer, _ANSWER) for answer in whole["answers"] if answer["incident"]],
         "shared": words.shared(found),
         "observed": _observed(whole["observed"]),
         "servers": words.servers(found),

@@ -76,6 +76,10 @@ class DoctorAnswer(AgentAnswer, total=False):
 
     verdict: Required[Literal["healthy", "warning", "critical", "unknown"]]
     headlines: Required[Annotated[list[str], Field(description="the verdict in a line for each primary incident")]]
+    answers: Annotated[
+        list[dict[str, Any]],
+        Field(description="what to do: for each primary incident where, since when, do_now, fix, do_not"),
+    ]
     shared: Annotated[
         list[str], Field(description="the label that the ill servers of a fleet have and its healthy ones lack")
     ]

@@ -1,0 +1,105 @@
+"""The vital signs of a server: load, latency, KV cache, GPUs; `diag top` shows them in a row, a report in a strip."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from diag.core.subjects import Floats, instance_name
+from diag.diagnosis.proposals import Running
+from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
+from diag.vllm.command.shown import shown
+
+INSTANCE = ("instance",)
+SERVING = " unless on (instance, gpu) $gpus_not_serving"
+NOW, MINUTE = 15.0, 60.0
+"""Seconds of samples: for values that change with every scrape, and for values that need some events."""
+TTFT = ("vllm:time_to_first_token_seconds",)
+START = "max by ($by) (last_over_time(process_start_time_seconds[$window]))"
+
+
+class ServerMeasure(NamedTuple):
+    """A number of each server, computed from so many seconds of samples; `unit` as signals have them."""
+
+    title: str
+    unit: str
+    promql: str
+    seconds: float = NOW
+
+
+def _percentile(share: float, histograms: tuple[str, ...]) -> str:
+    """Return the PromQL of a quantile of the first of these histograms that a server has."""
+    quantiles = (f"histogram_quantile({share}, sum by ($by, le) (rate({name}_bucket[$window])))" for name in histograms)
+    return " or ".join(quantiles)
+
+
+MEASURES: Mapping[str, ServerMeasure] = {
+    "running": ServerMeasure("requests running", "requests", f"sum by ($by) (last_over_time({RUNNING}[$window]))"),
+    "waiting": ServerMeasure("requests waiting", "requests", f"sum by ($by) (last_over_time({WAITING}[$window]))"),
+    "kv": ServerMeasure(kv_cache_usage_peak.name, "share", kv_cache_usage_peak.promql),
+    "tokens": ServerMeasure("output tokens / s", "", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))"),
+    "ttft50": ServerMeasure("TTFT p50", "seconds", _percentile(0.5, TTFT), MINUTE),
+    "ttft95": ServerMeasure("TTFT p95", "seconds", _percentile(0.95, TTFT), MINUTE),
+    "itl50": ServerMeasure("ITL p50", "seconds", _percentile(0.5, ITL), MINUTE),
+    "itl95": ServerMeasure("ITL p95", "seconds", _percentile(0.95, ITL), MINUTE),
+    "preemptions": ServerMeasure("preemptions / min", "", "$preemptions", MINUTE),
+    "power": ServerMeasure(
+        "GPU power",
+        "watts",
+        f"sum by ($by) (last_over_time(diag_gpu_power_watts[$window]){SERVING})",
+    ),
+    "clock": ServerMeasure(
+        "SM clock (slowest GPU)",
+        "MHz",
+        f'min by ($by) (last_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]){SERVING}) / 1e6',
+    ),
+    "temperature": ServerMeasure(
+        "GPU temperature (hottest)",
+        "celsius",
+        f"max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]){SERVING})",
+    ),
+}
+
+
+class Vitals(NamedTuple):
+    """The vital signs of one server at each of `instants`, unix seconds; None for a hole.
+
+    `launch` is its launch command without secrets, "" if unknown; `restarts` are the unix times at which it started
+    again.
+    """
+
+    name: str
+    launch: str
+    instants: tuple[float, ...]
+    histories: Mapping[str, tuple[float | None, ...]]
+    restarts: tuple[float, ...] = ()
+
+    @property
+    def now(self) -> dict[str, float]:
+        """The value of each measure at the last instant, without the unknown ones."""
+        last = {key: history[-1] for key, history in self.histories.items() if history}
+        return {key: value for key, value in last.items() if value is not None}
+
+
+def vitals(queries: QueryCache, running: Mapping[str, Running]) -> tuple[Vitals, ...]:
+    """Return the vital signs of every server over the observed time; ordered by name."""
+    found = {key: _rows(queries, measure.promql, measure.seconds) for key, measure in MEASURES.items()}
+    starts = _rows(queries, START, NOW)
+    instants = tuple(float(unix) / 1000 for unix in queries.source.instants)
+    signs = []
+    for name in sorted(map(instance_name, queries.subjects(INSTANCE))):
+        histories = {key: _history(rows[name]) for key, rows in found.items() if name in rows}
+        began = [unix for unix in _history(starts[name]) if unix is not None] if name in starts else []
+        launch = shown(running[name].launch) if name in running else ""
+        signs.append(Vitals(name, launch, instants, histories, tuple(sorted(set(began) - {*began[:1]}))))
+    return tuple(signs)
+
+
+def _rows(queries: QueryCache, promql: str, seconds: float) -> dict[str, Floats]:
+    rows = queries.ask(promql, INSTANCE, queries.holding(seconds), queries.source.instants)
+    return {instance_name(subject): values for subject, values in rows.items()}
+
+
+def _history(values: Floats) -> tuple[float | None, ...]:
+    return tuple(None if np.isnan(value) else float(value) for value in values)
