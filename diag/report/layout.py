@@ -46,9 +46,14 @@ def is_wide() -> bool:
 
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
-    """Wrap text behind `start`, further lines behind `rest`; a name with hyphens stays whole, to be copied."""
+    """Wrap text behind `start`, further lines behind `rest`; names with hyphens and addresses stay whole."""
     return textwrap.wrap(
-        escaped(text), line_width(), initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
+        escaped(text),
+        line_width(),
+        initial_indent=start,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words="://" not in text,
     )
 
 

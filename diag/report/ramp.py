@@ -57,7 +57,11 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
         at = f"; the knee is at {knee.offer.concurrency} requests at a time" if knee else ""
         output = f"{number(step.output_tokens_per_second)} output tokens/s"
         ceiling = f"{number(step.requests_per_second)} requests/s, {output}{flight} ({kind}){at}"
-    yield "Ceiling", [ceiling]
+    open_end = ramp.binds is None and not ramp.unusable and ramp.saturated is not None
+    if open_end:
+        least = "at least " if ramp.ceiling else ""
+        ceiling = f"{least}{ceiling}: no limit was reached, and more load may be served"
+    yield "Reached" if open_end else "Ceiling", [ceiling]
 
     if ramp.binds:
         yield "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
@@ -67,8 +71,6 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
         yield "Bound by", [f"cannot tell: {ramp.unusable}"]
     elif ramp.saturated is None:
         yield "Bound by", ["cannot tell: the server's metrics do not show a step"]
-    else:
-        yield "Bound by", ["nothing yet: more load may be served"]
     if ramp.next and ramp.binds:
         pressure = quantity(ramp.next.pressure or 0.0, "share")
         yield "Next", [f"{ramp.next.name}, at {pressure} of its limit: {ramp.next.evidence[0]}"]
@@ -200,6 +202,8 @@ def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None
 
     line = [(pixels(scale.x(load)), pixels(scale.y(found))) for load, found, closed in points if closed]
     dots = [(pixels(scale.x(load)), pixels(scale.y(found))) for load, found, closed in points if not closed]
+    if len(line) == 2:
+        parts.append(svg.text("two steps: the line between them was not measured", scale.right, 14, "end"))
     if len(line) > 1:
         parts.append(element("path", class_="line", d="M" + " ".join(f"{x} {y}" for x, y in line)))
     for class_, centres in (("reported", line), ("opened", dots)):

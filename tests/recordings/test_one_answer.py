@@ -1,0 +1,148 @@
+"""One answer on every surface: the same incident, place, start, first action and fix, in every form of the report."""
+
+import html as web
+import json
+import re
+from functools import cache
+
+import pytest
+from support.paths import ALL_RECORDINGS, RECORDINGS
+
+from diag.commands import doctor
+from diag.commands.mcp import answers as mcp
+from diag.commands.observe import ObserveOptions
+from diag.core.formatting import clock, moment, pasted
+from diag.diagnosis.report import Report
+from diag.report import html, layout, markdown, terminal
+from diag.report import json as report_json
+from diag.report import sentences as words
+from diag.report.answer import Answer, answers
+from diag.report.svg import plot, shared_axis
+
+ALL = sorted(path.name for path in ALL_RECORDINGS)
+WIDTHS = (60, 80, 100, 160)
+
+
+@cache
+def judged(name: str) -> Report:
+    return doctor.run(ObserveOptions([str(RECORDINGS / name)]))
+
+
+def first(name: str) -> Answer:
+    return answers(judged(name), moment)[0]
+
+
+def plain(text: str) -> str:
+    """Return text with blanks only between words, without the line breaks of a layout."""
+    return re.sub(r"\s+", " ", text)
+
+
+def page(name: str) -> str:
+    """Return what a browser shows."""
+    body = html.render(judged(name)).partition("<body>")[2]
+    return plain(web.unescape(re.sub(r"<svg.*?</svg>", "", re.sub(r"<(?!svg|/svg)[^>]*>", " ", body), flags=re.S)))
+
+
+def ticket(name: str) -> str:
+    """Return Markdown without its escapes."""
+    return plain(re.sub(r"\\(?=[\W_])|<!-- -->", "", markdown.render(judged(name))))
+
+
+def to_do(answer: Answer) -> list[str]:
+    """Return the words by which an engineer recognises the first action and the fix."""
+    actions = answer.actions
+    chosen = [*actions.advice[:1], *(each.text for each in (actions.now,) if each and not actions.advice)]
+    if actions.fix:
+        chosen.append(pasted(words.change(actions.fix)) or actions.fix.text.rstrip("."))
+    return [plain(text) for text in chosen]
+
+
+def shown_surfaces(name: str) -> dict[str, str]:
+    report = judged(name)
+    return {
+        "terminal": plain(terminal.render(report)),
+        "verbose": plain(terminal.render(report, verbose=True)),
+        "HTML": page(name),
+        "Markdown": ticket(name),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if judged(name).verdict in ("warning", "critical")])
+def test_every_surface_has_the_same_incident_start_action_and_fix(name: str) -> None:
+    answer = first(name)
+    machine = report_json.document(judged(name))["answers"][0]
+    agent = mcp.report(judged(name), detail=False)["answers"][0]
+    for found in (machine, agent):
+        assert (found["incident"], found["since"], found["where"]) == (answer.incident, answer.since, answer.where)
+        assert found["do_now"] == answer.actions.do_now
+        assert found["fix"] == (words.action(answer.actions.fix) if answer.actions.fix else None)
+    assert answer.since is not None
+    for surface, text in shown_surfaces(name).items():
+        is_terminal = surface in ("terminal", "verbose")
+        written_as = words.time_format(judged(name)) if is_terminal else moment
+        assert written_as(answer.since).removesuffix(" UTC") in text, surface
+        assert answer.incident in text, surface
+        for action in to_do(answer):
+            shown = text.replace("`", "")
+            assert (action[:35] if surface == "terminal" else action).replace("`", "") in shown, (surface, action)
+        if answer.actions.do_not and surface != "terminal":
+            assert plain(answer.actions.do_not[0]) in text, surface
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_surface_begins_with_the_verdict(name: str) -> None:
+    answer = first(name)
+    starts = {surface: text.lstrip("* ").startswith(answer.verdict) for surface, text in shown_surfaces(name).items()}
+    assert all(starts.values()), starts
+    assert report_json.document(judged(name))["answers"][0]["verdict"] == answer.verdict
+
+
+@pytest.mark.parametrize("name", ["kv_cascade", "tp2_long_stall", "engine_dead"])
+def test_only_the_incident_has_a_start_and_a_plot_says_when_its_signal_crossed_the_threshold(name: str) -> None:
+    drawn = html.render(judged(name))
+    told = [text for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn) if "since" in text]
+    assert not told
+    assert "threshold crossed" in drawn
+
+
+def test_all_plots_of_a_page_show_the_same_time() -> None:
+    report = judged("tp2_long_stall")
+    axis = shared_axis([found.diagnosis for found in report.present])
+    ends = set()
+    for finding in report.present:
+        for reading in words.evidence(finding.diagnosis):
+            labels = re.findall(r"<text[^>]*>([^<]*)</text>", plot(reading, finding.diagnosis, axis))
+            ends.add(tuple(label for label in labels if label.startswith("2026-")))
+    assert ends == {(moment(axis.start).removesuffix(" UTC"),)}
+
+
+def test_evidence_that_rules_out_several_look_alikes_is_told_once() -> None:
+    for name in ALL:
+        for finding in judged(name).present:
+            evidence = [sentence for _, sentence in words.ruled_out_by_evidence(finding.diagnosis)]
+            assert len(evidence) == len(set(evidence))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["kv_cascade", "tp2_long_stall", "healthy", "startup_hang", "gpu_thermal_throttling"])
+def test_the_report_fits_the_window(name: str, width: int) -> None:
+    with layout.columns(width):
+        lines = terminal.render(judged(name)).splitlines()
+        whole = terminal.render(judged(name), verbose=True).splitlines()
+    assert max(map(len, lines)) <= width
+    words_of = set(re.findall(r"[A-Za-z_]{4,30}", terminal.render(judged(name), verbose=True)))
+    ends = [re.search(r"([A-Za-z_]{4,})$", line) for line in whole if "relaunch" not in line]
+    assert {found[1] for found in ends if found} <= words_of, "a word is broken at the end of a line"
+
+
+def test_every_time_of_a_ticket_has_its_date() -> None:
+    text = ticket("kv_cascade")
+    since = first("kv_cascade").since
+    assert since is not None and moment(since) in text
+    assert clock(since) in text and text.count(clock(since)) == text.count(moment(since))
+
+
+def test_json_has_the_vital_signs_of_every_server() -> None:
+    (signs,) = json.loads(report_json.render(judged("healthy")))["vitals"]
+    assert signs["server"] == "127.0.0.1:8100"
+    assert {"running", "waiting", "kv", "ttft50", "itl50"} <= signs["now"].keys()
