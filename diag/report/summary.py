@@ -35,8 +35,8 @@ def verdicts(report: Report) -> list[str]:
         first = diagnoses[0]
         place = words.place(first.subject)
         if len(group) > 1:
-            names = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
-            place = f"{len(names):,} of {len(report.servers):,} servers"
+            servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
+            place = f"{len(servers):,} of {len(report.servers):,} servers"
         ends = [format_period(diagnoses, written_as), format_period(diagnoses, written_as, duration=False)]
         if len(group) == 1 and first.incident.began and first.culprits:
             since, course = words.began([first], written_as), [*map(printable, first.culprits)]

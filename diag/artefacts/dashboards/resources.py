@@ -19,7 +19,7 @@ from diag.artefacts.dashboards.shared import (
 from diag.artefacts.grafana import DashboardPage, PanelHeader, PanelQuery
 from diag.artefacts.names import GENERATED_MARK, dashboard_uid
 from diag.core.contract import Contract
-from diag.core.incident import Incident
+from diag.core.incident import Incident, Signal
 from diag.knowledge.signals import (
     all_reduce_share,
     bandwidth_share,
@@ -135,7 +135,7 @@ OUTPUT = f"({GENERATED} > 0)"
 KILOWATT_HOURS = 1e6 / 3.6e6
 """Kilowatt-hours of a million tokens at one joule per token."""
 COST = f"$${GPU_COST} / 3600 * {GPUS} / {OUTPUT} * 1e6"
-SATURATION = {
+SATURATION: Mapping[str, str | Signal] = {
     "KV cache": KV_CACHE_USAGE,
     "sequence cap": running_share_of_cap,
     "memory bandwidth": bandwidth_share,

@@ -1,0 +1,153 @@
+"""The pages of the site that are written when it is built: runbooks with a recorded case, help texts, copied pages.
+
+A link to a page of the repository that is in the site leads there; one to any other file is text.
+"""
+
+import os
+import re
+import tomllib
+from html import escape
+from pathlib import Path
+
+import click
+from typer.main import get_command
+
+from diag.cli.app import app
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.core.formatting import moment
+from diag.core.incident import Incident
+from diag.knowledge.catalog import load
+from diag.report import html, svg, terminal
+from diag.report import sentences as words
+from diag.report.answer import answers
+from diag.report.layout import WIDTH
+
+ROOT = Path(__file__).parent.parent
+GENERATED = Path("docs/generated")
+COPIED = {
+    "alerts/README.md": "alerts.md",
+    "bench/accuracy.md": "accuracy.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "runbooks/README.md": "incidents/index.md",
+    "runbooks/telemetry.md": "incidents/telemetry.md",
+}
+"""Pages of other folders, by their name in docs/generated."""
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+FIGURES = 2
+STYLED = re.compile(
+    r"^(?:\.(?:critical|warning|info|healthy|unknown) |svg|\.plot|\.line|\.axis|\.grid|path\.|text\.|\.holds"
+    r"|\.fine|\.present|\.scrape|\.reported|\.middle|\.end )"
+)
+"""The rules of the report's style sheet that its plots need."""
+
+
+def write(folder: Path) -> None:
+    """Write every page and the style of the plots into this folder."""
+    incidents = load(None)
+    pages = {Path(source): GENERATED / name for source, name in COPIED.items()}
+    pages |= {Path(f"runbooks/{each.id}.md"): GENERATED / f"incidents/{each.id}.md" for each in incidents}
+    for source, target in pages.items():
+        text = _linked((ROOT / source).read_text(encoding="utf-8"), source, target, pages)
+        (ROOT / target).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / target).write_text(text, encoding="utf-8")
+    gallery = [_with_real_case(incident, ROOT / GENERATED / f"incidents/{incident.id}.md") for incident in incidents]
+    index = ROOT / GENERATED / "incidents/index.md"
+    index.write_text(index.read_text(encoding="utf-8") + _gallery(incidents, gallery), encoding="utf-8")
+    (folder / "commands.md").write_text(_commands(), encoding="utf-8")
+    (folder / "_static").mkdir(exist_ok=True)
+    (folder / "_static" / "plots.css").write_text(_style(), encoding="utf-8")
+
+
+def _linked(text: str, source: Path, target: Path, pages: dict[Path, Path]) -> str:
+    def put(found: re.Match[str]) -> str:
+        label, address, anchor = found.groups()
+        if "://" in address:
+            return found[0]
+        file = Path(os.path.relpath(ROOT / source.parent / address, ROOT))
+        page = pages.get(file, file if file.parent == Path("docs") else None)
+        if page is None or page.suffix != ".md":
+            return label
+        return f"[{label}]({os.path.relpath(page, target.parent)}{anchor or ''})"
+
+    return LINK.sub(put, text)
+
+
+# -- the gallery of incidents -----------------------------------------------------------------------------------------
+
+
+def _with_real_case(incident: Incident, page: Path) -> str:
+    """Add a recorded case to the page of an incident; return its first plot, "" if there is no recording."""
+    for recording in sorted(ROOT.glob("tests/recordings/*/recording.toml"), key=lambda file: file.parent.name):
+        about = tomllib.loads(recording.read_text(encoding="utf-8"))
+        if incident.id not in about["truth"]["present"]:
+            continue
+        report = doctor.run(ObserveOptions([str(recording.parent)]))
+        answer = answers(report, moment)[0]
+        if answer.incident != incident.id:
+            continue
+        diagnosis = answer.findings[0].diagnosis
+        axis = svg.shared_axis([found.diagnosis for found in report.present], report.vitals)
+        figure = f'<figure class="diag {diagnosis.severity}"><figcaption>{{}}</figcaption>{{}}</figure>'
+        plots = [
+            figure.format(escape(reading.condition.signal.name), svg.plot(reading, diagnosis, axis))
+            for reading in words.evidence(diagnosis)[:FIGURES]
+        ]
+        kind = "a real vLLM" if about["measured"] else "a scripted server, since it needs hardware that was not at hand"
+        where = os.path.relpath(recording.parent, ROOT)
+        case = (
+            f"\n## A recorded case\n\nFrom {kind} ({about['vllm'] or 'release unknown'}):\n\n```console\n"
+            f"$ diag doctor {where}\n{terminal.render(report)}```\n\n```{{raw}} html\n{''.join(plots)}\n```\n"
+        )
+        page.write_text(page.read_text(encoding="utf-8") + case, encoding="utf-8")
+        return plots[0] if plots else ""
+    return ""
+
+
+def _gallery(incidents: tuple[Incident, ...], plots: list[str]) -> str:
+    """Return a card for each incident: title, impact, and the plot of a recorded case."""
+    cards = []
+    for incident, plot in zip(incidents, plots, strict=True):
+        text = f"<b>{escape(incident.title)}</b><p>{escape(incident.impact)}.</p>"
+        cards.append(f'<a class="diag-card" href="{incident.id}.html">{text}{plot}</a>')
+    names = "\n".join(incident.id for incident in incidents)
+    return (
+        '\n## Gallery\n\n```{raw} html\n<div class="diag-gallery">' + "\n".join(cards) + "</div>\n```\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{names}\ntelemetry\n```\n"
+    )
+
+
+# -- the commands and the style ---------------------------------------------------------------------------------------
+
+
+def _commands() -> str:
+    """Return the help of every command."""
+    parts = ["# Command line\n\nThe help texts of `diag` and of each of its commands.\n"]
+    group = get_command(app)
+    context = click.Context(group, info_name="diag", terminal_width=WIDTH, max_content_width=WIDTH)
+    for name, command in (("", group), *group.commands.items()):
+        own = context if not name else click.Context(command, info_name=name, parent=context, terminal_width=WIDTH)
+        parts.append(f"\n## diag {name}".rstrip() + f"\n\n```text\n{command.get_help(own).rstrip()}\n```\n")
+    return "".join(parts)
+
+
+def _style() -> str:
+    """Return the colours of the report and the rules of its plots."""
+    css = html.STYLE.read_text(encoding="utf-8")
+    colours, rest = css.partition("\n\nbody ")[::2]
+    rules = [line for line in rest.splitlines() if STYLED.match(line)]
+    return "\n".join(
+        [
+            colours,
+            *rules,
+            "figure.diag { margin: 0 0 16px; padding: 8px; background: var(--paper); overflow-x: auto; }",
+            "figure.diag .plot { min-width: 520px; }",
+            ".diag-gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(280px, 1fr)); gap: 16px; }",
+            ".diag-card { padding: 12px; border: 1px solid var(--rule); color: inherit; text-decoration: none; }",
+            ".diag-card figure.diag .plot { min-width: 0; }",
+            ".diag-card figcaption { display: none; }",
+            "table.docutils { display: block; overflow-x: auto; }",
+            "",
+        ]
+    )
