@@ -53,6 +53,14 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
 
 
+@nox.session
+def pictures(session: nox.Session) -> None:
+    """Draw the pictures of the documentation; needs chromium, Prometheus and npm. Look at them afterwards."""
+    _install(session)
+    session.install("-q", "playwright")
+    session.run("python", "docs/pictures.py", *session.posargs)
+
+
 def _built(pattern: str) -> list[str]:
     return sorted(map(str, Path("dist").glob(pattern)))
 

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from support.cli import diag
 from support.paths import ROOT
 from typer.main import get_command
 
@@ -56,6 +57,22 @@ def test_options_in_documentation_text_exist() -> None:
         words = shlex.split(line)
         known = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts} | {"--help"}
         assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
+
+
+def outputs() -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of the tutorial that has its output below it, with the lines of that output."""
+    for _, block in FENCE.findall((ROOT / "docs/sick-server.md").read_text(encoding="utf-8")):
+        command, *lines = block.splitlines()
+        if lines and not lines[0].startswith("$ "):
+            yield command.removeprefix("$ diag "), lines
+
+
+@pytest.mark.parametrize(("command", "lines"), list(outputs()))
+def test_the_output_in_the_tutorial_is_real(command: str, lines: list[str]) -> None:
+    printed = iter(diag(*shlex.split(command)).stdout.splitlines())
+    missing = [line for line in lines if line != "..." and line not in printed]
+    assert len(lines) > 2
+    assert not missing, "not printed, or not in this order"
 
 
 def test_the_configuration_of_an_mcp_client_starts_the_tools() -> None:
