@@ -78,10 +78,10 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 
 FIRST_STEPS = """
 Examples:
-  diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log   what is wrong, and what to change
-  diag doctor server.log                                       all that is left is a log
-  diag top --prometheus http://prom:9090                       all servers, worst first
-  diag lint 'vllm serve MODEL --max-num-seqs 512'              before a launch
+  diag doctor http://127.0.0.1:8000        what is wrong, and what to change
+  diag doctor server.log                   if a log is all that is left
+  diag top --prometheus http://prom:9090   all servers, worst first
+  diag lint 'vllm serve MODEL --port 80'   before a launch
 """
 UNREACHABLE = {69: "unreachable: no metrics page, no log, no process"}
 NOTES = {

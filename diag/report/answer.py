@@ -17,7 +17,7 @@ from diag.report import sentences as words
 
 
 class Actions(NamedTuple):
-    """What to do about a finding: `advice` and `now`, a command or a number, without a restart; then the fix.
+    """Actions on a finding: `advice` and `now`, a command or a number, need no restart; then the fix.
 
     `is_over`: the incident has ended, so advice and command are for the next time. The relaunch line carries the fix.
     """
@@ -32,7 +32,7 @@ class Actions(NamedTuple):
 
     @property
     def do_now(self) -> list[str]:
-        """What can be done at once, in one sentence each, the first one first."""
+        """Sentences for the actions that need no restart, the first one first."""
         return [*self.advice, *([words.action(self.now)] if self.now else [])]
 
 
@@ -57,7 +57,7 @@ def choose_actions(finding: Finding) -> Actions:
     )
 
 
-class Answer(NamedTuple):
+class ReportAnswer(NamedTuple):
     """The answer about one incident, on one server or on those of a fleet that have it, or about finding none.
 
     `verdict` is the word in capitals that it begins with; `since` is the unix time at which the last episode began, or
@@ -87,7 +87,7 @@ class Answer(NamedTuple):
         return [f"{self.verdict} {self.incident} on {self.where}, {self.when}: {self.impact}"]
 
 
-def answers(report: Report, written_as: words.TimeFormat) -> list[Answer]:
+def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
     """Return an answer for each primary incident, the worst first; if there is none, the one about the whole report."""
     families = (FAMILIES[name] for name in report.observed.not_measured)
     hints = words.grouped((family.hint, family.name) for family in families)
@@ -98,12 +98,12 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[Answer]:
     target = escaped(report.observed.target)
     if report.verdict == "unknown":
         why = words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
-        return [Answer("CANNOT TELL", target, reasons=tuple(why), not_seen=not_seen)]
+        return [ReportAnswer("CANNOT TELL", target, reasons=tuple(why), not_seen=not_seen)]
     healthy = f"{target}: {words.states(report)}; {words.found_nothing(report)}"
-    return [Answer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
+    return [ReportAnswer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
 
 
-def _about(group: Sequence[Finding], report: Report, written_as: words.TimeFormat) -> Answer:
+def _about(group: Sequence[Finding], report: Report, written_as: words.TimeFormat) -> ReportAnswer:
     first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
     where, when = words.where(first), words.when(first, written_as)
     if len(group) > 1:
@@ -112,7 +112,7 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
         ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
         now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
         when = f"{now}, first seen {words.began(diagnoses, written_as)}"
-    return Answer(
+    return ReportAnswer(
         verdict=first.severity.upper(),
         where=where,
         incident=first.incident.id,

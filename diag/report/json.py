@@ -15,7 +15,7 @@ from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.proposals import Proposal, Value
 from diag.diagnosis.report import Finding, Normality, Report
 from diag.report import sentences as words
-from diag.report.answer import Answer, answers
+from diag.report.answer import ReportAnswer, answers
 
 SCHEMA = "diag.doctor/2"
 
@@ -83,7 +83,7 @@ def observed(report: Report) -> dict[str, Any]:
     return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)} | logs
 
 
-def answer(found: Answer) -> dict[str, Any]:
+def answer(found: ReportAnswer) -> dict[str, Any]:
     """Return one answer, in the order in which every surface prints it."""
     actions = found.actions
     return {

@@ -12,7 +12,7 @@ from diag.core.subjects import in_words, instance_name
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
-from diag.report.answer import Actions, Answer, answers, choose_actions
+from diag.report.answer import Actions, ReportAnswer, answers, choose_actions
 from diag.report.layout import (
     clipped,
     continued,
@@ -157,7 +157,7 @@ def _fewer_rows(lines: Lines, indent: str) -> Forms:
     return [form for form in ([lines] if len(lines) <= ROWS else []) + shorter if len(form) <= max(len(lines), 1)]
 
 
-def _incident_parts(answer: Answer, report: Report) -> dict[str, Forms]:
+def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     """Build the parts about the first incident: impact, evidence, actions; of a fleet, the servers that have it."""
     finding, *others = answer.findings
     diagnosis = finding.diagnosis
@@ -226,7 +226,7 @@ def _action_parts(actions: Actions) -> dict[str, Forms]:
     return parts
 
 
-def _context_parts(report: Report, answer: Answer) -> dict[str, Forms]:
+def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     """Build the parts below the actions: further incidents, what was ruled out, missing telemetry, where to read on."""
     ruled_out, possible = ", ".join(answer.ruled_out), ", ".join(answer.not_ruled_out)
     ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out

@@ -341,7 +341,7 @@ def test_the_help_fits_an_old_terminal_and_has_two_examples(command: list[str]) 
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     examples = done.stdout.partition("\nExamples:\n")[2].splitlines()
-    assert [line.split()[:2] for line in examples] == [["diag", *command]] * 2 if command else not examples
+    assert [line.split()[:2] for line in examples] == [["diag", *command]] * 2 if command else len(examples) == 4
 
 
 def test_incidents_are_listed() -> None:
@@ -355,6 +355,12 @@ def test_explain_prints_the_runbook() -> None:
 def test_a_shell_can_complete() -> None:
     done = diag(_DIAG_COMPLETE="complete_bash", COMP_WORDS="diag do", COMP_CWORD="1")
     assert done.stdout.split() == ["doctor"]
+
+
+@pytest.mark.parametrize("words", ["diag explain kv_pool", "diag doctor --why kv_pool"])
+def test_a_shell_completes_the_ids_of_incidents(words: str) -> None:
+    done = diag(_DIAG_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
+    assert done.stdout.split() == ["kv_pool_saturated", "kv_pool_undersized"]
 
 
 def primaries(report: dict[str, Any]) -> list[str]:

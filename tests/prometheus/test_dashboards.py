@@ -34,6 +34,8 @@ SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
 
 
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
+OF_ALERTS = {"ALERTS", "ALERTS_FOR_STATE"}
+"""Series that Prometheus itself makes of its alerts."""
 EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
 
 
@@ -127,7 +129,15 @@ def test_a_panel_of_a_signal_has_the_signals_unit(incident: Incident) -> None:
 
 COUNTS = {
     *("Critical alerts", "Warning alerts", "Highest error budget burn rate", "Error budget burn rate"),
-    *("Servers up", "Requests waiting", "Requests", "Servers", "GPU faults", "CPU cores used per worker"),
+    *(
+        "Servers up / all",
+        "Incidents now",
+        "Requests waiting",
+        "Requests",
+        "Servers",
+        "GPU faults",
+        "CPU cores used per worker",
+    ),
     *("Decode batch", "Prompt length", "Answer length"),
 }
 """The panels beside those of signals that show plain numbers; a column of Servers has a unit of its own."""
@@ -169,7 +179,7 @@ def unit(panel: dict[str, Any]) -> str:
 
 
 def test_the_columns_of_the_servers_table_have_units_and_states_are_words() -> None:
-    (table,) = (panel for panel in panels("overview") if panel["type"] == "table")
+    (table,) = (panel for panel in panels("overview") if panel["title"] == "Servers")
     overrides = table["fieldConfig"]["overrides"]
     values = {
         override["matcher"]["options"]["names"][0]: {part["id"]: part["value"] for part in override["properties"]}
@@ -196,11 +206,11 @@ RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 def test_every_query_filters_by_the_variables(page: str) -> None:
     for text in queries(page):
         for name in metric_names(parse(plain(text))):
-            chosen = 'instance=~"$instance"' if name == "ALERTS" else 'job=~"$job", instance=~"$instance"'
+            chosen = 'instance=~"$instance"' if name in OF_ALERTS else 'job=~"$job", instance=~"$instance"'
             if name in RECORDED:  # by the labels that the series has
                 chosen = 'instance=~"$instance"'
             elif PEERS in text:  # to see who differs takes all of them
-                chosen = "" if name == "ALERTS" else 'job=~"$job", model_name=~"$model"'
+                chosen = "" if name in OF_ALERTS else 'job=~"$job", model_name=~"$model"'
             asked = re.findall(rf"(?<![\w:]){name}(?![\w:])(\{{[^}}]*\}})?", text)
             if name.startswith("{"):  # a selector that matches the metric's name
                 asked = [each for each in re.findall(r"(?<![\w:])\{[^}]*\}", text) if "__name__" in each]
@@ -210,7 +220,31 @@ def test_every_query_filters_by_the_variables(page: str) -> None:
 @EVERY_PAGE
 def test_every_metric_exists(page: str) -> None:
     asked = {name for text in queries(page) for name in metric_names(parse(plain(text)))} - RECORDED
-    assert in_no_recording(asked) == set()
+    assert in_no_recording(asked - OF_ALERTS) == set()
+
+
+def test_no_query_is_too_long_to_be_read() -> None:
+    longest = {title: max(map(len, queries(title))) for title in PAGES}
+    assert {title: length for title, length in longest.items() if length > 1000} == {}
+
+
+def test_the_first_row_says_what_is_wrong_where_and_since_when_with_a_link_to_the_incident() -> None:
+    (row, table, *_) = json.loads((ROOT / "dashboards/overview.json").read_text())["panels"]
+    assert row["title"] == "What is wrong, worst first"
+    assert table["transformations"][1]["options"]["renameByName"] == {"Value #A": "severity", "Value #B": "since"}
+    (link,) = table["fieldConfig"]["defaults"]["links"]
+    assert link["url"].startswith("/d/diag-${__data.fields.incident}?var-instance=${__data.fields.instance")
+    assert "${__url_time_range}" in link["url"]
+
+
+@pytest.mark.parametrize("page", [incident.id for incident in load()])
+def test_the_page_of_an_incident_begins_with_what_to_do(page: str) -> None:
+    incident = next(each for each in load() if each.id == page)
+    _, actions, introduction, *_ = json.loads((ROOT / f"dashboards/{page}.json").read_text())["panels"]
+    content = actions["options"]["content"]
+    assert content.startswith("**Do now**")
+    assert all(step in content for step in (*incident.mitigate, *incident.do_not))
+    assert 'instance=~"${instance:regex}"' in introduction["options"]["content"]
 
 
 # -- answered by a real Prometheus ------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction
 from diag.report import sentences as words
+from diag.report.answer import answers
 from diag.report.summary import fleet_rows
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.source import open_prometheus
@@ -87,4 +88,4 @@ def test_fifty_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
     assert [each.partition(",")[0] for each in words.notes(many)] == ["evaluated every 30 s"]
-    assert words.headline(many)[1].startswith("WARNING gpu_thermal_throttling on 22 of 50 servers")
+    assert answers(many, moment)[1].lines[0].startswith("WARNING gpu_thermal_throttling on 22 of 50 servers")

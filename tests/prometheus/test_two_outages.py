@@ -53,5 +53,5 @@ def test_each_outage_is_a_row_of_the_timeline(report: Report) -> None:
     page = html.render(report)
     assert page.count("ended") >= 1
     assert page.split("<h2>Timeline</h2>")[1].split("</table>")[0].count("<tr>") == 1 + len(OUTAGES)
-    assert "2 times from" in page
-    assert "2 times from" in markdown.render(report)
+    assert "2 times since" in page
+    assert "2 times since" in markdown.render(report)

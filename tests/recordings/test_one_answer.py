@@ -16,7 +16,7 @@ from diag.diagnosis.report import Report
 from diag.report import html, layout, markdown, terminal
 from diag.report import json as report_json
 from diag.report import sentences as words
-from diag.report.answer import Answer, answers
+from diag.report.answer import ReportAnswer, answers
 from diag.report.svg import plot, shared_axis
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
@@ -28,7 +28,7 @@ def judged(name: str) -> Report:
     return doctor.run(ObserveOptions([str(RECORDINGS / name)]))
 
 
-def first(name: str) -> Answer:
+def first(name: str) -> ReportAnswer:
     return answers(judged(name), moment)[0]
 
 
@@ -48,7 +48,7 @@ def ticket(name: str) -> str:
     return plain(re.sub(r"\\(?=[\W_])|<!-- -->", "", markdown.render(judged(name))))
 
 
-def to_do(answer: Answer) -> list[str]:
+def to_do(answer: ReportAnswer) -> list[str]:
     """Return the words by which an engineer recognises the first action and the fix."""
     actions = answer.actions
     chosen = [*actions.advice[:1], *(each.text for each in (actions.now,) if each and not actions.advice)]

@@ -21,6 +21,8 @@ def present_only(report: Report) -> str:
     """The JSON report without the incidents that are absent or unknown, and without diag's version."""
     document = json.loads(as_json.render(report))
     del document["observed"]["judged"]["incidents"]
+    for answer in document["answers"]:
+        answer["sentences"] = [uncounted(sentence) for sentence in answer["sentences"]]
     present = [diagnosis for diagnosis in document["diagnoses"] if diagnosis["state"] == "present"]
     return json.dumps({**document, "diag": "VERSION", "diagnoses": present}, indent=1, ensure_ascii=False) + "\n"
 

@@ -113,11 +113,11 @@ def _servers_up(scope: DashboardScope) -> Any:
     answers = f"vllm:num_requests_running unless on ({by}) diag_vllm_up == 0"
     up = scope.fill(f"count(count by ({by}) ({answers})) or vector(0)", ())
     down = f"({there}) - ({up})"
-    counts = f'count_values("up", {up}) * on () group_left (all) count_values("all", {there})'
-    promql = f"{down} + on () group_left (up, all) 0 * {counts}"
+    counts = f'count_values("answering", {up}) * on () group_left (known) count_values("known", {there})'
+    promql = f"{down} + on () group_left (answering, known) 0 * {counts}"
     description = "Healthy: all of them. A target of Prometheus counts that had metrics of vLLM in the last day."
     header = PanelHeader("Servers up / all", description, width=4)
-    return grafana.named_stat(header, PanelQuery(promql, "{{up}} / {{all}}"), Threshold(1))
+    return grafana.named_stat(header, PanelQuery(promql, "{{answering}} / {{known}}"), Threshold(1))
 
 
 def _current_state(scope: DashboardScope) -> list[Any]:
