@@ -6,6 +6,7 @@ A link to a page of the repository that is in the site leads there; one to any o
 import os
 import re
 import tomllib
+from contextlib import chdir
 from html import escape
 from pathlib import Path
 
@@ -53,8 +54,7 @@ def write(folder: Path) -> None:
         (ROOT / target).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / target).write_text(text, encoding="utf-8")
     gallery = [_with_real_case(incident, ROOT / GENERATED / f"incidents/{incident.id}.md") for incident in incidents]
-    index = ROOT / GENERATED / "incidents/index.md"
-    index.write_text(index.read_text(encoding="utf-8") + _gallery(incidents, gallery), encoding="utf-8")
+    (folder / "incidents" / "index.md").write_text(_gallery(incidents, gallery), encoding="utf-8")
     (folder / "commands.md").write_text(_commands(), encoding="utf-8")
     (folder / "_static").mkdir(exist_ok=True)
     (folder / "_static" / "plots.css").write_text(_style(), encoding="utf-8")
@@ -83,7 +83,9 @@ def _with_real_case(incident: Incident, page: Path) -> str:
         about = tomllib.loads(recording.read_text(encoding="utf-8"))
         if incident.id not in about["truth"]["present"]:
             continue
-        report = doctor.run(ObserveOptions([str(recording.parent)]))
+        where = os.path.relpath(recording.parent, ROOT)
+        with chdir(ROOT):
+            report = doctor.run(ObserveOptions([where]))
         answer = answers(report, moment)[0]
         if answer.incident != incident.id:
             continue
@@ -95,7 +97,6 @@ def _with_real_case(incident: Incident, page: Path) -> str:
             for reading in words.evidence(diagnosis)[:FIGURES]
         ]
         kind = "a real vLLM" if about["measured"] else "a scripted server, since it needs hardware that was not at hand"
-        where = os.path.relpath(recording.parent, ROOT)
         case = (
             f"\n## A recorded case\n\nFrom {kind} ({about['vllm'] or 'release unknown'}):\n\n```console\n"
             f"$ diag doctor {where}\n{terminal.render(report)}```\n\n```{{raw}} html\n{''.join(plots)}\n```\n"
@@ -106,16 +107,17 @@ def _with_real_case(incident: Incident, page: Path) -> str:
 
 
 def _gallery(incidents: tuple[Incident, ...], plots: list[str]) -> str:
-    """Return a card for each incident: title, impact, and the plot of a recorded case."""
+    """Return a page with a card for each incident: title, id, impact, and the plot of a recorded case."""
     cards = []
     for incident, plot in zip(incidents, plots, strict=True):
-        text = f"<b>{escape(incident.title)}</b><p>{escape(incident.impact)}.</p>"
+        names = f"<b>{escape(incident.title)}</b><br><code>{incident.id}</code>, {incident.severity}"
+        text = f"{names}<p>{escape(incident.impact)}.</p>"
         cards.append(f'<a class="diag-card" href="{incident.id}.html">{text}{plot}</a>')
-    names = "\n".join(incident.id for incident in incidents)
-    return (
-        '\n## Gallery\n\n```{raw} html\n<div class="diag-gallery">' + "\n".join(cards) + "</div>\n```\n\n"
-        f"```{{toctree}}\n:hidden:\n\n{names}\ntelemetry\n```\n"
-    )
+    head = "# All incidents\n\nEach page has the meaning, what to do now, look-alikes, fixes, and a recorded case."
+    telemetry = "Alerts about missing telemetry have [a page of their own](telemetry.md)."
+    gallery = '```{raw} html\n<div class="diag-gallery">' + "\n".join(cards) + "</div>\n```"
+    pages = "\n".join([*(incident.id for incident in incidents), "telemetry"])
+    return f"{head} {telemetry}\n\n{gallery}\n\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
 # -- the commands and the style ---------------------------------------------------------------------------------------
@@ -148,6 +150,7 @@ def _style() -> str:
             ".diag-card figure.diag .plot { min-width: 0; }",
             ".diag-card figcaption { display: none; }",
             "table.docutils { display: block; overflow-x: auto; }",
+            ".content { width: 58em; max-width: 100%; }",
             "",
         ]
     )

@@ -1,12 +1,14 @@
 """Draws the pictures of the documentation in Chromium: reports, dashboards of a replayed fleet, pages of the site.
 
 `nox -s pictures` does all of it; `python docs/pictures.py reports site dashboards` chooses. Needs chromium, for the
-dashboards also Prometheus and npm, which installs the panel libraries of docs/panels into docs/_build.
+dashboards also Prometheus and npm, which installs the panel libraries of docs/panels into $DIAG_CACHE.
 """
 
+import contextlib
 import functools
 import http.server
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -36,7 +38,7 @@ from diag.commands.observe import ObserveOptions  # noqa: E402
 from diag.report import html  # noqa: E402
 
 PICTURES, BUILD = ROOT / "docs" / "_static", ROOT / "docs" / "_build"
-WIDTHS = {1200: 1500, 390: 2400}
+WIDTHS = {1200: 1100, 390: 1700}
 """The widths of the pictures and their greatest height, in pixels."""
 REPORTS = ("kv_cascade", "tp2_long_stall", "gpu_thermal_throttling", "engine_dead", "requests_failing", "healthy")
 ENTRIES = ("index", "sick-server", "generated/incidents/index", "platform", "sizing", "architecture")
@@ -70,12 +72,12 @@ def picture(page: Page, name: str, most: int) -> None:
 
 def reports(chromium: Any) -> None:
     for name in REPORTS:
-        report = doctor.run(ObserveOptions([str(ROOT / "tests/recordings" / name)]))
+        with contextlib.chdir(ROOT):
+            report = doctor.run(ObserveOptions([f"tests/recordings/{name}"]))
         for width, most in WIDTHS.items():
             page = chromium.new_page(viewport={"width": width, "height": 900})
             page.set_content(html.render(report))
             picture(page, f"report-{name}-{width}", most)
-    shutil.copy(PICTURES / "report-kv_cascade-1200.png", PICTURES / "report.png")
 
 
 def site(chromium: Any) -> None:
@@ -91,7 +93,7 @@ def site(chromium: Any) -> None:
 
 
 def dashboards(chromium: Any) -> None:
-    panels = BUILD / "panels"
+    panels = Path(os.environ.get("DIAG_CACHE", "~/.cache/diag")).expanduser() / "panels"
     shutil.copytree(ROOT / "docs" / "panels", panels, dirs_exist_ok=True)
     for command in (["npm", "install", "--no-audit", "--no-fund"], ["npm", "run", "build"]):
         subprocess.run(command, cwd=panels, check=True, stdout=subprocess.DEVNULL)

@@ -24,7 +24,8 @@ INSTANTS = (END - 660_000, END)
 """Four minutes after the faults set in, and a quarter of an hour: some are over by then."""
 INCIDENTS = load()
 RARE = re.compile(
-    r"^ALERTS|ALERTS_FOR_STATE|(incident|instance)\) \(ALERTS|> [01]$|offset 1d|before_the_upgrade|nvlink_(bytes|max)|pcie_throughput"
+    r"^ALERTS|ALERTS_FOR_STATE|(incident|instance)\) \(ALERTS|> [01]$|offset 1d|before_the_upgrade|nvlink_(bytes|max)"
+    "|pcie_throughput"
 )
 """What there is only where rules are evaluated, after an event, or on other GPUs."""
 

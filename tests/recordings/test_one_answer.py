@@ -4,8 +4,10 @@ import html as web
 import json
 import re
 from functools import cache
+from pathlib import Path
 
 import pytest
+from support import rewriting
 from support.paths import ALL_RECORDINGS, RECORDINGS
 
 from diag.commands import doctor
@@ -17,6 +19,7 @@ from diag.report import html, layout, markdown, terminal
 from diag.report import json as report_json
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers
+from diag.report.summary import fleet_rows
 from diag.report.svg import plot, shared_axis
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
@@ -140,6 +143,27 @@ def test_every_time_of_a_ticket_has_its_date() -> None:
     since = first("kv_cascade").since
     assert since is not None and moment(since) in text
     assert clock(since) in text and text.count(clock(since)) == text.count(moment(since))
+
+
+def test_a_restart_is_drawn_where_it_happened(tmp_path: Path) -> None:
+    scrapes = list(rewriting.scrapes("kv_cascade"))
+    restart = scrapes[len(scrapes) * 3 // 4][0]
+    began = re.compile(r"^process_start_time_seconds .*$", re.MULTILINE)
+    changed = [
+        (at, name, began.sub(f"process_start_time_seconds {restart if at > restart else restart - 3600}", page))
+        for at, name, page in scrapes
+    ]
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path, changed))]))
+    assert [signs.restarts for signs in report.vitals] == [(restart,)]
+    assert 'class="restart"' in html.render(report)
+    assert 'class="restart"' not in html.render(judged("kv_cascade"))
+
+
+def test_a_slow_server_is_not_called_healthy_beside_others() -> None:
+    report = judged("healthy")
+    slow = report._replace(progress=tuple(each._replace(state="slow") for each in report.progress))
+    assert [row.verdict for row in fleet_rows(slow, moment)] == ["slow"]
+    assert [row.verdict for row in fleet_rows(report, moment)] == ["healthy"]
 
 
 def test_json_has_the_vital_signs_of_every_server() -> None:
