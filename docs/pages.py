@@ -53,6 +53,10 @@ def write(folder: Path) -> None:
         text = _linked((ROOT / source).read_text(encoding="utf-8"), source, target, pages)
         (ROOT / target).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / target).write_text(text, encoding="utf-8")
+    for incident in incidents:  # a search for the id finds the page by its title
+        page = folder / "incidents" / f"{incident.id}.md"
+        body = page.read_text(encoding="utf-8").partition("\n")[2]
+        page.write_text(f"# {incident.title} ({incident.id})\n{body}", encoding="utf-8")
     gallery = [_with_real_case(incident, ROOT / GENERATED / f"incidents/{incident.id}.md") for incident in incidents]
     (folder / "incidents" / "index.md").write_text(_gallery(incidents, gallery), encoding="utf-8")
     (folder / "commands.md").write_text(_commands(), encoding="utf-8")
@@ -150,7 +154,7 @@ def _style() -> str:
             ".diag-card figure.diag .plot { min-width: 0; }",
             ".diag-card figcaption { display: none; }",
             "table.docutils { display: block; overflow-x: auto; }",
-            ".content { width: 58em; max-width: 100%; }",
+            ".content { width: 52em; max-width: 100%; }",
             "",
         ]
     )

@@ -45,7 +45,7 @@ ENTRIES = ("index", "sick-server", "generated/incidents/index", "platform", "siz
 ILL, DOWN = "kv_cascade", "healthy"
 """Two replayed servers: the second is down when the dashboards are drawn."""
 UP_FOR, DOWN_FOR, SPAN, STEP = 150.0, 170.0, 600.0, 5.0
-DASHBOARDS = {"overview": 1500, "kv_eviction_cascade": 1300}
+DASHBOARDS = {"overview": 1260, "kv_eviction_cascade": 1300}
 COLOURS = {"red": "#d32f2f", "orange": "#b45309", "yellow": "#d9a400", "blue": "#2563a8", "green": "#15803d"}
 CHROMIUM = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 

@@ -172,8 +172,12 @@ def _servers(scope: DashboardScope) -> Any:
 def _service_level(scope: DashboardScope) -> list[Any]:
     by, contract = scope.by("engine"), scope.contract
 
-    def panel(header: tuple[str, str, str], promql: str, slo: float) -> Any:
-        return grafana.time_series(PanelHeader(*header), [PanelQuery(promql, legend(by))], Threshold(slo))
+    def panel(header: tuple[str, str, str], promql: str, slo: float | None) -> Any:
+        line = None if slo is None else Threshold(slo)
+        return grafana.time_series(PanelHeader(*header), [PanelQuery(promql, legend(by))], line)
+
+    def stated(entry: str) -> float | None:  # the default only rules out a server that is of no use, and is no aim
+        return getattr(contract, entry) if entry in contract.stated else None
 
     fast, slow = (burn.factor for burn in slo_violated.burns)
     burn = f"Healthy: below 1. Pages above {fast:g} over 1 h, or above {slow:g} over 6 h."
@@ -184,11 +188,11 @@ def _service_level(scope: DashboardScope) -> list[Any]:
     )
     return [
         panel(("Error budget burn rate", burn, "short"), _burn_rate(scope), fast),
-        panel(("Time to first token (TTFT), p95", ttft, "s"), scope.fill(TTFT, by), contract.ttft_seconds),
+        panel(("Time to first token (TTFT), p95", ttft, "s"), scope.fill(TTFT, by), stated("ttft_seconds")),
         panel(
             ("Inter-token latency (ITL), mean", latency, "s"),
             scope.fill("$itl_sum / ($itl_count > 0)", by),
-            contract.itl_seconds,
+            stated("itl_seconds"),
         ),
         grafana.time_series(
             PanelHeader(
@@ -202,11 +206,10 @@ def _service_level(scope: DashboardScope) -> list[Any]:
 
 
 def _below_the_slo(entry: str, contract: Contract) -> str:
-    """Return the SLO as a limit; the default only rules out a server that is of no use, and is no aim."""
-    limit = quantity(getattr(contract, entry), "seconds")
-    if entry in contract.stated:
-        return f", below the SLO of {limit}"
-    return f"; no SLO is set in diag.toml, and at the line of {limit} a server is of no use"
+    """Return the SLO as a limit, if the site has one."""
+    if entry not in contract.stated:
+        return " (no SLO is set in diag.toml)"
+    return f", below the SLO of {quantity(getattr(contract, entry), 'seconds')}"
 
 
 # -- the page of an incident
