@@ -182,3 +182,16 @@ def test_a_probe_is_answered_200_with_the_errors_in_its_text() -> None:
         health = liveness.observe(round(1000 * at), (page + counters(at - scrapes[0][0])).encode())
     assert (health.alive, health.ready) == (True, True)
     assert "errors (HTTP 5xx)" in health.readiness
+
+
+@pytest.mark.parametrize(("status", "found"), [("500", "present"), ("422", "absent"), ("200", "absent")])
+def test_ray_serve_counts_the_answers_of_a_server_that_answers_no_http(tmp_path: Path, status: str, found: str) -> None:
+    """The page of a Ray node, with the counter of its proxy as Ray 2.60 writes it."""
+
+    def counted(code: str, count: float) -> str:
+        labels = f'application="default",method="POST",route="/v1/chat/completions",status_code="{code}"'
+        return f"ray_serve_num_http_requests_total{{{labels}}} {count}\n"
+
+    report = judged(tmp_path, lambda t: counted("201", t) + counted(status, 20 * t), "renamed_by_ray")
+    assert state(report, FAILING) == found
+    assert report.verdict == ("critical" if status == "500" else "warning")  # the warning: its metrics are renamed

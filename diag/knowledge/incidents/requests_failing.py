@@ -25,7 +25,8 @@ incident = Incident(
         The server accepts requests and answers them with an error of its own. The engine may be idle meanwhile, and
         /health and /metrics answer, because an error ends the request and not the engine. What fails is often one
         feature: a grammar that does not compile, a multimodal input, an adapter that does not load, a KV cache
-        transfer, a chat template or a tool parser. The routes and the lines in the log show which one.
+        transfer, a chat template or a tool parser. The routes and the lines in the log show which one. Under Ray Serve,
+        the answers of its proxy on the same node count; the counters of other gateways name no server.
     """,
     impact="users get HTTP 5xx instead of an answer",
     symptoms=(

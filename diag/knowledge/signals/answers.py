@@ -5,6 +5,9 @@ instrumented otherwise). A series is born at its first event, with all events si
 increase() counts none of these. A series with fewer samples in the window than its server's page was born in the
 window, unless the server was restarted; its highest value is the number of its events. A stream whose status was sent
 before it failed is 2xx over HTTP; the engine counts it as finished_reason="error" (vLLM 0.12 and later).
+
+Under Ray Serve no vLLM answers HTTP: its proxy does, and counts answers on the metrics page of the same node (seen with
+Ray 2.60). Any other gateway has no label in common with the server.
 """
 
 from diag.core.incident import Condition, Part, Signal, judged
@@ -22,6 +25,9 @@ from diag.knowledge.signals.expressions import GENERATING_ROUTES, POOLING_ROUTES
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
 SERVED, REFUSED, FAILED = (
     f'http_requests_total{{handler=~"{ROUTES}",status=~"{status}"}}' for status in ("2..", "4..", "5..")
+)
+FAILED_AT_RAY, ANSWERED_BY_RAY = (
+    f'ray_serve_num_http_requests_total{{route=~"{ROUTES}",status_code=~"{status}"}}' for status in ("5..", "2..|5..")
 )
 FEWEST_ANSWERS, FEWEST_FAILED = 10, 5
 """A share of fewer answers may be chance; fewer errors may be one request that its client has sent again."""
@@ -86,13 +92,28 @@ PARTS: tuple[Part, ...] = (
         'sum by ($by) (increase(vllm:request_success_total{finished_reason="error"}[$window]))',
         "requests",
     ),
+    Part("answers_of_ray_serve", f"sum by ($by) (increase({ANSWERED_BY_RAY}[$window]))", "answers"),
+    Part(
+        "failed_at_ray_serve",
+        f"sum by ($by) (increase({FAILED_AT_RAY}[$window])) or 0 * $answers_of_ray_serve",
+        "answers",
+    ),
     # an idle server has no series of answers
     Part(
         "failures",
-        any_of(http="$failed_and_not_shed", engine="$engine_errors", idle="0 * ($finished_requests == 0)"),
+        any_of(
+            http="$failed_and_not_shed",
+            ray="$failed_at_ray_serve",
+            engine="$engine_errors",
+            idle="0 * ($finished_requests == 0)",
+        ),
         "answers",
     ),
-    Part("answers", any_of(http="$answers_over_http", engine="$finished_requests"), "answers"),
+    Part(
+        "answers",
+        any_of(http="$answers_over_http", ray="$answers_of_ray_serve", engine="$finished_requests"),
+        "answers",
+    ),
     Part(
         "failed_share",
         f"$failures * ($failures >= bool {FEWEST_FAILED}) / ($answers >= {FEWEST_ANSWERS}) or 0 * ($failures == 0)",
