@@ -50,7 +50,7 @@ MEASURES: Mapping[str, ServerMeasure] = {
         f"sum by ($by) (last_over_time(diag_gpu_power_watts[$window]){SERVING})",
     ),
     "clock": ServerMeasure(
-        "SM clock of the slowest GPU / MHz",
+        "SM MHz (slowest GPU)",
         "MHz",
         f'min by ($by) (last_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]){SERVING}) / 1e6',
     ),

@@ -40,7 +40,7 @@ def test_a_collection_that_hangs_is_reported_and_holds_up_the_first_scrape_only(
         result = thread.collect().result(0.2)
         assert (result.value, result.problem) == (None, "takes longer than a scrape may")
     assert time.monotonic() - begun < 300 * 0.2 / 3
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # one that another test left may have ended
     go_on.set()
 
 
