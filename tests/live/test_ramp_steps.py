@@ -20,7 +20,8 @@ def test_a_ramp_measures_the_steady_part_of_its_steps(tmp_path: Path) -> None:
     told = json.dumps(found, indent=1)
     for step in found["steps"]:
         assert (step["failures"]["failed"], step["failures"]["by"]) == (0, "server"), told
-        assert step["in_flight"] == pytest.approx(step["concurrency"], rel=0.1), told
+        if "crowded" not in step["unusable"]:
+            assert step["in_flight"] == pytest.approx(step["concurrency"], rel=0.1), told
     crowded = [step for step in found["steps"] if "crowded" in step["unusable"]]
     if crowded:
         assert crowded == found["steps"][-1:], told
