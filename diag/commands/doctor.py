@@ -1,6 +1,7 @@
 """`diag doctor`: diagnose a recording, live servers or a Prometheus; print the report and choose the exit status."""
 
 import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -53,7 +54,7 @@ def _with_vitals(snapshot: Snapshot) -> Report:
     report = snapshot.report
     if report.observed.endings or len(report.observed.servers) > MOST_SHOWN:
         return report
-    return report._replace(vitals=vitals(snapshot.queries, snapshot.running))
+    return report._replace(measure=cache(partial(vitals, snapshot.queries, snapshot.running)))
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:
