@@ -219,7 +219,6 @@ QUIET: Mapping[str, Scenario] = {
     "server_killed_alone": server_killed_alone,
     "crashes": crashes,
     "every_answer_fails": every_answer_fails,
-    "clients_fail": clients_fail,
     "slow_restart": slow_restart,
     "crash_loop": crash_loop,
     "bad_flag": bad_flag,
@@ -227,12 +226,13 @@ QUIET: Mapping[str, Scenario] = {
 }
 """Those whose servers mostly do nothing: several may run at a time."""
 LOADED: Mapping[str, Scenario] = {
+    "clients_fail": clients_fail,
     "more_capacity": more_capacity,
     "gateway_limit": gateway_limit,
     "api_key": api_key,
     "cpu_starved": cpu_starved,
 }
-"""Those that load the machine."""
+"""Those that load the machine, and one whose verdict is that of a machine that nothing else loads."""
 SCENARIOS = {**QUIET, **LOADED}
 
 
