@@ -19,4 +19,4 @@ html_css_files = ["plots.css"]
 exclude_patterns = ["_build"]
 suppress_warnings = ["misc.highlighting_failure"]  # the lexer of PromQL knows no colon in a name
 
-write(HERE / "generated")
+write()

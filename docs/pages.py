@@ -44,8 +44,9 @@ STYLED = re.compile(
 """The rules of the report's style sheet that its plots need."""
 
 
-def write(folder: Path) -> None:
-    """Write every page and the style of the plots into this folder."""
+def write() -> None:
+    """Write every page and the style of the plots into docs/generated."""
+    folder = ROOT / GENERATED
     incidents = load(None)
     pages = {Path(source): GENERATED / name for source, name in COPIED.items()}
     pages |= {Path(f"runbooks/{each.id}.md"): GENERATED / f"incidents/{each.id}.md" for each in incidents}
@@ -57,7 +58,7 @@ def write(folder: Path) -> None:
         page = folder / "incidents" / f"{incident.id}.md"
         body = page.read_text(encoding="utf-8").partition("\n")[2]
         page.write_text(f"# {incident.title} ({incident.id})\n{body}", encoding="utf-8")
-    gallery = [_with_real_case(incident, ROOT / GENERATED / f"incidents/{incident.id}.md") for incident in incidents]
+    gallery = [_with_real_case(incident, folder / "incidents" / f"{incident.id}.md") for incident in incidents]
     (folder / "incidents" / "index.md").write_text(_gallery(incidents, gallery), encoding="utf-8")
     (folder / "commands.md").write_text(_commands(), encoding="utf-8")
     (folder / "_static").mkdir(exist_ok=True)

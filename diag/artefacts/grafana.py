@@ -82,25 +82,16 @@ def time_series(header: PanelHeader, queries: Iterable[PanelQuery], threshold: T
     )
 
 
-def stat(header: PanelHeader, promql: str, threshold: Threshold | None = None) -> Any:
-    """Return one number, coloured by its threshold; 0 without data."""
-    return _stat(header, PanelQuery(promql), threshold)
-
-
-def named_stat(header: PanelHeader, query: PanelQuery, threshold: Threshold) -> Any:
-    """Return the name of a series as large as a number, coloured by the value of the series."""
-    return _stat(header, query, threshold, textMode="name")
-
-
-def _stat(header: PanelHeader, query: PanelQuery, threshold: Threshold | None, **options: str) -> Any:
+def stat(header: PanelHeader, promql: str, threshold: Threshold | None = None, name: str = "") -> Any:
+    """Return one number, coloured by its threshold; 0 without data. `name` is shown instead of the number."""
     return core.Stat(
-        **_panel_fields(header, [query], height=4, instant=True),
+        **_panel_fields(header, [PanelQuery(promql, name)], height=4, instant=True),
         format=header.unit,
         thresholds=_threshold_steps(threshold),
         graphMode="none",
         reduceCalc="lastNotNull",
         noValue="0",
-        **options,
+        textMode="name" if name else "auto",
     )
 
 

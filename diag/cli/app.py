@@ -258,7 +258,9 @@ def doctor(
 
         report, status = watch.watch(options, until_what is Until.resolved, alertmanager), 0
     else:
-        report = work.run(options, baseline, only_suspects=form != "json" and not why, why=why)
+        is_short = form == "terminal" and not verbose and html is None
+        only_suspects = form != "json" and not why
+        report = work.run(options, baseline, only_suspects=only_suspects, with_vitals=not is_short, why=why)
         if why:
             work.print_why(report, why)
         else:

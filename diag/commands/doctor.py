@@ -1,7 +1,6 @@
 """`diag doctor`: diagnose a recording, live servers or a Prometheus; print the report and choose the exit status."""
 
 import sys
-from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,19 +12,26 @@ from diag.core.subjects import instance_name
 from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
 from diag.diagnosis.vitals import vitals
+from diag.report.sentences import is_fleet
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
-MOST_SHOWN = 5
-"""Servers, at most, of which the vital signs are shown."""
 MOST_COMPARED = 20
 """Unhealthy servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
 
 
-def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects: bool = False, why: str = "") -> Report:
+def run(
+    options: ObserveOptions,
+    baseline: Path | None = None,
+    *,
+    only_suspects: bool = False,
+    with_vitals: bool = True,
+    why: str = "",
+) -> Report:
     """Diagnose one recording, live servers, or the servers in a Prometheus, and compare them with their normal speed.
 
-    `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`). BadUsage if there is no incident `why`.
+    `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`). Without `with_vitals`, the vital signs of the
+    servers are not measured, which the short report does not print. BadUsage if there is no incident `why`.
     """
     contract, incidents = site(options.incidents, options.contract)
     if why and why not in {incident.id for incident in incidents}:
@@ -37,10 +43,11 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
 
         known = read(file)  # an error in it is reported before servers are scraped
         snapshot = look(options, contract, incidents, only_suspects=only_suspects)
-        return _with_vitals(snapshot)._replace(normality=by_baseline(snapshot.queries, known, str(file)))
+        report = _with_vitals(snapshot) if with_vitals else snapshot.report
+        return report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
 
     snapshot = look(options, contract, incidents, only_suspects=only_suspects)
-    report = _with_vitals(snapshot)
+    report = _with_vitals(snapshot) if with_vitals else snapshot.report
     diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
     unhealthy = list(dict.fromkeys(instance_name(diagnosis.subject) for diagnosis in diagnoses))
     if not unhealthy or report.observed.endings or len(report.observed.servers) < 2:
@@ -52,9 +59,9 @@ def run(options: ObserveOptions, baseline: Path | None = None, *, only_suspects:
 
 def _with_vitals(snapshot: Snapshot) -> Report:
     report = snapshot.report
-    if report.observed.endings or len(report.observed.servers) > MOST_SHOWN:
+    if report.observed.endings or is_fleet(report):
         return report
-    return report._replace(measure=cache(partial(vitals, snapshot.queries, snapshot.running)))
+    return report._replace(vitals=vitals(snapshot.queries, snapshot.running))
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:

@@ -1,7 +1,7 @@
 """The diagnosis of a server or a fleet as data: everything that a report prints, computed."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -239,7 +239,7 @@ class Finding(NamedTuple):
 class Report(NamedTuple):
     """The whole diagnosis; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
     `shared` the labels that the ill servers of a fleet have and its healthy ones lack, `slo_is_default` whether the
-    site has set none of its own; `measure` returns the vital signs.
+    site has set none of its own; `vitals` are the vital signs of a few servers.
 
     `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
     could not be judged because the source refused queries or the observation was too short.
@@ -256,12 +256,7 @@ class Report(NamedTuple):
     ceilings: tuple[CeilingShares, ...] = ()
     shared: tuple[SharedLabel, ...] = ()
     slo_is_default: bool = False
-    measure: Callable[[], tuple[Vitals, ...]] = tuple
-
-    @property
-    def vitals(self) -> tuple[Vitals, ...]:
-        """The vital signs of a few servers; measured when they are asked for, since the short report has none."""
-        return self.measure()
+    vitals: tuple[Vitals, ...] = ()
 
     @property
     def present(self) -> tuple[Finding, ...]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.subjects import Floats, instance_name
+from diag.core.subjects import Floats, Instants, instance_name
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
@@ -84,8 +84,8 @@ class Vitals(NamedTuple):
 
 def vitals(queries: QueryCache, running: Mapping[str, Running]) -> tuple[Vitals, ...]:
     """Return the vital signs of every server over the observed time; ordered by name."""
-    found = {key: _rows(queries, measure.promql, measure.seconds) for key, measure in MEASURES.items()}
-    starts = _rows(queries, START, NOW)
+    found = measured(queries, queries.source.instants)
+    starts = _rows(queries, START, NOW, queries.source.instants)
     instants = tuple(float(unix) / 1000 for unix in queries.source.instants)
     signs = []
     for name in sorted(map(instance_name, queries.subjects(INSTANCE))):
@@ -96,8 +96,13 @@ def vitals(queries: QueryCache, running: Mapping[str, Running]) -> tuple[Vitals,
     return tuple(signs)
 
 
-def _rows(queries: QueryCache, promql: str, seconds: float) -> dict[str, Floats]:
-    rows = queries.ask(promql, INSTANCE, queries.holding(seconds), queries.source.instants)
+def measured(queries: QueryCache, instants: Instants) -> dict[str, dict[str, Floats]]:
+    """Return the values of every measure at these instants, by its key and the server's name."""
+    return {key: _rows(queries, each.promql, each.seconds, instants) for key, each in MEASURES.items()}
+
+
+def _rows(queries: QueryCache, promql: str, seconds: float, instants: Instants) -> dict[str, Floats]:
+    rows = queries.ask(promql, INSTANCE, queries.holding(seconds), instants)
     return {instance_name(subject): values for subject, values in rows.items()}
 
 

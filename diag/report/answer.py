@@ -61,8 +61,9 @@ class ReportAnswer(NamedTuple):
     """The answer about one incident, on one server or on those of a fleet that have it, or about finding none.
 
     `verdict` is the word in capitals that it begins with; `since` is the unix time at which the last episode began, or
-    at which it was first watched if it held from then on; `when` says so in words. `findings` are those of the servers,
-    the first one in detail; without an incident there are none, and `reasons` tell why none was found.
+    at which it was first watched if it held from then on; `when` is the same in words. `findings` are those of the
+    servers, the first one in detail, and `evidence` its values with their thresholds. Without an incident there are
+    neither, and `reasons` are why none was found.
     """
 
     verdict: str
@@ -75,6 +76,7 @@ class ReportAnswer(NamedTuple):
     actions: Actions = Actions()
     findings: tuple[Finding, ...] = ()
     reasons: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
     not_ruled_out: tuple[str, ...] = ()
     not_seen: tuple[str, ...] = ()
@@ -122,6 +124,10 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
         when=when,
         actions=choose_actions(group[0]),
         findings=tuple(group),
+        evidence=tuple(
+            f"{reading.condition.signal.name}: {reading.shown} ({reading.threshold})"
+            for reading in words.evidence(first)
+        ),
         ruled_out=tuple(refuted.name for refuted in first.refuted),
         not_ruled_out=tuple(look_alike.name for look_alike in first.open),
     )

@@ -97,6 +97,7 @@ def answer(found: ReportAnswer) -> dict[str, Any]:
         "do_now": actions.do_now,
         "fix": words.action(actions.fix) if actions.fix else None,
         "relaunch": actions.relaunch or None,
+        "evidence": list(found.evidence),
         "ruled_out": list(found.ruled_out),
         "not_ruled_out": list(found.not_ruled_out),
         "not_seen": list(found.not_seen),

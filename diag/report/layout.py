@@ -16,6 +16,8 @@ WIDTH = 100
 NARROWEST, NARROW, WIDEST = 60, 80, 160
 """Limits of a window: rows of evidence do not fit into less, and lines of text cannot be read if they are longer."""
 _width: ContextVar[int] = ContextVar("width", default=WIDTH)
+LONGEST_ADDRESS = 250
+"""Characters of an address that stays whole, to be copied; what is longer may be hostile."""
 LABEL = 17
 """The column of labels: the longest of them and two spaces."""
 _LEAST_ROOM = 30
@@ -53,7 +55,7 @@ def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
         initial_indent=start,
         subsequent_indent=rest,
         break_on_hyphens=False,
-        break_long_words="://" not in text,
+        break_long_words="://" not in text or max(map(len, text.split())) > LONGEST_ADDRESS,
     )
 
 

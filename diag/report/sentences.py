@@ -257,7 +257,7 @@ def ruled_out(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 def ruled_out_by_evidence(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Return the evidence of `ruled_out` once, with the names of all look-alikes that it rules out."""
     names = grouped((evidence, name) for name, evidence in ruled_out(diagnosis))
-    return [(", ".join(those), evidence) for evidence, those in names.items()]
+    return [(", ".join(look_alikes), evidence) for evidence, look_alikes in names.items()]
 
 
 def quoted(finding: Finding) -> list[str]:

@@ -160,7 +160,7 @@ def spark(reading: Reading, diagnosis: Diagnosis) -> Markup:
 
 
 def sparkline(instants: Sequence[float], history: Sequence[float | None]) -> Markup:
-    """Plot a history alone, from zero on, for the strip of vital signs; nothing for a single scrape."""
+    """Plot a history alone, from zero on, for the strip of vital signs."""
     points = list(zip(instants, history, strict=True))
     return whole(SPARK, "spark", _line(points, _scale(SPARK, points, 0.0)), aria_hidden="true")
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from diag.core.formatting import clock, quantity
 from diag.core.incident import RANK
-from diag.core.subjects import UNKNOWN, Floats, Instants, Subject, instance_name, label_value
+from diag.core.subjects import UNKNOWN, Instants, Subject, instance_name, label_value
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.diagnose import Diagnosis, without_the_past
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding, Report, verdict_of
-from diag.diagnosis.vitals import INSTANCE, MEASURES, NOW, SERVING
+from diag.diagnosis.vitals import MEASURES, NOW, SERVING, measured
 from diag.report import sentences as words
 from diag.report.summary import fleet_rows
 
@@ -40,11 +40,7 @@ class Histories:
 
     def add(self, queries: QueryCache, instants: Instants) -> None:
         """Add the values at these instants, which must be later than the earlier ones."""
-        found: dict[str, dict[str, Floats]] = {}
-        for key, measure in MEASURES.items():
-            series = queries.ask(measure.promql, INSTANCE, queries.holding(measure.seconds), instants)
-            found[key] = {instance_name(subject): values for subject, values in series.items()}
-
+        found = measured(queries, instants)
         self._values = {
             name: self._values.get(name) or {key: deque(maxlen=POINTS) for key in MEASURES}
             for name in {name for servers in found.values() for name in servers}

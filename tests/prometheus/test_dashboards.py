@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from support import timelines
 from support.alert_rules import in_no_recording, rules
@@ -27,7 +28,7 @@ from diag.core.contract import Contract, Site
 from diag.core.incident import Incident
 from diag.knowledge.catalog import load
 from diag.knowledge.signals.peers import PEERS
-from diag.promql import metric_names, parse
+from diag.promql import STALE, Block, metric_names, parse
 
 SCHEMA = ROOT / "tests" / "data" / "grafana-dashboard.schema.json"
 """grafana/grafana-foundation-sdk, Apache-2.0: the model of a dashboard in Grafana 11 to 13."""
@@ -310,6 +311,30 @@ def test_every_query_returns_series(prometheus: Server, page: str) -> None:
     recent = [promql for promql in queries(page) if not LONG_AGO.search(promql)]
     empty = [promql for promql in recent if not answered(prometheus, promql)]
     assert not empty
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize(
+    ("answering", "shown", "down"), [((1.0, 1.0), ("2", "2"), 0.0), ((1.0, None), ("1", "2"), 1.0)]
+)
+def test_one_of_two_servers_down_is_red(
+    answering: tuple[float | None, ...], shown: tuple[str, str], down: float
+) -> None:
+    """The series is named "1 / 2", and its value, the servers down, is at the red threshold."""
+    (panel,) = (each for each in panels("overview") if each["title"] == "Servers up / all")
+    assert panel["targets"][0]["legendFormat"] == "{{answering}} / {{known}}"
+    assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1] == {"value": 1, "color": "red"}
+    now = round(time.time()) * 1000
+    times = np.array([now - 60_000, now])
+    labels = [
+        {"__name__": name, "instance": f"h:{at}", "job": "vllm", "model_name": "m"}
+        for at in range(2)
+        for name in ("up", "vllm:num_requests_running")
+    ]
+    values = np.array([row for now in answering for row in ([1.0, now or 0.0], [1.0, STALE if now is None else now])])
+    with serving(program(PLACES[0]), [Block(tuple(labels), times, values)]) as server:
+        answer = server.query(re.sub(r"\$[a-z]\w*", ".*", panel["targets"][0]["expr"]), now)
+    assert answer == {frozenset({("answering", shown[0]), ("known", shown[1])}): down}
 
 
 def test_matchers_are_added_to_every_selector_but_not_to_strings() -> None:

@@ -75,6 +75,7 @@ def test_every_surface_has_the_same_incident_start_action_and_fix(name: str) -> 
     answer = first(name)
     machine = report_json.document(judged(name))["answers"][0]
     agent = mcp.report(judged(name), detail=False)["answers"][0]
+    assert machine["evidence"] == list(answer.evidence)
     for found in (machine, agent):
         assert (found["incident"], found["since"], found["where"]) == (answer.incident, answer.since, answer.where)
         assert found["do_now"] == answer.actions.do_now
@@ -88,6 +89,9 @@ def test_every_surface_has_the_same_incident_start_action_and_fix(name: str) -> 
         for action in to_do(answer):
             shown = text.replace("`", "")
             assert (action[:35] if surface == "terminal" else action).replace("`", "") in shown, (surface, action)
+        signal, value = answer.evidence[0].rpartition(" (")[0].rsplit(": ", 1)
+        assert value in text, surface
+        assert surface == "terminal" or signal in text, surface
         if answer.actions.do_not and surface != "terminal":
             assert plain(answer.actions.do_not[0]) in text, surface
 

@@ -98,6 +98,13 @@ def test_no_layout_makes_a_healthy_server_ill(tmp_path: Path, layout: Callable[[
 # -- how a log ends ---------------------------------------------------------------------------------------------------
 
 API, ENGINE, WORKER = "(APIServer pid=1) ", "(EngineCore pid=77) ", "(Worker_TP1 pid=99) "
+CORE_FAILED = [
+    f"{API}Traceback (most recent call last):",
+    f'{API}  File "/usr/local/bin/vllm", line 8, in <module>',
+    f"{API}    sys.exit(main())",
+    f"{API}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}",
+]
+"""The API server's last lines when its engine does not start."""
 START = [
     f"{API}INFO 11-20 10:00:00 [api_utils.py:347] vLLM server version 0.32.0, serving model m",
     f"{ENGINE}INFO 11-20 10:00:20 [core.py:112] Initializing a V1 LLM engine (v0.32.0) with config: model='m'",
@@ -184,10 +191,7 @@ def test_a_process_that_is_interrupted_because_another_failed_hides_no_failure(t
         *START,
         *raised(f"{WORKER}ERROR 11-20 10:00:40 [multiproc_executor.py:949] ", "ValueError: head size 80"),
         *raised(other, "KeyboardInterrupt: terminated"),
-        f"{API}Traceback (most recent call last):",
-        f'{API}  File "/usr/local/bin/vllm", line 8, in <module>',
-        f"{API}    sys.exit(main())",
-        f"{API}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}",
+        *CORE_FAILED,
     ]
     report = judged(write(tmp_path, lines))
     assert first(report) == "startup_failed"
@@ -252,10 +256,7 @@ def test_the_first_reason_is_quoted_not_its_consequences(tmp_path: Path) -> None
             "Exception: WorkerProc initialization failed due to an"
             " exception in a background process. See stack trace for root cause.",
         ),
-        f"{API}Traceback (most recent call last):",
-        f'{API}  File "/usr/local/bin/vllm", line 8, in <module>',
-        f"{API}    sys.exit(main())",
-        f"{API}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}",
+        *CORE_FAILED,
     ]
     report = judged(write(tmp_path, lines))
     assert first(report) == "startup_failed"

@@ -117,7 +117,7 @@ def _servers_up(scope: DashboardScope) -> Any:
     promql = f"{down} + on () group_left (answering, known) 0 * {counts}"
     description = "Healthy: all of them. A target of Prometheus counts that had metrics of vLLM in the last day."
     header = PanelHeader("Servers up / all", description, width=4)
-    return grafana.named_stat(header, PanelQuery(promql, "{{answering}} / {{known}}"), Threshold(1))
+    return grafana.stat(header, promql, Threshold(1), name="{{answering}} / {{known}}")
 
 
 def _current_state(scope: DashboardScope) -> list[Any]:

@@ -193,7 +193,9 @@ class AgentTools(NamedTuple):
         """
         span = TimeSpan(at, window or TimeSpan().window)
         scope = Scope(span, instances=[instance] if instance else (), models=[model] if model else ())
-        return cast(DoctorAnswer, answers.report(doctor.run(self.targets.options(target, scope)), detail))
+        return cast(
+            DoctorAnswer, answers.report(doctor.run(self.targets.options(target, scope), with_vitals=False), detail)
+        )
 
     def explain(
         self,

@@ -7,7 +7,7 @@ window, unless the server was restarted; its highest value is the number of its 
 before it failed is 2xx over HTTP; the engine counts it as finished_reason="error" (vLLM 0.12 and later).
 
 Under Ray Serve no vLLM answers HTTP: its proxy does, and counts answers on the metrics page of the same node (seen with
-Ray 2.60). Any other gateway has no label in common with the server.
+Ray 2.60). The counters of other gateways have no label in common with the server.
 """
 
 from diag.core.incident import Condition, Part, Signal, judged
