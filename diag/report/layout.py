@@ -49,13 +49,14 @@ def is_wide() -> bool:
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
     """Wrap text behind `start`, further lines behind `rest`; names with hyphens, addresses and paths stay whole."""
+    longest = max(text.split(), key=len, default="")
     return textwrap.wrap(
         escaped(text),
         line_width(),
         initial_indent=start,
         subsequent_indent=rest,
         break_on_hyphens=False,
-        break_long_words="/" not in text or max(map(len, text.split())) > LONGEST_ADDRESS,
+        break_long_words="/" not in longest or len(longest) > LONGEST_ADDRESS,
     )
 
 
