@@ -17,7 +17,7 @@ NARROWEST, NARROW, WIDEST = 60, 80, 160
 """Limits of a window: rows of evidence do not fit into less, and lines of text cannot be read if they are longer."""
 _width: ContextVar[int] = ContextVar("width", default=WIDTH)
 LONGEST_ADDRESS = 250
-"""Characters of an address or a path that stays whole, to be copied; what is longer may be hostile."""
+"""Characters of an address that stays whole, to be copied; what is longer may be hostile."""
 LABEL = 17
 """The column of labels: the longest of them and two spaces."""
 _LEAST_ROOM = 30
@@ -48,15 +48,14 @@ def is_wide() -> bool:
 
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
-    """Wrap text behind `start`, further lines behind `rest`; names with hyphens, addresses and paths stay whole."""
-    longest = max(text.split(), key=len, default="")
+    """Wrap text behind `start`, further lines behind `rest`; names with hyphens and addresses stay whole."""
     return textwrap.wrap(
         escaped(text),
         line_width(),
         initial_indent=start,
         subsequent_indent=rest,
         break_on_hyphens=False,
-        break_long_words="/" not in longest or len(longest) > LONGEST_ADDRESS,
+        break_long_words="://" not in text or max(map(len, text.split())) > LONGEST_ADDRESS,
     )
 
 
