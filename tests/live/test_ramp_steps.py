@@ -20,8 +20,6 @@ def test_a_ramp_measures_the_steady_part_of_its_steps(tmp_path: Path) -> None:
     told = json.dumps(found, indent=1)
     for step in found["steps"]:
         assert (step["failures"]["failed"], step["failures"]["by"]) == (0, "server"), told
-        if "crowded" not in step["unusable"]:
-            assert step["in_flight"] == pytest.approx(step["concurrency"], rel=0.1), told
     crowded = [step for step in found["steps"] if "crowded" in step["unusable"]]
     if crowded:
         assert crowded == found["steps"][-1:], told
@@ -29,6 +27,7 @@ def test_a_ramp_measures_the_steady_part_of_its_steps(tmp_path: Path) -> None:
         assert found["binds"] is None, told
     else:
         assert [step["concurrency"] for step in found["steps"]] == [4, 8, 16], told
+        assert [step["in_flight"] for step in found["steps"]] == pytest.approx([4, 8, 16], rel=0.1), told
         assert found["binds"]["id"] == ramps.EIGHT.binds, told
         (change, *_) = found["binds"]["changes"]
         assert (change["flag"], change["before"], change["after"]) == ("--max-num-seqs", 8, 64), told
