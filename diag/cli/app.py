@@ -712,6 +712,10 @@ def lint(
             "--ignore", metavar="RULE", help="Drop the findings of this rule. Repeatable; in diag.toml: [lint] ignore."
         ),
     ] = None,
+    gpu: Annotated[
+        str,
+        vllm_option("--gpu", metavar="NAME", help="GPUs of the server: h100, a100-80 ...  [default: this host's GPUs]"),
+    ] = "",
     contract: ContractFile = None,
     as_json: Json = False,
 ) -> None:
@@ -721,7 +725,7 @@ def lint(
     """
     from diag.commands.lint import LintOptions, run
 
-    text, status = run(command, LintOptions(vllm_version, python, ignore or (), contract), as_json)
+    text, status = run(command, LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

@@ -381,7 +381,8 @@ def test_correction_puts_the_model_where_the_entry_point_reads_it() -> None:
         ("--headless --api-server-count 2", "0.32.0", {"servers_of_a_headless_node"}),
         ("--headless --api-server-count 0", "0.32.0", set()),
         ("-dp 4 --data-parallel-external-lb", "0.32.0", set()),
-        ("-dp 4 --data-parallel-hybrid-lb", "0.32.0", set()),
+        ("-dp 4 --data-parallel-hybrid-lb", "0.32.0", {"hybrid_balancer_without_local_ranks"}),
+        ("-dp 4 --data-parallel-hybrid-lb --data-parallel-size-local $LOCAL", "0.32.0", set()),
         ("--enforce-eager --no-enforce-eager", "0.32.0", {"given_twice"}),
         ("--max-num-seqs 8 --max-num-seqs 8", "0.32.0", set()),
         ("--middleware a.b --middleware c.d", "0.32.0", set()),
@@ -507,7 +508,8 @@ def here(words: str) -> dict[str, LintFinding]:
         ([H100, FREE], "", {"gpu_is_shared"}),
         ([FREE], "-tp 2", {"fewer_gpus_than_ranks"}),
         ([FREE], "-tp 0.5", {"value_of_wrong_type"}),
-        ([FREE], "-tp 2 --nnodes 2", set()),
+        ([FREE], "-tp 2 --nnodes 2", {"tensor_parallel_across_nodes"}),
+        ([FREE], "-pp 2 --nnodes 2", set()),
         ([FREE], "-tp 2 --distributed-executor-backend ray", set()),
         ([FREE] * 2, "-tp 1 -dp 4 --data-parallel-size-local 2 --api-server-count 1", set()),
         ([{**FREE, "also": NVLINK}] * 2, "-tp 2", set()),
@@ -590,7 +592,7 @@ def test_a_longer_context_may_be_allowed(folder: Path) -> None:
 def test_default_context_is_reported_with_the_model_maximum(folder: Path) -> None:
     report = linting.judge(f"vllm serve {folder}", "0.32.0")
     assert [finding.message for finding in report.findings] == [
-        "The context length is left at the model's maximum, 131,072 tokens"
+        "The context length is left at the model's maximum, 131,072 tokens; one such request takes 16.0 GiB of KV cache"
     ]
 
 
