@@ -7,9 +7,12 @@ from diag.lint.memory import longest_request
 from diag.lint.removed import V1
 from diag.lint.rule import Example, LintTarget, Match, is_open, number, removal, rule
 from diag.vllm.flags.registry import default
+from diag.vllm.gpus import capability
 
-LARGEST_GRAPH = 512
-"""vLLM captures decode batches of up to min(2 x max_num_seqs, 512) sequences by default (1,024 on some Blackwell)."""
+LARGEST_GRAPH, LARGEST_ON_BLACKWELL = 512, 1024
+"""vLLM captures batches of up to 2 x max_num_seqs tokens by default, and at most these; the latter since 0.28.0."""
+_BLACKWELL = 10
+"""Compute capability of Blackwell in data centres, without its minor number."""
 
 
 @rule(
@@ -65,8 +68,8 @@ def little_memory_left(target: LintTarget) -> Iterator[Match]:
 @rule(
     "info",
     "--max-num-seqs is above the largest CUDA graph",
-    f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default."
-    " A warning where the command itself sets the capture sizes.",
+    f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default, and"
+    f" {LARGEST_ON_BLACKWELL:,} on B200 and B300 since 0.28.0. A warning where the command sets the capture sizes.",
     "A step that decodes more sequences than the largest graph runs without a CUDA graph",
     "Lower --max-num-seqs, or raise --max-cudagraph-capture-size",
     Example("vllm serve m --max-num-seqs 1024", leaves="vllm serve m --max-num-seqs 512"),
@@ -116,7 +119,8 @@ def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
         sizes = [size for size in given if size is not None]
         if sizes:
             return counted, max(sizes), f"--compilation-config.{key}" if key in compilation else flag
-    return counted, LARGEST_GRAPH, ""
+    on_blackwell = target.since("0.28.0") and any(int(capability(gpu.name)) == _BLACKWELL for gpu in target.used_gpus())
+    return counted, LARGEST_ON_BLACKWELL if on_blackwell else LARGEST_GRAPH, ""
 
 
 @rule(

@@ -188,6 +188,21 @@ def test_a_flag_of_a_later_release_is_named_with_the_release() -> None:
     assert after("vllm serve m --watermark 0.1", "0.20.0") == "vllm serve m --watermark 0.1"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("swap_space", "4", "removed_flag"),
+        ("num_scheduler_steps", "8", "removed_flag"),
+        ("preemption_mode", "swap", "removed_flag"),
+        ("distributed_executor_backend", "nccl", "no_such_executor"),
+    ],
+)
+def test_spelling_of_python_and_yaml_is_that_of_the_flag(key: str, value: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"{key}: {value}\nmax_model_len: 8192\n")
+    assert rules(f"vllm serve m --{key} {value}") == {rule}
+    assert rules(f"vllm serve m --config {tmp_path / 'c.yaml'}") == {rule}
+
+
 def test_flag_from_a_config_file_is_named_and_not_edited(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: m\nswap-space: 4\nnever-heard-of: 1\ndisable-log-stats: true\n")
     command = read("vllm serve --config c.yaml", tmp_path)
