@@ -66,7 +66,7 @@ With vLLM {version}{where}:
 {rule.example.command}
 ```{output}
 
-It leaves this alone{near_miss}:
+The rule leaves this alone{near_miss}:
 
 ```sh
 {rule.example.leaves}

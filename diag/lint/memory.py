@@ -59,8 +59,8 @@ def usable_share(target: LintTarget, gpu: HostGpu) -> float:
 @rule(
     "info",
     "--gpu-memory-utilization leaves free GPU memory unused",
-    f"A share at least {100 * _FAR:.0f} percentage points below the release's default, and below what every GPU has"
-    " free.",
+    f"A --gpu-memory-utilization that is {100 * _FAR:.0f} percentage points or more below both the release's default"
+    " and the free share of every GPU, which are this host's or those of --gpu.",
     "vLLM gives to the KV cache only what the share leaves after weights and activations; the rest of the GPU stays"
     " empty, unless another process takes it later",
     "Raise --gpu-memory-utilization, unless another process is to share the GPU",
