@@ -247,8 +247,8 @@ _ROOMY = 0.5
 @rule(
     "info",
     "Tensor parallelism for a model that fits one GPU",
-    f"A tensor-parallel size above 1 for a model whose weights take at most {100 * _ROOMY:.0f} % of one GPU's budget, and"
-    " whose longest request fits one GPU by the memory ledger.",
+    f"A tensor-parallel size above 1 for a model whose weights take at most {100 * _ROOMY:.0f} % of one GPU's budget,"
+    " and whose longest request fits one GPU by the memory ledger.",
     "Tensor parallelism makes a token faster; replicas serve more tokens with the same GPUs, because they send nothing"
     " to each other",
     "For throughput use --data-parallel-size in the place of --tensor-parallel-size; keep it where the inter-token"
