@@ -35,7 +35,7 @@ _SEVERITIES = {
 def lint_rule_page(rule: LintRule) -> str:
     """Return the page of a lint rule: what it finds, why it matters, an example, the fix, how to ignore it.
 
-    The example is followed by the output of `diag lint`, unless it needs more than the command.
+    The example is followed by the output of `diag lint`, unless it needs more than the command, and by a near miss.
     """
     version = rule.example.version
     where, output = "", ""
@@ -45,6 +45,7 @@ def lint_rule_page(rule: LintRule) -> str:
         findings = rule.findings(LintTarget(read(rule.example.command, version=version), version))
         lines = "\n".join(line.rstrip() for finding in findings for line in finding_lines(finding))
         output = f"\n\n```text\n{lines}\n```" if lines else ""
+    near_miss = f", with vLLM {rule.example.leaves_version}" if rule.example.leaves_version else ""
     return f"""# {rule.id}: {_mark_flags(rule.title)}
 
 Severity: {rule.severity} ({_SEVERITIES[rule.severity]}).
@@ -64,6 +65,12 @@ With vLLM {version}{where}:
 ```sh
 {rule.example.command}
 ```{output}
+
+The rule leaves this alone{near_miss}:
+
+```sh
+{rule.example.leaves}
+```
 
 ## How to fix it
 

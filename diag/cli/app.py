@@ -103,12 +103,15 @@ class Until(StrEnum):
     resolved = "resolved"
 
 
-def command(panel: str, name: str = "") -> Callable[[Callable[..., None]], object]:
-    """Register a command under this heading of `diag --help`."""
+def command(panel: str, name: str = "", takes_flags: bool = False) -> Callable[[Callable[..., None]], object]:
+    """Register a command under this heading of `diag --help`; if it `takes_flags`, one of vLLM may be its argument."""
 
     def register(function: Callable[..., None]) -> object:
         shown_name = name or function.__name__
-        decorate = app.command(shown_name, cls=CommandHelp, rich_help_panel=panel, epilog=NOTES[shown_name])
+        settings = {"ignore_unknown_options": takes_flags}
+        decorate = app.command(
+            shown_name, cls=CommandHelp, rich_help_panel=panel, epilog=NOTES[shown_name], context_settings=settings
+        )
         return decorate(Grouped(function))
 
     return register
@@ -608,13 +611,13 @@ def replay(
     work(ReplayOptions(recording, listen, speed, log, at_end.value))
 
 
-@command("Diagnose")
+@command("Diagnose", takes_flags=True)
 def explain(
     name: Annotated[
         str,
         typer.Argument(
             metavar="ID",
-            help="Id of an incident (see diag incidents), of a signal or of a diag lint rule.",
+            help="Id of an incident (see diag incidents), a signal or a lint rule; a flag or a metric of vLLM.",
             autocompletion=_complete_id,
         ),
     ],
@@ -624,6 +627,8 @@ def explain(
     incidents: UserIncidents = None,
 ) -> None:
     """Show an incident's runbook (meaning, symptoms, look-alikes, mitigation, fix) or a lint rule's page.
+
+    Popular advice that is wrong is answered by its name: gpu_cache_usage_perc, nccl, --swap-space.
 
     On a terminal, format the page and show it through $PAGER (default: less; cat for none); NO_COLOR is respected.
     """
@@ -712,6 +717,10 @@ def lint(
             "--ignore", metavar="RULE", help="Drop the findings of this rule. Repeatable; in diag.toml: [lint] ignore."
         ),
     ] = None,
+    gpu: Annotated[
+        str,
+        vllm_option("--gpu", metavar="NAME", help="GPUs of the server: h100, a100-80 ...  [default: this host's GPUs]"),
+    ] = "",
     contract: ContractFile = None,
     as_json: Json = False,
 ) -> None:
@@ -721,7 +730,7 @@ def lint(
     """
     from diag.commands.lint import LintOptions, run
 
-    text, status = run(command, LintOptions(vllm_version, python, ignore or (), contract), as_json)
+    text, status = run(command, LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

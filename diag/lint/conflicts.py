@@ -16,7 +16,6 @@ _BATCH, _SEQS, _LEN = "--max-num-batched-tokens", "--max-num-seqs", "--max-model
 _PARTIAL = ("--max-num-partial-prefills", "--max-long-partial-prefills")
 _SPECULATION_KEYS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 _ASYNC_METHODS = ("ngram", "suffix", "medusa", "mlp_speculator")
-_TP, _DP = "--tensor-parallel-size", "--data-parallel-size"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Conflict:
     removes: tuple[str, ...] = ()
 
 
-def _is_more(value: float | None, other: float | None) -> bool:
+def is_more(value: float | None, other: float | None) -> bool:
     """Return True if both numbers are known and `value` is above `other`."""
     return value is not None and other is not None and value > other
 
@@ -48,7 +47,7 @@ def _drafts_do_not_fit(target: LintTarget) -> bool:
     tokens = target.keys("--speculative-config").get("num_speculative_tokens") or target.number("--spec-tokens") or 0
     drafts = number(str(tokens)) or 0
     needed = (target.number(_SEQS) or 0) * (drafts + 1)
-    return target.is_on("--enable-lora") and drafts > 0 and _is_more(needed, target.number(_BATCH))
+    return target.is_on("--enable-lora") and drafts > 0 and is_more(needed, target.number(_BATCH))
 
 
 _SCHEDULING = (
@@ -56,11 +55,14 @@ _SCHEDULING = (
         "fewer_tokens_than_sequences",
         "--max-num-batched-tokens is below --max-num-seqs",
         message="--max-num-batched-tokens {max-num-batched-tokens} is below --max-num-seqs {max-num-seqs}",
-        holds=lambda target: _is_more(target.number(_SEQS), target.number(_BATCH)),
+        holds=lambda target: is_more(target.number(_SEQS), target.number(_BATCH)),
         why="vLLM refuses it: a step needs one token for every running sequence",
         fix="Set --max-num-batched-tokens to {max-num-seqs} or more,"
         " or --max-num-seqs to {max-num-batched-tokens} or less",
-        example=Example("vllm serve m --max-num-seqs 512 --max-num-batched-tokens 256"),
+        example=Example(
+            "vllm serve m --max-num-seqs 512 --max-num-batched-tokens 256",
+            leaves="vllm serve m --max-num-seqs 256 --max-num-batched-tokens 256",
+        ),
     ),
     Conflict(
         "whole_prompts_do_not_fit",
@@ -68,11 +70,14 @@ _SCHEDULING = (
         message="Without chunked prefill a step of {max-num-batched-tokens} tokens"
         " cannot hold a prompt of {max-model-len}",
         holds=lambda target: (
-            target.is_off("--enable-chunked-prefill") and _is_more(target.number(_LEN), target.number(_BATCH))
+            target.is_off("--enable-chunked-prefill") and is_more(target.number(_LEN), target.number(_BATCH))
         ),
         why="vLLM refuses it: max_num_batched_tokens is smaller than max_model_len",
         fix="Remove --no-enable-chunked-prefill, or set --max-num-batched-tokens to {max-model-len}",
-        example=Example("vllm serve m --no-enable-chunked-prefill --max-num-batched-tokens 2048 --max-model-len 8192"),
+        example=Example(
+            "vllm serve m --no-enable-chunked-prefill --max-num-batched-tokens 2048 --max-model-len 8192",
+            leaves="vllm serve m --no-enable-chunked-prefill --max-num-batched-tokens 8192 --max-model-len 8192",
+        ),
         since="0.11.1",
     ),
     Conflict(
@@ -81,21 +86,27 @@ _SCHEDULING = (
         message="--long-prefill-token-threshold {long-prefill-token-threshold}"
         " is above --max-model-len {max-model-len}",
         holds=lambda target: (
-            (target.since("0.27.0") or _is_more(target.number(_PARTIAL[0]), 1))
-            and _is_more(target.number("--long-prefill-token-threshold"), target.number(_LEN))
+            (target.since("0.27.0") or is_more(target.number(_PARTIAL[0]), 1))
+            and is_more(target.number("--long-prefill-token-threshold"), target.number(_LEN))
         ),
         why="vLLM refuses it; before 0.27.0 only with several partial prefills",
         fix="Set --long-prefill-token-threshold below {max-model-len}",
-        example=Example("vllm serve m --long-prefill-token-threshold 9000 --max-model-len 8192"),
+        example=Example(
+            "vllm serve m --long-prefill-token-threshold 9000 --max-model-len 8192",
+            leaves="vllm serve m --long-prefill-token-threshold 4096 --max-model-len 8192",
+        ),
     ),
     Conflict(
         "more_active_than_sequences",
         "--max-num-active-seqs is above --max-num-seqs",
         message="--max-num-active-seqs {max-num-active-seqs} is above --max-num-seqs {max-num-seqs}",
-        holds=lambda target: _is_more(target.number("--max-num-active-seqs"), target.number(_SEQS)),
+        holds=lambda target: is_more(target.number("--max-num-active-seqs"), target.number(_SEQS)),
         why="vLLM refuses it: the former is a cap below the latter",
         fix="Set --max-num-active-seqs to {max-num-seqs} or less",
-        example=Example("vllm serve m --max-num-active-seqs 64 --max-num-seqs 32"),
+        example=Example(
+            "vllm serve m --max-num-active-seqs 64 --max-num-seqs 32",
+            leaves="vllm serve m --max-num-active-seqs 32 --max-num-seqs 32",
+        ),
     ),
     Conflict(
         "no_room_for_drafts",
@@ -105,19 +116,25 @@ _SCHEDULING = (
         holds=_drafts_do_not_fit,
         why="vLLM refuses it: max_num_seqs x (num_speculative_tokens + 1) has to fit",
         fix="Use a larger --max-num-batched-tokens, or a smaller --max-num-seqs",
-        example=Example("vllm serve m --enable-lora --spec-tokens 4 --max-num-seqs 512 --max-num-batched-tokens 2048"),
+        example=Example(
+            "vllm serve m --enable-lora --spec-tokens 4 --max-num-seqs 512 --max-num-batched-tokens 2048",
+            leaves="vllm serve m --enable-lora --spec-tokens 4 --max-num-seqs 256 --max-num-batched-tokens 2048",
+        ),
     ),
     Conflict(
         "larger_step_than_work",
         "--max-num-batched-tokens is more than --max-num-seqs sequences can fill",
         message="--max-num-batched-tokens {max-num-batched-tokens} is more than {max-num-seqs} sequences of"
         " {max-model-len} tokens can fill",
-        holds=lambda target: _is_more(
+        holds=lambda target: is_more(
             target.number(_BATCH), (target.number(_SEQS) or math.inf) * (target.number(_LEN) or math.inf)
         ),
         why="vLLM warns of unexpected behaviour, and the profile run reserves memory for such a step",
         fix="Set --max-num-batched-tokens to {max-num-seqs} x {max-model-len} or less",
-        example=Example("vllm serve m --max-num-batched-tokens 8192 --max-num-seqs 2 --max-model-len 512"),
+        example=Example(
+            "vllm serve m --max-num-batched-tokens 8192 --max-num-seqs 2 --max-model-len 512",
+            leaves="vllm serve m --max-num-batched-tokens 1024 --max-num-seqs 2 --max-model-len 512",
+        ),
         since="0.8.0",
         severity="warning",
     ),
@@ -125,10 +142,12 @@ _SCHEDULING = (
         "partial_prefills",
         "--max-num-partial-prefills is above 1",
         message="--max-num-partial-prefills {max-num-partial-prefills}: V1 supports one at a time",
-        holds=lambda target: _is_more(target.number(_PARTIAL[0]), 1) and target.has(_PARTIAL[0]),
+        holds=lambda target: is_more(target.number(_PARTIAL[0]), 1) and target.has(_PARTIAL[0]),
         why="vLLM refuses more than one (Concurrent Partial Prefill is not supported)",
         fix="Remove it; --long-prefill-token-threshold keeps long prompts from taking a whole step",
-        example=Example("vllm serve m --max-num-partial-prefills 4", "0.26.0"),
+        example=Example(
+            "vllm serve m --max-num-partial-prefills 4", "0.26.0", leaves="vllm serve m --max-num-partial-prefills 1"
+        ),
         since="0.11.0",
         removes=_PARTIAL,
     ),
@@ -137,12 +156,14 @@ _SCHEDULING = (
         "More than one partial prefill or scheduler step makes vLLM fall back to V0",
         message="V1 does not support more than one partial prefill or scheduler step",
         holds=lambda target: (
-            any(_is_more(target.number(flag), 1) for flag in (_PARTIAL[0], "--num-scheduler-steps"))
+            any(is_more(target.number(flag), 1) for flag in (_PARTIAL[0], "--num-scheduler-steps"))
             and target.command.environment.get("VLLM_USE_V1") != "0"
         ),
         why="vLLM falls back to its V0 engine, or exits where VLLM_USE_V1=1 selects V1",
         fix="Remove it",
-        example=Example("vllm serve m --num-scheduler-steps 8", "0.10.0"),
+        example=Example(
+            "vllm serve m --num-scheduler-steps 8", "0.10.0", leaves="vllm serve m --num-scheduler-steps 1"
+        ),
         since="0.8.0",
         until="0.11.0",
         severity="warning",
@@ -156,7 +177,10 @@ _SCHEDULING = (
         ),
         why="vLLM refuses it: they are mutually exclusive",
         fix="Keep --speculative-config",
-        example=Example("""vllm serve m --spec-tokens 4 --speculative-config '{"num_speculative_tokens": 5}'"""),
+        example=Example(
+            """vllm serve m --spec-tokens 4 --speculative-config '{"num_speculative_tokens": 5}'""",
+            leaves="""vllm serve m --spec-tokens 4 --speculative-config '{"method": "ngram"}'""",
+        ),
     ),
     Conflict(
         "async_scheduling_with_draft_method",
@@ -166,82 +190,12 @@ _SCHEDULING = (
         ),
         why="vLLM refuses it; without the flag it disables asynchronous scheduling by itself",
         fix="Remove --async-scheduling",
-        example=Example("""vllm serve m --async-scheduling --speculative-config '{"method": "ngram"}'"""),
+        example=Example(
+            """vllm serve m --async-scheduling --speculative-config '{"method": "ngram"}'""",
+            leaves="""vllm serve m --async-scheduling --speculative-config '{"method": "eagle"}'""",
+        ),
         since="0.32.0",
         removes=("--async-scheduling",),
-    ),
-)
-_PARALLEL = (
-    Conflict(
-        "servers_of_a_headless_node",
-        "--headless with --api-server-count",
-        message="--headless with --api-server-count {api-server-count}",
-        holds=lambda target: target.is_on("--headless") and (target.number("--api-server-count") or 0) > 0,
-        why="vLLM refuses it: a headless node starts no API server",
-        fix="Remove --api-server-count",
-        example=Example("vllm serve m --headless --api-server-count 2"),
-        removes=("--api-server-count",),
-    ),
-    Conflict(
-        "more_local_ranks_than_ranks",
-        "--data-parallel-size-local is above --data-parallel-size",
-        message="--data-parallel-size-local {data-parallel-size-local}"
-        " is above --data-parallel-size {data-parallel-size}",
-        holds=lambda target: _is_more(target.number("--data-parallel-size-local"), target.ranks(_DP)),
-        why="vLLM refuses it: the ranks of this node are among all ranks",
-        fix="Set --data-parallel-size to the ranks of all nodes",
-        example=Example("vllm serve m --data-parallel-size 2 --data-parallel-size-local 4"),
-    ),
-    Conflict(
-        "rank_out_of_range",
-        "--data-parallel-rank is not below --data-parallel-size",
-        message="--data-parallel-rank {data-parallel-rank} of {data-parallel-size} ranks: they count from 0",
-        holds=lambda target: (
-            target.has("--data-parallel-rank") and (target.number("--data-parallel-rank") or 0) >= target.ranks(_DP) > 1
-        ),
-        why="vLLM refuses it: ranks count from 0",
-        fix="Use a rank below {data-parallel-size}",
-        example=Example("vllm serve m --data-parallel-size 2 --data-parallel-rank 2"),
-    ),
-    Conflict(
-        "two_balancers",
-        "--data-parallel-external-lb conflicts with --data-parallel-hybrid-lb",
-        holds=lambda target: target.is_on("--data-parallel-external-lb") and target.is_on("--data-parallel-hybrid-lb"),
-        why="vLLM refuses it: requests are balanced in one way",
-        fix="Keep one of them",
-        example=Example("vllm serve m -dp 2 --data-parallel-external-lb --data-parallel-hybrid-lb"),
-    ),
-    Conflict(
-        "context_ranks_do_not_divide",
-        "--decode-context-parallel-size does not divide --tensor-parallel-size",
-        message="--decode-context-parallel-size {decode-context-parallel-size} does not divide"
-        " --tensor-parallel-size {tensor-parallel-size}",
-        holds=lambda target: (
-            target.ranks(_TP) % target.ranks("--decode-context-parallel-size")
-            and target.ranks("--prefill-context-parallel-size") == 1
-        ),
-        why="vLLM refuses it: both share the same GPUs",
-        fix="Use a divisor of --tensor-parallel-size",
-        example=Example("vllm serve m --tensor-parallel-size 8 --decode-context-parallel-size 3"),
-    ),
-    Conflict(
-        "balanced_experts_without_experts",
-        "--enable-eplb without --enable-expert-parallel",
-        holds=lambda target: target.is_on("--enable-eplb") and not target.is_on("--enable-expert-parallel"),
-        why="vLLM refuses it: it balances experts over ranks",
-        fix="Add --enable-expert-parallel, or remove --enable-eplb",
-        example=Example("vllm serve m --enable-eplb"),
-        removes=("--enable-eplb",),
-    ),
-    Conflict(
-        "numa_nodes_without_binding",
-        "--numa-bind-nodes or --numa-bind-cpus without --numa-bind",
-        holds=lambda target: (
-            (target.has("--numa-bind-nodes") or target.has("--numa-bind-cpus")) and not target.is_on("--numa-bind")
-        ),
-        why="vLLM refuses it: the options choose NUMA nodes or CPUs, but nothing is bound to them",
-        fix="Add --numa-bind",
-        example=Example("vllm serve m --numa-bind-nodes 0"),
     ),
 )
 _LOGGING = (
@@ -251,7 +205,10 @@ _LOGGING = (
         holds=lambda target: target.is_on("--enable-auto-tool-choice") and not target.has("--tool-call-parser"),
         why="vLLM refuses it: it would not know how to read the model's tool calls",
         fix="Add --tool-call-parser NAME, the one for this model",
-        example=Example("vllm serve m --enable-auto-tool-choice"),
+        example=Example(
+            "vllm serve m --enable-auto-tool-choice",
+            leaves="vllm serve m --enable-auto-tool-choice --tool-call-parser hermes",
+        ),
     ),
     Conflict(
         "outputs_without_requests",
@@ -259,7 +216,9 @@ _LOGGING = (
         holds=lambda target: target.is_on("--enable-log-outputs") and not target.is_on("--enable-log-requests"),
         why="vLLM refuses it: outputs are logged with their requests",
         fix="Add --enable-log-requests, or remove --enable-log-outputs",
-        example=Example("vllm serve m --enable-log-outputs"),
+        example=Example(
+            "vllm serve m --enable-log-outputs", leaves="vllm serve m --enable-log-requests --enable-log-outputs"
+        ),
         since="0.11.0",
         removes=("--enable-log-outputs",),
     ),
@@ -269,7 +228,10 @@ _LOGGING = (
         holds=lambda target: target.is_on("--enable-per-request-metrics") and target.is_on("--disable-log-stats"),
         why="vLLM refuses it: the metrics come from the statistics",
         fix="Remove --disable-log-stats",
-        example=Example("vllm serve m --enable-per-request-metrics --disable-log-stats"),
+        example=Example(
+            "vllm serve m --enable-per-request-metrics --disable-log-stats",
+            leaves="vllm serve m --enable-per-request-metrics",
+        ),
         removes=("--disable-log-stats",),
     ),
 )
@@ -281,7 +243,8 @@ _COMPILATION = (
         why="vLLM refuses it: they are mutually exclusive",
         fix="Keep one of them",
         example=Example(
-            """vllm serve m --attention-backend FLASHINFER --attention-config '{"backend": "FLASH_ATTN"}'"""
+            """vllm serve m --attention-backend FLASHINFER --attention-config '{"backend": "FLASH_ATTN"}'""",
+            leaves="""vllm serve m --attention-backend FLASHINFER --attention-config '{"flash_attn_version": 3}'""",
         ),
     ),
     Conflict(
@@ -293,7 +256,10 @@ _COMPILATION = (
         ),
         why="vLLM refuses it: they are mutually exclusive",
         fix="Keep one of them",
-        example=Example("vllm serve m --max-cudagraph-capture-size 64 -cc.max_cudagraph_capture_size 128"),
+        example=Example(
+            "vllm serve m --max-cudagraph-capture-size 64 -cc.max_cudagraph_capture_size 128",
+            leaves="vllm serve m --max-cudagraph-capture-size 64 -cc.mode=3",
+        ),
     ),
     Conflict(
         "compilation_level",
@@ -301,7 +267,10 @@ _COMPILATION = (
         holds=lambda target: "level" in target.keys("--compilation-config"),
         why="vLLM refuses it: the key was renamed",
         fix="Use the key mode in its place",
-        example=Example("""vllm serve m --compilation-config '{"level": 3}'"""),
+        example=Example(
+            """vllm serve m --compilation-config '{"level": 3}'""",
+            leaves="""vllm serve m --compilation-config '{"mode": 3}'""",
+        ),
         since="0.24.0",
     ),
     Conflict(
@@ -311,14 +280,17 @@ _COMPILATION = (
         holds=lambda target: target.has("--kv-cache-memory-bytes") and target.has("--gpu-memory-utilization"),
         why="The KV cache has the size that is set in bytes, whatever share of the GPU is given",
         fix="Keep one of them",
-        example=Example("vllm serve m --kv-cache-memory-bytes 8G --gpu-memory-utilization 0.9"),
+        example=Example(
+            "vllm serve m --kv-cache-memory-bytes 8G --gpu-memory-utilization 0.9",
+            leaves="vllm serve m --gpu-memory-utilization 0.9",
+        ),
         severity="warning",
         removes=("--gpu-memory-utilization",),
     ),
 )
 
 
-def _conflict_rule(conflict: Conflict) -> LintRule:
+def conflict_rule(conflict: Conflict) -> LintRule:
     since, until = conflict.since, conflict.until
     in_general = conflict.fix
     for flag in known():
@@ -348,4 +320,4 @@ def _fill_in(text: str, command: Command) -> str:
     return text
 
 
-RULES = tuple(map(_conflict_rule, (*_SCHEDULING, *_PARALLEL, *_LOGGING, *_COMPILATION)))
+RULES = tuple(map(conflict_rule, (*_SCHEDULING, *_LOGGING, *_COMPILATION)))

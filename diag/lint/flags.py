@@ -24,7 +24,7 @@ _NO_DOTTED_KEYS = "0.8.5"
     " release is proposed where there is one.",
     "vLLM exits with `unrecognized arguments`, unless a plugin adds the flag",
     "Correct the spelling, or remove the flag",
-    Example("vllm serve m --gpu-memory-utilisation 0.8"),
+    Example("vllm serve m --gpu-memory-utilisation 0.8", leaves="vllm serve m --gpu-memory-utilization 0.8"),
 )
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
@@ -50,7 +50,7 @@ def unknown_flag(target: LintTarget) -> Iterator[Match]:
     "The beginning of a flag that two or more flags of this release share.",
     "vLLM accepts the beginning of a flag only where no other flag begins with it",
     "Write the flag out",
-    Example("vllm serve m --max-num 8"),
+    Example("vllm serve m --max-num 8", leaves="vllm serve m --max-num-seqs 8"),
 )
 def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
@@ -85,7 +85,7 @@ def _longer_flags(given: Given, target: LintTarget) -> list[str]:
     "A flag, one of its short names, or a key behind a dot, that vLLM has only since a later release.",
     "vLLM exits with `unrecognized arguments`",
     "Remove the flag, or run the release that the finding names",
-    Example("vllm serve m --watermark 0.1", "0.20.0"),
+    Example("vllm serve m --watermark 0.1", "0.20.0", leaves="vllm serve m --watermark 0.1", leaves_version="0.24.0"),
 )
 def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
     for given in target.command.given:
@@ -129,7 +129,7 @@ def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     "A flag that was removed, and whose name is the beginning of exactly one flag of this release.",
     "argparse accepts the beginning of a flag for the flag: the server starts with an unintended setting",
     "Remove the flag, or write out the intended one",
-    Example("vllm serve m --device cuda", "0.24.0"),
+    Example("vllm serve m --device cuda", "0.24.0", leaves="vllm serve m --device-ids 0"),
 )
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
     for given, name, flag in _abbreviations(target):
@@ -148,7 +148,7 @@ def taken_for_another(target: LintTarget) -> Iterator[Match]:
     "The beginning of a flag in the place of its name.",
     "vLLM refuses it as soon as a release has a second flag that begins with it",
     "Write the flag out",
-    Example("vllm serve m --kv-cache-memory 8G"),
+    Example("vllm serve m --kv-cache-memory 8G", leaves="vllm serve m --kv-cache-memory-bytes 8G"),
 )
 def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
     for _, name, flag in _abbreviations(target):
@@ -162,7 +162,7 @@ def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
     "A flag that this release still accepts and no longer uses.",
     "The command has a setting that the server does not apply",
     "Remove it",
-    Example("vllm serve m --swap-space 4", "0.17.1"),
+    Example("vllm serve m --swap-space 4", "0.17.1", leaves="vllm serve m --swap-space 4", leaves_version="0.7.3"),
 )
 def no_effect(target: LintTarget) -> Iterator[Match]:
     if target.command.environment.get("VLLM_USE_V1") == "0" and not target.since(V1_ONLY):
@@ -179,7 +179,7 @@ def no_effect(target: LintTarget) -> Iterator[Match]:
     "`--no-x` where this release has `--x` but not its negation.",
     "vLLM exits with `unrecognized arguments`",
     "Remove it: such a switch is off unless it is given",
-    Example("vllm serve m --no-headless"),
+    Example("vllm serve m --no-headless", leaves="vllm serve m --headless"),
 )
 def no_such_negation(target: LintTarget) -> Iterator[Match]:
     for given in target.accepted():
@@ -255,7 +255,7 @@ VARIABLES: Mapping[str, EnvironmentVariable] = {
     "A variable that this release does not read: removed, not there yet, or misspelt.",
     "vLLM ignores a variable that it does not know",
     "Remove it, or use what replaces it",
-    Example("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m"),
+    Example("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m", leaves="VLLM_LOG_STATS_INTERVAL=5 vllm serve m"),
 )
 def variable_not_read(target: LintTarget) -> Iterator[Match]:
     for name in target.command.environment:
@@ -302,7 +302,7 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
     "VLLM_USE_V1=0 with a release from 0.8.0 to 0.11.0. In 0.11.0, which has no V0 engine, it is an error.",
     "V0 is slower, and 0.11.0 removed it",
     "Remove VLLM_USE_V1",
-    Example("VLLM_USE_V1=0 vllm serve m", "0.10.2"),
+    Example("VLLM_USE_V1=0 vllm serve m", "0.10.2", leaves="VLLM_USE_V1=1 vllm serve m"),
 )
 def old_engine(target: LintTarget) -> Iterator[Match]:
     """VLLM_USE_V1=0 chooses V0 from 0.8.0 to 0.10.2; 0.11.0 reads it and has no V0."""

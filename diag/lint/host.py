@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diag.core.formatting import GIB, gibibytes, plural
-from diag.lint.rule import Example, HostGpu, LintTarget, Match, number, removal, rule
+from diag.lint.rule import Example, LintTarget, Match, number, removal, rule
 from diag.vllm.flags.registry import default
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -25,7 +25,7 @@ def is_without_config(folder: Path) -> bool:
     "A model that is a folder on this host, without config.json, params.json and *.gguf.",
     "vLLM reads the model's architecture from config.json and does not start without it",
     "Name the folder that holds config.json, or a model's id",
-    Example("vllm serve ./models", requires="./models is a folder without config.json"),
+    Example("vllm serve ./models", requires="./models is a folder without config.json", leaves="vllm serve ./model"),
 )
 def no_config(target: LintTarget) -> Iterator[Match]:
     if target.folder_without_config:
@@ -38,7 +38,11 @@ def no_config(target: LintTarget) -> Iterator[Match]:
     "A tensor-parallel size that does not divide the number of attention heads in the model's config.json.",
     "vLLM refuses it: every GPU holds the same number of heads",
     "Set --tensor-parallel-size to a divisor of the number of heads",
-    Example("vllm serve ./model -tp 3", requires="./model/config.json has 32 attention heads"),
+    Example(
+        "vllm serve ./model -tp 3",
+        requires="./model/config.json has 32 attention heads",
+        leaves="vllm serve ./model -tp 4",
+    ),
 )
 def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
     shape, tensor = target.shape, target.ranks("--tensor-parallel-size")
@@ -56,7 +60,11 @@ def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
     "--enable-expert-parallel with a model whose config.json has no experts.",
     "vLLM refuses it: there are no experts to distribute",
     "Remove it",
-    Example("vllm serve ./model --enable-expert-parallel", requires="./model is a dense model"),
+    Example(
+        "vllm serve ./model --enable-expert-parallel",
+        requires="./model is a dense model",
+        leaves="vllm serve ./mixture --enable-expert-parallel -tp 2",
+    ),
 )
 def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
     family = target.shape.family if target.shape else None
@@ -71,7 +79,11 @@ def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
     " A warning for an architecture that diag does not support.",
     f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
     "Lower --max-model-len to the model's maximum",
-    Example("vllm serve ./model --max-model-len 200k", requires="./model supports 131,072 tokens"),
+    Example(
+        "vllm serve ./model --max-model-len 200k",
+        requires="./model supports 131,072 tokens",
+        leaves="vllm serve ./model --max-model-len 128k",
+    ),
 )
 def context_above_the_model(target: LintTarget) -> Iterator[Match]:
     command, shape = target.command, target.shape
@@ -91,10 +103,10 @@ def context_above_the_model(target: LintTarget) -> Iterator[Match]:
     "More ranks than GPUs on this host, without --nnodes and without Ray. CUDA_VISIBLE_DEVICES counts.",
     "vLLM refuses more ranks on one node than it has GPUs",
     "Use smaller parallel sizes, or --nnodes",
-    Example("vllm serve m -tp 2", requires="this host has one GPU"),
+    Example("vllm serve m -tp 2", requires="this host has one GPU", leaves="vllm serve m -tp 2 --nnodes 2"),
 )
 def fewer_gpus_than_ranks(target: LintTarget) -> Iterator[Match]:
-    command, needed = target.command, _gpus_needed(target)
+    command, needed = target.command, target.local_ranks()
     elsewhere = (number(command.get("--nnodes")) or 1) > 1 or "ray" in (
         command.get("--distributed-executor-backend"),
         command.get("--data-parallel-backend"),
@@ -103,27 +115,16 @@ def fewer_gpus_than_ranks(target: LintTarget) -> Iterator[Match]:
         yield Match(f"The server needs {plural(needed, 'GPU')}, and this host has {len(target.gpus.gpus)}")
 
 
-def _gpus_needed(target: LintTarget) -> int:
-    """Return the number of GPUs that the ranks on this host need."""
-    tensor, pipeline, data = (target.ranks(f"--{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
-    local = number(target.command.get("--data-parallel-size-local"))
-    return tensor * pipeline * (data if local is None else int(local))
-
-
-def _gpus_used(target: LintTarget) -> tuple[HostGpu, ...]:
-    return target.gpus.gpus[: max(1, _gpus_needed(target))] if target.gpus else ()
-
-
 @rule(
     "warning",
     "The GPUs differ",
     "GPUs of this host that the server would use, with different names or memory sizes.",
     "Every rank waits for the slowest one, and the smallest one limits the KV cache",
     "Set CUDA_VISIBLE_DEVICES to GPUs of one kind",
-    Example("vllm serve m -tp 2", requires="this host has an H100 and a T4"),
+    Example("vllm serve m -tp 2", requires="this host has an H100 and a T4", leaves="vllm serve m -tp 1"),
 )
 def unequal_gpus(target: LintTarget) -> Iterator[Match]:
-    kinds = sorted({(gpu.name, round(gpu.total / GIB)) for gpu in _gpus_used(target)})
+    kinds = sorted({(gpu.name, round(gpu.total / GIB)) for gpu in target.used_gpus()})
     if len(kinds) > 1:
         yield Match("The GPUs differ: " + ", ".join(f"{name} with {total} GiB" for name, total in kinds))
 
@@ -134,12 +135,16 @@ def unequal_gpus(target: LintTarget) -> Iterator[Match]:
     "Two GPUs of one tensor-parallel group that no NVLink connects.",
     "Every layer ends in an all-reduce between all ranks; above two GPUs vLLM's own all-reduce needs NVLink",
     "Use pipeline parallelism in its place, or GPUs that NVLink connects",
-    Example("vllm serve m -tp 2", requires="this host has two GPUs without NVLink"),
+    Example(
+        "vllm serve m -tp 2",
+        requires="this host has two GPUs without NVLink",
+        leaves="vllm serve m --pipeline-parallel-size 2",
+    ),
 )
 def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
     tensor = target.ranks("--tensor-parallel-size")
     paths = target.gpus.paths if target.gpus else {}
-    used = _gpus_used(target)[:tensor]
+    used = target.used_gpus()[:tensor]
     pairs = [(gpu.index, peer.index) for gpu in used for peer in used if gpu.index < peer.index]
     slow = [(pair, paths[pair]) for pair in pairs if paths.get(pair, "nvlink") != "nvlink"]
     if slow:
@@ -158,7 +163,11 @@ def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
     "A GPU of this host with less free memory than the share of it that the server takes.",
     "vLLM refuses to start; before 0.9.1 it runs out of memory or has no KV cache left",
     "Lower --gpu-memory-utilization, or free the GPU first",
-    Example("vllm serve m", requires="another process uses most of the GPU's memory"),
+    Example(
+        "vllm serve m",
+        requires="another process uses most of the GPU's memory",
+        leaves="vllm serve m --gpu-memory-utilization 0.09",
+    ),
 )
 def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     """Check like vLLM at startup, which logs `Free memory on device ... is less than desired` since 0.9.1."""
@@ -166,7 +175,7 @@ def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
         return
     given = number(target.command.get("--gpu-memory-utilization"))
     share = given if given is not None else default("--gpu-memory-utilization", target.version)
-    tight = min(_gpus_used(target), key=lambda gpu: gpu.free / gpu.total, default=None)
+    tight = min(target.used_gpus(), key=lambda gpu: gpu.free / gpu.total, default=None)
     if not share or not tight or share * tight.total <= tight.free:
         return
     fitting = math.floor(tight.free / tight.total * 100) / 100
@@ -188,7 +197,9 @@ def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     "vLLM exits with the same message",
     "Correct what the message names",
     Example(
-        "vllm serve m --enable-lora --lora-modules adapter", requires="vLLM of this release is installed beside diag"
+        "vllm serve m --enable-lora --lora-modules adapter",
+        requires="vLLM of this release is installed beside diag",
+        leaves="vllm serve m --enable-lora --lora-modules adapter=./adapter",
     ),
 )
 def refused_by_the_parser(target: LintTarget) -> Iterator[Match]:

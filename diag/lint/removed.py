@@ -151,7 +151,10 @@ INEFFECTIVE: Mapping[str, IneffectiveFlag] = {
     " replaces it where something does.",
     "vLLM exits with `unrecognized arguments`",
     "Replace it as the finding describes, or remove it if nothing replaces it",
-    Example("vllm serve m --speculative-model d --num-speculative-tokens 5"),
+    Example(
+        "vllm serve m --speculative-model d --num-speculative-tokens 5",
+        leaves="""vllm serve m --speculative-config '{"model": "d", "num_speculative_tokens": 5}'""",
+    ),
 )
 def removed_flag(target: LintTarget) -> Iterator[Match]:
     gone = [

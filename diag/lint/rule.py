@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from diag.core.formatting import flag_integer
@@ -54,7 +54,9 @@ def host_gpus(samples: Iterable[GpuSample]) -> HostGpus:
 class LintTarget:
     """A command and the release that it is checked for.
 
-    `shape` is read from the model's config.json; `gpus` are the GPUs of this host, None if they cannot be seen here.
+    `shape` is read from the model's config.json, `draft` from that of the draft model; `gpus` are the GPUs of this host
+    or of --gpu, None if they are unknown; `host_memory` are the bytes that this host or its control group has, 0 if
+    unknown. `adapter_ranks` has the rank of each LoRA adapter whose adapter_config.json could be read, by its path.
     `folder_without_config` is the model's folder if it holds no config.json; `parser_error` is the message of vLLM's
     own parser.
     """
@@ -65,6 +67,9 @@ class LintTarget:
     gpus: HostGpus | None = None
     folder_without_config: str = ""
     parser_error: str = ""
+    draft: Model | None = None
+    host_memory: float = 0
+    adapter_ranks: Mapping[str, int] = field(default_factory=dict)
 
     def since(self, version: str) -> bool:
         return at_least(self.version, version)
@@ -79,6 +84,23 @@ class LintTarget:
 
     def ranks(self, flag: str) -> int:
         return ranks(self.command, flag)
+
+    def local_ranks(self) -> int:
+        """Return the ranks on this host, each on a GPU of its own."""
+        tensor, pipeline, data = (self.ranks(f"--{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
+        local = number(self.command.get("--data-parallel-size-local"))
+        return tensor * pipeline * (data if local is None else int(local))
+
+    def used_gpus(self) -> tuple[HostGpu, ...]:
+        """Return the known GPUs that the server would use."""
+        return self.gpus.gpus[: max(1, self.local_ranks())] if self.gpus else ()
+
+    def lacks(self, *flags: str) -> bool:
+        """Return True if none of the flags is given, nor can be by a variable or an unread --config file."""
+        command = self.command
+        is_whole = not (command.config and command.elsewhere)
+        is_whole = is_whole and not any(map(is_open, command.words[command.arguments :]))
+        return is_whole and all(command.get(flag) is None for flag in flags)
 
     def is_on(self, flag: str) -> bool:
         return bool(self.command.switched(flag))
@@ -204,14 +226,17 @@ class LintReport:
 
 @dataclass(frozen=True)
 class Example:
-    """A command in which the rule finds something for the release `version`.
+    """A command in which the rule finds something for the release `version`, and a near miss that it `leaves` alone.
 
-    `requires` names what the host must have, "" if the command alone is enough.
+    `leaves_version` is the release of the near miss, "" for `version`. `requires` names what the host must have for
+    both, "" if the commands alone are enough.
     """
 
     command: str
     version: str = "0.32.0"
     requires: str = ""
+    leaves: str = field(kw_only=True)
+    leaves_version: str = ""
 
 
 Check = Callable[[LintTarget], Iterator[Match]]

@@ -2,7 +2,20 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from diag.lint import advice, conflicts, flags, host, removed, values, words
+from diag.lint import (
+    adapters,
+    advice,
+    conflicts,
+    container,
+    flags,
+    host,
+    memory,
+    parallel,
+    quantization,
+    removed,
+    values,
+    words,
+)
 from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
@@ -14,8 +27,13 @@ DECLARED: tuple[LintRule, ...] = (
     *values.RULES,
     *words.MODEL_RULES,
     *conflicts.RULES,
+    *parallel.RULES,
+    *adapters.RULES,
+    *quantization.RULES,
     *flags.VARIABLE_RULES,
     *advice.RULES,
+    *memory.RULES,
+    *container.RULES,
     *host.RULES,
 )
 """In the order in which findings of one severity are reported."""

@@ -87,7 +87,7 @@ def _checkable(target: LintTarget) -> Iterator[Given]:
     "A value that vLLM's parser cannot read as the number, the size or the JSON that the flag takes.",
     "vLLM exits with `invalid value`",
     "Give a value of the type that the finding names",
-    Example("vllm serve m --max-num-seqs many"),
+    Example("vllm serve m --max-num-seqs many", leaves="vllm serve m --max-num-seqs 64"),
 )
 def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
     for given in _checkable(target):
@@ -134,7 +134,7 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
     "A number that is smaller or larger than vLLM accepts for the flag.",
     "vLLM checks the value at startup and does not start with it",
     "Give a value in the range that the finding names",
-    Example("vllm serve m --gpu-memory-utilization 1.5"),
+    Example("vllm serve m --gpu-memory-utilization 1.5", leaves="vllm serve m --gpu-memory-utilization 0.9"),
 )
 def value_out_of_range(target: LintTarget) -> Iterator[Match]:
     for given in _checkable(target):
@@ -160,7 +160,7 @@ def _is_in_range(given: Given) -> bool:
     " the finding is an info.",
     "vLLM exits with `invalid choice`",
     "Use one of the choices that the finding lists",
-    Example("vllm serve m --kv-cache-dtype fp9"),
+    Example("vllm serve m --kv-cache-dtype fp9", leaves="vllm serve m --kv-cache-dtype fp8"),
 )
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
     for given in _checkable(target):
@@ -183,7 +183,7 @@ def not_a_choice(target: LintTarget) -> Iterator[Match]:
     "`-O '{...}'` or `-O.key=value` with a release in which -O is a level.",
     "-O is a level from 0 to 3 and nothing else",
     "Use -cc, short for --compilation-config, in its place",
-    Example("vllm serve m -O.mode=3"),
+    Example("vllm serve m -O.mode=3", leaves="vllm serve m -O3"),
 )
 def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
     """`-O '{...}'` and `-O.key=value` were short for --compilation-config until -O became a level."""
@@ -206,7 +206,10 @@ def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
     "A name other than ray, mp, uni and external_launcher that is no Python class either.",
     "The parser accepts it and the server fails later, when it starts the ranks",
     f"Use one of {', '.join(_EXECUTORS)}, or remove it",
-    Example("vllm serve m -tp 2 --distributed-executor-backend nccl"),
+    Example(
+        "vllm serve m -tp 2 --distributed-executor-backend nccl",
+        leaves="vllm serve m -tp 2 --distributed-executor-backend mp",
+    ),
 )
 def no_such_executor(target: LintTarget) -> Iterator[Match]:
     """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""

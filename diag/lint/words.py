@@ -22,7 +22,7 @@ _NOT_OFF_BY_DEFAULT = {
     "A flag that takes a value and stands at the end of the command or before another flag.",
     "vLLM exits with `expected one argument`",
     "Give the flag a value, or remove it",
-    Example("vllm serve m --max-num-seqs --port 8000"),
+    Example("vllm serve m --max-num-seqs --port 8000", leaves="vllm serve m --max-num-seqs 64 --port 8000"),
 )
 def value_missing(target: LintTarget) -> Iterator[Match]:
     for given in target.accepted():
@@ -43,7 +43,7 @@ def value_missing(target: LintTarget) -> Iterator[Match]:
     " vLLM took one as a word of its own.",
     "vLLM refuses the word after it",
     "Write `--x` or `--no-x`",
-    Example("vllm serve m --enable-prefix-caching false"),
+    Example("vllm serve m --enable-prefix-caching false", leaves="vllm serve m --no-enable-prefix-caching"),
 )
 def switch_with_a_value(target: LintTarget) -> Iterator[Match]:
     for given in target.accepted():
@@ -78,7 +78,7 @@ def _joined(target: LintTarget) -> list[int]:
     "A word such as `'--dtype auto'`, with a space in it, that belongs to no flag.",
     "Quotation marks, or one item of a YAML list, hold them together: vLLM sees one word that it does not know",
     "Write two words, or --flag=value",
-    Example("vllm serve m '--dtype auto'"),
+    Example("vllm serve m '--dtype auto'", leaves="vllm serve m --dtype auto"),
 )
 def flag_and_value_in_one_word(target: LintTarget) -> Iterator[Match]:
     words, places = target.command.words, _joined(target)
@@ -97,7 +97,7 @@ def flag_and_value_in_one_word(target: LintTarget) -> Iterator[Match]:
     "A word behind all the values that the flag before it takes.",
     "vLLM exits with `unrecognized arguments`",
     "Remove it, or put the flag before it whose value it is",
-    Example("vllm serve m --port 8000 8001"),
+    Example("vllm serve m --port 8000 8001", leaves="vllm serve m --port 8000"),
 )
 def word_too_many(target: LintTarget) -> Iterator[Match]:
     command, places = target.command, _strays(target)
@@ -121,7 +121,9 @@ def word_too_many(target: LintTarget) -> Iterator[Match]:
     " overrides once is an info.",
     "argparse keeps the last value",
     "Keep only the intended one",
-    Example("vllm serve m --max-num-seqs 8 --max-num-seqs 16"),
+    Example(
+        "vllm serve m --max-num-seqs 8 --max-num-seqs 16", leaves="vllm serve m --max-num-seqs 16 --max-num-seqs 16"
+    ),
 )
 def given_twice(target: LintTarget) -> Iterator[Match]:
     command = target.command
@@ -149,7 +151,12 @@ def given_twice(target: LintTarget) -> Iterator[Match]:
     "A switch that is on by default, or may be, and is false in the --config file.",
     "vLLM ignores a false in the file from 0.9.0 to 0.27, and one whose key has underscores since 0.31.0",
     "Give --no-x on the command line; since 0.31.0 write the key with dashes",
-    Example("vllm serve m --config c.yaml", "0.27.1", "c.yaml contains `enable-prefix-caching: false`"),
+    Example(
+        "vllm serve m --config c.yaml",
+        "0.27.1",
+        "c.yaml contains `enable-prefix-caching: false`",
+        leaves="vllm serve m --no-enable-prefix-caching",
+    ),
 )
 def config_false_ignored(target: LintTarget) -> Iterator[Match]:
     for key in target.command.dropped:
@@ -201,7 +208,7 @@ def _model_flags(command: Command) -> list[Given]:
     "A command that names no model, neither as its first word nor by --model.",
     "vLLM serves a default model",
     "Name the model: vllm serve MODEL ...",
-    Example("vllm serve --port 8000"),
+    Example("vllm serve --port 8000", leaves="vllm serve m --port 8000"),
 )
 def no_model(target: LintTarget) -> Iterator[Match]:
     if _is_without_model(target.command) and not _is_help(target.command):
@@ -215,7 +222,7 @@ def no_model(target: LintTarget) -> Iterator[Match]:
     "`vllm serve MODEL` with --model.",
     "vLLM exits with `unrecognized arguments`",
     "Keep only the first word",
-    Example("vllm serve m --model n"),
+    Example("vllm serve m --model n", leaves="vllm serve m --served-model-name n"),
 )
 def model_named_twice(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
@@ -229,7 +236,7 @@ def model_named_twice(target: LintTarget) -> Iterator[Match]:
     "`vllm serve --model MODEL`. Up to 0.11.0 it is an error.",
     "Releases up to 0.11.0 refuse --model; later ones accept it and log that it is deprecated",
     "Write vllm serve MODEL ...",
-    Example("vllm serve --model m"),
+    Example("vllm serve --model m", leaves="vllm serve m"),
 )
 def model_by_flag(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
@@ -250,7 +257,10 @@ def model_by_flag(target: LintTarget) -> Iterator[Match]:
     " module.",
     "vLLM refuses the word, or ignores it and serves a default model",
     "Use --model MODEL",
-    Example("python -m vllm.entrypoints.openai.api_server m"),
+    Example(
+        "python -m vllm.entrypoints.openai.api_server m",
+        leaves="python -m vllm.entrypoints.openai.api_server --model m",
+    ),
 )
 def model_not_read(target: LintTarget) -> Iterator[Match]:
     command = target.command
@@ -278,7 +288,7 @@ def _is_own_image(command: Command) -> bool:
     "`vllm serve` after one of vLLM's own images, whose entry point starts the server already.",
     "The entry point takes the words for its arguments: `unrecognized arguments`",
     "Remove it: only flags follow the image",
-    Example("docker run vllm/vllm-openai:v0.32.0 vllm serve m"),
+    Example("docker run vllm/vllm-openai:v0.32.0 vllm serve m", leaves="docker run vllm/vllm-openai:v0.32.0 m"),
 )
 def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
     command = target.command

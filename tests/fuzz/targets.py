@@ -246,7 +246,10 @@ def model(text: bytes) -> str:
         Path(folder, "config.json").write_bytes(config)
         Path(folder, "model.safetensors.index.json").write_bytes(index)
         Path(folder, "model.safetensors").write_bytes(index)
-        told = lint.run(f"vllm serve {folder}", lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0]
+        Path(folder, "adapter_config.json").write_bytes(config)
+        beside = f"-tp 2 -q awq --enable-lora --lora-modules a={folder} --spec-model {folder} --spec-tokens 2"
+        options = lint.LintOptions(vllm_version="0.32.0", gpu="h100")
+        told = lint.run(f"vllm serve {folder} --gpu-memory-utilization 0.5 {beside}", options, as_json=False)[0]
         for several in (None, SizingOptions(gpu="h100", context="2k", concurrency=4)):
             for as_json in (False, True):
                 with suppress(*ANSWERS):

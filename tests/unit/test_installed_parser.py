@@ -55,7 +55,9 @@ ACCEPTED = """
 --dtype half
 --served-model-name a b c
 --api-key a b
---lora-modules x=y
+--enable-lora --lora-modules x=y
+--enable-lora --max-loras 4 --max-cpu-loras 4
+--quantization fp8
 --cudagraph-capture-sizes 1 2 4
 --max-cudagraph-capture-size 0
 --middleware a.b --middleware c.d
@@ -173,6 +175,16 @@ rank_out_of_range            --data-parallel-rank 3 --data-parallel-size 2
 two_balancers                --data-parallel-external-lb --data-parallel-hybrid-lb
 context_ranks_do_not_divide  --decode-context-parallel-size 3 --tensor-parallel-size 2
 balanced_experts_without_experts  --enable-eplb
+balanced_experts_of_one_rank  --enable-expert-parallel --enable-eplb
+redundant_experts_without_balancing  -tp 2 --enable-expert-parallel --eplb-config '{"num_redundant_experts": 2}'
+external_balancer_without_ranks  --data-parallel-external-lb
+hybrid_balancer_without_local_ranks  -dp 4 --data-parallel-hybrid-lb
+ranks_do_not_fill_the_nodes   --nnodes 3 -tp 4
+more_adapters_than_in_memory  --enable-lora --max-loras 4 --max-cpu-loras 2
+checkpoint_not_quantized     --quantization awq
+checkpoint_not_quantized     --quantization gptq_marlin
+quantization_removed         --quantization bitsandbytes
+quantization_removed         --quantization gguf
 numa_nodes_without_binding   --numa-bind-nodes 0
 numa_nodes_without_binding   --numa-bind-cpus 0-3
 attention_backend_given_twice           --attention-backend TRITON_ATTN -ac.backend FLASH_ATTN
@@ -242,7 +254,12 @@ def test_command_accepted_by_vllm_is_no_error(words: str) -> None:
     assert not errors(words)
 
 
-NEED_A_MODEL = {"context_above_the_model", "heads_do_not_divide", "experts_of_a_dense_model"}
+NEED_A_MODEL = {
+    "context_above_the_model",
+    "heads_do_not_divide",
+    "experts_of_a_dense_model",
+    "checkpoint_not_quantized",
+}
 
 
 @pytest.mark.parametrize(("rule", "words"), [each for each in refused if each[0] not in NEED_A_MODEL])

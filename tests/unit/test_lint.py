@@ -188,6 +188,21 @@ def test_a_flag_of_a_later_release_is_named_with_the_release() -> None:
     assert after("vllm serve m --watermark 0.1", "0.20.0") == "vllm serve m --watermark 0.1"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("swap_space", "4", "removed_flag"),
+        ("num_scheduler_steps", "8", "removed_flag"),
+        ("preemption_mode", "swap", "removed_flag"),
+        ("distributed_executor_backend", "nccl", "no_such_executor"),
+    ],
+)
+def test_spelling_of_python_and_yaml_is_that_of_the_flag(key: str, value: str, rule: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(f"{key}: {value}\nmax_model_len: 8192\n")
+    assert rules(f"vllm serve m --{key} {value}") == {rule}
+    assert rules(f"vllm serve m --config {tmp_path / 'c.yaml'}") == {rule}
+
+
 def test_flag_from_a_config_file_is_named_and_not_edited(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: m\nswap-space: 4\nnever-heard-of: 1\ndisable-log-stats: true\n")
     command = read("vllm serve --config c.yaml", tmp_path)
@@ -381,7 +396,8 @@ def test_correction_puts_the_model_where_the_entry_point_reads_it() -> None:
         ("--headless --api-server-count 2", "0.32.0", {"servers_of_a_headless_node"}),
         ("--headless --api-server-count 0", "0.32.0", set()),
         ("-dp 4 --data-parallel-external-lb", "0.32.0", set()),
-        ("-dp 4 --data-parallel-hybrid-lb", "0.32.0", set()),
+        ("-dp 4 --data-parallel-hybrid-lb", "0.32.0", {"hybrid_balancer_without_local_ranks"}),
+        ("-dp 4 --data-parallel-hybrid-lb --data-parallel-size-local $LOCAL", "0.32.0", set()),
         ("--enforce-eager --no-enforce-eager", "0.32.0", {"given_twice"}),
         ("--max-num-seqs 8 --max-num-seqs 8", "0.32.0", set()),
         ("--middleware a.b --middleware c.d", "0.32.0", set()),
@@ -507,7 +523,8 @@ def here(words: str) -> dict[str, LintFinding]:
         ([H100, FREE], "", {"gpu_is_shared"}),
         ([FREE], "-tp 2", {"fewer_gpus_than_ranks"}),
         ([FREE], "-tp 0.5", {"value_of_wrong_type"}),
-        ([FREE], "-tp 2 --nnodes 2", set()),
+        ([FREE], "-tp 2 --nnodes 2", {"tensor_parallel_across_nodes"}),
+        ([FREE], "-pp 2 --nnodes 2", set()),
         ([FREE], "-tp 2 --distributed-executor-backend ray", set()),
         ([FREE] * 2, "-tp 1 -dp 4 --data-parallel-size-local 2 --api-server-count 1", set()),
         ([{**FREE, "also": NVLINK}] * 2, "-tp 2", set()),
@@ -590,7 +607,7 @@ def test_a_longer_context_may_be_allowed(folder: Path) -> None:
 def test_default_context_is_reported_with_the_model_maximum(folder: Path) -> None:
     report = linting.judge(f"vllm serve {folder}", "0.32.0")
     assert [finding.message for finding in report.findings] == [
-        "The context length is left at the model's maximum, 131,072 tokens"
+        "The context length is left at the model's maximum, 131,072 tokens; one such request takes 16.0 GiB of KV cache"
     ]
 
 

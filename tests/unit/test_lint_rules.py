@@ -12,6 +12,7 @@ from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadUsage
+from diag.lint.adapters import draft_model
 from diag.lint.rule import HostGpu, HostGpus, LintRule, LintTarget
 from diag.lint.rules import DECLARED, RULES, lint
 from diag.vllm.command.parse import read
@@ -19,42 +20,75 @@ from diag.vllm.memory import model
 
 GIB = 2**30
 FREE, SMALL = HostGpu("0", "H100", 80 * GIB, 79 * GIB), HostGpu("1", "T4", 16 * GIB, 15 * GIB)
+AMPERE = HostGpu("0", "A100-SXM4-80GB", 80 * GIB, 79 * GIB)
 OTHER, BUSY = HostGpu("1", "H100", 80 * GIB, 79 * GIB), HostGpu("0", "H100", 80 * GIB, 8 * GIB, 1)
 HOSTS = {
     "fewer_gpus_than_ranks": HostGpus((FREE,), {}),
     "unequal_gpus": HostGpus((FREE, SMALL), {}),
     "tensor_parallel_over_pcie": HostGpus((FREE, OTHER), {("0", "1"): "sys"}),
     "gpu_is_shared": HostGpus((BUSY,), {}),
+    "gpu_memory_given_away": HostGpus((FREE,), {}),
+    "tensor_parallel_of_a_small_model": HostGpus((FREE, OTHER), {}),
+    "fp8_cache_is_converted": HostGpus((AMPERE,), {}),
 }
 """What an example needs this host to be."""
-OF_THE_MODEL = ("heads_do_not_divide", "experts_of_a_dense_model", "context_above_the_model")
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     **{"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "vocab_size": 128256},
     **{"max_position_embeddings": 131072, "num_key_value_heads": 8, "intermediate_size": 14336},
 }
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+PARSER_ERROR = "argument --lora-modules: expected name=path"
+FOLDERS = {
+    "model": CONFIG,
+    "model-awq": {**CONFIG, "quantization_config": AWQ},
+    "mixture": {**CONFIG, "architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2},
+    "small": {**CONFIG, "num_hidden_layers": 2},
+    "draft": {**CONFIG, "num_hidden_layers": 2, "vocab_size": 32000},
+}
+"""The models that examples name, by their folders."""
 EACH_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
-def example(rule: LintRule, folder: Path) -> LintTarget:
-    """The example of a rule, with what it requires."""
+def target(rule: LintRule, command: str, version: str, folder: Path) -> LintTarget:
+    """An example of a rule, with what it requires."""
     (folder / "c.yaml").write_text("enable-prefix-caching: false\n")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    version = rule.example.version
+    for name, config in FOLDERS.items():
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+
+    def shape(name: str) -> model.Model | None:
+        place = folder / name.removeprefix("./")
+        return model.read(place, str(place), version) if name.startswith("./") and place.is_dir() else None
+
+    parsed = read(command, folder, version)
     return LintTarget(
-        read(rule.example.command, folder, version),
+        parsed,
         version,
-        shape=model.read(folder, "m", version) if rule.id in OF_THE_MODEL else None,
+        shape=shape(parsed.model),
         gpus=HOSTS.get(rule.id),
-        folder_without_config="./models" if rule.id == "no_config" else "",
-        parser_error="argument --lora-modules: expected name=path" if rule.id == "refused_by_the_parser" else "",
+        folder_without_config="./models" if parsed.model == "./models" else "",
+        parser_error=PARSER_ERROR if command.endswith(" adapter") else "",
+        draft=shape(draft_model(LintTarget(parsed, version))),
+        host_memory=64 * GIB,
+        adapter_ranks={"./adapter-64": 64},
     )
 
 
 @EACH_RULE
 def test_a_rule_finds_something_in_its_own_example(rule: LintRule, tmp_path: Path) -> None:
-    findings = [finding for finding in lint(example(rule, tmp_path)) if finding.rule == rule.id]
-    assert [finding.severity for finding in findings] == [rule.severity]
+    found = lint(target(rule, rule.example.command, rule.example.version, tmp_path))
+    assert [finding.severity for finding in found if finding.rule == rule.id] == [rule.severity]
+
+
+@EACH_RULE
+def test_a_rule_leaves_its_near_miss_alone(rule: LintRule, tmp_path: Path) -> None:
+    example = rule.example
+    version = example.leaves_version or example.version
+    assert (example.leaves, version) != (example.command, example.version)
+    found = lint(target(rule, example.leaves, version, tmp_path))
+    assert rule.id not in {finding.rule for finding in found}
+    assert not [finding for finding in found if finding.severity == "error"]
 
 
 @EACH_RULE
@@ -70,7 +104,7 @@ def test_a_rule_has_a_page_with_every_part(rule: LintRule) -> None:
     assert re.findall(r"^## (.+)$", lint_rule_page(rule), re.MULTILINE) == [
         *("What it finds", "Why it matters", "Example", "How to fix it", "How to ignore it")
     ]
-    for part in (rule.title, rule.finds, rule.why, rule.fix, rule.example.command):
+    for part in (rule.title, rule.finds, rule.why, rule.fix, rule.example.command, rule.example.leaves):
         assert part.strip()
 
 
