@@ -1,0 +1,206 @@
+"""Read `LLM(...)`, `EngineArgs(...)` and Ray's `LLMConfig(...)` in Python source; nothing is executed."""
+
+import ast
+import operator
+import re
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from diag.core.errors import BadUsage
+from diag.vllm.command.command import is_server
+from diag.vllm.command.keywords import command_line, line
+from diag.vllm.command.manifests import Writing, ray_arguments
+
+_CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig")
+_CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
+_SERVER = re.compile(r"[\"']vllm[\"']\s*,\s*[\"']serve[\"']|[\"']vllm\.entrypoints\.[\w.]+[\"']")
+_NOTEBOOK = re.compile(r"^[ \t]*[!%].*$", re.MULTILINE)
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+_LARGEST = 10**18
+_DEEPEST = 20
+"""Names and operators within each other that are followed."""
+_MODULES = {"vllm", "ray"}
+
+
+class _UnknownValue(Exception):
+    """An expression that is no literal."""
+
+
+def _variable(name: str) -> str:
+    """Return a shell's variable for an expression that is not known until the program runs."""
+    return f"${re.sub(r'[^A-Z0-9]+', '_', name.upper()).strip('_') or 'VALUE'}"
+
+
+def is_python(text: str) -> bool:
+    """Return True if a text may be Python source that creates an engine, or starts a server."""
+    return bool(_CALL.search(text) or _SERVER.search(text))
+
+
+def engines(text: str, version: str) -> list[Writing]:
+    """Return the engines that Python source creates, the first one first; BadUsage if it cannot be parsed."""
+    try:
+        tree = ast.parse(_NOTEBOOK.sub("", textwrap.dedent(text)))
+    except SyntaxError as error:
+        raise BadUsage(f"the Python source cannot be parsed: line {error.lineno or 1} is no Python") from None
+    except (ValueError, MemoryError, RecursionError):
+        raise BadUsage("the Python source cannot be parsed: it is nested too deep, or no text") from None
+    return list(_Source(tree, version).engines())
+
+
+class _Source:
+    def __init__(self, tree: ast.Module, version: str) -> None:
+        self._tree, self._version = tree, version
+        nodes = list(ast.walk(tree))
+        self._calls = [node for node in nodes if isinstance(node, ast.Call)]
+        self._lists = [node for node in nodes if isinstance(node, ast.List)]
+        stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+        stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
+        self._changed = {
+            node.value.id
+            for node in nodes
+            if isinstance(node, ast.Subscript | ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
+        }
+        at_top = {*tree.body}
+        self._values: dict[str, ast.expr] = {}
+        for node in nodes:
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and node.value:
+                is_dict = isinstance(node.value, ast.Dict | ast.Call)
+                if stored[target.id] == 1 and (node in at_top or is_dict):
+                    self._values[target.id] = node.value
+        self._foreign = {
+            alias.asname or alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in _MODULES
+            for alias in node.names
+        } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+
+    def engines(self) -> Iterator[Writing]:
+        found: list[tuple[int, Writing]] = []
+        for call in self._calls:
+            name = ast.unparse(call.func) if isinstance(call.func, ast.Name | ast.Attribute) else ""
+            last = name.rpartition(".")[2]
+            if last in _CALLS and name.partition(".")[0] not in self._foreign:
+                command = line(self._words(call, last), {})
+                found.append((call.lineno, Writing(f"Python: {last}(...)", command, is_here=True)))
+        for node in self._lists:
+            words = [str(self._known(item, _named(item))) for item in node.elts]
+            if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
+                found.append((node.lineno, Writing("Python: a command as a list", shlex.join(words), is_here=True)))
+        yield from (writing for _, writing in sorted(found, key=lambda entry: entry[0]))
+
+    def _words(self, call: ast.Call, name: str) -> list[str]:
+        arguments, unseen = self._arguments(call.keywords)
+        for value in call.args[: name != "LLMConfig"]:
+            if isinstance(value, ast.Starred):
+                unseen.append(_variable(_named(value)))
+            else:
+                arguments = {"model": self._known(value, "model"), **arguments}
+        if name == "LLMConfig":
+            given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            loaded, more = self._nested(given.get("model_loading_config"))
+            own, unseen = self._nested(given.get("engine_kwargs"))
+            arguments = ray_arguments(loaded, own)
+            arguments["model"] = arguments["model"] or _variable("model")
+            unseen += more if not loaded else []
+        return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
+
+    def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
+        if node is None:
+            return {}, []
+        return self._arguments([ast.keyword(None, node)])
+
+    def _arguments(self, keywords: Iterable[ast.keyword], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+        """Return arguments by name, and a variable for each `**` whose names are not known."""
+        found: dict[str, Any] = {}
+        unseen: list[str] = []
+        for keyword in keywords:
+            if keyword.arg:
+                found[keyword.arg] = self._known(keyword.value, keyword.arg)
+                continue
+            inner = self._inner(keyword.value)
+            if inner is None or depth > _DEEPEST:
+                unseen.append(_variable(_named(keyword.value)))
+            else:
+                names, more = self._arguments(inner, depth + 1)
+                found |= names
+                unseen += more
+        return found, unseen
+
+    def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
+        """Return the entries of a dict that the source writes out; None for another expression."""
+        if isinstance(node, ast.Name):
+            value = None if node.id in self._changed else self._values.get(node.id)
+            return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
+            return node.keywords
+        if not isinstance(node, ast.Dict):
+            return None
+        entries = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else key
+            if not (name is None or isinstance(name, str)):
+                return None
+            entries.append(ast.keyword(name, value))
+        return entries
+
+    def _known(self, node: ast.expr, name: str) -> Any:
+        """Return the value of an expression, a variable of that name if the source does not show it."""
+        try:
+            return self._literal(node, 0)
+        except (_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+            return _variable(name)
+
+    def _literal(self, node: ast.expr, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise _UnknownValue
+        match node:
+            case ast.Constant(value=str() | int() | float() | None as value):
+                return value
+            case ast.Name(id=name) if name in self._values and name not in self._changed:
+                return self._literal(self._values[name], depth + 1)
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+                return name
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return [self._literal(part, depth + 1) for part in parts]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._literal(operand, depth + 1)
+            case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
+                numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
+                if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
+                    return _ARITHMETIC[type(kind)](*numbers)
+            case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
+                return text
+            case ast.Dict() | ast.Call():
+                return self._mapping(node, depth)
+        raise _UnknownValue
+
+    def _mapping(self, node: ast.Dict | ast.Call, depth: int) -> dict[str, Any]:
+        """Return a dict, or the arguments of a constructor such as PoolerConfig(...)."""
+        entries: list[ast.keyword] | None
+        if isinstance(node, ast.Call):
+            is_known = ast.unparse(node.func).rpartition(".")[2].endswith("Config") and not node.args
+            entries = node.keywords if is_known else self._inner(node)
+        else:
+            entries = self._inner(node)
+        if entries is None or any(entry.arg is None for entry in entries):
+            raise _UnknownValue
+        return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
+
+
+def _named(node: ast.expr) -> str:
+    """Return a name for an unknown expression."""
+    if isinstance(node, ast.Starred):
+        return _named(node.value)
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else "value"
