@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from diag.lint import advice, conflicts, flags, host, removed, values, words
+from diag.lint import advice, conflicts, flags, host, pods, removed, values, words
 from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
@@ -17,6 +17,7 @@ DECLARED: tuple[LintRule, ...] = (
     *flags.VARIABLE_RULES,
     *advice.RULES,
     *host.RULES,
+    *pods.RULES,
 )
 """In the order in which findings of one severity are reported."""
 RULES: Mapping[str, LintRule] = {rule.id: rule for rule in DECLARED}

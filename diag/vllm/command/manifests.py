@@ -15,7 +15,7 @@ _KEYS = {
     "serveConfigV2",
 }
 """Keys of a document, one of which shows that it is no file for --config."""
-_KEY = re.compile(rf"^[ ]*(?:- )?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
+_KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 _WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -55,7 +55,7 @@ class Writing(NamedTuple):
 
 def is_yaml(text: str) -> bool:
     """Return True if a text has a key of the YAML documents that start servers at the beginning of a line."""
-    return bool(_KEY.search(text)) or text.lstrip().startswith(('{"apiVersion"', '{"kind"'))
+    return bool(_KEY.search(text))
 
 
 def is_manifest(documents: Sequence[Any]) -> bool:
@@ -186,7 +186,8 @@ class _Reader(NamedTuple):
             arguments = {"model": _fetched(model.get("uri"), _MOUNTED), "served_model_name": served}
             words = command_line({**arguments, **_parallel(inner(part, "parallelism"))}, self.version)
             words += [*split(container.get("args")), *split(environment.pop("VLLM_ADDITIONAL_ARGS", ""))]
-            yield self.engine(name, words, {**container, "env": environment}, template)
+            own = {**container, "env": environment}
+            yield self.engine(name, words, _without_limits(own) if "worker" in part else own, template)
 
     # -- Ray Serve
 
@@ -225,7 +226,8 @@ class _Reader(NamedTuple):
         words = command_line(arguments, self.version)
         _, environment = _variables({"env": [*items(whole, "env"), *items(model, "env")]})
         environment |= {"VLLM_USE_V1": "0"} if is_v0 else {}
-        gpus = {"limits": {"nvidia.com/gpu": model.get("requestGPU")}}
+        count = None if "raySpec" in model else model.get("requestGPU")
+        gpus = {"limits": {"nvidia.com/gpu": count}}
         container = {"image": _image(model), "env": environment, "resources": gpus}
         yield self.engine("production-stack values", [*words, *extra], container, {})
 
@@ -240,6 +242,7 @@ class _Reader(NamedTuple):
             environment |= {"TP_SIZE": str(sizes.get("tensor") or 1), "DP_SIZE": str(sizes.get("data") or 1)}
             environment |= {"DP_SIZE_LOCAL": str(sizes.get("dataLocal") or sizes.get("data") or 1)}
             name, own = f"llm-d-modelservice values, {role}", {**container, "env": environment}
+            own = _without_limits(own) if document.get("multinode") or sizes.get("workers") else own
             if container.get("modelCommand") not in ("vllmServe", "imageDefault"):
                 yield from self.container(own, name, part, is_pod=True, is_whole=False)
                 continue
@@ -279,6 +282,11 @@ def _fetched(address: Any, folder: str) -> str:
     if scheme == "pvc" and folder != _MOUNTED:
         return f"{folder}/{path.partition('/')[2]}"
     return folder if path else scheme or "$MODEL"
+
+
+def _without_limits(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container of several pods that share a server: its limits are a part of what the server has."""
+    return {key: value for key, value in container.items() if key != "resources"}
 
 
 def _parallel(sizes: Mapping[str, Any], least: int = 1) -> dict[str, Any]:

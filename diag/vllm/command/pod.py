@@ -14,7 +14,7 @@ _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kKMGTP]i?|)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
-class Probe(NamedTuple):
+class PodProbe(NamedTuple):
     """A probe of a container: the HTTP path, "" if it has none, and how long it may fail until the kubelet acts."""
 
     path: str
@@ -37,8 +37,8 @@ class Pod(NamedTuple):
     the same text reads.
     """
 
-    startup: Probe | None = None
-    liveness: Probe | None = None
+    startup: PodProbe | None = None
+    liveness: PodProbe | None = None
     grace: float | None = _GRACE_SECONDS
     pre_stop: float = 0
     shared_memory: bool = False
@@ -94,12 +94,12 @@ def _number(value: Any) -> float | None:
     return float(found[1]) if found and not found[2] else None
 
 
-def _probe(probe: Any) -> Probe | None:
+def _probe(probe: Any) -> PodProbe | None:
     if not isinstance(probe, dict):
         return None
     path = inner(probe, "httpGet").get("path")
     delay, period, failures = map(_number, map(probe.get, ("initialDelaySeconds", "periodSeconds", "failureThreshold")))
-    return Probe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES)
+    return PodProbe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES)
 
 
 def _pre_stop(hook: Mapping[str, Any]) -> float:
