@@ -18,6 +18,7 @@ _KEYS = {
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 _WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
+_SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _MOST_BYTES = 2**22
@@ -136,7 +137,7 @@ class _Reader(NamedTuple):
             arguments = from_variables(environment, self.version)
             if arguments:
                 yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
-        elif any("vllm" in text for text in (given or str(node.get("name")) * is_patch, program, *words)):
+        elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
             pod = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
@@ -157,6 +158,8 @@ class _Reader(NamedTuple):
         mentions = (kind, str(model.get("runtime") or ""), str(model.get("image") or ""), *words)
         if not model or not (kind == "huggingface" or any("vllm" in text.lower() for text in mentions)):
             return
+        if re.search(r"--backend[ =]huggingface(?!\S)", " ".join(words)):
+            return  # that server runs the model without vLLM
         found, words = _from_kserve(words)
         stored = str(model.get("storageUri") or "")
         folder = stored.removeprefix("hf://") if stored.startswith("hf://") else _MOUNTED

@@ -11,7 +11,7 @@ from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import is_server
-from diag.vllm.command.keywords import command_line, line
+from diag.vllm.command.keywords import command_line, line, split
 from diag.vllm.command.manifests import Writing, ray_arguments
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig")
@@ -79,12 +79,38 @@ class _Source:
                 is_dict = isinstance(node.value, ast.Dict | ast.Call)
                 if stored[target.id] == 1 and (node in at_top or is_dict):
                     self._values[target.id] = node.value
+        self._read_additions(nodes)
         self._foreign = {
             alias.asname or alias.name
             for node in nodes
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in _MODULES
             for alias in node.names
         } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+
+    def _read_additions(self, nodes: list[ast.AST]) -> None:
+        """Find the statements that change a list: `+=` beside its assignment, elsewhere, and calls of methods."""
+        self._additions: dict[str, list[ast.AugAssign]] = {}
+        for node in nodes:
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                self._additions.setdefault(node.target.id, []).append(node)
+        bodies = [body for node in nodes for body in (getattr(node, "body", None),) if isinstance(body, list)]
+        self._lists_by_name = {
+            statement.targets[0].id: (statement.value, body)
+            for body in bodies
+            for statement in body
+            if isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.List)
+            and isinstance(statement.targets[0], ast.Name)
+        }
+        self._joined = {
+            id(self._lists_by_name[call.args[0].id][0])
+            for call in self._calls
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr == "join"
+            and call.args
+            and isinstance(call.args[0], ast.Name)
+            and call.args[0].id in self._lists_by_name
+        }
 
     def engines(self) -> Iterator[Writing]:
         found: list[tuple[int, Writing]] = []
@@ -95,10 +121,31 @@ class _Source:
                 command = line(self._words(call, last), {})
                 found.append((call.lineno, Writing(f"Python: {last}(...)", command, is_here=True)))
         for node in self._lists:
-            words = [str(self._known(item, _named(item))) for item in node.elts]
+            words = self._list(node)
             if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
-                found.append((node.lineno, Writing("Python: a command as a list", shlex.join(words), is_here=True)))
+                command = shlex.join([*words, *self._added(node)])
+                found.append((node.lineno, Writing("Python: a command as a list", command, is_here=True)))
         yield from (writing for _, writing in sorted(found, key=lambda entry: entry[0]))
+
+    def _list(self, node: ast.List) -> list[str]:
+        """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
+        words = [str(self._known(item, _named(item))) for item in node.elts]
+        return [part for word in words for part in (split(word) if id(node) in self._joined else [word])]
+
+    def _added(self, node: ast.List) -> list[str]:
+        """Return the words that later statements add to a list with `+=`; a variable for those that may be added."""
+        name, body = next(
+            ((name, body) for name, (value, body) in self._lists_by_name.items() if value is node), ("", [])
+        )
+        words: list[str] = []
+        for added in self._additions.get(name, ()):
+            is_sure = isinstance(added.value, ast.List) and added in body
+            if is_sure and isinstance(added.value, ast.List):
+                self._joined |= {id(added.value)} if id(node) in self._joined else set()
+                words += self._list(added.value)
+            else:
+                words.append(_variable(name))
+        return [*words, *[_variable(name)] * (name in self._changed)]
 
     def _words(self, call: ast.Call, name: str) -> list[str]:
         arguments, unseen = self._arguments(call.keywords)

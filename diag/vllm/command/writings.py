@@ -86,8 +86,8 @@ def _from_dockerfile(text: str) -> tuple[Writing, ...]:
     options = [word for name, value in stage.environment.items() for word in ("-e", f"{name}={value}")]
     options += ["--entrypoint", program] if program else []
     image = stage.image if "vllm" in stage.image else "vllm"
-    if image == "vllm" and not program:
-        raise BadUsage(f"the Dockerfile starts no vLLM: {EXPECTED}")
+    if not program and not words:
+        raise BadUsage("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words])),)
 
 
