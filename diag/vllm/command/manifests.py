@@ -12,11 +12,11 @@ from diag.vllm.command.pod import Pod, inner, items, read_pod, scaled_on
 
 _KEYS = {
     *("apiVersion", "kind", "services", "servingEngineSpec", "modelArtifacts", "applications", "containers"),
-    "serveConfigV2",
+    *("serveConfigV2", "image"),
 }
 """Keys of a document, one of which shows that it is no file for --config."""
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
-_WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
+WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -133,7 +133,7 @@ class _Reader(NamedTuple):
         if not given and not is_patch and "build" not in node:
             return
         options, environment = _variables(node)
-        if _WORKER.search(given) and not program and not words:
+        if WORKER.search(given) and not program and not words:
             arguments = from_variables(environment, self.version)
             if arguments:
                 yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
@@ -198,6 +198,8 @@ class _Reader(NamedTuple):
         documents = parse_documents(config, "serveConfigV2") if isinstance(config, str) else [config]
         for application in (part for document in documents for part in items(document, "applications")):
             for engine in items(inner(application, "args"), "llm_configs"):
+                if "server_cls" in engine:
+                    continue  # an engine of another kind
                 loaded = inner(engine, "model_loading_config")
                 variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))

@@ -3,8 +3,10 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
@@ -13,7 +15,7 @@ from diag.vllm.command import manifests, redaction
 from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
-from diag.vllm.command.shell import Bare, default, statements
+from diag.vllm.command.shell import Bare, default, here_documents, statements
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
@@ -144,6 +146,9 @@ def parse(text: str, version: str = "", folder: Path | None = None, suffix: str 
         try:  # a script may hold a manifest or Python
             return _parse_shell(text, version, folder)
         except BadUsage:
+            for document in here_documents(text):  # kubectl apply -f - <<EOF
+                with suppress(BadUsage):
+                    return parse(document, version)
             raise error from None
     if launches:
         return _first(launches, version, folder)
@@ -166,7 +171,10 @@ def _first(launches: Sequence[Writing], version: str, folder: Path | None) -> Co
     return commands[0]._replace(more=sum(1 + command.more for command in commands) - 1)
 
 
-def _parse_shell(text: str, version: str, folder: Path | None) -> Command:
+def _parse_shell(
+    text: str, version: str, folder: Path | None, variables: Mapping[str, str] = MappingProxyType({})
+) -> Command:
+    """Parse the command in a script that runs with these variables."""
     commands: list[list[str]] = []
     arrays: dict[str, list[str]] = {}
     for name, words in statements(text):
@@ -177,7 +185,7 @@ def _parse_shell(text: str, version: str, folder: Path | None) -> Command:
         elif not (filled and _MENTIONS.fullmatch(filled[0])):  # an array may be a command itself
             commands.append(filled)
 
-    environment: dict[str, str] = {}
+    environment = {**variables}
     exported: dict[str, str] = {}
     for at, words in enumerate(commands):
         filled = []
@@ -216,7 +224,7 @@ def _find_server(
     if inner:
         location = elsewhere(words)
         try:
-            found = _parse_shell(inner, version, None if location else folder)
+            found = _parse_shell(inner, version, None if location else folder, _assignments(words))
         except BadUsage:
             return None
         return found._replace(

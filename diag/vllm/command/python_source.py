@@ -74,11 +74,16 @@ class _Source:
         at_top = {*tree.body}
         self._values: dict[str, ast.expr] = {}
         for node in nodes:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name) and node.value:
-                is_dict = isinstance(node.value, ast.Dict | ast.Call)
-                if stored[target.id] == 1 and (node in at_top or is_dict):
-                    self._values[target.id] = node.value
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                is_dict = isinstance(value, ast.Dict | ast.Call)
+                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_dict):
+                    self._values[name.id] = value
         self._read_additions(nodes)
         self._foreign = {
             alias.asname or alias.name
@@ -117,7 +122,8 @@ class _Source:
         for call in self._calls:
             name = ast.unparse(call.func) if isinstance(call.func, ast.Name | ast.Attribute) else ""
             last = name.rpartition(".")[2]
-            if last in _CALLS and name.partition(".")[0] not in self._foreign:
+            is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
+            if last in _CALLS and is_vllm and name.partition(".")[0] not in self._foreign:
                 command = line(self._words(call, last), {})
                 found.append((call.lineno, Writing(f"Python: {last}(...)", command, is_here=True)))
         for node in self._lists:
@@ -161,6 +167,8 @@ class _Source:
             arguments = ray_arguments(loaded, own)
             arguments["model"] = arguments["model"] or _variable("model")
             unseen += more if not loaded else []
+        if unseen and not arguments.get("model"):
+            arguments["model"] = _variable("model")
         return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
 
     def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
@@ -227,6 +235,8 @@ class _Source:
                 numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
                 if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
+            case ast.Call(func=ast.Name(id="str"), args=[inner]):
+                return str(self._literal(inner, depth + 1))
             case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
                 return text
             case ast.Dict() | ast.Call():

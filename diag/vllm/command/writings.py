@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.keywords import from_variables, line, split, unread
-from diag.vllm.command.manifests import Writing, containers, is_yaml, parse, template
+from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
 
@@ -30,7 +30,7 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     `suffix` is that of the text's file. BadUsage if the text cannot be read in its notation.
     """
     if _FROM.match(text):
-        return _from_dockerfile(text)
+        return _from_dockerfile(text, version)
     if suffix == ".json" or is_yaml(text):
         found = tuple(containers(parse(text, "the text"), version))
         if not found:
@@ -58,7 +58,7 @@ class _Stage(NamedTuple):
     command: tuple[str, ...] = ()
 
 
-def _from_dockerfile(text: str) -> tuple[Writing, ...]:
+def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
     """Return the program of the last stage."""
     stages: dict[str, _Stage] = {}
     arguments: dict[str, str] = {}
@@ -87,6 +87,9 @@ def _from_dockerfile(text: str) -> tuple[Writing, ...]:
     options += ["--entrypoint", program] if program else []
     image = stage.image if "vllm" in stage.image else "vllm"
     if not program and not words:
+        worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
+        if worker:
+            return (Writing("a Dockerfile, by its variables", line(worker, unread(stage.environment))),)
         raise BadUsage("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words])),)
 
