@@ -83,6 +83,10 @@ _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
+_MOST_SERVERS = 100
+"""Servers of one text that are counted."""
+_MOST_DOCUMENTS = 20
+"""Here-documents of one script that are looked at."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
@@ -146,9 +150,10 @@ def parse(text: str, version: str = "", folder: Path | None = None, suffix: str 
         try:  # a script may hold a manifest or Python
             return _parse_shell(text, version, folder)
         except BadUsage:
-            for document in here_documents(text):  # kubectl apply -f - <<EOF
+            for document in here_documents(text)[:_MOST_DOCUMENTS]:  # kubectl apply -f - <<EOF
                 with suppress(BadUsage):
-                    return parse(document, version)
+                    if launches := writings(document, "", version):
+                        return _first(launches, version, None)
             raise error from None
     if launches:
         return _first(launches, version, folder)
@@ -158,7 +163,7 @@ def parse(text: str, version: str = "", folder: Path | None = None, suffix: str 
 def _first(launches: Sequence[Writing], version: str, folder: Path | None) -> Command:
     """Parse the first launch that starts a server, and count later ones; only Python runs on this host."""
     commands = []
-    for launch in launches:
+    for launch in launches[:_MOST_SERVERS]:
         try:
             found = _parse_shell(launch.command, version, folder if launch.is_here else None)
         except BadUsage as failure:
@@ -189,8 +194,9 @@ def _parse_shell(
     exported: dict[str, str] = {}
     for at, words in enumerate(commands):
         filled = []
+        plain = _plain(environment) if any(isinstance(word, Bare) for word in words) else {}
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
-            value = _expand(word, environment) if isinstance(word, Bare) else ""
+            value = _expand(word, plain) if isinstance(word, Bare) else ""
             filled += value.split() if " " in value and "$" not in value else [word]
         found = _find_server(filled, environment, folder, version)
         if found:
@@ -300,15 +306,19 @@ def _command(
 
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Fill in the variables that the text itself sets."""
-    return [_expand(word, environment) for word in words]
+    plain = _plain(environment)
+    return [_expand(word, plain) for word in words]
 
 
-def _expand(word: str, environment: Mapping[str, str]) -> str:
-    """Replace variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
-    plain = {
+def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
+    return {
         name: value
         for name, value in environment.items()
         if "$" not in value and "`" not in value and not is_secret(name)
     }
+
+
+def _expand(word: str, plain: Mapping[str, str]) -> str:
     filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
     return word if filled == word else filled  # an unchanged Bare stays one

@@ -28,6 +28,9 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _LARGEST = 10**18
 _DEEPEST = 20
 """Names and operators within each other that are followed."""
+_MOST_ENGINES = 100
+_MOST_NAMES = 10_000
+"""Names that are replaced by their values: a name may stand for two others, and so on."""
 _MODULES = {"vllm", "ray"}
 
 
@@ -58,7 +61,7 @@ def engines(text: str, version: str) -> list[Writing]:
 
 class _Source:
     def __init__(self, tree: ast.Module, version: str) -> None:
-        self._tree, self._version = tree, version
+        self._version, self._left = version, _MOST_NAMES
         nodes = list(ast.walk(tree))
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._lists = [node for node in nodes if isinstance(node, ast.List)]
@@ -120,10 +123,9 @@ class _Source:
     def engines(self) -> Iterator[Writing]:
         found: list[tuple[int, Writing]] = []
         for call in self._calls:
-            name = ast.unparse(call.func) if isinstance(call.func, ast.Name | ast.Attribute) else ""
-            last = name.rpartition(".")[2]
+            root, last = _names(call.func)
             is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
-            if last in _CALLS and is_vllm and name.partition(".")[0] not in self._foreign:
+            if last in _CALLS and is_vllm and root not in self._foreign and len(found) < _MOST_ENGINES:
                 command = line(self._words(call, last), {})
                 found.append((call.lineno, Writing(f"Python: {last}(...)", command, is_here=True)))
         for node in self._lists:
@@ -196,9 +198,10 @@ class _Source:
     def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
         """Return the entries of a dict that the source writes out; None for another expression."""
         if isinstance(node, ast.Name):
-            value = None if node.id in self._changed else self._values.get(node.id)
+            self._left -= 1
+            value = None if node.id in self._changed or self._left < 0 else self._values.get(node.id)
             return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict" and not node.args:
+        if isinstance(node, ast.Call) and _names(node.func) == ("dict", "dict") and not node.args:
             return node.keywords
         if not isinstance(node, ast.Dict):
             return None
@@ -223,7 +226,8 @@ class _Source:
         match node:
             case ast.Constant(value=str() | int() | float() | None as value):
                 return value
-            case ast.Name(id=name) if name in self._values and name not in self._changed:
+            case ast.Name(id=name) if name in self._values and name not in self._changed and self._left > 0:
+                self._left -= 1
                 return self._literal(self._values[name], depth + 1)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return name
@@ -247,13 +251,21 @@ class _Source:
         """Return a dict, or the arguments of a constructor such as PoolerConfig(...)."""
         entries: list[ast.keyword] | None
         if isinstance(node, ast.Call):
-            is_known = ast.unparse(node.func).rpartition(".")[2].endswith("Config") and not node.args
+            is_known = _names(node.func)[1].endswith("Config") and not node.args
             entries = node.keywords if is_known else self._inner(node)
         else:
             entries = self._inner(node)
         if entries is None or any(entry.arg is None for entry in entries):
             raise _UnknownValue
         return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
+
+
+def _names(node: ast.expr) -> tuple[str, str]:
+    """Return the first and the last name of vllm.engine.LLM; two empty names for another expression."""
+    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return (node.id, last) if isinstance(node, ast.Name) else ("", "")
 
 
 def _named(node: ast.expr) -> str:

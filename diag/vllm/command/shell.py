@@ -103,7 +103,7 @@ def _tokens(text: str) -> Iterator[str]:
     at = 0
     while at < len(text):
         if text[at] == "#":
-            at = (text + "\n").index("\n", at)
+            at = _end(text, "\n", at)
         found = _PIECE.match(text, at)
         if found and found.lastgroup == "operator":
             yield _Operator(found[0])
@@ -112,6 +112,12 @@ def _tokens(text: str) -> Iterator[str]:
         elif at < len(text):
             word, at = _word(text, at)
             yield word
+
+
+def _end(text: str, character: str, start: int) -> int:
+    """Return the place of the next such character, the end of the text if there is none."""
+    found = text.find(character, start)
+    return len(text) if found < 0 else found
 
 
 def _word(text: str, start: int) -> tuple[str, int]:
@@ -146,7 +152,7 @@ def _nested_end(text: str, at: int) -> int:
         if piece in ends[-1:]:
             ends.pop()
         elif piece == "'" and not quoted:
-            at = (text + "'").index("'", at) + 1
+            at = _end(text, "'", at) + 1
         elif piece in _ENDS and not (quoted and piece == "("):
             ends.append(_ENDS[piece])
         if not ends:

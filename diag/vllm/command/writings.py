@@ -12,15 +12,35 @@ from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, pa
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
 
+FORMS: Mapping[str, str] = {
+    "a shell command or script": "`vllm serve`, `python -m vllm.entrypoints...`, `docker run`, `kubectl run`, `ssh`,"
+    " with the variables that the script sets",
+    "--config YAML": "the keys of a file",
+    "a systemd unit": "`ExecStart=` and `Environment=`",
+    "a Dockerfile": "`ARG`, `FROM`, `ENV`, `ENTRYPOINT` and `CMD` of the last stage",
+    "Compose": "`image`, `entrypoint`, `command` and `environment` of a service",
+    "a Kubernetes manifest": "the containers of a Deployment, StatefulSet, LeaderWorkerSet or any other kind, also as"
+    " rendered by Helm, or in a here-document",
+    "KServe": "InferenceService (`predictor.model`, `predictor.containers`), ServingRuntime, LLMInferenceService",
+    "Ray Serve": "RayService (`serveConfigV2`), `llm_configs` of an application",
+    "Helm values": "the production stack (`servingEngineSpec.modelSpec`), llm-d-modelservice (`modelArtifacts`), a"
+    " chart with `image.command`",
+    "the variables of a worker": "RunPod's (`MODEL_NAME`, `MAX_MODEL_LEN` ...) and SageMaker's (`SM_VLLM_...`):"
+    " a `.env` file, a Dockerfile, a container",
+    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, a command as a list;"
+    " nothing is executed",
+}
+"""The accepted forms of a launch, and the parts that are read."""
 EXPECTED = (
-    "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...`, or a text"
-    " or file with it: a shell script, --config YAML, a systemd unit, a Dockerfile, Compose, a Kubernetes manifest"
-    " (also of KServe, RayService or LeaderWorkerSet), Helm values of vLLM's charts, variables of a worker"
-    " such as MODEL_NAME, or Python with LLM(...) or EngineArgs(...)"
+    "expected `vllm serve MODEL --flag value ...` or `python -m vllm.entrypoints.openai.api_server ...`, as"
+    f" {', '.join(FORMS)}"
 )
+_MOST_VARIABLES = 1000
+_LONGEST = 2**15
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
-_FROM = re.compile(r"\A(?:\s*(?:#.*|ARG\s.*)?\n)*FROM[ \t]+\S", re.ASCII)
+_FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
 _INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
 
 
@@ -71,7 +91,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
             name, *more = [_filled(word, arguments) for word in rest.split() if not word.startswith("--")] or [""]
             stage = stages.get(name.lower(), _Stage(name))
             alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
-        elif instruction == "ENV":
+        elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
             known = {**arguments, **stage.environment}
             stage = stage._replace(environment={**stage.environment, **_assigned(_filled(rest, known))})
         elif instruction == "ENTRYPOINT":
@@ -121,14 +141,10 @@ def _assigned(rest: str) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Fill in variables of the Dockerfile."""
-    return default(
-        re.sub(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", lambda found: _value(found, values), text, flags=re.ASCII)
-    )
-
-
-def _value(found: re.Match[str], values: Mapping[str, str]) -> str:
-    return values.get(found[1] or found[2]) or found[0]
+    """Fill in variables of the Dockerfile, unless the text may become very long."""
+    if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
+        return text
+    return default(_REFERENCE.sub(lambda found: values.get(found[1] or found[2]) or found[0], text))
 
 
 def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
@@ -140,5 +156,7 @@ def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
             variables[assigned[1]] = " ".join(split(assigned[2])) if assigned[2][:1] in ("'", '"') else assigned[2]
         elif written.strip() and not written.lstrip().startswith("#"):
             return ()
-    words = from_variables(variables, version) if len(variables) > 1 else None
-    return () if words is None else (Writing("a worker's variables", line(words, unread(variables))),)
+    words = from_variables(variables, version) if 1 < len(variables) < _MOST_VARIABLES else None
+    if words is None or len(words) == 1:  # a name of a model alone may be of any program
+        return ()
+    return (Writing("a worker's variables", line(words, unread(variables))),)
