@@ -22,7 +22,7 @@ SECRET = "hf_aBcDeFgHiJkLmNoPqRsT"
         ({"model": "m", "enforce_eager": True}, "", ["m", "--enforce-eager"]),
         ({"enforce_eager": False}, "0.32.0", ["--no-enforce-eager"]),
         ({"enforce_eager": False}, "0.7.0", []),  # that release has no --no- form, and the switch is off
-        ({"enable_chunked_prefill": False}, "0.7.0", ["--enable-chunked-prefill=false"]),
+        ({"enable_chunked_prefill": False}, "0.32.0", ["--no-enable-chunked-prefill"]),
         ({"disable_log_requests": True}, "0.32.0", ["--disable-log-requests"]),
         ({"max_model_len": None}, "", []),
         ({"tensorParallelSize": 2}, "", ["--tensor-parallel-size", "2"]),

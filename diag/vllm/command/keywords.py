@@ -28,7 +28,7 @@ _VARIABLES: Mapping[str, str] = {
 """Variables of RunPod's worker (src/args_builder.py) whose name is no flag in upper case."""
 _EXTRA = ("VLLM_EXTRA_ARGS", "VLLM_ADDITIONAL_ARGS")
 """Variables that hold words of a command line: of RunPod's worker, and of KServe's LLMInferenceService."""
-_OF_THE_WORKER = frozenset(("HOST", "PORT", "API_KEY", "CONFIG", "HELP"))
+_OF_THE_WORKER = frozenset(("HOST", "PORT", "API_KEY", "CONFIG", "HELP", "LOG_LEVEL"))
 """Names of flags that RunPod's worker sets itself, or does not read."""
 _SAGEMAKER = "SM_VLLM_"
 """Amazon SageMaker's images of vLLM turn each variable with this prefix into a flag."""

@@ -102,21 +102,29 @@ def read(text: str, folder: Path = Path(), version: str = "") -> Command:
 
     The path of a --config file is relative to `folder`.
     """
-    file = Path(text)
-    try:
-        if "\n" in text or not file.is_file():
-            return parse(text, version, folder)
-        with file.open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
-            raise BadUsage(f"{text} cannot be read: {error.strerror}") from error
+    content = None if "\n" in text else _content(text)
+    if content is None:
         return parse(text, version, folder)
-    if len(content) > MOST_BYTES or b"\0" in content:
-        raise BadUsage(f"{text} is not a text file with a command")
+    file = Path(text)
     if file.suffix in (".yaml", ".yml"):
         return _read_yaml(file, content, folder, version)
     return parse(content.decode("utf-8", "replace"), version, folder, file.suffix)
+
+
+def _content(name: str) -> bytes | None:
+    """Return the content of a file, None if a text is no name of a file."""
+    try:
+        if not Path(name).is_file():
+            return None
+        with Path(name).open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
+            raise BadUsage(f"{name} cannot be read: {error.strerror}") from error
+        return None
+    if len(content) > MOST_BYTES or b"\0" in content:
+        raise BadUsage(f"{name} is not a text file with a command")
+    return content
 
 
 def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> Command:
@@ -187,14 +195,13 @@ def _parse_shell(
         if name and _serve_end(words) is None:
             use = f"${{{name.removesuffix('+')}[@]}}"
             arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
-        elif not (filled and _MENTIONS.fullmatch(filled[0])):  # an array may be a command itself
+        elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
             commands.append(filled)
 
-    environment = {**variables}
+    environment, plain = {**variables}, dict(_plain(variables))
     exported: dict[str, str] = {}
     for at, words in enumerate(commands):
         filled = []
-        plain = _plain(environment) if any(isinstance(word, Bare) for word in words) else {}
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
             filled += value.split() if " " in value and "$" not in value else [word]
@@ -205,10 +212,14 @@ def _parse_shell(
             is_far = found.around and found.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             return found._replace(more=later, exported=(*passed_on, *found.exported))
-        environment |= _assignments(filled)
+        assigned = _assignments(filled)
+        environment |= assigned
+        for variable in assigned:
+            plain.pop(variable, None)
+        plain |= _plain(assigned)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
-            exported |= _assignments(filled)
+            exported |= assigned
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
@@ -254,6 +265,8 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
 
 
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
+    if not any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words):
+        return Image()
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 
 

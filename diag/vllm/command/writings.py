@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
@@ -35,12 +36,14 @@ EXPECTED = (
     "expected `vllm serve MODEL --flag value ...` or `python -m vllm.entrypoints.openai.api_server ...`, as"
     f" {', '.join(FORMS)}"
 )
-_MOST_VARIABLES = 1000
+_MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
+_LONG_FLAG = re.compile(r"--[a-z]+-[a-z]+-")
+"""A flag of three words or more, such as --max-model-len: other programs have no variable of that name."""
 _INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
 
 
@@ -119,7 +122,7 @@ def _instructions(text: str) -> list[tuple[str, str]]:
     lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
     found = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
-    return [(instruction[1], instruction[2].strip()) for instruction in found if instruction]
+    return [(each[1], each[2].strip()) for each in islice(filter(None, found), _MOST_INSTRUCTIONS)]
 
 
 def _program(rest: str) -> tuple[str, ...]:
@@ -157,6 +160,6 @@ def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
         elif written.strip() and not written.lstrip().startswith("#"):
             return ()
     words = from_variables(variables, version) if 1 < len(variables) < _MOST_VARIABLES else None
-    if words is None or len(words) == 1:  # a name of a model alone may be of any program
+    if words is None or not any(_LONG_FLAG.match(word) for word in words):  # MODEL_NAME may be of any program
         return ()
     return (Writing("a worker's variables", line(words, unread(variables))),)
