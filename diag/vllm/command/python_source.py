@@ -5,6 +5,7 @@ import operator
 import re
 import shlex
 import textwrap
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -51,7 +52,8 @@ def is_python(text: str) -> bool:
 def engines(text: str, version: str) -> list[Writing]:
     """Return the engines that Python source creates, the first one first; BadUsage if it cannot be parsed."""
     try:
-        tree = ast.parse(_NOTEBOOK.sub("", textwrap.dedent(text)))
+        with warnings.catch_warnings(action="ignore"):  # Python's about the source
+            tree = ast.parse(_NOTEBOOK.sub("", textwrap.dedent(text)))
     except SyntaxError as error:
         raise BadUsage(f"the Python source cannot be parsed: line {error.lineno or 1} is no Python") from None
     except (ValueError, MemoryError, RecursionError):
