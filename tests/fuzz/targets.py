@@ -41,6 +41,7 @@ from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.metric_families import plain
+from diag.core.yaml import load as load_yaml
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
@@ -138,6 +139,18 @@ def yaml(text: bytes) -> str:
         file = Path(folder, "server.yaml")
         file.write_bytes(text)
         return lint.run(str(file), lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0]
+
+
+def notation(text: bytes) -> str:
+    """A launch as Python, a Dockerfile, variables or JSON: linted as a file, and what is shown of the text."""
+    told = shown(text.decode("utf-8", "replace"))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("server.py", "Dockerfile", "server.env", "server.json"):
+            file = Path(folder, name)
+            file.write_bytes(text)
+            with suppress(*ANSWERS):
+                told += lint.run(str(file), lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0]
+    return told
 
 
 def toml(text: bytes) -> str:
@@ -436,12 +449,18 @@ def _models() -> Iterator[bytes]:
     yield from (BETWEEN.join([(folder / "config.json").read_bytes(), index]) for folder in folders)
 
 
+def _launches() -> Iterator[bytes]:
+    for file in sorted((ROOT / "tests" / "data" / "launches").glob("*.yaml")):
+        yield from (entry["text"].encode() for entry in load_yaml(file))
+
+
 TARGETS: Mapping[str, Target] = {
     "page": Target(page, _own_pages),
     "log": Target(log, _logs),
     "secrets": Target(secrets, _secrets),
     "command": Target(command, lambda: iter(())),
     "yaml": Target(yaml, _deploy),
+    "notation": Target(notation, _launches, 10.0),
     "toml": Target(toml, lambda: iter(())),
     "baseline": Target(baseline, _baselines),
     "promql": Target(expression, lambda: (text for seeds in (_expressions, _incidents) for text in seeds())),

@@ -755,7 +755,8 @@ INFO           --enforce-eager disables CUDA graphs and compilation [eager]
   corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 --served-model-name "$NAME" --api-key \
 "${VLLM_API_KEY:?}"
 
-  not checked  vLLM's own parser: vLLM is not installed beside diag (--vllm-python names another
+  not checked  --served-model-name: the text does not show the value
+               vLLM's own parser: vLLM is not installed beside diag (--vllm-python names another
                Python)
 """
 
@@ -846,6 +847,7 @@ def test_lint_json_has_the_findings_of_the_text() -> None:
         "schema": "diag.lint/2",
         "vllm_version": "0.32.0",
         "vllm_version_source": "--vllm-version",
+        "read_from": "",
         "model": "m",
         "exit_status": 2,
         "ignored": {},

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.yaml import load
+from diag.vllm.command.pod import Pod
 from diag.vllm.flags.registry import Option, known, release, understood
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -111,7 +112,8 @@ class Command(NamedTuple):
     of its folders if they are not on this host. `dropped` are keys of the config file whose `false` vLLM ignores.
     `more` counts later servers of the same text; they are not read. `around` holds the commands around this one
     (sh -c '...'), the outermost first, each with the place of the word that holds it; `exported` are the assignments of
-    the script before it.
+    the script before it. `writing` names the notation that was read, "" for a plain command; `pod` is the pod of a
+    Kubernetes manifest.
     """
 
     words: tuple[str, ...]
@@ -128,6 +130,8 @@ class Command(NamedTuple):
     more: int = 0
     around: tuple[tuple[tuple[str, ...], int], ...] = ()
     exported: tuple[str, ...] = ()
+    writing: str = ""
+    pod: Pod | None = None
 
     @property
     def by_module(self) -> bool:

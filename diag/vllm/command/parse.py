@@ -1,18 +1,22 @@
-"""Parse a command that starts vLLM: in a shell script, with an environment, in a container or a Kubernetes manifest."""
+"""Parse a launch of vLLM: the words of a shell script, and each notation of `writings` as such words."""
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.yaml import documents
-from diag.vllm.command import redaction
+from diag.core.formatting import printable
+from diag.vllm.command import manifests, redaction
 from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.free_text import is_secret
-from diag.vllm.command.shell import Bare, default, statements
+from diag.vllm.command.manifests import Writing
+from diag.vllm.command.shell import Bare, default, here_documents, statements
+from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
 _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
@@ -74,63 +78,15 @@ def elsewhere(words: Sequence[str]) -> str:
     return "in the container" if in_container else "on another host" if names & _HOSTS else ""
 
 
-_PODS = ("containers", "initContainers")
-_MANIFEST_KEYS = {"apiVersion", "kind", "services"}
-
-
-def is_manifest(file: Path) -> bool:
-    """Return True if a document of the file has keys of a Compose file or a Kubernetes manifest."""
-    return any(isinstance(document, dict) and not _MANIFEST_KEYS.isdisjoint(document) for document in documents(file))
-
-
-def started(file: Path) -> Iterator[str]:
-    """Yield a `docker run` for every container that mentions vLLM; nothing if the file is no manifest."""
-    for document in documents(file):
-        yield from _docker_runs(document, "")
-
-
-def _docker_runs(node: Any, under: str) -> Iterator[str]:
-    if isinstance(node, list):
-        for child in node:
-            yield from _docker_runs(child, under)
-    if not isinstance(node, dict):
-        return
-
-    # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
-    of_pod = under in _PODS
-    program, *words = _words(node.get("command" if of_pod else "entrypoint")) or [""]
-    words += _words(node.get("args" if of_pod else "command"))
-    image = node.get("image")
-    if isinstance(image, str) and any("vllm" in text for text in (image, program, *words)):
-        options = list[str]()
-        variables = node.get("env", node.get("environment"))
-        if isinstance(variables, dict):
-            variables = [f"{name}={value}" for name, value in variables.items()]
-        for entry in variables if isinstance(variables, list) else ():
-            by_name = isinstance(entry, dict) and "value" in entry
-            pair = f"{entry.get('name')}={entry['value']}" if by_name else entry
-            options += ["-e", pair] if isinstance(pair, str) and "=" in pair else []
-        options += ["--entrypoint", program] if program else []
-        yield shlex.join(["docker", "run", *options, image if "vllm" in image else "vllm", *words])
-    for key, child in node.items():
-        yield from _docker_runs(child, str(key))
-
-
-def _words(value: Any) -> list[str]:
-    """Return a list of words; a text is split as by a shell."""
-    if isinstance(value, str):
-        try:
-            return shlex.split(value)
-        except ValueError:
-            return value.split()
-    return [str(word) for word in value] if isinstance(value, list) else []
-
-
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
+_MOST_SERVERS = 100
+"""Servers of one text that are counted."""
+_MOST_DOCUMENTS = 20
+"""Here-documents of one script that are looked at."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
@@ -139,24 +95,99 @@ _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands that mention a server and start none."""
-EXPECTED = (
-    "expected `vllm serve MODEL --flag value ...`, `python -m vllm.entrypoints.openai.api_server ...` or a file with it"
-)
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
-    """Parse the command in a text, or in the file that the text names; BadUsage if it starts no server.
+    """Parse the launch in a text, or in the file that the text names; BadUsage if it starts no server.
 
     The path of a --config file is relative to `folder`.
     """
-    return parse(_read_text(text), version, folder)
+    content = None if "\n" in text else _content(text)
+    if content is None:
+        return parse(text, version, folder)
+    file = Path(text)
+    if file.suffix in (".yaml", ".yml"):
+        return _read_yaml(file, content, folder, version)
+    return parse(content.decode("utf-8", "replace"), version, folder, file.suffix)
 
 
-def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
-    """Parse the command in a text; BadUsage if it starts no server.
+def _content(name: str) -> bytes | None:
+    """Return the content of a file, None if a text is no name of a file."""
+    try:
+        if not Path(name).is_file():
+            return None
+        with Path(name).open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
+            raise BadUsage(f"{name} cannot be read: {error.strerror}") from error
+        return None
+    if len(content) > MOST_BYTES or b"\0" in content:
+        raise BadUsage(f"{name} is not a text file with a command")
+    return content
+
+
+def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> Command:
+    """Parse the launch in YAML; a file for --config becomes the command with that file."""
+    documents = manifests.parse(content, printable(str(file)))
+    launches = tuple(manifests.containers(documents, version))
+    if launches:
+        return _first(launches, version, folder)
+    flags = [understood(f"--{key}") for document in documents if isinstance(document, dict) for key in document]
+    if manifests.is_manifest(documents) or (flags and flags.count(None) > len(flags) / 2):
+        why = manifests.template(content.decode("utf-8", "replace"))
+        raise BadUsage(
+            f"{file}: {why}"
+            if why
+            else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
+        )
+    command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
+    return _parse_shell(command, version, folder)._replace(writing="a --config file")
+
+
+def parse(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> Command:
+    """Parse the launch in a text, in any notation; BadUsage if it starts no server. `suffix` is that of its file.
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
+    try:
+        launches = writings(text, suffix, version)
+    except BadUsage as error:
+        if suffix == ".py":
+            raise
+        try:  # a script may hold a manifest or Python
+            return _parse_shell(text, version, folder)
+        except BadUsage:
+            for document in here_documents(text)[:_MOST_DOCUMENTS]:  # kubectl apply -f - <<EOF
+                with suppress(BadUsage):
+                    if launches := writings(document, "", version):
+                        return _first(launches, version, None)
+            raise error from None
+    if launches:
+        return _first(launches, version, folder)
+    return _parse_shell(text, version, folder)._replace(writing=notation(text))
+
+
+def _first(launches: Sequence[Writing], version: str, folder: Path | None) -> Command:
+    """Parse the first launch that starts a server, and count later ones; only Python runs on this host."""
+    commands = []
+    for launch in launches[:_MOST_SERVERS]:
+        try:
+            found = _parse_shell(launch.command, version, folder if launch.is_here else None)
+        except BadUsage as failure:
+            error = failure
+            continue
+        place = found.elsewhere or ("" if launch.is_here else "in the container")
+        commands.append(found._replace(writing=launch.name, pod=launch.pod, elsewhere=place))
+    if not commands:
+        raise error
+    return commands[0]._replace(more=sum(1 + command.more for command in commands) - 1)
+
+
+def _parse_shell(
+    text: str, version: str, folder: Path | None, variables: Mapping[str, str] = MappingProxyType({})
+) -> Command:
+    """Parse the command in a script that runs with these variables."""
     commands: list[list[str]] = []
     arrays: dict[str, list[str]] = {}
     for name, words in statements(text):
@@ -164,15 +195,15 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
         if name and _serve_end(words) is None:
             use = f"${{{name.removesuffix('+')}[@]}}"
             arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
-        elif not (filled and _MENTIONS.fullmatch(filled[0])):  # an array may be a command itself
+        elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
             commands.append(filled)
 
-    environment: dict[str, str] = {}
+    environment, plain = {**variables}, dict(_plain(variables))
     exported: dict[str, str] = {}
     for at, words in enumerate(commands):
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
-            value = _expand(word, environment) if isinstance(word, Bare) else ""
+            value = _expand(word, plain) if isinstance(word, Bare) else ""
             filled += value.split() if " " in value and "$" not in value else [word]
         found = _find_server(filled, environment, folder, version)
         if found:
@@ -181,10 +212,14 @@ def parse(text: str, version: str = "", folder: Path | None = None) -> Command:
             is_far = found.around and found.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             return found._replace(more=later, exported=(*passed_on, *found.exported))
-        environment |= _assignments(filled)
+        assigned = _assignments(filled)
+        environment |= assigned
+        for variable in assigned:
+            plain.pop(variable, None)
+        plain |= _plain(assigned)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
-            exported |= _assignments(filled)
+            exported |= assigned
     raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
@@ -206,7 +241,7 @@ def _find_server(
     if inner:
         location = elsewhere(words)
         try:
-            found = parse(inner, version, None if location else folder)
+            found = _parse_shell(inner, version, None if location else folder, _assignments(words))
         except BadUsage:
             return None
         return found._replace(
@@ -229,38 +264,9 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
     return {assignment[1]: assignment[2] for assignment in found if assignment and assignment[1] != "ExecStart"}
 
 
-def _read_text(text: str) -> str:
-    """Return the text, or the content of the file that it names; for YAML the commands of its containers.
-
-    A file for --config becomes the command with that file.
-    """
-    file = Path(text)
-    try:
-        if "\n" in text or not file.is_file():
-            return text
-        with file.open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
-            raise BadUsage(f"{text} cannot be read: {error.strerror}") from error
-        return text
-    if len(content) > MOST_BYTES or b"\0" in content:
-        raise BadUsage(f"{text} is not a text file with a command")
-    if file.suffix not in (".yaml", ".yml"):
-        return content.decode("utf-8", "replace")
-
-    commands = "\n".join(started(file))
-    if commands:
-        return commands
-    flags = [understood(f"--{key}") for document in documents(file) if isinstance(document, dict) for key in document]
-    if is_manifest(file) or (flags and flags.count(None) > len(flags) / 2):
-        raise BadUsage(
-            f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
-        )
-    return f"vllm serve --config {shlex.quote(str(file.absolute()))}"
-
-
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
+    if not any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words):
+        return Image()
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 
 
@@ -313,15 +319,19 @@ def _command(
 
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Fill in the variables that the text itself sets."""
-    return [_expand(word, environment) for word in words]
+    plain = _plain(environment)
+    return [_expand(word, plain) for word in words]
 
 
-def _expand(word: str, environment: Mapping[str, str]) -> str:
-    """Replace variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
-    plain = {
+def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables that the text sets to a plain value; a secret stays $NAME, as do all others."""
+    return {
         name: value
         for name, value in environment.items()
         if "$" not in value and "`" not in value and not is_secret(name)
     }
+
+
+def _expand(word: str, plain: Mapping[str, str]) -> str:
     filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
     return word if filled == word else filled  # an unchanged Bare stays one

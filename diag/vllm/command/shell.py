@@ -5,6 +5,7 @@ A hidden value is written as a variable that has to be set, "${NAME:?}".
 
 import re
 import shlex
+import textwrap
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
@@ -68,20 +69,30 @@ def statements(text: str) -> Iterator[tuple[str, list[str]]]:
     yield name, words
 
 
-def _inline_documents(text: str) -> str:
-    """Remove here-documents; one that a shell reads becomes its script: bash -c '...'."""
+def here_documents(text: str) -> list[str]:
+    """Return the here-documents of a script without their common indentation."""
+    found: list[str] = []
+    _inline_documents(text, found)
+    return [textwrap.dedent(document) for document in found]
+
+
+def _inline_documents(text: str, found: list[str] | None = None) -> str:
+    """Remove here-documents; one that a shell reads becomes its script: bash -c '...'. `found` collects the others."""
     lines, kept, at = text.split("\n"), list[str](), 0
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
         places.setdefault(line.strip(), []).append(place)
     while at < len(lines):
         line = lines[at]
-        found = _HEREDOC.search(line.partition("#")[0])
-        ends = places.get(found[1], []) if found else []
+        opened = _HEREDOC.search(line.partition("#")[0])
+        ends = places.get(opened[1], []) if opened else []
         later = bisect_right(ends, at)
         end = ends[later] if later < len(ends) else at
         shell = _SHELL.search(line) if end > at else None
-        script = shlex.quote("\n".join(lines[at + 1 : end]))
+        document = "\n".join(lines[at + 1 : end])
+        script = shlex.quote(document)
+        if found is not None and end > at and not shell:
+            found.append(document)
         kept.append(f"{'ssh HOST' if _FAR.search(line) else 'bash -c'} {script}" if shell else line)
         at = end + 1
     return "\n".join(kept)
@@ -92,7 +103,7 @@ def _tokens(text: str) -> Iterator[str]:
     at = 0
     while at < len(text):
         if text[at] == "#":
-            at = (text + "\n").index("\n", at)
+            at = _end(text, "\n", at)
         found = _PIECE.match(text, at)
         if found and found.lastgroup == "operator":
             yield _Operator(found[0])
@@ -101,6 +112,12 @@ def _tokens(text: str) -> Iterator[str]:
         elif at < len(text):
             word, at = _word(text, at)
             yield word
+
+
+def _end(text: str, character: str, start: int) -> int:
+    """Return the place of the next such character, the end of the text if there is none."""
+    found = text.find(character, start)
+    return len(text) if found < 0 else found
 
 
 def _word(text: str, start: int) -> tuple[str, int]:
@@ -135,7 +152,7 @@ def _nested_end(text: str, at: int) -> int:
         if piece in ends[-1:]:
             ends.pop()
         elif piece == "'" and not quoted:
-            at = (text + "'").index("'", at) + 1
+            at = _end(text, "'", at) + 1
         elif piece in _ENDS and not (quoted and piece == "("):
             ends.append(_ENDS[piece])
         if not ends:

@@ -1,0 +1,363 @@
+"""Translate YAML that starts vLLM: Compose, Kubernetes, KServe, Ray Serve, and the values of Helm charts."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from diag.core.errors import BadUsage
+from diag.core.yaml import parse_documents
+from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
+from diag.vllm.command.pod import Pod, inner, items, read_pod, scaled_on
+
+_KEYS = {
+    *("apiVersion", "kind", "services", "servingEngineSpec", "modelArtifacts", "applications", "containers"),
+    *("serveConfigV2", "image"),
+}
+"""Keys of a document, one of which shows that it is no file for --config."""
+_KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
+WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
+"""Images that make vLLM's arguments of their variables."""
+_SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
+_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
+_MOST_BYTES = 2**22
+_MOUNTED = "/mnt/models"
+"""The folder into which KServe puts a model."""
+_KSERVE: Mapping[str, str] = {
+    "--model-id": "--model",
+    "--model-dir": "--model",
+    "--model-name": "--served-model-name",
+    "--model-revision": "--revision",
+    "--max-length": "--max-model-len",
+}
+"""Flags of KServe's Hugging Face server that set a flag of vLLM."""
+_OF_KSERVE = frozenset(
+    (
+        *("--backend", "--task", "--http-port", "--grpc-port", "--workers", "--tensor-input-names"),
+        *("--disable-lower-case", "--disable-special-tokens", "--return-token-type-ids", "--return-probabilities"),
+        *("--return-raw-logits", "--return-offsets-mapping", "--predictor-config", "--enable-docs-url"),
+    )
+)
+"""Flags of that server's own."""
+
+
+class Writing(NamedTuple):
+    """A launch in some notation: `name` names the notation, `command` is the shell command of the same launch.
+
+    `is_here` is True if its folders are those of this host.
+    """
+
+    name: str
+    command: str
+    pod: Pod | None = None
+    is_here: bool = False
+
+
+def is_yaml(text: str) -> bool:
+    """Return True if a text has a key of the YAML documents that start servers at the beginning of a line."""
+    return bool(_KEY.search(text))
+
+
+def is_manifest(documents: Sequence[Any]) -> bool:
+    """Return True if a document is a manifest, and no file for --config."""
+    return any(isinstance(document, dict) and not _KEYS.isdisjoint(document) for document in documents)
+
+
+def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
+    """Yield the launch of every container or engine that may start vLLM."""
+    parts = [part for document in documents for part in (items(document, "items") or [document])]
+    reader, length = _Reader(scaled_on(parts), version), 0
+    for writing in (writing for part in parts for writing in reader.document(part)):
+        length += len(writing.command)
+        if length > _MOST_BYTES:  # aliases may stand for any number of words
+            raise BadUsage("the containers of the YAML have too many words")
+        yield writing
+
+
+def article(name: str) -> str:
+    return f"{'an' if name[:1] in 'AEIOULaeiou' and not name.startswith('Lead') else 'a'} {name}"
+
+
+class _Reader(NamedTuple):
+    metrics: Sequence[str]
+    version: str
+
+    def document(self, document: Any) -> Iterator[Writing]:
+        if not isinstance(document, dict):
+            yield from self.nested(document, "", "a container", {})
+            return
+        kind, spec = str(document.get("kind") or ""), inner(document, "spec")
+        if kind == "InferenceService":
+            yield from self.inference_service(inner(spec, "predictor"))
+        elif kind == "LLMInferenceService":
+            yield from self.llm_inference_service(document)
+        elif "serveConfigV2" in spec or "applications" in document:
+            yield from self.ray_serve(spec.get("serveConfigV2") or document)
+        elif "servingEngineSpec" in document:
+            for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
+                yield from self.production_stack(inner(document, "servingEngineSpec"), model)
+        elif "modelArtifacts" in document:
+            for role in ("decode", "prefill"):
+                yield from self.llm_d(document, role)
+        else:
+            name = "a Compose service" if "services" in document else f"{article(kind)}'s container" if kind else ""
+            yield from self.nested(document, "", name or "a container of Helm values", {})
+
+    def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
+        """Yield the containers under a node: `under` is its key, `spec` the pod's spec around it."""
+        if isinstance(node, list):
+            for child in node:
+                yield from self.nested(child, under, name, spec)
+        if isinstance(node, dict):
+            if under not in ("initContainers", "exec"):
+                yield from self.container(node, name, spec, is_pod=under == "containers")
+            for key, child in node.items():
+                yield from self.nested(child, str(key), name, node if key == "containers" else spec)
+
+    def container(
+        self, node: Mapping[str, Any], name: str, spec: Mapping[str, Any], *, is_pod: bool, is_whole: bool = True
+    ) -> Iterator[Writing]:
+        """Yield a `docker run` of a container that mentions vLLM."""
+        image = node.get("image")
+        if isinstance(image, dict):  # of Helm values
+            node = {**node, **{key: image[key] for key in ("command", "args", "env") if key in image}}
+            image, is_pod = _image(image), True
+        # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
+        program, *words = split(node.get("command" if is_pod else "entrypoint")) or [""]
+        words += split(node.get("args" if is_pod else "command"))
+        given = image if isinstance(image, str) else ""
+        if given != node.get("image") and not program and not words:
+            return  # the values of a chart whose templates are not known
+        is_patch = is_pod and bool(program or words)  # the image is set by another file
+        if not given and not is_patch and "build" not in node:
+            return
+        options, environment = _variables(node)
+        if WORKER.search(given) and not program and not words:
+            arguments = from_variables(environment, self.version)
+            if arguments:
+                yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
+        elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
+            options += ["--entrypoint", program] if program else []
+            words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
+            pod = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
+            yield Writing(
+                name, shlex.join(["docker", "run", *options, given if "vllm" in given else "vllm", *words]), pod
+            )
+
+    # -- KServe
+
+    def inference_service(self, predictor: Mapping[str, Any]) -> Iterator[Writing]:
+        model, name = inner(predictor, "model"), "an InferenceService's model"
+        yield from self.nested(predictor.get("containers"), "containers", "an InferenceService's container", predictor)
+        if model.get("command"):
+            yield from self.container(model, name, predictor, is_pod=True)
+            return
+        words = split(model.get("args"))
+        kind = str(inner(model, "modelFormat").get("name") or "").lower()
+        mentions = (kind, str(model.get("runtime") or ""), str(model.get("image") or ""), *words)
+        if not model or not (kind == "huggingface" or any("vllm" in text.lower() for text in mentions)):
+            return
+        if re.search(r"--backend[ =]huggingface(?!\S)", " ".join(words)):
+            return  # that server runs the model without vLLM
+        found, words = _from_kserve(words)
+        stored = str(model.get("storageUri") or "")
+        folder = stored.removeprefix("hf://") if stored.startswith("hf://") else _MOUNTED
+        parallel = inner(predictor, "workerSpec")
+        sizes = {
+            "tensor_parallel_size": parallel.get("tensorParallelSize"),
+            "pipeline_parallel_size": parallel.get("pipelineParallelSize"),
+        }
+        words = [found or (folder if stored or "storage" in model else "$MODEL"), *words]
+        yield self.engine(name, [*words, *command_line(sizes, self.version)], model, predictor)
+
+    def llm_inference_service(self, document: Mapping[str, Any]) -> Iterator[Writing]:
+        spec = inner(document, "spec")
+        model = inner(spec, "model")
+        served = model.get("name") or inner(document, "metadata").get("name")
+        for part in (spec, inner(spec, "prefill")):
+            template = inner(part, "template")
+            able = items(template, "containers")
+            container = next((item for item in able if item.get("name") == "main"), able[0] if able else {})
+            if not part or not model:
+                continue
+            name = "an LLMInferenceService" if part is spec else "an LLMInferenceService's prefill"
+            if container.get("command"):
+                yield from self.container(container, name, template, is_pod=True, is_whole=False)
+                continue
+            _, environment = _variables(container)
+            arguments = {"model": _fetched(model.get("uri"), _MOUNTED), "served_model_name": served}
+            words = command_line({**arguments, **_parallel(inner(part, "parallelism"))}, self.version)
+            words += [*split(container.get("args")), *split(environment.pop("VLLM_ADDITIONAL_ARGS", ""))]
+            own = {**container, "env": environment}
+            yield self.engine(name, words, _without_limits(own) if "worker" in part else own, template)
+
+    # -- Ray Serve
+
+    def ray_serve(self, config: Any) -> Iterator[Writing]:
+        documents = parse_documents(config, "serveConfigV2") if isinstance(config, str) else [config]
+        for application in (part for document in documents for part in items(document, "applications")):
+            for engine in items(inner(application, "args"), "llm_configs"):
+                if "server_cls" in engine:
+                    continue  # an engine of another kind
+                loaded = inner(engine, "model_loading_config")
+                variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
+                words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
+                environment = {str(key): str(value) for key, value in variables.items()}
+                yield Writing("Ray Serve's engine_kwargs", line(command_line(words, self.version), environment))
+
+    # -- Helm values
+
+    def production_stack(self, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Writing]:
+        """Yield an engine of the production stack's chart, as its template deployment-vllm-multi.yaml starts it."""
+        given = dict(inner(model, "vllmConfig"))
+        extra, is_v0 = split(given.pop("extraArgs", None)), str(given.pop("v0", "")) == "1"
+        for key in ("v1", "prometheusMultiprocDir"):
+            given.pop(key, None)
+        if "vllmConfig" in model:
+            given.setdefault("enablePrefixCaching", False)
+        switches = {"enableLoRA": "enable_lora", "enableTool": "enable_auto_tool_choice"}
+        named = {"toolCallParser": "tool_call_parser", "modelRevision": "revision", "chatTemplate": "chat_template"}
+        arguments = {
+            "model": model.get("modelURL"),
+            **{flag: True for key, flag in switches.items() if model.get(key)},
+            **given,
+            **{flag: model[key] for key, flag in named.items() if model.get(key)},
+        }
+        connector = inner(model, "lmcacheConfig")
+        if connector.get("enabled") and "enablePD" not in connector:
+            config = {"kv_connector": "LMCacheConnector" if is_v0 else "LMCacheConnectorV1", "kv_role": "kv_both"}
+            arguments["kv_transfer_config"] = config
+        words = command_line(arguments, self.version)
+        _, environment = _variables({"env": [*items(whole, "env"), *items(model, "env")]})
+        environment |= {"VLLM_USE_V1": "0"} if is_v0 else {}
+        count = None if "raySpec" in model else model.get("requestGPU")
+        gpus = {"limits": {"nvidia.com/gpu": count}}
+        container = {"image": _image(model), "env": environment, "resources": gpus}
+        yield self.engine("production-stack values", [*words, *extra], container, {})
+
+    def llm_d(self, document: Mapping[str, Any], role: str) -> Iterator[Writing]:
+        """Yield an engine of the chart llm-d-modelservice, as its _helpers.tpl starts it."""
+        part, artifacts = inner(document, role), inner(document, "modelArtifacts")
+        sizes = inner(part, "parallelism")
+        if part.get("create") is False:
+            return
+        for container in items(part, "containers"):
+            _, environment = _variables(container)
+            environment |= {"TP_SIZE": str(sizes.get("tensor") or 1), "DP_SIZE": str(sizes.get("data") or 1)}
+            environment |= {"DP_SIZE_LOCAL": str(sizes.get("dataLocal") or sizes.get("data") or 1)}
+            name, own = f"llm-d-modelservice values, {role}", {**container, "env": environment}
+            own = _without_limits(own) if document.get("multinode") or sizes.get("workers") else own
+            if container.get("modelCommand") not in ("vllmServe", "imageDefault"):
+                yield from self.container(own, name, part, is_pod=True, is_whole=False)
+                continue
+            arguments = {"model": _fetched(artifacts.get("uri"), "/model-cache"), **_parallel(sizes, least=2)}
+            arguments["served_model_name"] = artifacts.get("name")
+            words = [*command_line(arguments, self.version), *split(container.get("args"))]
+            yield self.engine(name, words, own, part)
+
+    def engine(self, name: str, words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any]) -> Writing:
+        """Return a launch to which a chart or an operator adds a pod of its own."""
+        _, environment = _variables(node)
+        image = node.get("image")
+        words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
+        command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
+        return Writing(name, command, read_pod(spec, node, self.metrics, is_whole=False))
+
+
+def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an LLMConfig of Ray, whose model is `model_source` or `model_id`."""
+    served, source = loaded.get("model_id"), loaded.get("model_source")
+    source = source.get("bucket_uri") if isinstance(source, dict) else source
+    return {"model": source or served, "served_model_name": served if source else None, **arguments}
+
+
+def _image(node: Mapping[str, Any]) -> str:
+    name, tag = node.get("repository") or "", node.get("tag")
+    return f"{name}:{tag}" if name and tag else str(name)
+
+
+def _fetched(address: Any, folder: str) -> str:
+    """Return the model of an address: its id for hf://, else the folder into which it is put."""
+    scheme, _, path = str(address or "").partition("://")
+    if scheme == "hf":
+        return path
+    if scheme == "pvc+hf":
+        return "/".join(path.split("/")[-2:])
+    if scheme == "pvc" and folder != _MOUNTED:
+        return f"{folder}/{path.partition('/')[2]}"
+    return folder if path else scheme or "$MODEL"
+
+
+def _without_limits(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container of several pods that share a server: its limits are a part of what the server has."""
+    return {key: value for key, value in container.items() if key != "resources"}
+
+
+def _parallel(sizes: Mapping[str, Any], least: int = 1) -> dict[str, Any]:
+    """Return the arguments of a parallelism in KServe's or llm-d's keys; sizes below `least` are not passed on."""
+    names = {
+        "tensor": "tensor_parallel_size",
+        "pipeline": "pipeline_parallel_size",
+        "data": "data_parallel_size",
+        "dataLocal": "data_parallel_size_local",
+    }
+    found = {flag: sizes.get(key) for key, flag in names.items()}
+    numbers: dict[str, Any] = {flag: size for flag, size in found.items() if isinstance(size, int) and size >= least}
+    return numbers | ({"enable_expert_parallel": True} if sizes.get("expert") is True else {})
+
+
+def _variables(node: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
+    """Return the options of `docker run` that set a container's variables, and the variables that are written out."""
+    entries = node.get("env", node.get("environment"))
+    if isinstance(entries, dict):
+        entries = [f"{name}={value}" for name, value in entries.items() if value is not None]
+    options, environment = list[str](), dict[str, str]()
+    for entry in entries if isinstance(entries, list) else ():
+        by_name = isinstance(entry, dict) and "value" in entry
+        pair = f"{entry.get('name')}={entry['value']}" if by_name else entry
+        if isinstance(pair, str) and "=" in pair:
+            options += ["-e", pair]
+            key, _, value = pair.partition("=")
+            environment[key] = value
+    files = node.get("env_file")
+    unseen = [str(file) for file in (files if isinstance(files, list) else [files] if files else [])]
+    unseen += [str(inner(entry, kind).get("name")) for entry in items(node, "envFrom") for kind in entry]
+    return [*options, *(word for name in unseen for word in ("--env-file", name))], environment
+
+
+def _referenced(found: re.Match[str], environment: Mapping[str, str]) -> str:
+    """Write a variable of the container, $(NAME), as a shell's."""
+    return f"${{{found[1]}}}" if found[1] in environment else found[0]
+
+
+def _from_kserve(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the model that arguments of KServe's server name, and the arguments that vLLM gets."""
+    model, kept, at = "", list[str](), 0
+    while at < len(words):
+        name, joined, value = words[at].partition("=")
+        dashed = name.replace("_", "-")
+        has_word = not joined and at + 1 < len(words) and not words[at + 1].startswith("-")
+        named = _KSERVE.get(dashed, dashed)
+        if named == "--model" and (joined or has_word):
+            model, at = (value, at + 1) if joined else (words[at + 1], at + 2)
+        elif dashed in _OF_KSERVE:
+            at += 1 + has_word
+        else:
+            kept.append(f"{named}{joined}{value}" if dashed in _KSERVE else words[at])
+            at += 1
+    return model, kept
+
+
+def parse(text: str | bytes, name: str) -> list[Any]:
+    """Load the documents of a text; BadUsage if it is a template, or no YAML."""
+    try:
+        return parse_documents(text, name)
+    except BadUsage as error:
+        why = template(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+        raise BadUsage(f"{name}: {why}") if why else error from None
+
+
+def template(text: str) -> str:
+    """Return the reason why a Helm template cannot be read, "" for a text without placeholders of Helm."""
+    return "this is a Helm template: render it first with `helm template`" if _HELM.search(text) else ""

@@ -1,0 +1,277 @@
+"""Read `LLM(...)`, `EngineArgs(...)` and Ray's `LLMConfig(...)` in Python source; nothing is executed."""
+
+import ast
+import operator
+import re
+import shlex
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from diag.core.errors import BadUsage
+from diag.vllm.command.command import is_server
+from diag.vllm.command.keywords import command_line, line, split
+from diag.vllm.command.manifests import Writing, ray_arguments
+
+_CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig")
+_CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
+_SERVER = re.compile(r"[\"']vllm[\"']\s*,\s*[\"']serve[\"']|[\"']vllm\.entrypoints\.[\w.]+[\"']")
+_NOTEBOOK = re.compile(r"^[ \t]*[!%].*$", re.MULTILINE)
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+}
+_LARGEST = 10**18
+_DEEPEST = 20
+"""Names and operators within each other that are followed."""
+_MOST_ENGINES = 100
+_MOST_NAMES = 10_000
+"""Names that are replaced by their values: a name may stand for two others, and so on."""
+_MODULES = {"vllm", "ray"}
+
+
+class _UnknownValue(Exception):
+    """An expression that is no literal."""
+
+
+def _variable(name: str) -> str:
+    """Return a shell's variable for an expression that is not known until the program runs."""
+    return f"${re.sub(r'[^A-Z0-9]+', '_', name.upper()).strip('_') or 'VALUE'}"
+
+
+def is_python(text: str) -> bool:
+    """Return True if a text may be Python source that creates an engine, or starts a server."""
+    return bool(_CALL.search(text) or _SERVER.search(text))
+
+
+def engines(text: str, version: str) -> list[Writing]:
+    """Return the engines that Python source creates, the first one first; BadUsage if it cannot be parsed."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # Python's about the source
+            tree = ast.parse(_NOTEBOOK.sub("", textwrap.dedent(text)))
+    except SyntaxError as error:
+        raise BadUsage(f"the Python source cannot be parsed: line {error.lineno or 1} is no Python") from None
+    except (ValueError, MemoryError, RecursionError):
+        raise BadUsage("the Python source cannot be parsed: it is nested too deep, or no text") from None
+    return list(_Source(tree, version).engines())
+
+
+class _Source:
+    def __init__(self, tree: ast.Module, version: str) -> None:
+        self._version, self._left = version, _MOST_NAMES
+        nodes = list(ast.walk(tree))
+        self._calls = [node for node in nodes if isinstance(node, ast.Call)]
+        self._lists = [node for node in nodes if isinstance(node, ast.List)]
+        stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+        stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
+        self._changed = {
+            node.value.id
+            for node in nodes
+            if isinstance(node, ast.Subscript | ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
+        }
+        at_top = {*tree.body}
+        self._values: dict[str, ast.expr] = {}
+        for node in nodes:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                is_dict = isinstance(value, ast.Dict | ast.Call)
+                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_dict):
+                    self._values[name.id] = value
+        self._read_additions(nodes)
+        self._foreign = {
+            alias.asname or alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in _MODULES
+            for alias in node.names
+        } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+
+    def _read_additions(self, nodes: list[ast.AST]) -> None:
+        """Find the statements that change a list: `+=` beside its assignment, elsewhere, and calls of methods."""
+        self._additions: dict[str, list[ast.AugAssign]] = {}
+        for node in nodes:
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                self._additions.setdefault(node.target.id, []).append(node)
+        bodies = [body for node in nodes for body in (getattr(node, "body", None),) if isinstance(body, list)]
+        self._lists_by_name = {
+            statement.targets[0].id: (statement.value, body)
+            for body in bodies
+            for statement in body
+            if isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.List)
+            and isinstance(statement.targets[0], ast.Name)
+        }
+        self._joined = {
+            id(self._lists_by_name[call.args[0].id][0])
+            for call in self._calls
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr == "join"
+            and call.args
+            and isinstance(call.args[0], ast.Name)
+            and call.args[0].id in self._lists_by_name
+        }
+
+    def engines(self) -> Iterator[Writing]:
+        found: list[tuple[int, Writing]] = []
+        for call in self._calls:
+            root, last = _names(call.func)
+            is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
+            if last in _CALLS and is_vllm and root not in self._foreign and len(found) < _MOST_ENGINES:
+                command = line(self._words(call, last), {})
+                found.append((call.lineno, Writing(f"Python: {last}(...)", command, is_here=True)))
+        for node in self._lists:
+            words = self._list(node)
+            if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
+                command = shlex.join([*words, *self._added(node)])
+                found.append((node.lineno, Writing("Python: a command as a list", command, is_here=True)))
+        yield from (writing for _, writing in sorted(found, key=lambda entry: entry[0]))
+
+    def _list(self, node: ast.List) -> list[str]:
+        """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
+        words = [str(self._known(item, _named(item))) for item in node.elts]
+        return [part for word in words for part in (split(word) if id(node) in self._joined else [word])]
+
+    def _added(self, node: ast.List) -> list[str]:
+        """Return the words that later statements add to a list with `+=`; a variable for those that may be added."""
+        name, body = next(
+            ((name, body) for name, (value, body) in self._lists_by_name.items() if value is node), ("", [])
+        )
+        words: list[str] = []
+        for added in self._additions.get(name, ()):
+            is_sure = isinstance(added.value, ast.List) and added in body
+            if is_sure and isinstance(added.value, ast.List):
+                self._joined |= {id(added.value)} if id(node) in self._joined else set()
+                words += self._list(added.value)
+            else:
+                words.append(_variable(name))
+        return [*words, *[_variable(name)] * (name in self._changed)]
+
+    def _words(self, call: ast.Call, name: str) -> list[str]:
+        arguments, unseen = self._arguments(call.keywords)
+        for value in call.args[: name != "LLMConfig"]:
+            if isinstance(value, ast.Starred):
+                unseen.append(_variable(_named(value)))
+            else:
+                arguments = {"model": self._known(value, "model"), **arguments}
+        if name == "LLMConfig":
+            given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            loaded, more = self._nested(given.get("model_loading_config"))
+            own, unseen = self._nested(given.get("engine_kwargs"))
+            arguments = ray_arguments(loaded, own)
+            arguments["model"] = arguments["model"] or _variable("model")
+            unseen += more if not loaded else []
+        if unseen and not arguments.get("model"):
+            arguments["model"] = _variable("model")
+        return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
+
+    def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
+        if node is None:
+            return {}, []
+        return self._arguments([ast.keyword(None, node)])
+
+    def _arguments(self, keywords: Iterable[ast.keyword], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+        """Return arguments by name, and a variable for each `**` whose names are not known."""
+        found: dict[str, Any] = {}
+        unseen: list[str] = []
+        for keyword in keywords:
+            if keyword.arg:
+                found[keyword.arg] = self._known(keyword.value, keyword.arg)
+                continue
+            inner = self._inner(keyword.value)
+            if inner is None or depth > _DEEPEST:
+                unseen.append(_variable(_named(keyword.value)))
+            else:
+                names, more = self._arguments(inner, depth + 1)
+                found |= names
+                unseen += more
+        return found, unseen
+
+    def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
+        """Return the entries of a dict that the source writes out; None for another expression."""
+        if isinstance(node, ast.Name):
+            self._left -= 1
+            value = None if node.id in self._changed or self._left < 0 else self._values.get(node.id)
+            return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
+        if isinstance(node, ast.Call) and _names(node.func) == ("dict", "dict") and not node.args:
+            return node.keywords
+        if not isinstance(node, ast.Dict):
+            return None
+        entries = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else key
+            if not (name is None or isinstance(name, str)):
+                return None
+            entries.append(ast.keyword(name, value))
+        return entries
+
+    def _known(self, node: ast.expr, name: str) -> Any:
+        """Return the value of an expression, a variable of that name if the source does not show it."""
+        try:
+            return self._literal(node, 0)
+        except (_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+            return _variable(name)
+
+    def _literal(self, node: ast.expr, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise _UnknownValue
+        match node:
+            case ast.Constant(value=str() | int() | float() | None as value):
+                return value
+            case ast.Name(id=name) if name in self._values and name not in self._changed and self._left > 0:
+                self._left -= 1
+                return self._literal(self._values[name], depth + 1)
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+                return name
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return [self._literal(part, depth + 1) for part in parts]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._literal(operand, depth + 1)
+            case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
+                numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
+                if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
+                    return _ARITHMETIC[type(kind)](*numbers)
+            case ast.Call(func=ast.Name(id="str"), args=[inner]):
+                return str(self._literal(inner, depth + 1))
+            case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
+                return text
+            case ast.Dict() | ast.Call():
+                return self._mapping(node, depth)
+        raise _UnknownValue
+
+    def _mapping(self, node: ast.Dict | ast.Call, depth: int) -> dict[str, Any]:
+        """Return a dict, or the arguments of a constructor such as PoolerConfig(...)."""
+        entries: list[ast.keyword] | None
+        if isinstance(node, ast.Call):
+            is_known = _names(node.func)[1].endswith("Config") and not node.args
+            entries = node.keywords if is_known else self._inner(node)
+        else:
+            entries = self._inner(node)
+        if entries is None or any(entry.arg is None for entry in entries):
+            raise _UnknownValue
+        return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
+
+
+def _names(node: ast.expr) -> tuple[str, str]:
+    """Return the first and the last name of vllm.engine.LLM; two empty names for another expression."""
+    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return (node.id, last) if isinstance(node, ast.Name) else ("", "")
+
+
+def _named(node: ast.expr) -> str:
+    """Return a name for an unknown expression."""
+    if isinstance(node, ast.Starred):
+        return _named(node.value)
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else "value"

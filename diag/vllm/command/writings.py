@@ -1,0 +1,165 @@
+"""Recognize the notation of a launch: Python, a Dockerfile, YAML, variables of a worker, or the words of a shell."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from diag.core.errors import BadUsage
+from diag.vllm.command.keywords import from_variables, line, split, unread
+from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
+from diag.vllm.command.python_source import engines, is_python
+from diag.vllm.command.shell import default
+
+FORMS: Mapping[str, str] = {
+    "a shell command or script": "`vllm serve`, `python -m vllm.entrypoints...`, `docker run`, `kubectl run`, `ssh`,"
+    " with the variables that the script sets",
+    "--config YAML": "the keys of a file",
+    "a systemd unit": "`ExecStart=` and `Environment=`",
+    "a Dockerfile": "`ARG`, `FROM`, `ENV`, `ENTRYPOINT` and `CMD` of the last stage",
+    "Compose": "`image`, `entrypoint`, `command` and `environment` of a service",
+    "a Kubernetes manifest": "the containers of a Deployment, StatefulSet, LeaderWorkerSet or any other kind, also as"
+    " rendered by Helm, or in a here-document",
+    "KServe": "InferenceService (`predictor.model`, `predictor.containers`), ServingRuntime, LLMInferenceService",
+    "Ray Serve": "RayService (`serveConfigV2`), `llm_configs` of an application",
+    "Helm values": "the production stack (`servingEngineSpec.modelSpec`), llm-d-modelservice (`modelArtifacts`), a"
+    " chart with `image.command`",
+    "the variables of a worker": "RunPod's (`MODEL_NAME`, `MAX_MODEL_LEN` ...) and SageMaker's (`SM_VLLM_...`):"
+    " a `.env` file, a Dockerfile, a container",
+    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, a command as a list;"
+    " nothing is executed",
+}
+"""The accepted forms of a launch, and the parts that are read."""
+EXPECTED = (
+    "expected `vllm serve MODEL --flag value ...` or `python -m vllm.entrypoints.openai.api_server ...`, as"
+    f" {', '.join(FORMS)}"
+)
+_MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
+_LONGEST = 2**15
+_UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
+_FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
+_VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
+_LONG_FLAG = re.compile(r"--[a-z]+-[a-z]+-")
+"""A flag of three words or more, such as --max-model-len: other programs have no variable of that name."""
+_INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
+
+
+def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
+    """Return the launches of a text that is no shell script, by its notation; () for the words of a shell.
+
+    `suffix` is that of the text's file. BadUsage if the text cannot be read in its notation.
+    """
+    if _FROM.match(text):
+        return _from_dockerfile(text, version)
+    if suffix == ".json" or is_yaml(text):
+        found = tuple(containers(parse(text, "the text"), version))
+        if not found:
+            raise BadUsage(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
+        return found
+    if suffix == ".py" or is_python(text):
+        found = tuple(engines(text, version))
+        if not found:
+            raise BadUsage(f"the Python source starts no vLLM: {EXPECTED}")
+        return found
+    return _from_variables(text, version)
+
+
+def notation(text: str) -> str:
+    """Return the name of a text of shell words, "" for a plain command."""
+    return "a systemd unit" if _UNIT.search(text) else ""
+
+
+class _Stage(NamedTuple):
+    """A stage of a Dockerfile: the image that it begins with, its variables, ENTRYPOINT and CMD."""
+
+    image: str
+    environment: Mapping[str, str] = {}
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+
+def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
+    """Return the program of the last stage."""
+    stages: dict[str, _Stage] = {}
+    arguments: dict[str, str] = {}
+    stage, alias = _Stage(""), ""
+    for instruction, rest in _instructions(text):
+        if instruction == "ARG":
+            name, _, value = rest.partition("=")
+            arguments[name.strip()] = value.strip().strip("\"'")
+        elif instruction == "FROM":
+            name, *more = [_filled(word, arguments) for word in rest.split() if not word.startswith("--")] or [""]
+            stage = stages.get(name.lower(), _Stage(name))
+            alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
+        elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
+            known = {**arguments, **stage.environment}
+            stage = stage._replace(environment={**stage.environment, **_assigned(_filled(rest, known))})
+        elif instruction == "ENTRYPOINT":
+            stage = stage._replace(entrypoint=_program(rest), command=())
+        elif instruction == "CMD":
+            stage = stage._replace(command=_program(rest))
+        if instruction != "ARG" and alias:
+            stages[alias] = stage
+    program, *words = (*stage.entrypoint, *stage.command) or ("",)
+    if not stage.entrypoint and "vllm-openai" in stage.image:  # this image has an entry point of its own
+        program, words = "", [*stage.command]
+    options = [word for name, value in stage.environment.items() for word in ("-e", f"{name}={value}")]
+    options += ["--entrypoint", program] if program else []
+    image = stage.image if "vllm" in stage.image else "vllm"
+    if not program and not words:
+        worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
+        if worker:
+            return (Writing("a Dockerfile, by its variables", line(worker, unread(stage.environment))),)
+        raise BadUsage("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
+    return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words])),)
+
+
+def _instructions(text: str) -> list[tuple[str, str]]:
+    """Return the instructions of a Dockerfile, each with its continued lines, without comments."""
+    lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
+    whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
+    found = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
+    return [(each[1], each[2].strip()) for each in islice(filter(None, found), _MOST_INSTRUCTIONS)]
+
+
+def _program(rest: str) -> tuple[str, ...]:
+    """Return the words of ENTRYPOINT or CMD: a JSON list, or a line for a shell."""
+    try:
+        words = json.loads(rest) if rest.startswith("[") else None
+    except (ValueError, RecursionError):
+        words = None
+    return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
+
+
+def _assigned(rest: str) -> dict[str, str]:
+    """Return the variables of ENV: NAME=value ..., or the older NAME value."""
+    pairs = [word.partition("=") for word in split(rest)]
+    if pairs and not pairs[0][1]:
+        name, _, value = rest.partition(" ")
+        return {name: value.strip()}
+    return {name: value for name, joined, value in pairs if joined}
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Fill in variables of the Dockerfile, unless the text may become very long."""
+    if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
+        return text
+    return default(_REFERENCE.sub(lambda found: values.get(found[1] or found[2]) or found[0], text))
+
+
+def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
+    """Return the launch that a worker makes of variables, if the text has nothing but assignments."""
+    variables: dict[str, str] = {}
+    for written in text.splitlines():
+        assigned = _VARIABLE.fullmatch(written.strip())
+        if assigned:
+            variables[assigned[1]] = " ".join(split(assigned[2])) if assigned[2][:1] in ("'", '"') else assigned[2]
+        elif written.strip() and not written.lstrip().startswith("#"):
+            return ()
+    words = from_variables(variables, version) if 1 < len(variables) < _MOST_VARIABLES else None
+    if words is None or not any(_LONG_FLAG.match(word) for word in words):  # MODEL_NAME may be of any program
+        return ()
+    return (Writing("a worker's variables", line(words, unread(variables))),)
