@@ -8,7 +8,7 @@ from diag.artefacts import alerts, dcgm
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.names import GENERATED_MARK
 from diag.artefacts.recording_rules import KUBERNETES_HEADER, kubernetes_group, normal_group
-from diag.artefacts.reference import failure_reference, lint_rule_reference, metric_reference
+from diag.artefacts.reference import failure_reference, lint_rule_reference, metric_reference, preflight_reference
 from diag.artefacts.runbook import runbooks
 from diag.artefacts.telemetry_alerts import telemetry_group
 from diag.core.contract import Contract
@@ -61,6 +61,7 @@ def files(incidents: Sequence[Incident], contract: Contract, only: Sequence[str]
             "docs/failures.md": failure_reference(),
             "docs/lint-rules.md": lint_rule_reference(),
             "docs/metrics.md": metric_reference(incidents, pages),
+            "docs/preflight.md": preflight_reference(),
         }
     return {name: with_prefix(text, contract.site.prefix) for name, text in of_site.items()} | reference
 

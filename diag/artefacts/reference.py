@@ -1,5 +1,5 @@
-"""Reference pages: docs/failures.md, docs/lint-rules.md, docs/metrics.md, and pages of `diag explain` on a lint rule
-or a signal.
+"""Reference pages: docs/failures.md, docs/lint-rules.md, docs/preflight.md and docs/metrics.md, and the pages of
+`diag explain` on a lint rule, a preflight check or a signal.
 """
 
 import re
@@ -18,6 +18,8 @@ from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import DECLARED
 from diag.lint.rule import LintRule, LintTarget
 from diag.lint.rules import RULES
+from diag.preflight.check import GROUPS, PreflightCheck
+from diag.preflight.checks import CHECKS
 from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read
@@ -126,6 +128,50 @@ warning: {_SEVERITIES["warning"]}. An info: {_SEVERITIES["info"]}.
 {rows}
 
 {sections}"""
+
+
+def preflight_page(check: PreflightCheck) -> str:
+    """Return the page of a preflight check: what it reads, why it matters, how to ignore it."""
+    return f"""# {check.id}: {_mark_flags(check.title)}
+
+A check of `diag preflight`, group {check.group}.
+
+## What it reads
+
+{_end_sentence(check.reads[:1].upper() + check.reads[1:])}
+
+## Why it matters
+
+{_end_sentence(check.why[:1].upper() + check.why[1:])} Source: {check.source}
+
+## How to ignore it
+
+In `diag.toml`, with the reason:
+
+```toml
+[preflight.ignore]
+{check.id} = "why it does not matter here"
+```
+"""
+
+
+def preflight_reference() -> str:
+    """Return docs/preflight.md: how the command is used, and a table of the checks of each group."""
+    parts = []
+    for group in GROUPS:
+        rows = [
+            (
+                f"`{each.id}`",
+                _mark_flags(each.title),
+                _for_a_page(_mark_flags(each.reads)),
+                _for_a_page(_mark_flags(each.why)),
+            )
+            for each in CHECKS.values()
+            if each.group == group
+        ]
+        parts += [_table(group.capitalize(), ("check", "about", "reads", "why"), rows)] if rows else []
+    text = (resources.files("diag.artefacts") / "preflight.md").read_text(encoding="utf-8")
+    return f"<!-- {GENERATED_MARK} -->\n\n{text.format(checks=len(CHECKS), rules=len(RULES))}" + "".join(parts)
 
 
 def failure_reference() -> str:

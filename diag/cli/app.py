@@ -24,8 +24,10 @@ from diag.cli.options import (
     ContractFile,
     EvidenceOptions,
     FormatOptions,
+    GpuName,
     Grouped,
     Json,
+    LaunchRelease,
     PrometheusOptions,
     RecordOptions,
     ScrapeOptions,
@@ -118,11 +120,13 @@ def command(panel: str, name: str = "", takes_flags: bool = False) -> Callable[[
 
 
 def _complete_id(start: str) -> list[str]:
-    """Return the ids of incidents and lint rules that begin with this text, for the completion of a shell."""
+    """Return the ids of incidents, lint rules and checks that begin with this text, for the completion of a shell."""
     from diag.knowledge.catalog import load
     from diag.lint.rules import RULES
+    from diag.preflight.checks import CHECKS
 
-    return [name for name in (*(incident.id for incident in load(None)), *RULES) if name.startswith(start)]
+    names = (*(incident.id for incident in load(None)), *RULES, *CHECKS)
+    return [name for name in names if name.startswith(start)]
 
 
 def _print_version(wanted: bool) -> None:
@@ -647,9 +651,7 @@ def budget(
             " recording of a server, for its traffic.",
         ),
     ],
-    gpu: Annotated[
-        str, vllm_option("--gpu", metavar="NAME", help="h100, a100-80, l40s ... or cpu.  [default: this host's GPUs]")
-    ] = "",
+    gpu: GpuName = "",
     gpu_memory: Annotated[
         str, vllm_option("--gpu-memory", metavar="SIZE", help="Memory of one GPU as CUDA reports it: 79.1GiB.")
     ] = "",
@@ -700,14 +702,7 @@ def lint(
             " manifest, Helm values, Python.",
         ),
     ],
-    vllm_version: Annotated[
-        str,
-        vllm_option(
-            "--vllm-version",
-            metavar="VERSION",
-            help="vLLM release: 0.32.0.  [default: the image's, else the installed, else the newest release]",
-        ),
-    ] = "",
+    vllm_version: LaunchRelease = "",
     python: Annotated[
         str,
         vllm_option("--vllm-python", metavar="FILE", help="Also check with the vLLM that this Python has installed."),
@@ -734,6 +729,63 @@ def lint(
     text, status = run(command, LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
+
+
+@command("Check before a rollout")
+def preflight(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="A launch as diag lint takes it, or the URL of a server that runs."),
+    ],
+    *,
+    vllm_version: LaunchRelease = "",
+    python: Annotated[
+        str,
+        vllm_option("--vllm-python", metavar="FILE", help="Python that has vLLM.  [default: beside the launch's vllm]"),
+    ] = "",
+    gpu: GpuName = "",
+    launch: Annotated[
+        str, evidence_option("--launch", metavar="COMMAND", help="The launch command of the server at the URL.")
+    ] = "",
+    prometheus: Annotated[
+        str, evidence_option("--prometheus", metavar="URL", help="Prometheus that is to scrape the server.")
+    ] = "",
+    alertmanager: Annotated[
+        str, evidence_option("--alertmanager", metavar="URL", help="Alertmanager that is to page somebody.")
+    ] = "",
+    ramp: Annotated[
+        str,
+        evidence_option(
+            "--ramp", metavar="FILE", help="Result of diag ramp --json.  [default: [preflight] ramp of diag.toml]"
+        ),
+    ] = "",
+    bench: Annotated[
+        bool, load_option("--bench", help="Measure the all-reduce between the ranks on this host: it makes load.")
+    ] = False,
+    output: FormatOptions,
+    verbose: Annotated[bool, output_option("--verbose", "-v", help="Print every result with its reason.")] = False,
+    contract: ContractFile = None,
+) -> None:
+    """Decide if a launch may go ahead: command, GPU memory, host, network, telemetry and measured capacity.
+
+    Nothing is started, written or downloaded. Without --bench it takes less than 5 s.
+    """
+    from diag.commands import preflight as work
+
+    form = output.form
+    options = work.PreflightOptions(
+        target,
+        vllm_version,
+        python,
+        launch=launch,
+        gpu=gpu,
+        prometheus=prometheus,
+        alertmanager=alertmanager,
+        ramp=ramp,
+        bench=bench,
+        contract=contract,
+    )
+    raise typer.Exit(work.print_report(work.run(options), form, verbose))
 
 
 @command("Diagnose", "incidents")

@@ -81,7 +81,7 @@ Examples:
   diag doctor http://127.0.0.1:8000        what is wrong, and what to change
   diag doctor server.log                   if a log is all that is left
   diag top --prometheus http://prom:9090   all servers, worst first
-  diag lint 'vllm serve MODEL --port 80'   before a launch
+  diag preflight 'vllm serve MODEL'        before a launch: go, or no go and why
 """
 UNREACHABLE = {69: "unreachable: no metrics page, no log, no process"}
 NOTES = {
@@ -171,6 +171,18 @@ NOTES = {
         "diag lint 'vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 128'",
         "diag lint deploy/vllm.yaml --vllm-version 0.32.0 --ignore eager",
         exits={0: "no warning or error", 1: "warnings", 2: "errors"},
+    ),
+    "preflight": notes(
+        "diag preflight 'vllm serve Qwen/Qwen3-8B' --prometheus http://prom:9090",
+        "diag preflight deploy/vllm.yaml --ramp ramp.json --markdown",
+        exits={
+            0: "go",
+            1: "go, with warnings",
+            2: "no go",
+            3: "cannot tell: nothing decisive could be checked",
+            **UNREACHABLE,
+        },
+        environment={**CREDENTIALS, "DIAG_ALERTMANAGER_...": "credentials for --alertmanager; it gets no others"},
     ),
     "mcp": notes(
         "diag mcp http://127.0.0.1:8000 --log /var/log/vllm.log",

@@ -67,6 +67,17 @@ Timeout = Annotated[
         show_default=False,
     ),
 ]
+GpuName = Annotated[
+    str, vllm_option("--gpu", metavar="NAME", help="h100, a100-80, l40s ... or cpu.  [default: this host's GPUs]")
+]
+LaunchRelease = Annotated[
+    str,
+    vllm_option(
+        "--vllm-version",
+        metavar="VERSION",
+        help="vLLM release: 0.32.0.  [default: the image's, else the installed, else the newest release]",
+    ),
+]
 Every = Annotated[float, seconds_option("--every", min=0.1, max=LONGEST_PAUSE, help="Time between two scrapes.")]
 Json = Annotated[bool, output_option("--json", help="Print JSON (its schema: diag/report/diag.COMMAND.schema.json).")]
 

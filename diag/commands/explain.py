@@ -25,17 +25,18 @@ def show(name: str, folder: Path | None, as_markdown: bool) -> None:
 
 
 def run(name: str, folder: Path | None) -> str:
-    """Return the page of the incident, lint rule, signal or part, wrong advice, or flag of vLLM with that name.
+    """Return the page of the incident, lint rule, preflight check, signal or part, wrong advice, or flag of vLLM.
 
     A signal is found by its name, its id and the series that rules record of it. BadUsage if nothing has that name.
     """
     from diag.artefacts.advice import advice_or_flag
-    from diag.artefacts.reference import declared, lint_rule_page, signal_page
+    from diag.artefacts.reference import declared, lint_rule_page, preflight_page, signal_page
     from diag.artefacts.runbook import runbook
     from diag.commands.observe import site
     from diag.knowledge.advice import wrong_advice
     from diag.knowledge.rule_set import rule_set
     from diag.lint.rules import RULES
+    from diag.preflight.checks import CHECKS
 
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
@@ -43,6 +44,8 @@ def run(name: str, folder: Path | None) -> str:
         return runbook(by_id[name], incidents, contract, rule_set(incidents, contract))
     if name in RULES:
         return lint_rule_page(RULES[name])
+    if name in CHECKS:
+        return preflight_page(CHECKS[name])
     signals = declared(incidents)
     found = next((id for id, signal in signals.items() if name in (id, signal.name)), "")
     if not found and (page := advice_or_flag(name)):
@@ -50,11 +53,11 @@ def run(name: str, folder: Path | None) -> str:
     found = found or next((id for id in signals if f":{id}:" in f"{name}:"), "")
     if found:
         return signal_page(signals[found], incidents, contract)
-    close = near(name, [*by_id, *RULES, *signals, *wrong_advice()])
+    close = near(name, [*by_id, *RULES, *CHECKS, *signals, *wrong_advice()])
     suggestion = f" (did you mean {', '.join(close)}?)" if close else ""
     raise BadUsage(
-        f"there is no incident, signal, lint rule or vLLM flag '{printable(name, 40)}'{suggestion}; diag incidents"
-        " lists the incidents, docs/lint-rules.md the rules"
+        f"there is no incident, signal, lint rule, check or vLLM flag '{printable(name, 40)}'{suggestion}; diag"
+        " incidents lists the incidents, docs/lint-rules.md the rules, docs/preflight.md the checks"
     )
 
 

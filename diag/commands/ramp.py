@@ -17,10 +17,11 @@ from diag.commands.observe import ObserveOptions, observe, running_of, site
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import discard_output, exists, refused_in_words, written_whole
 from diag.core.formatting import number, printable
+from diag.diagnosis.configuration import configurations
 from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
 from diag.ramp import results
-from diag.ramp.analysis import Circumstances, Ramp, conclude
+from diag.ramp.analysis import Circumstances, MeasuredOn, Ramp, conclude
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
 from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environment
 from diag.ramp.step import Offer, measure, step_from_client
@@ -136,11 +137,13 @@ def _analyse_traffic(options: RampOptions, limits: Limits) -> Ramp:
 
 def _circumstances(options: RampOptions, seen: Observation) -> Circumstances:
     name = seen.instances[0]
+    gpus = tuple(gpu.name for server in configurations(seen) if server.instance == name for gpu in server.gpus)
     return Circumstances(
         target=seen.target,
         model=options.model or seen.models.get(name, ""),
         version=seen.versions.get(name, ""),
         running={name: running_of(seen, name)},
+        measured_on=MeasuredOn(seen.launch.get(name, ""), gpus, float(seen.instants[-1]) / 1000),
     )
 
 

@@ -9,6 +9,7 @@ and an invalid file is refused with the line of the mistake:
 [site]        labels = ["cluster", "pod"]    the entries of `Site`
 [lint]        ignore = ["no_model"]          ids of rules whose findings `diag lint` drops
 [baseline]    file = "normal.json"           the file that `diag baseline save` wrote, beside diag.toml
+[preflight]   gpu_memory_share = 0.5         what `diag preflight` compares a launch with: the entries of `Intentions`
 """
 
 import re
@@ -58,6 +59,20 @@ class Site(NamedTuple):
     prefix: str = OWN
 
 
+class Intentions(NamedTuple):
+    """Intentions of this site for a launch; None or "" if they are not stated.
+
+    gpu_memory_share: the share of each GPU that this server may take. concurrency: the requests at a time that are to
+    come. ramp: the file that `diag ramp --json` wrote, beside diag.toml. ignore: the ids of checks and lint rules whose
+    results `diag preflight` drops, each with the reason.
+    """
+
+    gpu_memory_share: float | None = None
+    concurrency: float | None = None
+    ramp: str = ""
+    ignore: Mapping[str, str] = {}
+
+
 @dataclass(frozen=True)
 class Contract:
     """One entry for each placeholder that an expression may use; `origin` is the file, "" for the defaults.
@@ -78,6 +93,7 @@ class Contract:
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     ignored_rules: Mapping[str, str] = field(default_factory=dict)
     baseline: str = ""
+    preflight: Intentions = field(default_factory=Intentions)
     origin: str = ""
     stated: frozenset[str] = frozenset()
 
@@ -133,7 +149,7 @@ class _File(NamedTuple):
     tables: Mapping[str, Any]
 
     def contract(self) -> Contract:
-        known = ("contract", "limits", "site", "lint", "baseline")
+        known = ("contract", "limits", "site", "lint", "baseline", "preflight")
         for name in self.tables:
             if name not in known:
                 tables = ", ".join(f"[{table}]" for table in known)
@@ -168,6 +184,7 @@ class _File(NamedTuple):
             limits=limits,
             ignored_rules=dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}"),
             baseline=str(self.path.parent / baseline) if baseline else "",
+            preflight=self._intentions(),
             origin=str(self.path),
             stated=frozenset(entries),
         )
@@ -212,6 +229,19 @@ class _File(NamedTuple):
         if entry["unit"] == "share" and number >= 1:
             raise self.bad("contract", name, f"{name} must be a fraction below 1 (0.99 is 99 %), not {number:g}")
         return number
+
+    def _intentions(self) -> Intentions:
+        given = self._table("preflight", Intentions._fields)
+        ramp, ignore = given.pop("ramp", ""), self._table("preflight.ignore") if given.pop("ignore", None) else {}
+        numbers = {name: self._number("preflight", name, value) for name, value in given.items()}
+        if numbers.get("gpu_memory_share", 1) > 1:
+            raise self.bad("preflight", "gpu_memory_share", "gpu_memory_share must be a fraction of 1, such as 0.5")
+        if not isinstance(ramp, str):
+            raise self.bad("preflight", "ramp", f"ramp must be the name of a file, not {_shown(ramp)}")
+        for name, reason in ignore.items():
+            if not isinstance(reason, str) or not reason.strip():
+                raise self.bad("preflight.ignore", name, f"{name} must be the reason as a text, not {_shown(reason)}")
+        return Intentions(**numbers, ramp=str(self.path.parent / ramp) if ramp else "", ignore=ignore)
 
     def _site(self) -> Site:
         site: dict[str, Any] = {}

@@ -326,6 +326,16 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "kind",
         unread="A replaced row does its work; conditions read the rows that could not be replaced.",
     ),
+    "diag_gpu_remap_pending": _gauge(
+        "1 when a memory row waits for a reset of the GPU to be replaced, 0 when not.",
+        *GPU,
+        unread="diag preflight reads it before a launch.",
+    ),
+    "diag_gpu_persistence_mode": _gauge(
+        "1 when the driver stays loaded without a process on the GPU, 0 when not.",
+        *GPU,
+        unread="diag preflight reads it before a launch.",
+    ),
     "diag_gpu_remap_failure": _gauge("1 when a memory row could not be replaced, 0 when not.", *GPU),
     "diag_gpu_xid_errors_total": _counter("Xid errors of this number since the exporter started.", *GPU, "xid"),
     "diag_gpu_process_memory_bytes": _gauge("GPU memory in bytes of a process on this GPU.", *GPU, *PROCESS),

@@ -158,6 +158,22 @@ class Alertmanager:
         self._path = address.path.rstrip("/").removesuffix(ALERTS_PATH) + ALERTS_PATH
         self.shown = address.shown
 
+    def get(self, path: str, seconds: float) -> Any:
+        """Return the decoded answer of a path of the API, such as /api/v2/status; Unreachable if there is none."""
+        wanted = Request(f"{self._path.removesuffix(ALERTS_PATH)}{path}", most_bytes=MOST_BYTES, seconds=seconds)
+        try:
+            response = self._client.send(wanted)
+            if response.status in (401, 403):
+                raise self._client.refusal(response.status)
+            if response.status != 200:
+                raise Failure(f"answered HTTP {response.status}", _ALERTMANAGER.address)
+            return json.loads(response.body)
+        except Failure as error:
+            raise Unreachable(_with_prefix(failure.sentence(self.shown, error))) from error
+        except (ValueError, RecursionError) as error:
+            problem = Failure("answered no JSON", _ALERTMANAGER.address)
+            raise Unreachable(failure.sentence(self.shown, problem)) from error
+
     def post(self, alerts: Sequence[Mapping[str, Any]]) -> None:
         """Post alerts in the format of the API; Unreachable, with one sentence, if they are not accepted."""
         try:

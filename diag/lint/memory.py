@@ -52,8 +52,24 @@ def longest_request(target: LintTarget) -> str:
 
 
 def usable_share(target: LintTarget, gpu: HostGpu) -> float:
-    """Return the share of a GPU that a server may take: the release's default, or less if less is free."""
-    return min(default(_SHARE, target.version) or 0.9, gpu.free / gpu.total)
+    """Return the share of a GPU that a server may take: that of diag.toml or the release's default, or what is free."""
+    return min(target.tenant_share or default(_SHARE, target.version) or 0.9, gpu.free / gpu.total)
+
+
+def offloaded(target: LintTarget) -> tuple[float, str]:
+    """Return the bytes of host memory that the ranks on this host pin, and the flags that set them.
+
+    They count as in vllm/config: cpu_offload_gb per GPU, kv_offloading_size over all ranks, swap_space per GPU.
+    """
+    ranks, buffer = target.local_ranks(), target.command.get("--kv-offloading-backend")
+    replicas = ranks // (target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size"))
+    parts = {
+        "--cpu-offload-gb": ranks,
+        "--kv-offloading-size": 0 if buffer == "lmcache" else replicas,
+        "--swap-space": 0 if target.since(V1) else ranks,
+    }
+    given = {flag: times * (target.number(flag) or 0) for flag, times in parts.items() if target.has(flag)}
+    return sum(given.values()) * GIB, " and ".join(flag for flag, size in given.items() if size)
 
 
 @rule(
@@ -102,18 +118,8 @@ def gpu_memory_given_away(target: LintTarget) -> Iterator[Match]:
     ),
 )
 def offloading_above_the_host(target: LintTarget) -> Iterator[Match]:
-    """Count as vllm/config does: cpu_offload_gb per GPU, kv_offloading_size over all ranks, swap_space per GPU."""
-    ranks, buffer = target.local_ranks(), target.command.get("--kv-offloading-backend")
-    replicas = ranks // (target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size"))
-    parts = {
-        "--cpu-offload-gb": ranks,
-        "--kv-offloading-size": 0 if buffer == "lmcache" else replicas,
-        "--swap-space": 0 if target.since(V1) else ranks,
-    }
-    given = {flag: times * (target.number(flag) or 0) for flag, times in parts.items() if target.has(flag)}
-    wanted = sum(given.values()) * GIB
+    (wanted, named), ranks = offloaded(target), target.local_ranks()
     if target.host_memory and target.ranks("--nnodes") == 1 and wanted > target.host_memory:
-        named = " and ".join(flag for flag, size in given.items() if size)
         yield Match(
             f"{named} of {ranks} rank{'s' * (ranks != 1)} take {gibibytes(wanted, 1)}, and this host has"
             f" {gibibytes(target.host_memory, 1)}"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from diag.core.formatting import GIB, gibibytes, plural
+from diag.core.formatting import gibibytes, plural
+from diag.lint.memory import offloaded
 from diag.lint.rule import Example, LintTarget, Match, at_least, is_open, number, rule
 from diag.vllm.flags.registry import release
 
@@ -49,7 +50,13 @@ def _manifest(container: str, pod: str = "", more: str = "", args: str = "") -> 
     " container's start.",
     "Loading weights, profiling and CUDA graphs take longer: the kubelet restarts the container again and again",
     "Add a startupProbe on /health with failureThreshold x periodSeconds above the time of the longest start",
-    Example(_manifest(", livenessProbe: {httpGet: {path: /health}, initialDelaySeconds: 15}")),
+    Example(
+        _manifest(", livenessProbe: {httpGet: {path: /health}, initialDelaySeconds: 15}"),
+        leaves=_manifest(
+            ", livenessProbe: {httpGet: {path: /health}}"
+            ", startupProbe: {httpGet: {path: /health}, failureThreshold: 90}"
+        ),
+    ),
 )
 def probe_kills_the_start(target: LintTarget) -> Iterator[Match]:
     pod = target.command.pod
@@ -67,7 +74,10 @@ def probe_kills_the_start(target: LintTarget) -> Iterator[Match]:
     "A liveness probe on /v1/models or /metrics.",
     "Only /health fails when the engine is dead",
     "Use /health for the liveness probe",
-    Example(_manifest(", livenessProbe: {httpGet: {path: /metrics}, initialDelaySeconds: 600}")),
+    Example(
+        _manifest(", livenessProbe: {httpGet: {path: /metrics}, initialDelaySeconds: 600}"),
+        leaves=_manifest(", livenessProbe: {httpGet: {path: /health}, initialDelaySeconds: 600}"),
+    ),
 )
 def liveness_without_engine(target: LintTarget) -> Iterator[Match]:
     pod = target.command.pod
@@ -85,7 +95,10 @@ def liveness_without_engine(target: LintTarget) -> Iterator[Match]:
     " together.",
     "The grace period includes the preStop hook: after it the kubelet kills the server with requests in flight",
     "Raise terminationGracePeriodSeconds",
-    Example(_manifest("", args=", --shutdown-timeout, '60'")),
+    Example(
+        _manifest("", args=", --shutdown-timeout, '60'"),
+        leaves=_manifest("", pod=", terminationGracePeriodSeconds: 90", args=", --shutdown-timeout, '60'"),
+    ),
 )
 def grace_period_too_short(target: LintTarget) -> Iterator[Match]:
     pod = target.command.pod
@@ -109,7 +122,14 @@ def grace_period_too_short(target: LintTarget) -> Iterator[Match]:
     "The ranks exchange data in /dev/shm, of which a container has 64 MiB: NCCL fails to start, or a rank dies with a"
     " bus error",
     "Mount an emptyDir with medium: Memory at /dev/shm",
-    Example(_manifest(", resources: {limits: {nvidia.com/gpu: 2}}", args=", -tp, '2'")),
+    Example(
+        _manifest(", resources: {limits: {nvidia.com/gpu: 2}}", args=", -tp, '2'"),
+        leaves=_manifest(
+            ", resources: {limits: {nvidia.com/gpu: 2}}, volumeMounts: [{name: shm, mountPath: /dev/shm}]",
+            pod=", volumes: [{name: shm, emptyDir: {medium: Memory}}]",
+            args=", -tp, '2'",
+        ),
+    ),
 )
 def no_shared_memory(target: LintTarget) -> Iterator[Match]:
     pod, tensor = target.command.pod, target.ranks("--tensor-parallel-size")
@@ -139,7 +159,13 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     "A limit of nvidia.com/gpu or amd.com/gpu below the number of ranks in the pod. More GPUs than ranks is a warning.",
     "vLLM refuses more ranks than it has GPUs",
     "Set the limit to the number of ranks",
-    Example(_manifest(", resources: {limits: {nvidia.com/gpu: 1}}", args=", -tp, '2'")),
+    Example(
+        _manifest(", resources: {limits: {nvidia.com/gpu: 1}}", args=", -tp, '2'"),
+        leaves=_manifest(
+            ", resources: {limits: {nvidia.com/gpu: 2}}, volumeMounts: [{name: shm, mountPath: /dev/shm}]",
+            args=", -tp, '2'",
+        ),
+    ),
 )
 def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
     pod, needed = target.command.pod, _ranks_in_pod(target)
@@ -160,20 +186,19 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
 @rule(
     "warning",
     "The memory limit is below what offloading needs",
-    "A memory limit below --cpu-offload-gb and --swap-space for each rank plus --kv-offloading-size. An info if the"
-    " container has no memory limit.",
+    "A memory limit below what the ranks of the pod offload (--cpu-offload-gb, --kv-offloading-size, and --swap-space"
+    " before 0.8.0). An info if the container has no memory limit.",
     "The container is killed as out of memory (OOMKilled) while the server starts",
     "Raise the memory limit",
-    Example(_manifest(", resources: {limits: {memory: 16Gi}}", args=", --cpu-offload-gb, '32'")),
+    Example(
+        _manifest(", resources: {limits: {memory: 16Gi}}", args=", --cpu-offload-gb, '32'"),
+        leaves=_manifest(", resources: {limits: {memory: 64Gi}}", args=", --cpu-offload-gb, '32'"),
+    ),
 )
 def memory_limit_too_low(target: LintTarget) -> Iterator[Match]:
-    pod, ranks = target.command.pod, _ranks_in_pod(target)
-    flags = {"--cpu-offload-gb": ranks or 1, "--swap-space": ranks or 1, "--kv-offloading-size": 1}
-    given = {flag: target.number(flag) or 0 for flag in flags if target.has(flag)}
-    needed = sum(size * flags[flag] * GIB for flag, size in given.items())
-    if not pod or not needed:
+    pod, (needed, names) = target.command.pod, offloaded(target)
+    if not pod or not needed or _ranks_in_pod(target) is None:
         return
-    names = " and ".join(flag for flag, size in given.items() if size)
     if pod.memory is not None and pod.memory < needed:
         yield Match(f"The memory limit is {gibibytes(pod.memory)}, and {names} takes {gibibytes(needed)}")
     elif pod.memory is None and pod.is_whole:
@@ -192,7 +217,9 @@ def memory_limit_too_low(target: LintTarget) -> Iterator[Match]:
     " not export, or a query with a metric of vLLM without its prefix vllm:.",
     "The autoscaler gets no value and does not scale",
     "Use vllm:num_requests_waiting, or another metric of vLLM's metrics page",
-    Example(_manifest("", more=_SCALED)),
+    Example(
+        _manifest("", more=_SCALED), leaves=_manifest("", more=_SCALED.replace("batch_size", "num_requests_waiting"))
+    ),
 )
 def autoscaler_metric_missing(target: LintTarget) -> Iterator[Match]:
     for query in target.command.pod.metrics if target.command.pod else ():

@@ -57,6 +57,7 @@ class LintTarget:
     `shape` is read from the model's config.json, `draft` from that of the draft model; `gpus` are the GPUs of this host
     or of --gpu, None if they are unknown; `host_memory` are the bytes that this host or its control group has, 0 if
     unknown. `adapter_ranks` has the rank of each LoRA adapter whose adapter_config.json could be read, by its path.
+    `tenant_share` is the share of a GPU that diag.toml gives this server, None if it states none.
     `folder_without_config` is the model's folder if it holds no config.json; `parser_error` is the message of vLLM's
     own parser.
     """
@@ -70,6 +71,7 @@ class LintTarget:
     draft: Model | None = None
     host_memory: float = 0
     adapter_ranks: Mapping[str, int] = field(default_factory=dict)
+    tenant_share: float | None = None
 
     def since(self, version: str) -> bool:
         return at_least(self.version, version)

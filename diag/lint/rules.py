@@ -2,7 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from diag.lint import advice, conflicts, flags, host, pods, removed, values, words
+from diag.lint import (
+    adapters,
+    advice,
+    conflicts,
+    container,
+    flags,
+    host,
+    memory,
+    parallel,
+    pods,
+    quantization,
+    removed,
+    values,
+    words,
+)
 from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions

@@ -56,6 +56,14 @@ class BoundBy(NamedTuple):
     proposals: tuple[Proposal, ...] = ()
 
 
+class MeasuredOn(NamedTuple):
+    """Circumstances of a measurement: the launch command, "" if unknown, the GPUs by name, the unix time, or 0."""
+
+    launch: str = ""
+    gpus: tuple[str, ...] = ()
+    at: float = 0.0
+
+
 class Ramp(NamedTuple):
     """A whole ramp; `ended` is why it did not go on, `stopped` why it was cut short ("" if it was not).
 
@@ -79,6 +87,7 @@ class Ramp(NamedTuple):
     lengths: RequestLengths | None
     notes: tuple[str, ...]
     unusable: str = ""
+    measured_on: MeasuredOn = MeasuredOn()
 
     @property
     def ruled_out(self) -> tuple[BoundBy, ...]:
@@ -105,6 +114,7 @@ class Circumstances(NamedTuple):
     lengths: RequestLengths | None = None
     notes: tuple[str, ...] = ()
     attached: bool = False
+    measured_on: MeasuredOn = MeasuredOn()
 
 
 # -- the ramp as a whole -----------------------------------------------------------------------------------------------
@@ -145,6 +155,7 @@ def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ram
         lengths=known.lengths,
         notes=known.notes,
         unusable=why_unusable(more[-1], limits) if more else "",
+        measured_on=known.measured_on,
     )
 
 

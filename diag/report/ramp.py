@@ -6,6 +6,7 @@ The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no
 import json
 import math
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
@@ -226,6 +227,9 @@ def document(ramp: Ramp) -> dict[str, Any]:
         "target": ramp.target,
         "model": ramp.model,
         "vllm": ramp.version,
+        "launch": ramp.measured_on.launch or None,
+        "gpus": list(ramp.measured_on.gpus),
+        "measured_at": _moment(ramp.measured_on.at),
         "prompt_tokens": ramp.lengths.prompt if ramp.lengths else None,
         "output_tokens": ramp.lengths.output if ramp.lengths else None,
         "slo": {name: getattr(contract, name) for name in (*SLOS.values(), "objective")},
@@ -241,6 +245,10 @@ def document(ramp: Ramp) -> dict[str, Any]:
         "steps": [_step_document(ramp, step) for step in ramp.steps],
         "notes": list(ramp.notes),
     }
+
+
+def _moment(at: float) -> str | None:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") if at else None
 
 
 def _candidate_document(candidate: BoundBy) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test_fail_on_sets_the_lowest_failing_verdict(recording: str, fail_on: str, s
         (
             ["explain", "kv_evictoin"],
             64,
-            "no incident, signal, lint rule or vLLM flag 'kv_evictoin' (did you mean kv_eviction_cascade?)",
+            "no incident, signal, lint rule, check or vLLM flag 'kv_evictoin' (did you mean kv_eviction_cascade?)",
         ),
         (["doctor", "./nowhere"], 64, "./nowhere does not exist: name the folder of a recording, or a URL"),
         (["doctor", "two..dots:8000"], 64, "two..dots:8000 has no valid host name"),

@@ -20,12 +20,16 @@ also                                    {a line's key: its value} for anything e
 A value may be "!15" for a return code; None, or a key that is not there, is not supported.
 """
 
+import ctypes
 import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+import pynvml
+import pytest
 
 NATIVE = Path(__file__).parent / "native" / "nvml.c"
 LIBRARY = "libnvidia-ml.so.1"
@@ -174,6 +178,16 @@ def _compiled(defines: tuple[str, ...]) -> bytes:
         macros = [f"-D{define}" for define in defines]
         subprocess.run(["gcc", "-shared", "-fPIC", "-O1", *macros, "-o", library, NATIVE], check=True)
         return library.read_bytes()
+
+
+def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the nvidia-ml-py of this process read the library, and return the script that it reads."""
+    script = folder / "script"
+    monkeypatch.setenv("DIAG_NVML_SCRIPT", str(script))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(build(folder))))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return script
 
 
 def write(script: Path, gpus: Sequence[Mapping[str, object]], **driver: object) -> None:

@@ -1,12 +1,10 @@
 """`diag lint` on a launch command: rules, corrections, checks of this host, and the printed report."""
 
-import ctypes
 import json
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pynvml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -494,11 +492,7 @@ def test_removal_wins_over_other_edits_of_a_word() -> None:
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Says what the driver shows."""
-    place = tmp_path / "script"
-    monkeypatch.setenv("DIAG_NVML_SCRIPT", str(place))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(scripted_nvml.build(tmp_path))))
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    place = scripted_nvml.loaded(tmp_path, monkeypatch)
     yield lambda *shown: scripted_nvml.write(place, shown)
 
 

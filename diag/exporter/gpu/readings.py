@@ -115,6 +115,7 @@ _EACH_TIME = (
     ),
     NvmlReading("diag_gpu_remapped_rows", ("corrected",), (Field(142), NvmlCall("nvmlDeviceGetRemappedRows", (), 0))),
     NvmlReading("diag_gpu_remapped_rows", ("uncorrected",), (Field(143), NvmlCall("nvmlDeviceGetRemappedRows", (), 1))),
+    NvmlReading("diag_gpu_remap_pending", (), (Field(144), NvmlCall("nvmlDeviceGetRemappedRows", (), 2))),
     NvmlReading("diag_gpu_remap_failure", (), (Field(145), NvmlCall("nvmlDeviceGetRemappedRows", (), 3))),
 )
 _CONSTANT = (
@@ -132,6 +133,7 @@ _CONSTANT = (
         (),
         (Field(189, per=E3), NvmlCall("nvmlDeviceGetPowerManagementDefaultLimit", per=E3)),
     ),
+    NvmlReading("diag_gpu_persistence_mode", (), (NvmlCall("nvmlDeviceGetPersistenceMode"),)),
     NvmlReading("diag_gpu_pcie_link_generation", ("max",), (NvmlCall("nvmlDeviceGetMaxPcieLinkGeneration"),)),
     NvmlReading("diag_gpu_pcie_link_width", ("max",), (NvmlCall("nvmlDeviceGetMaxPcieLinkWidth"),)),
 )

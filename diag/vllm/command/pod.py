@@ -10,12 +10,13 @@ _GRACE_SECONDS = 30.0
 """The default of Kubernetes for terminationGracePeriodSeconds."""
 _PERIOD, _FAILURES = 10.0, 3.0
 """The defaults of Kubernetes for a probe's periodSeconds and failureThreshold."""
+_URL = re.compile(r"https?://[^\s/\"']{1,200}(/\w{1,40})")
 _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kKMGTP]i?|)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
 class PodProbe(NamedTuple):
-    """A probe of a container: the HTTP path, "" if it has none, and how long it may fail until the kubelet acts."""
+    """A probe of a container: the HTTP path that it or its command reads, "" for none, and how long it may fail."""
 
     path: str
     delay: float
@@ -97,7 +98,9 @@ def _number(value: Any) -> float | None:
 def _probe(probe: Any) -> PodProbe | None:
     if not isinstance(probe, dict):
         return None
-    path = inner(probe, "httpGet").get("path")
+    command = inner(probe, "exec").get("command")
+    url = _URL.search(" ".join(map(str, command))) if isinstance(command, list) else None  # sh -c 'curl http://...'
+    path = url[1] if url else inner(probe, "httpGet").get("path")
     delay, period, failures = map(_number, map(probe.get, ("initialDelaySeconds", "periodSeconds", "failureThreshold")))
     return PodProbe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES)
 

@@ -54,16 +54,23 @@ _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
+def indexed(folder: Path) -> frozenset[str]:
+    """Return the names of the weight files that the model's index lists; none without an index that can be read."""
+    listed = folder / "model.safetensors.index.json"
+    try:
+        index = json.loads(read_bytes(listed, MOST_HEADER)) if listed.is_file() else {}
+        return frozenset(map(str, index["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return frozenset()
+
+
 def on_disk(model: Model, float32: bool = False) -> int | None:
     """Return the bytes of the tensors that vLLM loads from *.safetensors; None if files are missing or unreadable.
 
     Numbers that are not quantized are loaded as two bytes (four in float32), whatever the file holds.
     """
-    listed = model.folder / "model.safetensors.index.json"
-    try:
-        index = json.loads(read_bytes(listed, MOST_HEADER)) if listed.is_file() else {}
-        files = sorted({model.folder / str(name) for name in index["weight_map"].values()})
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    files = sorted(model.folder / name for name in indexed(model.folder))
+    if not files:
         found = sorted(model.folder.glob("*.safetensors"))
         # "consolidated" is a second copy in Mistral's own format
         files = [file for file in found if not file.name.startswith("consolidated")] or found

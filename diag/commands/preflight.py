@@ -1,0 +1,242 @@
+"""`diag preflight`: gather the facts of a launch or of a server that runs, and run every check."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from diag import promql
+from diag.commands import budget
+from diag.commands.budget import BudgetOptions
+from diag.commands.lint import ANOTHER_NODE, ignored_rules, judge
+from diag.commands.observe import ObserveOptions, site
+from diag.core.contract import Contract
+from diag.core.errors import BadContract, BadUsage, Unreachable
+from diag.core.files import exists, expanded
+from diag.core.metric_families import FAMILIES
+from diag.exporter.gpu.collector import GpuCollector
+from diag.http.address import is_here, parse
+from diag.http.credentials import from_environment
+from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
+from diag.lint.rule import is_open
+from diag.lint.rules import RULES
+from diag.preflight import machine, ramp_result
+from diag.preflight.check import Ask, GpuSamples, PreflightFacts
+from diag.preflight.checks import CHECKS, STATUS, Preflight, preflight
+from diag.preflight.machine import Machine, Wheel
+from diag.report import preflight as text
+from diag.sources import source
+from diag.sources.source import Scraping
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command
+from diag.vllm.command.free_text import hidden
+from diag.vllm.command.parse import read
+from diag.vllm.flags.installed_parser import interpreter
+from diag.vllm.flags.registry import versions
+from diag.vllm.memory import model
+from diag.vllm.memory.usage import indexed
+
+_SECONDS = 2.0
+"""Time limit of one answer of a Prometheus or an Alertmanager: the whole preflight takes a few seconds."""
+_PROGRAM = re.compile(r"vllm|python[\d.]*")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
+
+
+@dataclass(frozen=True)
+class PreflightOptions:
+    """Options of the command line; "" if not given."""
+
+    target: str
+    vllm_version: str = ""
+    vllm_python: str = ""
+    launch: str = ""
+    gpu: str = ""
+    prometheus: str = ""
+    alertmanager: str = ""
+    ramp: str = ""
+    bench: bool = False
+    contract: Path | None = None
+
+
+def run(options: PreflightOptions) -> Preflight:
+    """Return the results; BadUsage for a target that is no launch, Unreachable for a server that does not answer."""
+    contract, incidents = site(None, options.contract)
+    _check_ids(contract)
+    file = options.ramp or contract.preflight.ramp
+    known = PreflightFacts(
+        contract=contract,
+        incidents=incidents,
+        version=options.vllm_version or versions()[-1],
+        prometheus=_prometheus(options.prometheus) if options.prometheus else None,
+        alertmanager=_alertmanager(options.alertmanager) if options.alertmanager else None,
+        ramp=ramp_result.read(Path(file)) if file else None,
+        bench=options.bench,
+    )
+    is_url = options.target.startswith(("http://", "https://"))
+    facts = _of_server(known, options) if is_url else _of_launch(known, options, options.target)
+    named = redaction.name(facts.command.model) if facts.command else ""
+    return preflight(facts, named or (parse(options.target).shown if is_url else "the launch"))
+
+
+def print_report(found: Preflight, form: Literal["terminal", "json", "markdown"], verbose: bool) -> int:
+    """Print the results; return the exit status."""
+    shown = {"json": text.render_json, "markdown": text.render_markdown}.get(form)
+    sys.stdout.write(shown(found) if shown else text.render(found, verbose=verbose))
+    return STATUS[found.answer]
+
+
+def _check_ids(contract: Contract) -> None:
+    for name in contract.preflight.ignore:
+        if name not in CHECKS and name not in RULES:
+            raise BadContract(
+                f"{contract.origin}: [preflight.ignore] no check is called '{name}' (docs/preflight.md lists them)"
+            )
+
+
+# -- a launch ----------------------------------------------------------------------------------------------------------
+
+
+def _of_launch(known: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:
+    command = read(launch)
+    python = options.vllm_python or interpreter()
+    beside = python or _python_of(command)
+    wheel = machine.wheel(beside) if beside and not command.elsewhere else Wheel()
+    wanted = options.vllm_version or ("" if command.image else wheel.vllm)
+    share = known.contract.preflight.gpu_memory_share
+    ignored = ignored_rules((), known.contract)
+    lint = judge(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False)
+    command = read(launch, version=lint.version)
+    gpus, no_gpus = _local_gpus(command)
+    facts = replace(
+        known,
+        version=lint.version,
+        command=command,
+        lint=lint,
+        machine=None if command.elsewhere else Machine(),
+        elsewhere=f"the launch starts {command.elsewhere}",
+        gpus=gpus,
+        no_gpus=no_gpus,
+        wheel=wheel,
+        python=python,
+    )
+    return _with_weights(_with_ledger(facts, options, launch))
+
+
+def _with_ledger(facts: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:
+    try:
+        gpu = options.gpu or ("cpu" if facts.on_cpu else "")
+        found = budget.estimate(BudgetOptions(launch, gpu=gpu, version=facts.version))
+    except (BadUsage, OSError) as error:
+        return replace(facts, no_ledger=hidden(str(error)))
+    fitting = tuple(f"{flag} {value}" for flag, value in found.suggestions)
+    return replace(facts, ledger=found.ledger, fitting=fitting)
+
+
+def _with_weights(facts: PreflightFacts) -> PreflightFacts:
+    """Find the files of the weights; a model that will be downloaded has none yet."""
+    command = facts.command
+    if command is None or command.elsewhere or not command.model or is_open(command.model):
+        return facts
+    is_path = command.model.startswith(("/", "~", ".")) or model.is_folder(command.model)
+    if is_path and not exists(expanded(command.model)):
+        return replace(facts, no_folder=redaction.name(command.model))
+    if command.get("--load-format") == "dummy":  # vLLM invents the weights
+        return facts
+    try:
+        folder = model.find(command.model, command.environment, command.get("--revision") or "")
+        named = indexed(folder)
+    except (BadUsage, OSError, ValueError):
+        return facts
+    there = tuple(str(file) for pattern in _WEIGHTS for file in sorted(folder.glob(pattern)) if file.exists())
+    missing = tuple(sorted(name for name in named if not (folder / name).exists()))
+    downloads = not is_path and command.environment.get("HF_HUB_OFFLINE", os.environ.get("HF_HUB_OFFLINE")) != "1"
+    if downloads and (missing or not there):
+        return facts
+    return replace(facts, weight_files=there, missing_files=missing if there or named else ("every weight file",))
+
+
+def _python_of(command: Command) -> str:
+    """Return the Python that the command starts, or the one beside its `vllm`; "" if it is not found."""
+    programs = (word for word in command.words[: command.arguments] if _PROGRAM.fullmatch(Path(word).name))
+    found = shutil.which(expanded(next(programs, "")))
+    if not found or Path(found).name != "vllm":
+        return found or ""
+    beside = Path(found).with_name("python")
+    return str(beside) if beside.exists() else ""
+
+
+def _local_gpus(command: Command) -> tuple[GpuSamples, str]:
+    """Return the GPUs of this host that the launch may use, and why there are none."""
+    if command.pod:
+        return {}, ANOTHER_NODE
+    visible = command.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    collected = GpuCollector((), dict, lambda: visible or None).collect()
+    found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for family, labels, value in collected.samples:
+        found.setdefault(family, []).append((dict(zip(FAMILIES[family].labels, labels, strict=True)), value))
+    return found, f"the GPUs of this host: {collected.problem or 'there are none'}"
+
+
+# -- a server that runs ------------------------------------------------------------------------------------------------
+
+
+def _of_server(known: PreflightFacts, options: PreflightOptions) -> PreflightFacts:
+    observed = source.observe(ObserveOptions([options.target], duration=0.0, launch=options.launch), Scraping())
+    name = observed.instances[0]
+    launch, address = observed.launch.get(name, ""), parse(options.target)
+    gpus: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for family in (name for name in FAMILIES if name.startswith("diag_gpu_") and name in observed.samples.names):
+        vector = promql.evaluate(family, observed.samples, observed.instants[-1:])
+        rows = zip(vector.labels, vector.values, vector.present, strict=True)
+        gpus[family] = [(dict(labels), float(row[0])) for labels, row, there in rows if there[0]]
+    facts = replace(
+        known,
+        version=options.vllm_version or observed.versions.get(name, "").partition("+")[0] or known.version,
+        machine=Machine() if is_here(address) else None,
+        elsewhere="the server runs on another host: run diag preflight there",
+        gpus=gpus,
+        no_gpus="the page has no GPU metrics: give the URL of diag exporter on that host",
+        running=True,
+        instance=address.instance,
+    )
+    if not launch:
+        return facts
+    ignored, foreign = ignored_rules((), known.contract), facts.machine is None
+    lint = judge(launch, facts.version, ignored=ignored, foreign=foreign, ask=False)
+    return replace(facts, command=read(launch, version=lint.version), lint=lint)
+
+
+# -- Prometheus and Alertmanager ---------------------------------------------------------------------------------------
+
+
+def _alertmanager(url: str) -> Ask:
+    return partial(Alertmanager(url, os.environ).get, seconds=_SECONDS)
+
+
+def _prometheus(url: str) -> Ask:
+    address = parse(url)
+    if address.query:
+        raise BadUsage(f"{address.shown} has a query: leave out the question mark and what follows of a Prometheus URL")
+    api = PrometheusApi(address.shown, address, from_environment(os.environ), _SECONDS)
+    base = address.path.rstrip("/").removesuffix("/api/v1")
+
+    silent: list[Unreachable] = []
+
+    def ask(path: str) -> Any:
+        if silent:  # one that does not answer is not waited for again
+            raise silent[0]
+        place, _, form = path.partition("?")
+        try:
+            return api.query("GET", f"{base}{place}", form).get("data")
+        except Refused as error:
+            raise Unreachable(f"{address.shown}: {error}") from error
+        except Unreachable as error:
+            silent.append(error)
+            raise
+
+    return ask

@@ -1,0 +1,106 @@
+"""Checks of the measured capacity: a kept ramp of this model, release, GPU and flags against the load to come."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from diag.core.errors import BadUsage
+from diag.core.formatting import number, plural, quantity
+from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
+from diag.preflight.ramp_result import RampResult
+from diag.vllm.command.command import Command
+from diag.vllm.command.parse import parse
+from diag.vllm.flags.registry import release
+
+_OLD_DAYS = 90
+_NAMES = ("--host", "--port", "--served-model-name", "--api-key", "--uvicorn-log-level", "--root-path")
+"""Flags that change no performance."""
+_CHECKLIST = "docs/capacity.md"
+
+
+def _ramp(facts: PreflightFacts) -> RampResult:
+    if facts.ramp is None:
+        raise NotChecked("no ramp result is given: diag ramp URL --json > ramp.json, then --ramp ramp.json")
+    return facts.ramp
+
+
+def _settings(command: Command) -> dict[str, str]:
+    """Return the flags that may change the performance, with their last values."""
+    given = {option.name: " ".join(option.values) for option in command.given}
+    return {name: value for name, value in given.items() if name not in _NAMES}
+
+
+@check(
+    "capacity",
+    "A ramp of this model, release, GPU and these flags",
+    reads="the file of --ramp or of [preflight] ramp in diag.toml",
+    why="a ceiling holds for what it was measured on: another model, release, GPU or flag has another one",
+    source=_CHECKLIST,
+)
+def ramp_result(facts: PreflightFacts) -> Iterator[Outcome]:
+    ramp = _ramp(facts)
+    days = (datetime.now(UTC) - ramp.measured).days
+    other = []
+    if facts.command is not None:
+        if ramp.model and facts.command.model and ramp.model != facts.command.model:
+            other.append(f"model {ramp.model}, not {facts.command.model}")
+        if ramp.launch:
+            try:
+                then, now = _settings(parse(ramp.launch)), _settings(facts.command)
+            except BadUsage:
+                then = now = {}
+            changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+            other += [f"other values of {', '.join(changed[:4])}"] if changed else []
+    if ramp.version and release(ramp.version) != release(facts.version):
+        other.append(f"vLLM {ramp.version}, not {facts.version}")
+    if ramp.gpus and facts.gpu_name and facts.gpu_name not in ramp.gpus:
+        other.append(f"{ramp.gpus[0]}, not {facts.gpu_name}")
+    if other:
+        yield warned(f"the ramp was measured with {'; '.join(other)}", "Run diag ramp with this launch")
+    elif days > _OLD_DAYS:
+        yield warned(f"the ramp is {plural(days, 'day')} old", "Run diag ramp again")
+    else:
+        yield passed(f"a ramp of this launch, {plural(days, 'day')} old")
+
+
+@check(
+    "capacity",
+    "The load to come against the ceiling",
+    reads="[preflight] concurrency in diag.toml, and the ceiling of the ramp",
+    why="beyond the ceiling requests wait longer than the SLO allows",
+    source=_CHECKLIST,
+)
+def concurrency(facts: PreflightFacts) -> Iterator[Outcome]:
+    ramp, wanted = _ramp(facts), _wanted(facts)
+    if ramp.ceiling is None:
+        yield failed("the ramp served no load within the SLO", "Read the ramp's own advice (diag ramp)")
+    elif wanted > ramp.ceiling:
+        message = f"{number(wanted)} requests at a time are to come, and the ceiling is {number(ramp.ceiling)}"
+        yield failed(message, f"Start {-int(-wanted // ramp.ceiling)} replicas, or raise the ceiling (diag ramp)")
+    else:
+        yield passed(f"{number(wanted)} requests at a time, and the ceiling is {number(ramp.ceiling)}")
+
+
+@check(
+    "capacity",
+    "Inter-token latency at the load to come",
+    reads="the 99th percentile in the ramp's first step with that many requests at a time, and [contract] itl_seconds",
+    why="the SLO of a stream is what its readers notice",
+    source=_CHECKLIST,
+)
+def inter_token_latency(facts: PreflightFacts) -> Iterator[Outcome]:
+    ramp, wanted, slo = _ramp(facts), _wanted(facts), facts.contract.itl_seconds
+    step = next((step for step in sorted(ramp.steps) if step.concurrency >= wanted), None)
+    if step is None or step.itl is None:
+        raise NotChecked(f"no step of the ramp has {number(wanted)} requests at a time and an inter-token latency")
+    itl, most, load = quantity(step.itl, "seconds"), quantity(slo, "seconds"), number(step.concurrency)
+    message = f"p99 {itl} at {load} requests at a time, and the SLO is {most}"
+    yield passed(message) if step.itl <= slo else failed(message, "Lower --max-num-seqs, or start more replicas")
+
+
+def _wanted(facts: PreflightFacts) -> float:
+    if facts.contract.preflight.concurrency is None:
+        raise NotChecked("the load to come is not known: [preflight] concurrency in diag.toml")
+    return facts.contract.preflight.concurrency
+
+
+CHECKS = (ramp_result, concurrency, inter_token_latency)

@@ -1,0 +1,190 @@
+"""The declaration of a preflight check, the facts that it reads, and its outcomes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from diag.core.contract import Contract
+from diag.core.errors import DiagError
+from diag.core.formatting import printable
+from diag.core.incident import Incident
+from diag.lint.rule import LintReport, number
+from diag.preflight.machine import Machine, Wheel
+from diag.preflight.ramp_result import RampResult
+from diag.vllm.command.command import Command
+from diag.vllm.command.free_text import hidden
+from diag.vllm.flags.registry import release
+from diag.vllm.memory.ledger import Ledger
+
+Group = Literal["launch", "memory", "host", "network", "telemetry", "capacity"]
+GROUPS: tuple[Group, ...] = ("launch", "memory", "host", "network", "telemetry", "capacity")
+State = Literal["fail", "warn", "not checked", "pass"]
+STATES: tuple[State, ...] = ("fail", "warn", "not checked", "pass")
+"""The worst first. A fail: the server does not start, or harms others. A warn: it starts, and something is at risk."""
+GpuSamples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""Samples of the exporter's GPU families: labels and value, by family."""
+PORT = 8000
+Ask = Callable[[str], Any]
+"""Gets a path of an HTTP API and returns its decoded answer; raises Unreachable."""
+
+
+class NotChecked(Exception):
+    """A fact that a check reads is missing; the message completes "not checked, because"."""
+
+
+class Outcome(NamedTuple):
+    """One outcome of a check: a sentence with its number, and the one command or flag to use, "" if there is none."""
+
+    state: State
+    message: str
+    do: str = ""
+
+
+def passed(message: str) -> Outcome:
+    return Outcome("pass", message)
+
+
+def warned(message: str, do: str) -> Outcome:
+    return Outcome("warn", message, do)
+
+
+def failed(message: str, do: str) -> Outcome:
+    return Outcome("fail", message, do)
+
+
+@dataclass(frozen=True)
+class PreflightFacts:
+    """The facts of one launch, or of a server that runs already.
+
+    `command` and `lint` are None for a server whose launch command is unknown. `machine` is this host if the launch
+    starts here, else None, with the reason in `elsewhere`; `gpus` are the samples of this host or of the exporter's
+    page, with the reason in `no_gpus` if there are none. `ledger` is the estimate of GPU memory, with the reason in
+    `no_ledger`, and `fitting` are flags with which it fits. `running` is True for a URL: the port and the memory are
+    the server's own. `weight_files` are on this host, `missing_files` should be; `no_folder` is a model's folder that
+    does not exist. `instance` is the server's host and port as Prometheus names it, "" if unknown. `prometheus` and
+    `alertmanager` ask their HTTP APIs, None if no URL is given. `bench` allows a measurement that makes load.
+    """
+
+    contract: Contract
+    incidents: Sequence[Incident]
+    version: str
+    command: Command | None = None
+    lint: LintReport | None = None
+    ledger: Ledger | None = None
+    no_ledger: str = ""
+    fitting: Sequence[str] = ()
+    machine: Machine | None = None
+    elsewhere: str = ""
+    gpus: GpuSamples = field(default_factory=dict)
+    no_gpus: str = ""
+    running: bool = False
+    instance: str = ""
+    weight_files: Sequence[str] = ()
+    missing_files: Sequence[str] = ()
+    no_folder: str = ""
+    wheel: Wheel = field(default_factory=Wheel)
+    prometheus: Ask | None = None
+    alertmanager: Ask | None = None
+    ramp: RampResult | None = None
+    python: str = ""
+    bench: bool = False
+
+    def on_host(self) -> Machine:
+        """Return this host; NotChecked if the launch starts elsewhere."""
+        if self.machine is None:
+            raise NotChecked(self.elsewhere)
+        return self.machine
+
+    def launch(self) -> Command:
+        """Return the launch command; NotChecked if it is unknown."""
+        if self.command is None:
+            raise NotChecked("the server's launch command is not known: give it with --launch")
+        return self.command
+
+    def each_gpu(self, family: str, **labels: str) -> Iterator[tuple[str, float]]:
+        """Yield GPU and value of the samples of a family that have these labels."""
+        for found, value in self.gpus.get(family, ()):
+            if labels.items() <= found.items():
+                yield found.get("gpu", ""), value
+
+    def need_gpus(self) -> None:
+        """Raise NotChecked if there is no GPU to look at."""
+        if not self.gpus.get("diag_gpu_info"):
+            raise NotChecked(self.no_gpus)
+
+    def ranks(self, *kinds: str) -> int:
+        """Return the product of the parallel sizes of these kinds, such as "tensor"; 1 if no command is known."""
+        product = 1
+        for kind in kinds:
+            given = number(self.command.get(f"--{kind}-parallel-size")) if self.command else None
+            product *= max(1, int(given or 1))
+        return product
+
+    @property
+    def gpu_name(self) -> str:
+        """The name of the first GPU, "" if there is none."""
+        return next((labels.get("name", "") for labels, _ in self.gpus.get("diag_gpu_info", ())), "")
+
+    @property
+    def nodes(self) -> int:
+        return max(1, int(number(self.command.get("--nnodes")) or 1)) if self.command else 1
+
+    @property
+    def port(self) -> int:
+        return int(number(self.command.get("--port")) or PORT) if self.command else PORT
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if vLLM runs on the CPU: by its variable, or by the wheel that is installed."""
+        named = self.command is not None and "VLLM_CPU_KVCACHE_SPACE" in self.command.environment
+        return named or self.wheel.is_cpu
+
+    def since(self, version: str) -> bool:
+        return release(self.version) >= release(version)
+
+
+Look = Callable[[PreflightFacts], Iterator[Outcome]]
+
+
+@dataclass(frozen=True)
+class PreflightCheck:
+    """A check: what it reads, why it matters with the source of that, and the function that looks."""
+
+    id: str
+    group: Group
+    title: str
+    reads: str
+    why: str
+    source: str
+    look: Look
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One outcome of a check or of a lint rule with the id `id`."""
+
+    id: str
+    group: Group
+    state: State
+    message: str
+    why: str = ""
+    do: str = ""
+
+
+def check(group: Group, title: str, *, reads: str, why: str, source: str) -> Callable[[Look], PreflightCheck]:
+    """Make the decorated function a check; its name is the check's id."""
+    return lambda look: PreflightCheck(look.__name__, group, title, reads, why, source, look)
+
+
+def results(declared: PreflightCheck, facts: PreflightFacts) -> Iterator[CheckResult]:
+    """Yield what a check finds; nothing if it does not concern this launch."""
+    try:
+        outcomes = list(declared.look(facts))
+    except NotChecked as reason:
+        outcomes = [Outcome("not checked", str(reason))]
+    except (DiagError, OSError) as error:
+        text = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        outcomes = [Outcome("not checked", printable(text, 300))]
+    for outcome in outcomes:
+        message, do = hidden(outcome.message), hidden(outcome.do)
+        yield CheckResult(declared.id, declared.group, outcome.state, message, declared.why, do)

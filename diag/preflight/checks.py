@@ -1,0 +1,97 @@
+"""All preflight checks, their outcomes for a launch, and the answer: go, warnings, no go, or nothing decisive."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from diag.lint.rules import RULES
+from diag.preflight import capacity, gpus, host, memory, network, telemetry
+from diag.preflight.check import GROUPS, STATES, CheckResult, Group, PreflightCheck, PreflightFacts, State, results
+
+CHECKS: Mapping[str, PreflightCheck] = {
+    each.id: each
+    for each in (
+        *memory.CHECKS,
+        *host.CHECKS,
+        *gpus.CHECKS,
+        *network.CHECKS,
+        *telemetry.CHECKS,
+        *capacity.CHECKS,
+    )
+}
+"""All checks by id."""
+Answer = Literal["go", "warnings", "no go", "cannot tell"]
+STATUS: Mapping[Answer, int] = {"go": 0, "warnings": 1, "no go": 2, "cannot tell": 3}
+_STATES: Mapping[str, State] = {"error": "fail", "warning": "warn"}
+_NOW = frozenset({"gpu_is_shared", "fewer_gpus_than_ranks"})
+"""Lint rules about this host as it is now: vLLM refuses to start on it."""
+_MEMORY = frozenset({"gpu_is_shared", "little_memory_left", "kv_cache_size_pinned", "utilization_is_overridden"})
+_COVERED = frozenset({"offloading_above_the_host"})
+"""Lint rules whose question a check answers more exactly: `host_memory` reads what is free."""
+_DECISIVE: tuple[Group, ...] = ("memory", "host")
+_DECISIVE_OF_A_SERVER: tuple[Group, ...] = ("launch", *_DECISIVE)
+"""Groups one of which has to be looked at: good flags do not start a server, and one that runs has started."""
+RULES_AS_A_WHOLE = "lint"
+"""The id of the result that stands for all lint rules that found nothing."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The results for one launch, the worst first; `ignored` are reasons by the id of results that were dropped.
+
+    One check of the groups `decisive` has to pass for a go.
+    """
+
+    target: str
+    version: str
+    results: tuple[CheckResult, ...]
+    ignored: Mapping[str, str]
+    decisive: tuple[Group, ...]
+
+    @property
+    def answer(self) -> Answer:
+        states = {result.state for result in self.results}
+        if "fail" in states:
+            return "no go"
+        if not any(result.state == "pass" and result.group in self.decisive for result in self.results):
+            return "cannot tell"
+        return "warnings" if "warn" in states else "go"
+
+    def of(self, state: State) -> tuple[CheckResult, ...]:
+        return tuple(result for result in self.results if result.state == state)
+
+
+def preflight(facts: PreflightFacts, target: str) -> Preflight:
+    """Run every check; results that diag.toml ignores are dropped."""
+    chosen = [each for each in CHECKS.values() if not (facts.on_cpu and each in gpus.CHECKS)]
+    found = [*_lint_results(facts), *(result for each in chosen for result in results(each, facts))]
+    ignore = facts.contract.preflight.ignore
+    kept = [result for result in found if result.id not in ignore]
+    ignored = {result.id: ignore[result.id] for result in found if result.id in ignore}
+    order = sorted(kept, key=lambda result: (STATES.index(result.state), GROUPS.index(result.group)))
+    decisive = _DECISIVE_OF_A_SERVER if facts.running else _DECISIVE
+    return Preflight(target, facts.version, tuple(order), ignored, decisive)
+
+
+def _lint_results(facts: PreflightFacts) -> Iterator[CheckResult]:
+    """Yield errors and warnings of the lint rules, and one result for all others.
+
+    What a check of the memory or the GPUs could not look at either is left to that check.
+    """
+    report = facts.lint
+    if report is None:
+        return
+    found: set[str] = set()
+    for finding in report.findings:
+        state = "fail" if finding.rule in _NOW else _STATES.get(finding.severity)
+        if state and not (facts.machine and finding.rule in _COVERED):
+            found.add(finding.rule)
+            group: Group = "memory" if finding.rule in _MEMORY else "launch"
+            yield CheckResult(finding.rule, group, state, finding.message, finding.why, finding.fix)
+    hints = len({finding.rule for finding in report.findings} - found)
+    also = f", {hints} more to consider (diag lint)" if hints else ""
+    yield CheckResult(RULES_AS_A_WHOLE, "launch", "pass", f"{len(RULES) - len(found)} of {len(RULES)} lint rules{also}")
+    told = [reason for reason in (facts.no_ledger, facts.no_gpus) if reason]
+    for reason in report.not_checked:
+        if not any(each in reason for each in told):
+            yield CheckResult(RULES_AS_A_WHOLE, "launch", "not checked", reason)

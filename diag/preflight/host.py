@@ -1,0 +1,367 @@
+"""Checks of the host on which the launch starts: memory, CPUs, limits, disks, the port and the user."""
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from diag.core.files import expanded
+from diag.core.formatting import GIB, MIB, gibibytes, plural, quantity
+from diag.lint.memory import offloaded
+from diag.lint.rule import LintTarget, is_open, number
+from diag.preflight import machine
+from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
+from diag.vllm.flags.registry import release
+from diag.vllm.memory.ledger import WEIGHTS
+
+_QUEUE = 240 * MIB
+"""One message queue of vLLM: 10 chunks of 24 MiB (shm_broadcast.py); each executor has one, and one for each worker."""
+_LEAST_QUEUE_USE = 24 * MIB
+_FILES = 65_535
+"""The number of open files to which vLLM raises its own limit (utils/system_utils.py)."""
+_LEAST_MEMLOCK = 64 * MIB
+_PER_PROCESS = 2 * GIB
+"""Host memory of one process of vLLM with PyTorch and CUDA."""
+_PER_COMPILER = 8 * GIB
+"""The peak of one nvcc of FlashInfer's largest kernels, which its own build assumes."""
+_LEAST_CACHE = 2 * GIB
+_SLOW_LOAD = 600.0
+_TORCH = "https://docs.vllm.ai/en/stable/usage/troubleshooting/"
+
+
+def _processes(facts: PreflightFacts) -> tuple[int, int, int]:
+    """Return the API servers, engines and workers that a launch starts on this host."""
+    command = facts.launch()
+    data = number(command.get("--data-parallel-size-local")) or facts.ranks("data")
+    engines = max(1, int(data))
+    servers = number(command.get("--api-server-count")) or (engines if facts.since("0.15.0") else 1)
+    ranks = facts.ranks("tensor", "pipeline") // facts.nodes
+    return max(1, int(servers)), engines, engines * ranks if ranks > 1 or not facts.on_cpu else engines
+
+
+@check(
+    "host",
+    "The port is free",
+    reads="a socket that is bound to --host and --port and closed at once",
+    why='vLLM loads the model first in some releases and then exits with "address already in use"',
+    source="man 2 bind",
+)
+def port_free(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running:
+        return
+    facts.on_host()
+    command = facts.launch()
+    if is_open(command.get("--port") or "") or command.get("--uds") is not None or command.switched("--headless"):
+        return
+    problem = machine.port_problem(command.get("--host") or "0.0.0.0", facts.port)  # as vLLM does
+    if problem:
+        yield failed(f"port {facts.port}: {problem.lower()}", f"ss -ltnp 'sport = :{facts.port}', or --port another")
+    else:
+        yield passed(f"port {facts.port} is free")
+
+
+@check(
+    "host",
+    "Shared memory",
+    reads="the free bytes of /dev/shm",
+    why="the engine and its workers exchange every step through /dev/shm, and so does NCCL; a write beyond its end"
+    " kills the process (SIGBUS)",
+    source=f"{_TORCH} and shm_broadcast.py of the installed release",
+)
+def shared_memory(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running:
+        return
+    free = facts.on_host().shared_memory_free()
+    _, engines, workers = _processes(facts)
+    if workers <= engines and not facts.on_cpu:
+        return  # one process: nothing is shared
+    queues = engines + workers
+    if free is None:
+        yield failed("this host has no /dev/shm", "Mount a tmpfs on /dev/shm, or docker run --ipc=host")
+    elif free < queues * _LEAST_QUEUE_USE:
+        message = (
+            f"/dev/shm has {free / MIB:,.0f} MiB free, and {plural(queues, 'queue')} of vLLM need {queues * 24} MiB"
+        )
+        yield failed(
+            f"{message} at once", f"docker run --ipc=host, or --shm-size={max(1, round(queues * _QUEUE / GIB) + 1)}g"
+        )
+    elif free < queues * _QUEUE:
+        message = (
+            f"/dev/shm has {free / MIB:,.0f} MiB free, and {plural(queues, 'queue')} of vLLM may use {queues * 240}"
+        )
+        yield warned(
+            f"{message} MiB", f"docker run --ipc=host, or --shm-size={max(1, round(queues * _QUEUE / GIB) + 1)}g"
+        )
+    else:
+        yield passed(f"/dev/shm has {gibibytes(free, 1)} free")
+
+
+@check(
+    "host",
+    "Locked memory",
+    reads="RLIMIT_MEMLOCK of this process, and whether the launch uses InfiniBand",
+    why="RDMA registers its buffers as locked memory: below a few MiB ibv_reg_mr fails and NCCL aborts",
+    source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+)
+def locked_memory(facts: PreflightFacts) -> Iterator[Outcome]:
+    transfers = facts.command is not None and facts.command.get("--kv-transfer-config") is not None
+    if facts.nodes < 2 and not transfers:
+        return
+    if not facts.on_host().infiniband():
+        return
+    limit = machine.hard_limit(resource.RLIMIT_MEMLOCK)
+    if limit < _LEAST_MEMLOCK:
+        yield failed(f"{limit / 1024:,.0f} KiB may be locked", "ulimit -l unlimited, or docker run --ulimit memlock=-1")
+    else:
+        yield passed("memory may be locked")
+
+
+@check(
+    "host",
+    "Open files",
+    reads="the hard limit RLIMIT_NOFILE of this process",
+    why=f'vLLM raises its own limit to {_FILES:,}; with a lower hard limit many clients get "Too many open files"',
+    source="set_ulimit in vllm/utils of the installed release",
+)
+def open_files(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running:
+        return
+    facts.on_host()
+    limit = machine.hard_limit(resource.RLIMIT_NOFILE)
+    if limit < _FILES:
+        yield warned(f"at most {limit:,.0f} files may be open", f"ulimit -Hn {_FILES}, or LimitNOFILE= of the unit")
+    else:
+        yield passed(f"{limit:,.0f} files may be open" if limit < float("inf") else "any number of files may be open")
+
+
+@check(
+    "host",
+    "Host memory",
+    reads="the memory limit and use of the control group, or of the host",
+    why="the kernel kills the process that exceeds it, and the log ends without a word",
+    source="https://docs.kernel.org/admin-guide/cgroup-v2.html#memory",
+)
+def host_memory(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running:
+        return
+    free, command = facts.on_host().memory_free, facts.launch()
+    servers, engines, workers = _processes(facts)
+    if free is None:
+        raise NotChecked("the kernel does not show the memory of this host")
+    pinned, flags = offloaded(LintTarget(command, facts.version))
+    rows = {row.name: row.size for row in facts.ledger.rows} if facts.ledger else {}
+    weights = rows.get(WEIGHTS) if facts.on_cpu else None
+    parts = {
+        "pinned offload": pinned,
+        "weights": float(weights.low * workers) if weights else 0.0,
+        "processes": float(_PER_PROCESS * (servers + engines + workers) if not facts.on_cpu else 0),
+    }
+    needed, do = sum(parts.values()), f"Lower {flags}, or raise the memory limit" if flags else "Raise the memory limit"
+    named = ", ".join(f"{gibibytes(size, 1)} {name}" for name, size in parts.items() if size)
+    if needed - parts["processes"] > free:
+        yield failed(f"{gibibytes(free, 1)} of host memory are free, and the launch needs {named}", do)
+    elif needed > free:
+        yield warned(f"{gibibytes(free, 1)} of host memory are free, and the launch may need {named}", do)
+    else:
+        yield passed(f"{gibibytes(free, 1)} of host memory are free")
+
+
+@check(
+    "memory",
+    "Memory of vLLM on a CPU",
+    reads="MemAvailable of the host, --gpu-memory-utilization, --kv-cache-memory-bytes and VLLM_CPU_KVCACHE_SPACE",
+    why="vLLM for CPUs takes the share --gpu-memory-utilization of the host's memory, and refuses to start if other"
+    " processes leave less",
+    source="v1/worker/cpu_worker.py of vLLM 0.32",
+)
+def cpu_memory_free(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running or not facts.on_cpu or facts.ledger is None or not facts.since("0.32.0"):
+        return
+    host, setup = facts.on_host(), facts.ledger.setup
+    free, total = host.memory_free, host.memory_total
+    if free is None or total is None:
+        raise NotChecked("the kernel does not show the memory of this host")
+    wanted = setup.kv_cache_bytes if setup.kv_cache_bytes is not None else setup.utilization * total
+    what = "the KV cache" if setup.kv_cache_bytes is not None else f"a share of {setup.utilization:g}"
+    if wanted > free:
+        share = int(100 * free / total) / 100
+        message = f"{gibibytes(free, 1)} of {gibibytes(total, 1)} are free, and {what} takes {gibibytes(wanted, 1)}"
+        fixed = f"--kv-cache-memory-bytes {int(free // GIB)}G" if setup.kv_cache_bytes is not None else ""
+        yield failed(message, fixed or f"--gpu-memory-utilization {share:g}, or end what holds the rest")
+    else:
+        yield passed(f"{what} takes {gibibytes(wanted, 1)} of {gibibytes(free, 1)} that are free")
+
+
+@check(
+    "host",
+    "CPU cores",
+    reads="the CPU affinity and the CPU quota of the control group",
+    why="API servers, engines and workers each keep a core busy: with fewer, the GPU waits for the scheduler",
+    source="https://docs.vllm.ai/en/stable/configuration/optimization/#cpu-resources-for-gpu-deployments",
+)
+def cpu_cores(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running or facts.on_cpu:  # on a CPU the workers take all cores there are
+        return
+    cores, (servers, engines, workers) = facts.on_host().cores, _processes(facts)
+    needed = servers + engines + workers
+    named = f"{plural(servers, 'API server')}, {plural(engines, 'engine')}, {plural(workers, 'worker')}"
+    if cores < needed:
+        yield warned(f"{cores:g} CPU cores for {named}", f"Give the server {needed} cores or more")
+    else:
+        yield passed(f"{cores:g} CPU cores for {named}")
+
+
+@check(
+    "host",
+    "Compilers at the first start",
+    reads="the compute capability, MAX_JOBS of the launch, the CPU cores and the free host memory",
+    why="on GPUs of capability 12 FlashInfer compiles its largest kernels at the first start, with one job for each"
+    " core, and each takes up to 8 GiB: the kernel kills the compilers, or the server",
+    source="https://github.com/flashinfer-ai/flashinfer/issues/3634",
+)
+def compiler_jobs(facts: PreflightFacts) -> Iterator[Outcome]:
+    capabilities = (labels.get("compute_capability", "") for labels, _ in facts.gpus.get("diag_gpu_info", ()))
+    if facts.running or not any(release(each) >= (12,) for each in capabilities):
+        return
+    host, command = facts.on_host(), facts.launch()
+    free, jobs = host.memory_free, number(command.environment.get("MAX_JOBS")) or host.cores
+    if free is None:
+        raise NotChecked("the kernel does not show the memory of this host")
+    if jobs * _PER_COMPILER > free:
+        message = (
+            f"{jobs:g} compiler jobs may take {gibibytes(jobs * _PER_COMPILER, 0)}, and {gibibytes(free, 0)} are free"
+        )
+        yield warned(message, f"MAX_JOBS={max(1, int(free / _PER_COMPILER))}")
+    else:
+        yield passed(f"{jobs:g} compiler jobs fit")
+
+
+@check(
+    "host",
+    "The files of the weights",
+    reads="the names in model.safetensors.index.json against the files of the folder, and the links of the cache",
+    why="an interrupted download leaves an index and some of its files: vLLM fails after the GPUs are up",
+    source="https://huggingface.co/docs/huggingface_hub/guides/manage-cache",
+)
+def weight_files(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running or not (facts.weight_files or facts.missing_files or facts.no_folder):
+        return
+    if facts.no_folder:
+        yield failed(f"the model's folder {facts.no_folder} does not exist", "Name the folder that holds config.json")
+    elif facts.missing_files:
+        more = f" and {len(facts.missing_files) - 1} more" if len(facts.missing_files) > 1 else ""
+        message = f"{facts.missing_files[0]}{more} of the model {'are' if more else 'is'} missing"
+        yield failed(message, "Download the model again (hf download MODEL)")
+    else:
+        yield passed(f"{plural(len(facts.weight_files), 'file')} of weights")
+
+
+@check(
+    "host",
+    "Room on the disk for the weights",
+    reads="the free bytes of the download folder (--download-dir, HF_HUB_CACHE, HF_HOME) and the size of the weights",
+    why="a download that fills the disk fails at its end, and every process of the host that writes fails with it",
+    source="https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
+)
+def disk_room(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running or facts.weight_files or facts.no_folder:
+        return
+    facts.on_host()
+    folder = _download_folder(facts)
+    rows = {row.name: row.size for row in facts.ledger.rows} if facts.ledger else {}
+    weights, free = rows.get(WEIGHTS), machine.disk_free(folder)
+    if weights is None:
+        raise NotChecked("the size of the weights is not known, and they are not on this host")
+    size = weights.low * facts.ranks("tensor", "pipeline")
+    if size > free:
+        message = f"the weights take {gibibytes(size, 0)}, and {folder} has {gibibytes(free, 0)} free"
+        yield failed(message, "HF_HOME=FOLDER on a larger disk, or --download-dir")
+    else:
+        yield passed(f"{gibibytes(free, 0)} free for weights of {gibibytes(size, 0)}")
+
+
+def _download_folder(facts: PreflightFacts) -> Path:
+    command = facts.launch()
+    given, environment = command.get("--download-dir"), command.environment
+    home = environment.get("HF_HOME") or "~/.cache/huggingface"
+    return expanded(given or environment.get("HF_HUB_CACHE") or f"{home}/hub")
+
+
+@check(
+    "host",
+    "The speed at which the weights are read",
+    reads="up to 256 MiB of the largest weight file, for a second at most",
+    why="the load time of a start is the size of the weights divided by it",
+    source="man 2 posix_fadvise",
+)
+def read_speed(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running or not facts.weight_files:
+        return
+    facts.on_host()
+    files = [Path(name) for name in facts.weight_files]
+    total, largest = sum(file.stat().st_size for file in files), max(files, key=lambda file: file.stat().st_size)
+    speed = machine.read_speed(largest)
+    if speed is None:
+        yield passed(f"{gibibytes(total)} of weights load at once")
+        return
+    seconds = total / speed
+    message = f"{quantity(speed, 'bytes')}/s: {gibibytes(total, 0)} of weights take {quantity(seconds, 'seconds')}"
+    yield warned(message, "Keep the weights on a local SSD") if seconds > _SLOW_LOAD else passed(message)
+
+
+@check(
+    "host",
+    "The user's name",
+    reads="the passwd entry of this user id, LOGNAME, USER, LNAME and USERNAME, and PyTorch's release",
+    why="PyTorch before 2.13 asks for the user's name while it is imported, and vLLM ends with \"getpwuid(): uid not"
+    ' found"',
+    source="https://github.com/vllm-project/vllm/issues/44548",
+)
+def user_name(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running:
+        return
+    facts.on_host()
+    if machine.has_user_name() or "USER" in facts.launch().environment:
+        yield passed("the user has a name")
+    else:
+        is_old = (0,) < release(facts.wheel.torch) < (2, 13)
+        message = "this user id has no passwd entry, and USER is not set"
+        yield (failed if is_old else warned)(message, "USER=vllm in the launch's environment")
+
+
+@check(
+    "host",
+    "The compile cache",
+    reads="whether VLLM_CACHE_ROOT (~/.cache/vllm) may be written, and its free bytes",
+    why="without a cache that lasts, every start compiles again, for a minute or more",
+    source="https://docs.vllm.ai/en/stable/design/torch_compile/",
+)
+def compile_cache(facts: PreflightFacts) -> Iterator[Outcome]:
+    if facts.running:
+        return
+    facts.on_host()
+    environment = facts.launch().environment
+    folder = expanded(environment.get("VLLM_CACHE_ROOT") or "~/.cache/vllm")
+    above, free = machine.existing(folder), machine.disk_free(folder)
+    if not machine.may_write(above):
+        yield failed(f"{folder} cannot be written", "VLLM_CACHE_ROOT=FOLDER that this user may write")
+    elif free < _LEAST_CACHE:
+        yield warned(f"{folder} has {gibibytes(free, 1)} free", "VLLM_CACHE_ROOT=FOLDER on a larger disk")
+    else:
+        yield passed(f"{folder} may be written")
+
+
+CHECKS = (
+    port_free,
+    shared_memory,
+    weight_files,
+    host_memory,
+    cpu_memory_free,
+    user_name,
+    compile_cache,
+    disk_room,
+    read_speed,
+    locked_memory,
+    open_files,
+    cpu_cores,
+    compiler_jobs,
+)
