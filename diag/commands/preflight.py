@@ -35,6 +35,7 @@ from diag.sources.source import Scraping
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
+from diag.vllm.command.parse import parse as parse_launch
 from diag.vllm.command.parse import read
 from diag.vllm.flags.installed_parser import interpreter
 from diag.vllm.flags.registry import versions
@@ -188,9 +189,9 @@ def _local_gpus(command: Command) -> tuple[GpuSamples, str]:
 def _of_server(known: PreflightFacts, options: PreflightOptions) -> PreflightFacts:
     observed = source.observe(ObserveOptions([options.target], duration=0.0, launch=options.launch), Scraping())
     name = observed.instances[0]
-    launch, address = observed.launch.get(name, ""), parse(options.target)
+    launch, address = options.launch or observed.launch.get(name, ""), parse(options.target)
     gpus: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for family in (name for name in FAMILIES if name.startswith("diag_gpu_") and name in observed.samples.names):
+    for family in (each for each in FAMILIES if each.startswith("diag_gpu_") and each in observed.samples.names):
         vector = promql.evaluate(family, observed.samples, observed.instants[-1:])
         rows = zip(vector.labels, vector.values, vector.present, strict=True)
         gpus[family] = [(dict(labels), float(row[0])) for labels, row, there in rows if there[0]]
@@ -208,7 +209,9 @@ def _of_server(known: PreflightFacts, options: PreflightOptions) -> PreflightFac
         return facts
     ignored, foreign = ignored_rules((), known.contract), facts.machine is None
     lint = judge(launch, facts.version, ignored=ignored, foreign=foreign, ask=False)
-    return replace(facts, command=read(launch, version=lint.version), lint=lint)
+    # no file of this host is opened for the command of another one
+    command = parse_launch(launch, lint.version) if foreign else read(launch, version=lint.version)
+    return replace(facts, command=command, lint=lint)
 
 
 # -- Prometheus and Alertmanager ---------------------------------------------------------------------------------------

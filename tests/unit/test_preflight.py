@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import bad_servers, models, scripted_nvml
-from support.paths import MODELS
+from support.paths import MODELS, ROOT
 from support.schemas import validator
 from support.scripted_nvml import GIB, H100, T4
 
@@ -42,8 +42,8 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
     yield lambda *shown, **driver: scripted_nvml.write(place, shown, **driver)
 
 
-def found(launch: str = LAUNCH, **options: object) -> Preflight:
-    return work.run(PreflightOptions(launch, vllm_version="0.32.0", **options))  # type: ignore[arg-type]
+def found(target: str = LAUNCH, **options: object) -> Preflight:
+    return work.run(PreflightOptions(target, vllm_version="0.32.0", **options))  # type: ignore[arg-type]
 
 
 def states(of: Preflight, id: str) -> set[State]:
@@ -402,3 +402,12 @@ def test_a_liveness_probe_should_notice_a_server_that_hangs(probe: str, state: S
 def test_flags_alone_are_no_go_ahead() -> None:
     result = found("docker run --gpus all vllm/vllm-openai:v0.32.0 --model no/such --max-model-len 8192")
     assert result.answer == "cannot tell" and text.render(result).startswith("CANNOT TELL")
+
+
+def test_a_server_that_runs_is_judged_by_its_exporters_page() -> None:
+    page = bad_servers.PAGE + (ROOT / "tests" / "goldens" / "exporter.prom").read_bytes()
+    with bad_servers.serving(bad_servers.pages(page)) as server:
+        result = found(server.url, launch="vllm serve m --max-model-len 8k --no-such-flag")
+    assert states(result, "power_limit") == states(result, "pcie_width") == {"pass"}
+    assert states(result, "unknown_flag") == {"fail"}
+    assert states(result, "port_free") == states(result, "weight_files") == set()
