@@ -78,6 +78,10 @@ BROKEN = {
 }
 
 
+if subprocess.run([*SMALL, "true"], capture_output=True, check=False).returncode:
+    del BROKEN["shm"]  # only root may make a namespace, and not in every container
+
+
 def launch(folder: Path, port: int, flags: tuple[str, ...], environment: tuple[str, ...] = ()) -> str:
     """A launch of the tiny model as a user writes it; without VLLM_CPU_KVCACHE_SPACE the share decides."""
     files = folder / "tiny"
