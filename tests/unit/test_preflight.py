@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from diag.commands.explain import run as explain
 from diag.commands.preflight import PreflightOptions
 from diag.core.contract import Contract, Intentions
 from diag.core.errors import BadContract, BadUsage
+from diag.core.yaml import load as load_yaml
 from diag.knowledge.catalog import load
 from diag.preflight import machine, ramp_result
 from diag.preflight.check import PreflightFacts, State
@@ -189,6 +191,8 @@ NET = {"class__net__eth0__operstate": "up", "class__net__lo__operstate": "unknow
         ("NCCL_SOCKET_IFNAME==eth", "fail"),
         ("NCCL_SOCKET_IFNAME=ib0", "fail"),
         ("GLOO_SOCKET_IFNAME=lo", "fail"),
+        ("GLOO_SOCKET_IFNAME=eth", "fail"),
+        ("NCCL_SOCKET_IFNAME='$INTERFACE'", "pass"),
     ],
 )
 def test_the_interfaces_of_several_nodes(variable: str, state: State, tmp_path: Path) -> None:
@@ -299,6 +303,57 @@ def test_a_file_that_is_no_ramp_is_refused(content: str, tmp_path: Path) -> None
         ramp_result.read(file)
 
 
+# -- any launch --------------------------------------------------------------------------------------------------------
+
+ODD = (
+    *("--port 99999", "--port -1", "--host a..b", "--tensor-parallel-size 1e300", "--nnodes 99 -tp 2", "--nnodes 0"),
+    *("--data-parallel-size 100000000", "--cpu-offload-gb nan", "--port $P", "--download-dir /no/such/dir"),
+)
+LAUNCHES = [launch["text"] for file in (ROOT / "tests/data/launches").glob("*.yaml") for launch in load_yaml(file)]
+
+
+@pytest.mark.parametrize("launch", [*LAUNCHES, *(f"vllm serve m {words}" for words in ODD)])
+def test_a_launch_of_any_form_is_judged_in_forty_lines_or_refused_in_a_sentence(launch: str) -> None:
+    try:
+        result = work.run(PreflightOptions(launch))
+    except BadUsage as refused:
+        assert "\n" not in str(refused)
+    else:
+        assert len(text.render(result).splitlines()) <= text.MOST_LINES
+
+
+def test_a_context_that_does_not_fit_is_a_no_go(gpus: Show) -> None:
+    gpus(T4 | {"utilization": 0, "free": 15 * GIB, "used": 0})
+    result = found(f"vllm serve {MODELS}/llama-3-8b --dtype half --load-format dummy")
+    assert states(result, "memory_estimate") == {"fail"}
+    gpus(IDLE)
+    assert states(found(), "memory_estimate") == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("path", "bits", "state"), [("nvlink", 0x1C, "pass"), ("sys", 0x1C, "warn"), ("sys", 0, "pass")]
+)
+def test_gpus_whose_bridges_redirect_peer_to_peer_traffic(path: str, bits: int, state: State, tmp_path: Path) -> None:
+    bridge = tmp_path / "bus/pci/devices/0000:00:01.0"
+    bridge.mkdir(parents=True)
+    (bridge / "class").write_text("0x060400")
+    space = bytearray(4096)
+    space[0x100:0x107] = (0x0D | 1 << 16 | bits << 48).to_bytes(7, "little")
+    (bridge / "config").write_bytes(space)
+    info = [({"gpu": number, "name": "H100", "pci_bus_id": f"00000000:0{number}:00.0"}, 1.0) for number in "01"]
+    shown = {"diag_gpu_info": info, "diag_gpu_peer_info": [({"gpu": "0", "peer": "1", "path": path}, 1.0)]}
+    known = facts(command=parse(f"{LAUNCH} -tp 2"), machine=Machine(sys=tmp_path), gpus=shown)
+    assert states(preflight(known, "m"), "peer_to_peer") == {state}
+
+
+def test_gpus_on_a_numa_node_whose_cpus_may_not_be_used(tmp_path: Path) -> None:
+    cpus = "bus__pci__devices__0000:01:00.0__local_cpulist"
+    info = [({"gpu": "0", "pci_bus_id": "00000000:01:00.0"}, 1.0)]
+    for listed, state in ((f"{min(os.sched_getaffinity(0))}", "pass"), ("4000-4007", "warn")):
+        known = facts(machine=node(tmp_path, **{cpus: listed}), gpus={"diag_gpu_info": info})
+        assert states(preflight(known, "m"), "cpus_beside_gpus") == {state}
+
+
 # -- the answer --------------------------------------------------------------------------------------------------------
 
 
@@ -367,18 +422,43 @@ def test_each_check_has_a_page_and_a_line_in_the_reference(id: str) -> None:
     assert page.startswith(f"# {id}: ") and CHECKS[id].source in page
 
 
+def under_a_limit(kind: str, limit: int, id: str, known: PreflightFacts) -> str:
+    """The states of a check in a process of its own, whose limit can be lowered."""
+    code = f"import resource, pickle, sys; resource.setrlimit(resource.{kind}, ({limit}, {limit}));"
+    code += "from diag.preflight.checks import CHECKS; from diag.preflight.check import results;"
+    code += f"f = pickle.load(sys.stdin.buffer); print(*[r.state for r in results(CHECKS['{id}'], f)])"
+    given = pickle.dumps(replace(known, incidents=()))
+    ran = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
+    return ran.stdout.decode().strip()
+
+
 def test_locked_memory_for_infiniband(tmp_path: Path) -> None:
-    """The limit of a process can only be lowered, so that the check runs in a process of its own."""
     port = "class__infiniband__mlx5_0__ports__1__"
     host = node(tmp_path, **NET, **{f"{port}state": "4: ACTIVE", f"{port}rate": "400 Gb/sec (4X NDR)"})
     known = facts(command=parse(NODES), machine=host)
-    code = "import resource, pickle, sys; resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536));"
-    code += "from diag.preflight.checks import CHECKS; from diag.preflight.check import results;"
-    code += "f = pickle.load(sys.stdin.buffer); print([r.state for r in results(CHECKS['locked_memory'], f)])"
-    given = pickle.dumps(replace(known, incidents=()))
-    ran = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
-    assert ran.stdout.decode().strip() == "['fail']"
+    assert under_a_limit("RLIMIT_MEMLOCK", 65_536, "locked_memory", known) == "fail"
     assert states(preflight(replace(known, command=parse(LAUNCH)), "m"), "locked_memory") == set()
+
+
+def test_a_low_limit_of_open_files() -> None:
+    assert under_a_limit("RLIMIT_NOFILE", 1024, "open_files", facts(machine=Machine())) == "warn"
+
+
+def test_weights_larger_than_the_disk() -> None:
+    huge = f"vllm serve {MODELS}/llama-3.1-405b -tp 8 --max-model-len 8192 --download-dir {Path.home()}"
+    expected = "pass" if shutil.disk_usage(Path.home()).free > 2 * 405e9 else "fail"
+    assert states(found(huge, gpu="h200"), "disk_room") == {expected}
+
+
+def test_the_speed_of_the_disk_is_measured_on_a_large_file(tmp_path: Path) -> None:
+    models.changed(tmp_path)
+    models.tensors(tmp_path / "model.safetensors", a=("BF16", 300 * 2**20))
+    (result,) = (each for each in found(f"vllm serve {tmp_path}").results if each.id == "read_speed")
+    assert result.state == "pass" and "iB/s: " in result.message
+
+
+def test_a_compile_cache_that_cannot_be_written() -> None:
+    assert states(found(f"VLLM_CACHE_ROOT=/etc/passwd/cache {LAUNCH}"), "compile_cache") == {"fail"}
 
 
 @pytest.mark.parametrize(
