@@ -97,9 +97,10 @@ def the_start_was_seen(early: dict[str, object], phases: list[str], page: bytes)
     assert [each["state"] for each in early["progress"]] == ["starting"]
     assert early["verdict"] == "unknown"
     assert phases[0] == "process_start"
-    assert "load_weights" in phases
     assert phases == [each for each in PHASES if each in phases]
-    assert values(page, "diag_vllm_startup_phase_seconds")[("process_start",)] > 5
+    took = values(page, "diag_vllm_startup_phase_seconds")
+    assert took[("process_start",)] > 5
+    assert took[("load_weights",)] > 0, "the weights of a tiny model may load between two looks at the page"
     assert values(page, "diag_vllm_config")[("tensor_parallel_size",)] == 2
 
 
