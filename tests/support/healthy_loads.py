@@ -29,6 +29,8 @@ class Kind:
     prompt: float = 600
     answer: float = 200
     scatter: float = 0.6
+    longest: int = 2000
+    """The longest answer."""
     cached: float = 0.3
     bursts: tuple[int, float] = (0, 300.0)
     clients: int = 0
@@ -120,7 +122,13 @@ class Scrape:
 
 def scraped(name: str, seed: int, times: list[float], begun: float, length: float = HOUR) -> Iterator[Scrape]:
     """Simulate a kind for so many seconds from `begun` on (unix seconds), scraped at these times after it."""
-    kind = KINDS[name]
+    yield from scraped_kind(KINDS[name], name, seed, times, begun, length)
+
+
+def scraped_kind(
+    kind: Kind, name: str, seed: int, times: list[float], begun: float, length: float = HOUR
+) -> Iterator[Scrape]:
+    """Simulate a load that is not in the table; its name decides about chance."""
     for replica in range(kind.replicas):
         server = _Server(kind, name, replica, random.Random(f"{name} {seed} {replica}"), begun)
         yield from server.scraped(times, length)
@@ -226,7 +234,7 @@ class _Server:
         kind, chance = self.kind, self.chance
         prompt = max(4, round(kind.prompt * math.exp(chance.gauss(0, kind.scatter))))
         answer = max(1, round(kind.answer * math.exp(chance.gauss(0, kind.scatter))))
-        prompt, answer = min(prompt, kind.limits.max_model_len - 2100), min(answer, 2000)
+        prompt, answer = min(prompt, kind.limits.max_model_len - kind.longest - 100), min(answer, kind.longest)
         request = Request(at, prompt, 1 if kind.answer == 1 else answer)
         request.cached = int(prompt * min(0.98, kind.cached * chance.uniform(0.6, 1.2))) // 16 * 16
         if chance.uniform(0, 100) < kind.lost:
