@@ -103,9 +103,9 @@ that a true forecast names, divided by the time that passed.
 |---|---:|---:|---:|---:|---:|---:|
 """
 TAIL = """
-A cache that fills at random (requests that come and go within seconds fill it in a fluctuation) is not foreseen: no rate
-stands out from chance. Foreseen are requests that grow for minutes and would not fit at their full length. Lead is
-bounded by the 15 % of the KV cache that are left when a forecast may begin.
+Short requests that come and go within seconds fill the KV cache in a fluctuation, which no rate foretells. Foreseen are
+requests that grow for minutes and would not fit at their full length. The lead is bounded by the 15 % of the KV cache
+that are left when a forecast may begin. A load is neither foreseen nor false where the cache never fills.
 
 ## Recordings of cascades
 

@@ -38,7 +38,7 @@ def level(high: float) -> Rate:
 
 
 LONG = Limits(step=0.04, num_gpu_blocks=32_000, max_model_len=65_536)
-REASONING = Kind(prompt=500, answer=5000, longest=16_000)
+REASONING = Kind(history=300, prompt=500, answer=5000, longest=16_000)
 BATCH = replace(REASONING, rate=steady(0.03), answer=6000, scatter=0.1)
 FILLING: dict[str, Kind] = {
     "chat grows": Kind(ramp(4, 7.5), limits=Limits(num_gpu_blocks=4000)),
@@ -46,13 +46,27 @@ FILLING: dict[str, Kind] = {
     "rag grows": Kind(ramp(0.7, 2.2), prompt=6000, answer=150, cached=0.0),
     "reasoning grows": replace(REASONING, rate=ramp(0.2, 0.7)),
     "batch of long answers": Kind(
-        steady(0.1), prompt=400, answer=9000, scatter=0.2, longest=16_000, bursts=(70, 1100), limits=Limits(step=0.08)
+        steady(0.1),
+        history=300,
+        prompt=400,
+        answer=9000,
+        scatter=0.2,
+        longest=16_000,
+        bursts=(70, 1100),
+        limits=Limits(step=0.08),
     ),
     "batch of reasoning": Kind(
-        steady(0.01), prompt=3000, answer=24_000, scatter=0.3, longest=40_000, bursts=(30, 1000), limits=LONG
+        steady(0.01),
+        history=300,
+        prompt=3000,
+        answer=24_000,
+        scatter=0.3,
+        longest=40_000,
+        bursts=(30, 1000),
+        limits=LONG,
     ),
     "more agents with long answers": Kind(
-        steady(0.02), prompt=3000, answer=16_000, scatter=0.5, longest=40_000, bursts=(9, 200), limits=LONG
+        steady(0.02), history=300, prompt=3000, answer=16_000, scatter=0.5, longest=40_000, bursts=(9, 200), limits=LONG
     ),
 }
 """Each fills its KV cache within the hour."""
@@ -63,9 +77,16 @@ LEVEL: dict[str, Kind] = {
         KINDS["pool often full, no preemption"], limits=Limits(num_gpu_blocks=7000, max_num_seqs=64)
     ),
     "batches that fit": replace(BATCH, answer=4000, bursts=(70, 400), limits=Limits(num_gpu_blocks=18_400)),
-    "slow batches that fit": replace(BATCH, bursts=(60, 800), limits=Limits(num_gpu_blocks=25_000, step=0.07)),
+    "slow batches that fit": replace(BATCH, bursts=(60, 800), limits=Limits(num_gpu_blocks=27_500, step=0.07)),
     "batches of reasoning that fit": Kind(
-        steady(0.005), prompt=3000, answer=24_000, scatter=0.2, longest=40_000, bursts=(14, 1100), limits=LONG
+        steady(0.005),
+        history=300,
+        prompt=3000,
+        answer=24_000,
+        scatter=0.2,
+        longest=40_000,
+        bursts=(14, 1100),
+        limits=LONG,
     ),
     "waves below the brim": Kind(wave(0.5, 7, 1200), scatter=0.3, limits=Limits(num_gpu_blocks=5600, step=0.03)),
 }

@@ -31,6 +31,8 @@ class Kind:
     scatter: float = 0.6
     longest: int = 2000
     """The longest answer."""
+    history: int = 0
+    """Requests that finished before the first scrape."""
     cached: float = 0.3
     bursts: tuple[int, float] = (0, 300.0)
     clients: int = 0
@@ -152,6 +154,10 @@ class _Server:
         engines = [Engine(self.kind.limits, born, index) for index in range(self.kind.engines)]
         for engine in engines:
             engine.now = self.begun + serves
+            for earlier in (self._request(born) for _ in range(self.kind.history)):
+                engine.seen["vllm:request_prompt_tokens"].add(earlier.prompt)
+                engine.seen["vllm:request_generation_tokens"].add(earlier.answer)
+                engine.count["vllm:prefix_cache_hits_total"] += earlier.cached
             for _ in range(self.kind.clients // self.kind.engines):
                 request = self._request(engine.now + self.chance.uniform(0, 3 + self.kind.think))
                 request.client = self.kind.think

@@ -44,7 +44,8 @@ PARTS: tuple[Part, ...] = (
     Part(
         "kv_cache_usage_by_chance",
         f"$chance_of_turnovers * ({SCATTER} * $kv_cache_usage_mean) ^ 2 / ($requests_running_mean > 0)"
-        " + clamp_min(12 * $kv_cache_usage_variance - $kv_cache_usage_rise ^ 2, 0) / clamp_min($turnovers, 1)",
+        " + clamp_min(12 * $kv_cache_usage_variance - ($kv_cache_usage_slope * $window_seconds) ^ 2, 0)"
+        " / clamp_min($turnovers, 1)",
         "",
     ),
     # The running requests, and those that join them until the KV cache is full, each at the mean length since the
