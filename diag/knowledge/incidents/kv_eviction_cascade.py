@@ -1,7 +1,7 @@
 """KV-cache preemption cascade: every preemption costs a recompute, which makes the next preemption likelier."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.knowledge.shared_fixes import MORE_KV_CAPACITY, POOLS_BY_LENGTH
 from diag.signals import (
     fitting_share_of_running,
     hardly_preempts,
@@ -9,7 +9,6 @@ from diag.signals import (
     kv_cache_usage_median,
     kv_cache_usage_peak_with_next,
     preempts,
-    prompt_lengths_spread,
     requests_running,
     requests_that_fit_kv_cache,
     requests_waiting_median,
@@ -117,15 +116,7 @@ incident = Incident(
             rollback="--watermark 0 and restart",
             why=measured("0.05: preemptions per finished request 1.33 -> 0.69", "cure_watermark"),
         ),
-        Fix(
-            change="Route long and short prompts to separate servers.",
-            effect="one long prompt no longer causes the preemption of many short requests",
-            restart=False,
-            only_if=(
-                prompt_lengths_spread.above(8, judged("with lengths this mixed, few requests hold most of the cache")),
-            ),
-            why=judged("long prompts hold most of the KV cache"),
-        ),
+        POOLS_BY_LENGTH,
     ),
     mitigate=(
         "Lower the concurrency limit at the gateway until no request waits: preemptions end within a minute of that.",
