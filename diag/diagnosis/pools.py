@@ -76,19 +76,19 @@ class Pools(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The proposal in words, with the effect on the harm, TTFT and requests per second."""
+        """The proposal in words, with the effect on the harm and on TTFT."""
         if self.mixed.preemptions > self.mixed.paused:
             harm = ("preemptions per finished request", "preemptions", "ratio")
         else:
             harm = ("decode time in stream pauses", "paused", "share")
-        rows = (harm, ("TTFT (mean)", "ttft", "seconds"), ("requests per second", "rate", "1/s"))
+        rows = (harm, ("TTFT (mean)", "ttft", "seconds"))
         effects = (
             f"{name} {' -> about '.join(quantity(getattr(o, figure), unit) for o in (self.mixed, self.split))}"
             for name, figure, unit in rows
         )
         return (
-            f"Of {self.short + self.long} replicas, serve prompts up to {self.edge:,.0f} tokens on {self.short} and "
-            f"longer ones on {self.long}. Simulated with the lengths of this server (model error "
+            f"Of every {self.short + self.long} replicas, serve prompts up to {self.edge:,.0f} tokens on {self.short} "
+            f"and longer ones on {self.long}. Simulated with the lengths and the load of this server (model error "
             f"{100 * self.error:.0f} %): {', '.join(effects)}."
         )
 
@@ -226,14 +226,18 @@ def find_pools(diagnosis: Diagnosis, queries: QueryCache, budget: float | None, 
 
 
 def _split_point(prompts: Lengths) -> float | None:
-    """Return the edge that puts the most prompt tokens with the fewest requests on its far side; None if none does."""
+    """Return the edge that puts the most prompt tokens with the fewest requests on its far side; None if none does.
+
+    Where hardly any prompt lies between several edges, it is the middle one of them.
+    """
     lengths = np.array([prompts.at((k + 0.5) / 200) for k in range(200)])
-
-    def contrast(edge: float) -> float:
-        return float(lengths[lengths > edge].sum() / lengths.sum() - (1 - prompts.share_up_to(edge)))
-
-    edges = [edge for edge in prompts.edges if LEAST_LONG <= 1 - prompts.share_up_to(edge) <= MOST_LONG]
-    return max(edges, key=contrast, default=None)
+    contrasts = {
+        edge: float(lengths[lengths > edge].sum() / lengths.sum() - (1 - share))
+        for edge, share in zip(prompts.edges, prompts.shares, strict=True)
+        if LEAST_LONG <= 1 - share <= MOST_LONG
+    }
+    best = [edge for edge, contrast in contrasts.items() if contrast >= 0.98 * max(contrasts.values())]
+    return best[len(best) // 2] if best else None
 
 
 def _error(model: Outcome, present: Outcome) -> float:

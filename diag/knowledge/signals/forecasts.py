@@ -48,8 +48,8 @@ PARTS: tuple[Part, ...] = (
         " / clamp_min($turnovers, 1)",
         "",
     ),
-    # The running requests, and those that join them until the KV cache is full, each at the mean length since the
-    # start: in a window, the requests that end first are the short ones. A cached prefix is held once for all.
+    # The mean length since the start: in a window, the requests that end first are the short ones. A cached prefix is
+    # held once for all requests that share it.
     Part("prompt_tokens_since_start", _since_start("vllm:request_prompt_tokens_sum"), "tokens"),
     Part("answer_tokens_since_start", _since_start("vllm:request_generation_tokens_sum"), "tokens"),
     Part("requests_since_start", _since_start("vllm:request_generation_tokens_count"), "requests"),
@@ -65,13 +65,6 @@ PARTS: tuple[Part, ...] = (
         f" / ($requests_since_start >= {ENOUGH})",
         "tokens",
     ),
-    Part("requests_running_slope", "sum by ($by) (deriv(vllm:num_requests_running[$window]))", "1/s"),
-    Part(
-        "requests_running_when_full",
-        "$requests_running_mean + clamp_min($requests_running_slope, 0)"
-        " * ($time_until_the_kv_cache_is_full + $window_seconds / 2)",
-        "requests",
-    ),
     # -- the queue: arrivals and starts are random counts, so their difference is by chance the root of their sum
     Part("waiting_slope", f"sum by ($by) ({waiting_for_capacity('deriv({}[$window])')})", "1/s"),
     Part("queue_growth_rate", "$waiting_slope > 2 * sqrt(2 * $first_tokens) / ($window_seconds > 0)", "1/s"),
@@ -86,7 +79,7 @@ kv_cache_usage_now = Signal(
 )
 kv_cache_growth = Signal(
     "KV cache growth / chance",
-    "$kv_cache_usage_rise / (sqrt($kv_cache_usage_by_chance) > 0)",
+    "$kv_cache_usage_rise / sqrt(clamp_min($kv_cache_usage_by_chance, 0.0001))",
     "KV cache usage rises by {value} times what requests that come and go at random explain",
     "ratio",
 )
@@ -99,8 +92,8 @@ time_until_full = Signal(
 full_soon = time_until_full.at_most(SOON, HORIZON)
 kv_cache_usage_at_full_length = Signal(
     "KV cache usage at full length",
-    "$requests_running_when_full * $full_length / on (instance) group_left () $config_kv_cache_size_tokens",
-    "with every request at its full length, KV cache usage is {value}",
+    "$requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens",
+    "with every running request at its full length, KV cache usage would be {value}",
     "share",
     needs=f"{ENOUGH} finished requests",
 )
