@@ -19,7 +19,7 @@ from diag.core.formatting import quantity
 from diag.core.subjects import Floats, Instants, label_value
 from diag.diagnosis.diagnose import FEW, Diagnosis
 from diag.diagnosis.query_cache import QueryCache, Window
-from diag.diagnosis.scheduler_model import Lengths, Outcome, Requests, ServerModel, draw, simulate
+from diag.diagnosis.scheduler_model import LengthHistogram, ReplicaFigures, Requests, ServerModel, draw, simulate
 
 MOST_ERROR = 0.25
 """Relative error of the model of the present from which on it says nothing."""
@@ -71,8 +71,8 @@ class Pools(NamedTuple):
     short: int
     long: int
     error: float
-    mixed: Outcome
-    split: Outcome
+    mixed: ReplicaFigures
+    split: ReplicaFigures
 
     @property
     def text(self) -> str:
@@ -96,8 +96,8 @@ class Pools(NamedTuple):
 # -- what the server shows ---------------------------------------------------------------------------------------------
 
 
-class _Server:
-    """What an engine shows at the instant that is reported."""
+class _Engine:
+    """Telemetry of an engine at the instant that is reported."""
 
     def __init__(self, diagnosis: Diagnosis, queries: QueryCache) -> None:
         self.queries, self.per, self.subject = queries, diagnosis.incident.per, diagnosis.subject
@@ -115,14 +115,14 @@ class _Server:
         row = self.queries.ask(promql, self.per, self.window, self.now).of(self.subject)
         return math.nan if row is None else float(row[-1])
 
-    def lengths(self, promql: str) -> Lengths | None:
+    def lengths(self, promql: str) -> LengthHistogram | None:
         """Return a histogram; None if it has no requests."""
         buckets = self._buckets(promql, self.window, self.now)
         counts = [(edge, float(row[-1])) for edge, row in sorted(buckets.items())]
         if not counts or not math.isinf(counts[-1][0]) or not counts[-1][1] > 0:
             return None
         finite = [(edge, count / counts[-1][1]) for edge, count in counts[:-1] if 0 < edge < LONGEST and count >= 0]
-        return Lengths(*zip(*finite, strict=True)) if finite else None
+        return LengthHistogram(*zip(*finite, strict=True)) if finite else None
 
     def _buckets(self, promql: str, window: Window, instants: Instants) -> dict[float, Floats]:
         """Return the rows of a histogram by the upper edge of their bucket; a label that is no number is left out."""
@@ -173,7 +173,7 @@ def find_pools(diagnosis: Diagnosis, queries: QueryCache, budget: float | None, 
     """
     if len(queries.subjects(("instance",))) > FEW:
         return None
-    server = _Server(diagnosis, queries)
+    server = _Engine(diagnosis, queries)
     shown = server.numbers
     prompts, outputs = server.lengths(PROMPTS), server.lengths(OUTPUTS)
     if shown.keys() != NUMBERS.keys() or prompts is None or outputs is None or budget is None or cap is None:
@@ -194,7 +194,7 @@ def find_pools(diagnosis: Diagnosis, queries: QueryCache, budget: float | None, 
         clients=clients,
         freeze=queries.contract.freeze_seconds,
     )
-    present = Outcome(
+    present = ReplicaFigures(
         shown["finished"] / shown["seconds"], shown["ttft"], shown["usage"], shown["preemptions"], shown["paused"]
     )
     means = (shown["mean_prompt"] * shown["computed"], shown["mean_output"])
@@ -204,7 +204,7 @@ def find_pools(diagnosis: Diagnosis, queries: QueryCache, budget: float | None, 
         return None
     share_of_long = 1 - prompts.share_up_to(edge)
 
-    def run(pools: tuple[int, int], is_open: bool, count: int) -> tuple[Outcome, Requests]:
+    def run(pools: tuple[int, int], is_open: bool, count: int) -> tuple[ReplicaFigures, Requests]:
         chance = np.random.default_rng(count)
         many = max(1, round(share_of_long * count))
         requests = draw(prompts, outputs, means, long_mean, chance.permutation(np.arange(count) < many).tolist())
@@ -225,7 +225,7 @@ def find_pools(diagnosis: Diagnosis, queries: QueryCache, budget: float | None, 
     return best
 
 
-def _split_point(prompts: Lengths) -> float | None:
+def _split_point(prompts: LengthHistogram) -> float | None:
     """Return the edge that puts the most prompt tokens with the fewest requests on its far side; None if none does.
 
     Where hardly any prompt lies between several edges, it is the middle one of them.
@@ -240,18 +240,18 @@ def _split_point(prompts: Lengths) -> float | None:
     return best[len(best) // 2] if best else None
 
 
-def _error(model: Outcome, present: Outcome) -> float:
+def _error(model: ReplicaFigures, present: ReplicaFigures) -> float:
     """Return the largest relative error of the model of the present: of load and latency, and of the larger harm."""
     harm = max((present.preemptions, model.preemptions), (present.paused, model.paused))
     figures = [(present.rate, model.rate), (present.ttft, model.ttft), (present.usage, model.usage), harm]
     return max(abs(ours - shown) / max(shown, 1e-9) for shown, ours in figures)
 
 
-def _harm(outcome: Outcome) -> float:
+def _harm(outcome: ReplicaFigures) -> float:
     return outcome.preemptions + outcome.paused
 
 
-def _work_of_long(requests: Requests, mixed: Outcome) -> float:
+def _work_of_long(requests: Requests, mixed: ReplicaFigures) -> float:
     """Return the share of the work that prompts beyond the split point are: of what they take most, cache or steps."""
     fills_cache = mixed.preemptions > mixed.paused
     work = [(prompt + output / 2) * output if fills_cache else prompt for prompt, output, _ in requests]

@@ -19,7 +19,7 @@ MOST_EVENTS = 20_000
 """Steps with prefill, arrivals and ends that are simulated at most: a tenth of a second."""
 
 
-class Lengths(NamedTuple):
+class LengthHistogram(NamedTuple):
     """A histogram of lengths: the upper edges of its buckets, and the share of requests up to each."""
 
     edges: tuple[float, ...]
@@ -57,7 +57,7 @@ class ServerModel(NamedTuple):
     freeze: float
 
 
-class Outcome(NamedTuple):
+class ReplicaFigures(NamedTuple):
     """Figures of a replica: requests per second, mean TTFT, usage, preemptions per request, share of time in pauses."""
 
     rate: float
@@ -199,7 +199,11 @@ class _Replica:
 
 
 def draw(
-    prompts: Lengths, outputs: Lengths, means: tuple[float, float], long_mean: float, is_long: Sequence[bool]
+    prompts: LengthHistogram,
+    outputs: LengthHistogram,
+    means: tuple[float, float],
+    long_mean: float,
+    is_long: Sequence[bool],
 ) -> Requests:
     """Draw prompts and outputs as often as the histograms say, with these means, for requests in their order.
 
@@ -226,7 +230,9 @@ def draw(
     return [(*next(classes[each]), bool(each)) for each in is_long]
 
 
-def simulate(model: ServerModel, requests: Requests, pools: tuple[int, int], arrivals: Sequence[float] = ()) -> Outcome:
+def simulate(
+    model: ServerModel, requests: Requests, pools: tuple[int, int], arrivals: Sequence[float] = ()
+) -> ReplicaFigures:
     """Simulate replicas: long prompts go to the second pool, if it has replicas, all others to the first.
 
     A request goes to the replica of its pool with the fewest in flight: at the time of its arrival, or, without such
@@ -274,10 +280,10 @@ def simulate(model: ServerModel, requests: Requests, pools: tuple[int, int], arr
             if not arrivals:
                 send(server.now)
     if ended < total:
-        return Outcome(*[math.nan] * len(Outcome._fields))
+        return ReplicaFigures(*[math.nan] * len(ReplicaFigures._fields))
     took = max(max(server.now for server in servers) - warm, 1e-9)
     decode = sum(server.decode_time for server in servers)
-    return Outcome(
+    return ReplicaFigures(
         rate=max(ended - begun, 0) / took / replicas,
         ttft=sum(first_tokens) / max(len(first_tokens), 1),
         usage=sum(server.held_time for server in servers) / took / replicas / model.capacity,

@@ -67,12 +67,12 @@ OVERLOAD = Kind(steady(3), prompt=300, answer=200, limits=Limits(max_num_seqs=8)
 
 @pytest.mark.parametrize(("kind", "is_told"), [(OVERLOAD, True), (KINDS["chat"], False)])
 def test_a_queue_that_outgrows_the_slo_is_foretold(tmp_path: Path, kind: Kind, is_told: bool) -> None:
-    found = judged(recorded(tmp_path, kind, np.arange(2, 34, 2)), "queue_saturation")
+    found = judged(recorded(tmp_path, kind, np.arange(20, 52, 2)), "queue_saturation")
     readings = {each.condition.signal.name: each for each in found.supports}
     forecast = readings["time until queue time exceeds the TTFT SLO"]
     assert (forecast.holds is True) == is_told
     if is_told:
-        at = 32 + forecast.value
+        at = 50 + forecast.value
         pages = [each.page for each in scraped_kind(kind, "a load", 1, [at - 15, at, at + 15], BEGUN, at + 20)]
         started = [number(page, "vllm:time_to_first_token_seconds_count") for page in pages]
         queue_time = number(pages[1], "vllm:num_requests_waiting") * 30 / (started[2] - started[0])

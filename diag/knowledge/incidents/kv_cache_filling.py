@@ -17,7 +17,6 @@ incident = Incident(
     title="KV cache fills up",
     severity="info",
     per=("instance", "engine"),
-    window="3m",
     hold="30s",
     cause="""
         Running requests grow by a token per step, and more prompts arrive than requests end, so KV blocks are taken
@@ -25,10 +24,11 @@ incident = Incident(
     """,
     impact="none yet; when the KV cache is full, requests are preempted or queue",
     symptoms=(
+        full_soon,
         kv_cache_usage_now.above(0.85, judged("below {threshold} a burst fits that no rate foretells")),
         kv_cache_growth.above(2, judged("chance alone exceeds it in about one window of forty")),
-        full_soon,
     ),
+    ended_by=kv_cache_growth,
     looks_like=(
         LookAlike(
             "growth that ends by itself",

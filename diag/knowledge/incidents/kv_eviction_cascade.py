@@ -75,14 +75,7 @@ incident = Incident(
         ),
         LookAlike("queue_saturation", distinguish="Requests queue too, but the KV cache has room for them."),
     ),
-    explains=(
-        "kv_cache_filling",
-        "kv_pool_saturated",
-        "queue_saturation",
-        "replicas_unbalanced",
-        "requests_aborted",
-        "contract_breached",
-    ),
+    explains=("kv_pool_saturated", "queue_saturation", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         Fix(
             change="Limit gateway concurrency to {value} per engine (what the KV cache holds at the observed mean "

@@ -43,7 +43,7 @@ incident = Incident(
         ),
         LookAlike("queue_saturation", distinguish="Requests queue although the KV cache has room for them."),
     ),
-    explains=("kv_cache_filling", "requests_aborted", "contract_breached"),
+    explains=("requests_aborted", "contract_breached"),
     ended_by=requests_waiting_median,
     fixes=MORE_KV_CAPACITY,
     mitigate=("Lower the concurrency limit at the gateway, or add a replica: no setting serves more from this cache.",),

@@ -88,6 +88,9 @@ time_until_full = Signal(
     "clamp_min(1 - $kv_cache_usage_now, 0) / ($kv_cache_usage_slope > 0)",
     "KV cache full in about {value} at this rate",
     "seconds",
+    culprit_promql='label_replace($time_until_the_kv_cache_is_full, "forecast", "full", "", "")',
+    culprit_label="{forecast} in about {value}",
+    culprit_unit="seconds",
 )
 full_soon = time_until_full.at_most(SOON, HORIZON)
 kv_cache_usage_at_full_length = Signal(
