@@ -58,8 +58,8 @@ def test_a_live_look_before_the_cascade_names_the_time(tmp_path: Path) -> None:
     report = doctor.run(ObserveOptions([str(recorded(tmp_path / "look", FILLING[BATCH], np.arange(end - 32, end, 2)))]))
     assert report.verdict == "healthy"
     text = render(report, verbose=True)
-    assert "KV cache fills up" in text
-    assert "time until the KV cache is full" in text
+    assert "info: kv_cache_filling" in text
+    assert "KV cache full in about 30 s at this rate" in text
 
 
 OVERLOAD = Kind(steady(3), prompt=300, answer=200, limits=Limits(max_num_seqs=8))

@@ -26,9 +26,9 @@ incident = Incident(
     symptoms=(
         full_soon,
         kv_cache_usage_now.above(0.85, judged("below {threshold} a burst fits that no rate foretells")),
-        kv_cache_growth.above(2, judged("chance alone exceeds it in about one window of forty")),
+        kv_cache_growth.above(2.5, judged("chance alone exceeds it in about one window of 160")),
     ),
-    ended_by=kv_cache_growth,
+    ended_by=kv_cache_usage_now,
     looks_like=(
         LookAlike(
             "growth that ends by itself",

@@ -1,10 +1,9 @@
 """Signals of forecasts: when the KV cache is full, the queue misses the TTFT SLO, or an error budget is spent.
 
 A forecast extends the present rate, and holds only while that rate stands out from chance. Chance is known by its
-mechanism: requests arrive and end at random, and each takes or frees its KV blocks at once. Over a window in which F of
-R running requests ended, usage moves by the blocks of sqrt(2 min(F, R)) requests of the usual scatter of lengths; a
-sawtooth or a plateau adds what a straight line leaves unexplained. Requests that only grow, token by token, move usage
-without either.
+mechanism: requests arrive and end at random, and each takes or frees its KV blocks at once. Over a window in which F
+requests ended, usage moves by the blocks of sqrt(2 F) requests of the usual scatter of lengths; a sawtooth or a plateau
+adds what a straight line leaves unexplained. Requests that only grow, token by token, move usage without either.
 """
 
 from diag.core.incident import Part, Signal, documented, judged
@@ -36,17 +35,13 @@ PARTS: tuple[Part, ...] = (
     Part("kv_cache_usage_slope", _usage("deriv({}[$window])"), "1/s"),
     Part("kv_cache_usage_variance", _usage("stdvar_over_time({}[$window])"), ""),
     Part("kv_cache_usage_rise", "2 * ($kv_cache_usage_now - $kv_cache_usage_mean)", "share"),
-    # how often the running requests were replaced: the number of independent looks at the usage
+    # how often the running requests were replaced; beyond a few times, usage has forgotten where it was
     Part("turnovers", "$finished_requests / ($requests_running_mean > 0)"),
     Part(
-        "chance_of_turnovers", "((2 * $turnovers) < 12 / ($turnovers > 0)) or 12 / ($turnovers > 0) or 0 * $turnovers"
-    ),
-    Part(
         "kv_cache_usage_by_chance",
-        f"$chance_of_turnovers * ({SCATTER} * $kv_cache_usage_mean) ^ 2 / ($requests_running_mean > 0)"
+        f"clamp_max(2 * $turnovers, 5) * ({SCATTER} * $kv_cache_usage_mean) ^ 2 / ($requests_running_mean > 0)"
         " + clamp_min(12 * $kv_cache_usage_variance - ($kv_cache_usage_slope * $window_seconds) ^ 2, 0)"
         " / clamp_min($turnovers, 1)",
-        "",
     ),
     # The mean length since the start: in a window, the requests that end first are the short ones. A cached prefix is
     # held once for all requests that share it.
@@ -55,8 +50,7 @@ PARTS: tuple[Part, ...] = (
     Part("requests_since_start", _since_start("vllm:request_generation_tokens_count"), "requests"),
     Part(
         "cached_tokens_since_start",
-        f"{_since_start('vllm:prefix_cache_hits_total')} or {_since_start('vllm:gpu_prefix_cache_hits_total')}"
-        " or 0 * $requests_since_start",
+        f"{_since_start('vllm:prefix_cache_hits_total')} or 0 * $requests_since_start",
         "tokens",
     ),
     Part(
