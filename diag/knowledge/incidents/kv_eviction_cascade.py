@@ -9,6 +9,7 @@ from diag.signals import (
     kv_cache_usage_median,
     kv_cache_usage_peak_with_next,
     preempts,
+    prompt_lengths_spread,
     requests_running,
     requests_that_fit_kv_cache,
     requests_waiting_median,
@@ -108,6 +109,15 @@ incident = Incident(
             risk="preemptions only halve; others reported that TTFT rose from 6.6 to 11.2 s",
             rollback="--watermark 0 and restart",
             why=measured("0.05: preemptions per finished request 1.33 -> 0.69", "cure_watermark"),
+        ),
+        Fix(
+            change="Route long and short prompts to separate servers.",
+            effect="one long prompt no longer causes the preemption of many short requests",
+            restart=False,
+            only_if=(
+                prompt_lengths_spread.above(8, judged("with lengths this mixed, few requests hold most of the cache")),
+            ),
+            why=judged("long prompts hold most of the KV cache"),
         ),
         POOLS_BY_LENGTH,
     ),
