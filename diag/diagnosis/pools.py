@@ -105,7 +105,7 @@ class _Engine:
         end = round(diagnosis.instants[diagnosis.reported] * 1000)
         self.window = queries.holding(min(MOST_SECONDS, (end - queries.source.first) / 1000))
         self.short = queries.holding(SCRAPES * interval)
-        steps = np.arange(int((self.window.seconds - self.short.seconds) // interval), -1, -1)
+        steps = np.arange(max(0, int((self.window.seconds - self.short.seconds) // interval)), -1, -1)
         self.instants = (end - steps * round(interval * 1000)).astype(np.int64)
         self.now = self.instants[-1:]
         found = {name: self._value(promql) for name, promql in NUMBERS.items()}

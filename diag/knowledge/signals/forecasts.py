@@ -96,11 +96,11 @@ kv_cache_usage_at_full_length = Signal(
 )
 time_until_ttft_missed = Signal(
     "time until queue time exceeds the TTFT SLO",
-    # a new request waits for those before it: as many as start in its queue time
-    "clamp_min($ttft_seconds * $first_tokens / ($window_seconds > 0) - $waiting_now, 0) / $queue_growth_rate",
+    # a new request waits for those before it: as many as start in its queue time; a month if the queue does not grow
+    "clamp_min($ttft_seconds * $first_tokens / ($window_seconds > 0) - $waiting_now, 0) / $queue_growth_rate"
+    f" or {MONTH} + 0 * $waiting_slope",
     "at this rate, queue time exceeds the TTFT SLO in about {value}",
     "seconds",
-    needs="a queue that grows faster than chance explains",
 )
 ttft_missed_soon = time_until_ttft_missed.at_most(SOON, HORIZON)
 time_until_budget_spent = Signal(
