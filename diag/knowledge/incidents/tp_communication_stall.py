@@ -2,7 +2,19 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
-from diag.signals import log_waits, not_set, nvlinks, progress, ranks, ranks_missing_from_collective, ranks_out_of_step
+from diag.signals import (
+    infiniband_link_errors,
+    infiniband_ports_down,
+    log_waits,
+    nccl_ranks_missing,
+    not_set,
+    nvlink_recoveries,
+    nvlinks,
+    progress,
+    ranks,
+    ranks_missing_from_collective,
+    ranks_out_of_step,
+)
 
 SPIN = reported(
     "96 % utilisation at about 20 W; by processes: one rank uses no CPU while its peer uses a full core",
@@ -10,6 +22,9 @@ SPIN = reported(
 )
 OUT_OF_STEP = ranks_out_of_step.at_least(1, SPIN)
 ON_PCIE = nvlinks.at_most(0, documented("peer-to-peer access over PCIe is what breaks", TROUBLESHOOTING))
+RAS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"
+INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
+NVLINK = "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html"
 
 incident = Incident(
     id="tp_communication_stall",
@@ -33,6 +48,10 @@ incident = Incident(
     supports=(
         OUT_OF_STEP,
         log_waits.at_least(1, measured("after 60 s the log reports a rank waiting", "tp2_long_stall")),
+        nccl_ranks_missing.at_least(1, documented("NCCL names outliers and processes without an answer", RAS)),
+        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        nvlink_recoveries.above(0, documented("an NVLink was trained again after errors", NVLINK)),
     ),
     looks_like=(
         LookAlike("a scheduler deadlock", distinguish="All ranks are idle: none busy-waits.", refuted_by=OUT_OF_STEP),

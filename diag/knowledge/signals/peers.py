@@ -214,7 +214,7 @@ requests_stuck_on_all_engines = Signal(
 
 # -- tensor-parallel ranks ---------------------------------------------------------------------------------------------
 
-WHICH_RANK = "$named_still_worker or $named_still_gpu"
+WHICH_RANK = "$named_nccl_rank or ($named_still_worker or $named_still_gpu) unless on (instance) $named_nccl_rank"
 
 ranks_out_of_step = Signal(
     "ranks out of step",
@@ -247,9 +247,9 @@ stood_still = Signal(
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
-    # the log decides if neither processes nor GPUs are observed
-    "$ranks_out_of_step or $log_waits_for_a_rank",
-    "ranks missing from a collective (by processes, GPUs or the log): {value}",
+    # the log decides if neither processes nor GPUs are observed; NCCL does not count captured graphs: none is no proof
+    "($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
+    "ranks missing from a collective (by NCCL, processes, GPUs or the log): {value}",
     "ranks",
     culprit_promql=WHICH_RANK,
     culprit_label="{named}",
