@@ -94,9 +94,11 @@ LABELS: Mapping[str, str] = {
     "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
     "kind": "the kind of error: corrected or uncorrected for memory, the name in nvml.h for NVLink, of the kernel's "
     "counter for InfiniBand",
+    "leader": "address and port of the first node, as --master-addr and --master-port name it on every node",
     "line": "number of the line in the file; empty if it is not known",
     "model": "the name under which the model is served",
     "name": "product name of the GPU",
+    "node": "number of the node, --node-rank",
     "operation": "number of a collective operation of this kind in this communicator, from 1 on; empty if not known",
     "part": "every_step, or experts (the routed ones)",
     "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
@@ -204,6 +206,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Seconds until the first token of the exporter's last one-token request.", unread=FOR_READERS
     ),
     "diag_vllm_process_start_time_seconds": _gauge("Unix time at which the server's topmost process was started."),
+    "diag_vllm_node_info": _gauge(
+        "Always 1 for a server that spans nodes; the labels name the address of its first node, the number of this node"
+        " and its host.",
+        *("leader", "node", "host"),
+    ),
     "diag_vllm_processes": _gauge(
         "Running processes of this vLLM in this role; 0 once all processes seen of this server have ended.", "role"
     ),

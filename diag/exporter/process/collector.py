@@ -107,6 +107,8 @@ class ProcessCollector:
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
+            if view.server.node:
+                samples.append(("diag_vllm_node_info", (*view.server.node, host), 1.0))
             if self._group_of != view.server.pid:  # the group stays after the server's end
                 self._group_of, self._group = view.server.pid, control_group(view.server.pid, proc())
         group = self._group.samples() if self._group else ()

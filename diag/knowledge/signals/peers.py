@@ -10,6 +10,8 @@ from diag.core.incident import GROUP, Part, Signal
 from diag.core.log_events import SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import any_of
 
+SERVER = f"{', '.join(GROUP)}, leader"
+"""The labels of a server that spans nodes."""
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
 """The grouping in every expression over peers."""
@@ -117,10 +119,26 @@ PARTS: tuple[Part, ...] = (
         "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
         "share",
     ),
+    # The workers of all nodes of a server (--nnodes), each seen by an exporter of its own, as those of the first node,
+    # whose page has the server's metrics. A server of one node has no such series.
+    Part("nodes", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
+    Part("first_nodes", f'max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))'),
+    # an instance that has just become another node is none for the length of the window: a join refuses two
+    Part(
+        "worker_cores_of_nodes",
+        "$worker_cores * on (instance) group_left (leader, host)"
+        " ($nodes unless on (instance) count by (instance) ($nodes) > 1)"
+        f" * on ({SERVER}) group_left (instance)"
+        f" ($first_nodes unless on ({SERVER}) count by ({SERVER}) ($first_nodes) > 1)",
+        "cores",
+    ),
+    Part(
+        "worker_cores_of_server", "$worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes"
+    ),
     Part(
         "still_workers",
-        f"(count by ($by) ($worker_cores < {STILL}) and max by ($by) ($worker_cores) > {SPINS})"
-        " or 0 * (count by ($by) ($worker_cores) >= $world_size)",
+        f"(count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})"
+        " or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)",
         "ranks",
     ),
     Part(
@@ -136,8 +154,9 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "named_still_worker",
-        f"label_replace(($worker_cores < {STILL}) and on (instance) (max by (instance) ($worker_cores) > {SPINS}),"
-        ' "named", "rank $$1", "rank", "(.+)")',
+        f"label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})"
+        f" and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}),"
+        ' "one", "rank $$1", "rank", "(.+)"), "place", " on $$1", "host", "(.+)"), "named", "", "one", "place")',
     ),
     Part(
         "named_still_gpu",
@@ -214,7 +233,7 @@ requests_stuck_on_all_engines = Signal(
 
 # -- tensor-parallel ranks ---------------------------------------------------------------------------------------------
 
-WHICH_RANK = "$named_nccl_rank or ($named_still_worker or $named_still_gpu) unless on (instance) $named_nccl_rank"
+WHICH_RANK = "$named_still_worker or $named_still_gpu"
 
 ranks_out_of_step = Signal(
     "ranks out of step",
@@ -251,7 +270,7 @@ ranks_missing_from_collective = Signal(
     "($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
     "ranks missing from a collective (by NCCL, processes, GPUs or the log): {value}",
     "ranks",
-    culprit_promql=WHICH_RANK,
+    culprit_promql=f"$named_nccl_rank or ({WHICH_RANK}) unless on (instance) $named_nccl_rank",
     culprit_label="{named}",
 )
 ranks = Signal(
