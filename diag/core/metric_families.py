@@ -276,6 +276,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "name the operation that it has not launched. 0 if its process does not answer NCCL's RAS service.",
         *("communicator", "rank", "host", "state", "collective", "operation"),
     ),
+    "diag_nccl_dump_timestamp_seconds": _gauge(
+        "Unix time of the newest dump of PyTorch's flight recorder since the server started, 0 without one."
+    ),
     "diag_infiniband_port_active": _gauge("1 when this InfiniBand or RoCE port is active, 0 when not.", "port", "host"),
     "diag_infiniband_errors_total": _counter(
         "Errors of this kind on an InfiniBand or RoCE port since its counters were reset.", "port", "host", "kind"

@@ -118,7 +118,7 @@ class NcclCollector:
         status = self._status
         if status is None or now - status[0] > TOO_OLD:
             return Collected((), self._problem)
-        return Collected(list(_samples(status[1], status[2])), self._problem)
+        return Collected(list(nccl_samples(status[1], status[2])), self._problem)
 
     def wait(self, seconds: float) -> None:
         """Wait for the query under way, at most so many seconds."""
@@ -140,7 +140,8 @@ class NcclCollector:
         self._problem = ""
 
 
-def _samples(now: NcclStatus, before: NcclStatus | None) -> Iterator[Sample]:
+def nccl_samples(now: NcclStatus, before: NcclStatus | None) -> Iterator[Sample]:
+    """Yield what two statuses in a row show; nothing for a single one."""
     if before is None:
         return
     still = {each[:3] for each in before.behind}

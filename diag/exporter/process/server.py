@@ -3,12 +3,13 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
+from diag.exporter.network.flight_recorder import dump_prefixes
 from diag.exporter.process.kernel import whole
 from diag.exporter.process.table import SETTLED, ProcessEntry, ProcessTable, ancestry, read_table
 from diag.vllm.command.parse import parse
@@ -39,7 +40,7 @@ class NodeOfServer(NamedTuple):
 class ServerProcess:
     """The topmost process of a vLLM server; unless it `listens`, only its command line names the port.
 
-    `node` is None for a server of one node.
+    `node` is None for a server of one node; `dumps` are beginnings of paths of its flight recorder's dumps.
     """
 
     pid: int
@@ -47,7 +48,8 @@ class ServerProcess:
     started: float
     launch: str
     visible: str | None
-    node: NodeOfServer | None = None
+    node: NodeOfServer | None
+    dumps: Sequence[str]
 
 
 def find_server(
@@ -117,8 +119,8 @@ def _server(table: ProcessTable, pid: int, listens: bool) -> ServerProcess:
     ]
     secrets = [f'{name}="{placeholder(name)}"' for name in _SECRETS if environment.get(name)]
     launch = "" if top.role else shown(" ".join([*secrets, *settings, shlex.join(top.argv)]))
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    return ServerProcess(pid, listens, table[pid].created, launch, visible, parse_node(launch))
+    visible, dumps = environment.get("CUDA_VISIBLE_DEVICES"), dump_prefixes(environment)
+    return ServerProcess(pid, listens, table[pid].created, launch, visible, parse_node(launch), dumps)
 
 
 def parse_node(launch: str) -> NodeOfServer | None:

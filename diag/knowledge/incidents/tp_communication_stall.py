@@ -1,15 +1,14 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, READ_DUMPS, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
 from diag.signals import (
     infiniband_link_errors,
     infiniband_ports_down,
     log_waits,
-    nccl_ranks_missing,
     not_set,
-    nvlink_recoveries,
     nvlinks,
+    nvlinks_trained_again,
     progress,
     ranks,
     ranks_missing_from_collective,
@@ -22,7 +21,6 @@ SPIN = reported(
 )
 OUT_OF_STEP = ranks_out_of_step.at_least(1, SPIN)
 ON_PCIE = nvlinks.at_most(0, documented("peer-to-peer access over PCIe is what breaks", TROUBLESHOOTING))
-RAS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"
 INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 NVLINK = "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html"
 
@@ -46,12 +44,11 @@ incident = Incident(
         ranks_missing_from_collective.at_least(1, SPIN),
     ),
     supports=(
+        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        nvlinks_trained_again.above(0, documented("an NVLink was trained again after errors", NVLINK)),
         OUT_OF_STEP,
         log_waits.at_least(1, measured("after 60 s the log reports a rank waiting", "tp2_long_stall")),
-        nccl_ranks_missing.at_least(1, documented("NCCL names outliers and processes without an answer", RAS)),
-        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
-        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
-        nvlink_recoveries.above(0, documented("an NVLink was trained again after errors", NVLINK)),
     ),
     looks_like=(
         LookAlike("a scheduler deadlock", distinguish="All ranks are idle: none busy-waits.", refuted_by=OUT_OF_STEP),
@@ -74,6 +71,7 @@ incident = Incident(
     fixes=(
         *LET_GO_ON,
         SAVE_STACKS,
+        READ_DUMPS,
         Fix(
             change="Take the server out of rotation and restart it: requests in flight are lost either way.",
             effect="tokens are generated again",

@@ -1,12 +1,32 @@
 """Signals of the network between ranks: the ranks that NCCL misses, and errors of InfiniBand, RoCE and NVLink."""
 
-from diag.core.incident import Part, Signal
+from diag.core.incident import GROUP, Part, Signal
+
+SERVER = f"{', '.join(GROUP)}, leader"
+"""The labels of a server that spans nodes (--nnodes)."""
+
+
+def as_of_first_node(series: str, more: str = "leader") -> str:
+    """Return series of every node of a server as series of its first node; none for a server of one node.
+
+    Each node has an exporter of its own, and the page of the first one has the metrics of the server. `more` are labels
+    that the series get from `diag_vllm_node_info`.
+    """
+    return (
+        f"{series} * on (instance) group_left ({more}) ($nodes unless on (instance) count by (instance) ($nodes) > 1)"
+        f" * on ({SERVER}) group_left (instance)"
+        f" ($first_nodes unless on ({SERVER}) count by ({SERVER}) ($first_nodes) > 1)"
+    )
+
 
 _MISSING = "diag_nccl_missing_rank_operations"
 _LABELS = '"named", ";", "rank", "host", "collective", "operation", "communicator"'
 _PLACE = "rank $$1 on $$2"
 LINK_ERRORS = "link_downed|link_error_recovery|local_link_integrity_errors|local_ack_timeout_err"
 """Counters that stand still on a sound link at work; single symbol errors are corrected and harmless."""
+PORT = f"{', '.join(GROUP)}, instance, host, port"
+LATELY = "10m"
+"""A stall begins with the error and is seen a minute or more later, when nothing is counted any more."""
 RETRAINED = "recovery|link_recovery|link_recovery_failed"
 """Counters of NVLinks that were trained again; a sound link replays a packet now and then."""
 
@@ -18,29 +38,45 @@ PARTS: tuple[Part, ...] = (
         " * ($requests_in_flight_minimum > bool 0)",
         "processes",
     ),
+    # the rank comes last: where a line is short, its middle is left out
     Part(
         "named_nccl_rank",
         f'label_replace(label_join(last_over_time({_MISSING}{{state="behind"}}[$window]), {_LABELS}), "named",'
-        f' "{_PLACE} has not entered $$3 $$4 of communicator $$5", "named", "(.*);(.*);(.*);(.*);(.*)")'
+        f' "$$3 $$4 of communicator $$5 lacks {_PLACE}", "named", "(.*);(.*);(.*);(.*);(.*)")'
         f' or label_replace(label_join(last_over_time({_MISSING}{{state!="behind"}}[$window]), {_LABELS}), "named",'
-        f' "{_PLACE} does not answer NCCL", "named", "(.*);(.*);(.*);(.*);(.*)")',
+        f' "NCCL gets no answer from {_PLACE}", "named", "(.*);(.*);(.*);(.*);(.*)")',
     ),
+    # An instance that has just become another node is none for the length of the window: a join refuses two.
+    Part("nodes", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
+    Part("first_nodes", f'max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))'),
+    Part(
+        "infiniband_errors_of_host",
+        f'max by ({PORT}, kind) (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[{LATELY}]))',
+        "errors",
+    ),
+    Part("infiniband_errors_of_nodes", as_of_first_node("$infiniband_errors_of_host"), "errors"),
     Part(
         "infiniband_errors",
-        "max by (instance, host, port, kind)"
-        f' (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[$window]))',
+        "$infiniband_errors_of_nodes or $infiniband_errors_of_host unless on (instance) $infiniband_errors_of_nodes",
         "errors",
     ),
     # a port that is down all the time may have no cable
     Part(
+        "infiniband_ports_lost_of_host",
+        f"max by ({PORT}) (max_over_time(diag_infiniband_port_active[1h]))"
+        f" > bool max by ({PORT}) (last_over_time(diag_infiniband_port_active[$window]))",
+        "ports",
+    ),
+    Part("infiniband_ports_lost_of_nodes", as_of_first_node("$infiniband_ports_lost_of_host"), "ports"),
+    Part(
         "infiniband_ports_lost",
-        "max by (instance, host, port) (max_over_time(diag_infiniband_port_active[1h]))"
-        " > max by (instance, host, port) (last_over_time(diag_infiniband_port_active[$window]))",
+        "$infiniband_ports_lost_of_nodes"
+        " or $infiniband_ports_lost_of_host unless on (instance) $infiniband_ports_lost_of_nodes",
         "ports",
     ),
     Part(
         "nvlink_recoveries",
-        f'max by (instance, gpu, kind) (increase(diag_gpu_nvlink_errors_total{{kind=~"{RETRAINED}"}}[$window]))',
+        f'max by (instance, gpu, kind) (increase(diag_gpu_nvlink_errors_total{{kind=~"{RETRAINED}"}}[{LATELY}]))',
         "errors",
     ),
 )
@@ -56,25 +92,30 @@ nccl_ranks_missing = Signal(
 infiniband_link_errors = Signal(
     "InfiniBand and RoCE link errors",
     "sum by ($by) ($infiniband_errors)",
-    "errors that InfiniBand or RoCE ports of this host have counted: {value}",
+    "errors that InfiniBand or RoCE ports of the server's hosts have counted: {value}",
     "errors",
     culprit_promql="$infiniband_errors > 0",
     culprit_label="{kind} on {port} of {host}",
 )
 infiniband_ports_down = Signal(
     "InfiniBand ports gone down",
-    "count by ($by) ($infiniband_ports_lost)"
-    " or 0 * count by ($by) (last_over_time(diag_infiniband_port_active[$window]))",
+    "sum by ($by) ($infiniband_ports_lost)",
     "InfiniBand or RoCE ports that were active within an hour and are not now: {value}",
     "ports",
-    culprit_promql="$infiniband_ports_lost",
+    culprit_promql="$infiniband_ports_lost > 0",
     culprit_label="{port} of {host}",
 )
-nvlink_recoveries = Signal(
+nvlinks_trained_again = Signal(
     "NVLinks trained again",
     "sum by ($by) ($nvlink_recoveries)",
     "recoveries of NVLinks: {value}",
     "errors",
     culprit_promql="$nvlink_recoveries > 0",
     culprit_label="GPU {gpu}",
+)
+flight_recorder_dumps = Signal(
+    "flight recorder dumps",
+    "max by ($by) (last_over_time(diag_nccl_dump_timestamp_seconds[$window])) > bool 0",
+    "PyTorch's flight recorder has written dumps: {value}",
+    "bool",
 )

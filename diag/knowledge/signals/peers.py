@@ -9,9 +9,8 @@ what is usual; with two, the other engine does.
 from diag.core.incident import GROUP, Part, Signal
 from diag.core.log_events import SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.network import as_of_first_node
 
-SERVER = f"{', '.join(GROUP)}, leader"
-"""The labels of a server that spans nodes."""
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
 """The grouping in every expression over peers."""
@@ -119,19 +118,7 @@ PARTS: tuple[Part, ...] = (
         "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
         "share",
     ),
-    # The workers of all nodes of a server (--nnodes), each seen by an exporter of its own, as those of the first node,
-    # whose page has the server's metrics. A server of one node has no such series.
-    Part("nodes", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
-    Part("first_nodes", f'max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))'),
-    # an instance that has just become another node is none for the length of the window: a join refuses two
-    Part(
-        "worker_cores_of_nodes",
-        "$worker_cores * on (instance) group_left (leader, host)"
-        " ($nodes unless on (instance) count by (instance) ($nodes) > 1)"
-        f" * on ({SERVER}) group_left (instance)"
-        f" ($first_nodes unless on ({SERVER}) count by ({SERVER}) ($first_nodes) > 1)",
-        "cores",
-    ),
+    Part("worker_cores_of_nodes", as_of_first_node("$worker_cores", "leader, host"), "cores"),
     Part(
         "worker_cores_of_server", "$worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes"
     ),
