@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import rewriting
 from support.rewriting import Scrape
-from support.scenarios import Beside, config, found, judge, present, text, workers
+from support.scenarios import Beside, config, found, gpu, judge, present, text, workers
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -109,6 +109,27 @@ def test_corrected_symbols_and_ports_without_a_cable_are_no_evidence(tmp_path: P
     report = judge(tmp_path, "engine_stalled", config(tensor_parallel_size=2), workers(1.0, 0.0), ports("symbol_error"))
     readings = {each.condition.signal.name: each.value for each in found(report, STALL).diagnosis.supports}
     assert readings["InfiniBand and RoCE link errors"] == readings["InfiniBand ports gone down"] == 0
+
+
+def test_dumps_of_the_flight_recorder_are_read_if_there_are_any(tmp_path: Path) -> None:
+    def proposed(written: float) -> bool:
+        dump: Beside = lambda _: [("diag_nccl_dump_timestamp_seconds", (), written)]  # noqa: E731
+        folder = tmp_path / str(written)
+        report = judge(folder, "engine_stalled", config(tensor_parallel_size=2), workers(1.0, 0.0), dump)
+        return any("torchfrtrace" in each.fix.command for each in found(report, STALL).proposals)
+
+    assert proposed(1_700_000_000.0)
+    assert not proposed(0.0)
+
+
+def test_nvlinks_that_were_trained_again_are_evidence(tmp_path: Path) -> None:
+    links = {
+        f"nvlink_errors_total:{kind}": grows
+        for kind, grows in (("replay", lambda t: t), ("recovery", lambda t: t // 9))
+    }
+    report = judge(tmp_path, "engine_stalled", config(tensor_parallel_size=2), workers(1.0, 0.0), gpu(0, **links))
+    reading = next(each for each in found(report, STALL).diagnosis.supports if "NVLinks" in each.condition.signal.name)
+    assert (reading.holds, reading.culprits) == (True, ("GPU 0",))
 
 
 # -- several exporters of one server -----------------------------------------------------------------------------------

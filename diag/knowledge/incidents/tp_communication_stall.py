@@ -116,8 +116,8 @@ incident = Incident(
         "recover by itself, unless a process was merely stopped.",
     ),
     hand_over=(
-        "the stack trace of every rank, the log of the next start with `NCCL_DEBUG=INFO`, `nvidia-smi topo -m`, and "
-        "`ethtool -S` of each NIC where ranks span hosts",
+        "the stack trace of every rank, NCCL's own status (`ncclras -v`), the log of the next start with "
+        "`NCCL_DEBUG=INFO`, `nvidia-smi topo -m`, and `ethtool -S` of each NIC where ranks span hosts",
     ),
     do_not=(
         "Do not add replicas or load: the server is not busy, it is stalled.",

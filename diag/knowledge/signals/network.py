@@ -115,7 +115,8 @@ nvlinks_trained_again = Signal(
 )
 flight_recorder_dumps = Signal(
     "flight recorder dumps",
-    "max by ($by) (last_over_time(diag_nccl_dump_timestamp_seconds[$window])) > bool 0",
+    # without an exporter beside the server no dump is seen, and none is worth a search
+    "(max by ($by) (last_over_time(diag_nccl_dump_timestamp_seconds[$window])) > bool 0) or $scraped",
     "PyTorch's flight recorder has written dumps: {value}",
     "bool",
 )
