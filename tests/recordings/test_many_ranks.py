@@ -174,6 +174,21 @@ def test_worker_that_stands_still_on_another_node_is_named(tmp_path: Path) -> No
     assert (dict(stall.subject), stall.culprits) == ({"instance": "a:9400"}, ("rank 11 on node-b",))
 
 
+def test_two_exporters_of_one_node_make_no_query_fail(tmp_path: Path) -> None:
+    scrapes = list(rewriting.scrapes("engine_stalled"))
+    start = scrapes[0][0]
+
+    def pages() -> Iterator[Scrape]:
+        for t, _, page in scrapes:
+            yield t, "a:9400", page + text(t - start, page, (config(tensor_parallel_size=16), node(0), workers(1.0)))
+            for instance in ("b:9400", "b:9401"):
+                of_b = (node(1), headless({11}, 20.0))
+                yield t, instance, render([sample for each in of_b for sample in each(t - start)]).decode()
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages()))]))
+    assert found(report, STALL).diagnosis.culprits == ("rank 11 on node-b",)
+
+
 def test_headless_node_is_judged_with_its_server(tmp_path: Path) -> None:
     report = two_nodes(tmp_path, "healthy", node(1), headless((), 0.0))
     assert (report.verdict, report.present, report.not_judged) == ("healthy", (), ())

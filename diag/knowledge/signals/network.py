@@ -12,8 +12,10 @@ def as_of_first_node(series: str, more: str = "leader") -> str:
     Each node has an exporter of its own, and the page of the first one has the metrics of the server. `more` are labels
     that the series get from `diag_vllm_node_info`.
     """
+    # with its exporter in a label: two of one host, one of which has just been replaced, stay apart
     return (
-        f"{series} * on (instance) group_left ({more}) ($nodes unless on (instance) count by (instance) ($nodes) > 1)"
+        f"{series} * on (instance) group_left ({more}, exporter) label_replace("
+        '$nodes unless on (instance) count by (instance) ($nodes) > 1, "exporter", "$$1", "instance", "(.*)")'
         f" * on ({SERVER}) group_left (instance)"
         f" ($first_nodes unless on ({SERVER}) count by ({SERVER}) ($first_nodes) > 1)"
     )
