@@ -51,7 +51,7 @@ def test_rank_on_another_node_is_named_by_nccl_with_the_link_that_failed() -> No
 @pytest.mark.parametrize("state", ["behind", "unresponsive", "dead"])
 def test_nccl_alone_names_the_rank(tmp_path: Path, state: str) -> None:
     report = judge(tmp_path, "engine_stalled", config(tensor_parallel_size=16), nccl(state), workers(*[1.0] * 8))
-    named = LACKS if state == "behind" else "NCCL gets no answer from rank 11 on 10.0.0.2"
+    named = LACKS if state == "behind" else f"communicator {HASH} lacks rank 11 on 10.0.0.2 ({state})"
     assert found(report, STALL).diagnosis.culprits == (named,)
 
 

@@ -21,9 +21,14 @@ def as_of_first_node(series: str, more: str = "leader") -> str:
     )
 
 
+def _named(series: str, **texts: str) -> str:
+    """Return series with a text for each of these labels that is there, in a label in_NAME; $$1 is its value."""
+    for label, text in texts.items():
+        series = f'label_replace({series}, "in_{label}", "{text}", "{label}", "(.+)")'
+    return series
+
+
 _MISSING = "diag_nccl_missing_rank_operations"
-_LABELS = '"named", ";", "rank", "host", "collective", "operation", "communicator"'
-_PLACE = "rank $$1 on $$2"
 LINK_ERRORS = "link_downed|link_error_recovery|local_link_integrity_errors|local_ack_timeout_err"
 """Counters that stand still on a sound link at work; single symbol errors are corrected and harmless."""
 PORT = f"{', '.join(GROUP)}, instance, host, port"
@@ -40,13 +45,18 @@ PARTS: tuple[Part, ...] = (
         " * ($requests_in_flight_minimum > bool 0)",
         "processes",
     ),
-    # the rank comes last: where a line is short, its middle is left out
+    # The rank comes last: where a line is short, its middle is left out.
+    Part(
+        "named_nccl_operation", _named(f"last_over_time({_MISSING}[$window])", collective="$$1 ", operation="$$1 of ")
+    ),
+    Part(
+        "named_nccl_communicator",
+        _named("$named_nccl_operation", communicator="communicator $$1 lacks ", rank="rank $$1", host=" on $$1"),
+    ),
     Part(
         "named_nccl_rank",
-        f'label_replace(label_join(last_over_time({_MISSING}{{state="behind"}}[$window]), {_LABELS}), "named",'
-        f' "$$3 $$4 of communicator $$5 lacks {_PLACE}", "named", "(.*);(.*);(.*);(.*);(.*)")'
-        f' or label_replace(label_join(last_over_time({_MISSING}{{state!="behind"}}[$window]), {_LABELS}), "named",'
-        f' "NCCL gets no answer from {_PLACE}", "named", "(.*);(.*);(.*);(.*);(.*)")',
+        'label_join(label_replace($named_nccl_communicator, "in_state", " ($$1)", "state", "(unresponsive|dead)"),'
+        ' "named", "", "in_collective", "in_operation", "in_communicator", "in_rank", "in_host", "in_state")',
     ),
     # An instance that has just become another node is none for the length of the window: a join refuses two.
     Part("nodes", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
