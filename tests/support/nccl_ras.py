@@ -117,6 +117,6 @@ def answering(*statuses: Mapping[str, object] | str) -> Iterator[RasServer]:
                 answer = f"ERROR: Unknown command {command}\n"
             connection.sendall(answer.encode())
 
-    with talking(talk) as server_:
-        server = RasServer(("127.0.0.1", server_.port))
+    with talking(talk) as listener:
+        server = RasServer(("127.0.0.1", listener.port))
         yield server

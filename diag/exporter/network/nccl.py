@@ -97,7 +97,7 @@ class NcclCollector:
     def __init__(self, address: tuple[str, int], is_others: Callable[[int], bool] = lambda _: False) -> None:
         self._address = address
         self._is_others = is_others
-        self._serving = False
+        self._serving = self._is_shared = False
         self._asking: threading.Thread | None = None
         self._asked_at = self._searched_at = float("-inf")
         self._status: tuple[float, NcclStatus, NcclStatus | None] | None = None
@@ -128,9 +128,9 @@ class NcclCollector:
     def _ask(self) -> None:
         try:
             if time.monotonic() - self._searched_at >= LISTENERS_EVERY:
-                if self._is_others(self._address[1]):
-                    raise NotRas("another NCCL job listens there too: start each with a NCCL_RAS_ADDR of its own")
-                self._searched_at = time.monotonic()
+                self._is_shared, self._searched_at = self._is_others(self._address[1]), time.monotonic()
+            if self._is_shared:
+                raise NotRas("another NCCL job listens there too: start each with a NCCL_RAS_ADDR of its own")
             status = read_status(query(self._address, ANSWER_SECONDS))
         except (OSError, ValueError) as error:
             host, port = self._address
