@@ -6,18 +6,17 @@ SERVER = f"{', '.join(GROUP)}, leader"
 """The labels of a server that spans nodes (--nnodes)."""
 
 
-def as_of_first_node(series: str, more: str = "leader") -> str:
+def as_of_first_node(series: str, kept: str, more: str = "leader") -> str:
     """Return series of every node of a server as series of its first node; none for a server of one node.
 
     Each node has an exporter of its own, and the page of the first one has the metrics of the server. `more` are labels
-    that the series get from `diag_vllm_node_info`.
+    that the series get from `diag_vllm_node_info`, `kept` those that tell the series of a server apart: two exporters
+    of one host, one of which has just been replaced, have the same ones.
     """
-    # with its exporter in a label: two of one host, one of which has just been replaced, stay apart
     return (
-        f"{series} * on (instance) group_left ({more}, exporter) label_replace("
-        '$nodes unless on (instance) count by (instance) ($nodes) > 1, "exporter", "$$1", "instance", "(.*)")'
-        f" * on ({SERVER}) group_left (instance)"
-        f" ($first_nodes unless on ({SERVER}) count by ({SERVER}) ($first_nodes) > 1)"
+        f"max by ({SERVER}, instance, {kept})"
+        f" (max by ({SERVER}, {kept}) ({series} * on (instance) group_left ({more}) $nodes)"
+        f" * on ({SERVER}) group_left (instance) $first_nodes)"
     )
 
 
@@ -59,14 +58,16 @@ PARTS: tuple[Part, ...] = (
         ' "named", "", "in_collective", "in_operation", "in_communicator", "in_rank", "in_host", "in_state")',
     ),
     # An instance that has just become another node is none for the length of the window: a join refuses two.
-    Part("nodes", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
-    Part("first_nodes", f'max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))'),
+    Part("node_infos", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
+    Part("nodes", "$node_infos unless on (instance) count by (instance) ($node_infos) > 1"),
+    Part("first_node_infos", f'max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))'),
+    Part("first_nodes", f"$first_node_infos unless on ({SERVER}) count by ({SERVER}) ($first_node_infos) > 1"),
     Part(
         "infiniband_errors_of_host",
         f'max by ({PORT}, kind) (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[{LATELY}]))',
         "errors",
     ),
-    Part("infiniband_errors_of_nodes", as_of_first_node("$infiniband_errors_of_host"), "errors"),
+    Part("infiniband_errors_of_nodes", as_of_first_node("$infiniband_errors_of_host", "host, port, kind"), "errors"),
     Part(
         "infiniband_errors",
         "$infiniband_errors_of_nodes or $infiniband_errors_of_host unless on (instance) $infiniband_errors_of_nodes",
@@ -79,7 +80,7 @@ PARTS: tuple[Part, ...] = (
         f" > bool max by ({PORT}) (last_over_time(diag_infiniband_port_active[$window]))",
         "ports",
     ),
-    Part("infiniband_ports_lost_of_nodes", as_of_first_node("$infiniband_ports_lost_of_host"), "ports"),
+    Part("infiniband_ports_lost_of_nodes", as_of_first_node("$infiniband_ports_lost_of_host", "host, port"), "ports"),
     Part(
         "infiniband_ports_lost",
         "$infiniband_ports_lost_of_nodes"

@@ -118,7 +118,7 @@ PARTS: tuple[Part, ...] = (
         "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
         "share",
     ),
-    Part("worker_cores_of_nodes", as_of_first_node("$worker_cores", "leader, host"), "cores"),
+    Part("worker_cores_of_nodes", as_of_first_node("$worker_cores", "host, pid, rank", "leader, host"), "cores"),
     Part(
         "worker_cores_of_server", "$worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes"
     ),
