@@ -166,6 +166,14 @@ def doctor(
         bool, scrape_option("--probe", help="Also send one request for one token; without --probe, diag adds no load.")
     ] = False,
     evidence: EvidenceOptions,
+    stacks: Annotated[
+        bool,
+        evidence_option(
+            "--stacks",
+            help="Also read where each process of a server on this host stands, without stopping it. Needs pip install"
+            " 'diag[stacks]'.",
+        ),
+    ] = False,
     vllm_version: Annotated[
         str,
         evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it."),
@@ -258,6 +266,8 @@ def doctor(
         raise BadUsage("--until needs --watch: it sets the end of the watch")
     if alertmanager and not keep_watching:
         raise BadUsage("--alertmanager needs --watch: it receives alerts as they fire and resolve")
+    if stacks and (keep_watching or why or quiet):
+        raise BadUsage("--stacks adds to a report: leave out --watch, --why and --quiet")
     if keep_watching and form != "terminal":
         raise BadUsage("--watch prints lines as incidents begin and end: leave out --json and --markdown")
     if keep_watching:
@@ -267,7 +277,14 @@ def doctor(
     else:
         is_short = form == "terminal" and not verbose and html is None
         only_suspects = form != "json" and not why
-        report = work.run(options, baseline, only_suspects=only_suspects, with_vitals=not is_short, why=why)
+        report = work.run(
+            options,
+            baseline,
+            only_suspects=only_suspects,
+            with_vitals=not is_short,
+            with_stacks=stacks,
+            why=why,
+        )
         if why:
             work.print_why(report, why)
         else:
