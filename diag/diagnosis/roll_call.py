@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Literal, NamedTuple
 
 from diag.core.formatting import listed
-from diag.exporter.process.stacks import Frame, ProcessStack
+from diag.exporter.process.stacks import ProcessStack, StackFrame
 
 WaitedFor = Literal["ranks", "workers", "engine", "replicas", "clients", ""]
 APART = 2.0
@@ -48,7 +48,7 @@ class Wait(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Where one process stands; `place` is the call, `moved` whether it stood elsewhere in the other dump."""
+    """Place of one process; `place` is the call, `moved` whether it stood elsewhere in the other dump."""
 
     pid: int
     role: str
@@ -133,7 +133,7 @@ def _standing(stack: ProcessStack, before: ProcessStack | None) -> Standing:
     )
 
 
-def _moved(before: Sequence[Frame], now: Sequence[Frame]) -> bool:
+def _moved(before: Sequence[StackFrame], now: Sequence[StackFrame]) -> bool:
     """Return True unless both stacks are in the same call, in which a loop may poll."""
     same = 0
     for one, other in zip(reversed(before), reversed(now), strict=False):
@@ -145,7 +145,7 @@ def _moved(before: Sequence[Frame], now: Sequence[Frame]) -> bool:
     return max(len(before), len(now)) - same > POLLING
 
 
-def _wait_of(frames: Sequence[Frame]) -> tuple[Wait | None, Frame | None]:
+def _wait_of(frames: Sequence[StackFrame]) -> tuple[Wait | None, StackFrame | None]:
     """Return the wait of a stack, and the frame to print: where it waits for another process, else the innermost."""
     texts = [f"{frame.file}:{frame.function}" for frame in frames]
     found: tuple[int, Wait] | None = None

@@ -90,8 +90,8 @@ NO_LONG_PREFILL = standstill_was_prefill.below(
 )
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 SAVE_STACKS = Fix(
-    change="Before any restart, save where every process stands: on the server's host, with py-spy (diag[stacks]).",
-    command="diag doctor --stacks --verbose",
+    change="Before any restart, save on the server's host where each process stands (pip install 'diag[stacks]').",
+    command="diag doctor --stacks",
     effect="it names the process that the others wait for, and the call that does not return",
     only_if=NOT_HALTED,
     restart=False,

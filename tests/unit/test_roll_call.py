@@ -4,7 +4,7 @@ import pytest
 
 from diag.diagnosis.roll_call import RollCall, roll_call, waits
 from diag.exporter.process.server import Owner
-from diag.exporter.process.stacks import Frame, ProcessStack
+from diag.exporter.process.stacks import ProcessStack, StackFrame
 
 LOOP = ("worker_busy_loop (vllm/v1/executor/multiproc_executor.py:1040)",)
 NEXT_STEP = ("acquire_read (vllm/distributed/device_communicators/shm_broadcast.py:864)", *LOOP)
@@ -23,7 +23,7 @@ def stack(pid: int, role: str, rank: str, *calls: str, halted: str = "", line: i
     for call in calls:
         function, _, place = call.rstrip(")").partition(" (")
         file, _, number = place.rpartition(":")
-        frames.append(Frame(function, file, int(number) + line))
+        frames.append(StackFrame(function, file, int(number) + line))
     return ProcessStack(pid, Owner(role, rank), halted, tuple(frames))
 
 

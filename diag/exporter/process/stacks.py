@@ -25,7 +25,7 @@ _HALTED = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": "zombie"}
 INSTALL = "pip install 'diag[stacks]'"
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """One call: "acquire_read", the file as Python names it, the line that is executed."""
 
     function: str
@@ -50,7 +50,7 @@ class ProcessStack:
     pid: int
     owner: Owner
     halted: str = ""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[StackFrame, ...] = ()
     holder: str = ""
     kernel: str = ""
     problem: str = ""
@@ -97,9 +97,9 @@ def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
     return replace(seen, problem="py-spy's answer has no main thread")
 
 
-def _frames(thread: Mapping[str, Any]) -> Iterator[Frame]:
+def _frames(thread: Mapping[str, Any]) -> Iterator[StackFrame]:
     for each in thread["frames"][:MOST_FRAMES]:
-        yield Frame(
+        yield StackFrame(
             str(each["name"]).rpartition(".")[2], str(each["short_filename"] or each["filename"]), int(each["line"])
         )
 
