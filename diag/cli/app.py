@@ -503,6 +503,40 @@ def record(
 
 
 @command("Collect")
+def bundle(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help=f"URLs of vLLM servers or of diag exporters, or one recording.  [default: {HERE}]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    scrape: RecordOptions,
+    evidence: EvidenceOptions,
+    file: Annotated[
+        Path | None,
+        output_option("--output", "-o", metavar="FILE", help="The archive to write, such as sick.tar.zst."),
+    ] = None,
+    as_issue: Annotated[
+        bool, output_option("--issue", help="Print an issue in the form that vLLM's template for bugs asks for.")
+    ] = False,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Put what the next person needs of a sick server into one file, without secrets; nothing is uploaded.
+
+    It holds the recording, the ends of the log, the stacks, facts about the host and the report; diag doctor FILE
+    judges it anywhere.
+    """
+    from diag.commands import bundle as work
+
+    if not (file or as_issue):
+        raise BadUsage("name the file with -o FILE, or print an issue with --issue")
+    typer.echo(work.run(observe_options(targets, scrape, evidence, configuration), file, as_issue=as_issue))
+
+
+@command("Collect")
 def baseline(
     action: Annotated[BaselineAction, typer.Argument(metavar="save", help="Save the observation.")],
     targets: Annotated[

@@ -47,7 +47,7 @@ def run(
     if with_stacks and options.kind != "servers":
         raise BadUsage(f"--stacks reads the processes of a server on this host{_IN_A_POD if options.k8s else ''}")
     report = _compared(options, baseline, only_suspects=only_suspects, with_vitals=with_vitals, why=why)
-    return report._replace(roll_calls=tuple(_roll_calls(report, options.targets))) if with_stacks else report
+    return report._replace(roll_calls=tuple(roll_calls(report, options.targets))) if with_stacks else report
 
 
 def _compared(
@@ -84,7 +84,7 @@ def _with_vitals(snapshot: Snapshot) -> Report:
     return report._replace(vitals=vitals(snapshot.queries, snapshot.running))
 
 
-def _roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
+def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
     """Yield where the processes of each server stand, by two dumps; a server that moves tokens has no suspect."""
     from diag.exporter.process import stacks
     from diag.exporter.process.collector import ProcessCollector

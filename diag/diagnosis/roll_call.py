@@ -77,6 +77,11 @@ class RollCall(NamedTuple):
     conclusion: str = ""
     next: str = ""
 
+    @property
+    def unread(self) -> bool:
+        """True if no stack could be read; `conclusion` has the reason."""
+        return not any(each.place or each.halted for each in self.standing)
+
 
 def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool) -> RollCall:
     """Judge two dumps of one server; `works` is whether its own metrics show progress, and then nobody is suspect."""
