@@ -166,6 +166,14 @@ def doctor(
         bool, scrape_option("--probe", help="Also send one request for one token; without --probe, diag adds no load.")
     ] = False,
     evidence: EvidenceOptions,
+    stacks: Annotated[
+        bool,
+        evidence_option(
+            "--stacks",
+            help="Also read where each process of a server on this host stands, without stopping it. Needs pip install"
+            " 'diag[stacks]'.",
+        ),
+    ] = False,
     vllm_version: Annotated[
         str,
         evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it."),
@@ -258,6 +266,8 @@ def doctor(
         raise BadUsage("--until needs --watch: it sets the end of the watch")
     if alertmanager and not keep_watching:
         raise BadUsage("--alertmanager needs --watch: it receives alerts as they fire and resolve")
+    if stacks and (keep_watching or why or quiet):
+        raise BadUsage("--stacks adds to a report: leave out --watch, --why and --quiet")
     if keep_watching and form != "terminal":
         raise BadUsage("--watch prints lines as incidents begin and end: leave out --json and --markdown")
     if keep_watching:
@@ -267,7 +277,14 @@ def doctor(
     else:
         is_short = form == "terminal" and not verbose and html is None
         only_suspects = form != "json" and not why
-        report = work.run(options, baseline, only_suspects=only_suspects, with_vitals=not is_short, why=why)
+        report = work.run(
+            options,
+            baseline,
+            only_suspects=only_suspects,
+            with_vitals=not is_short,
+            with_stacks=stacks,
+            why=why,
+        )
         if why:
             work.print_why(report, why)
         else:
@@ -483,6 +500,40 @@ def record(
     from diag.commands.observe import record_servers
 
     typer.echo(record_servers(observe_options(target, scrape, evidence), folder))
+
+
+@command("Collect")
+def bundle(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help=f"URLs of vLLM servers or of diag exporters, or one recording.  [default: {HERE}]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    scrape: RecordOptions,
+    evidence: EvidenceOptions,
+    file: Annotated[
+        Path | None,
+        output_option("--output", "-o", metavar="FILE", help="The archive to write, such as sick.tar.zst."),
+    ] = None,
+    as_issue: Annotated[
+        bool, output_option("--issue", help="Print an issue in the form that vLLM's template for bugs asks for.")
+    ] = False,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Put what the next person needs of a sick server into one file, without secrets; nothing is uploaded.
+
+    It holds the recording, the ends of the log, the stacks, facts about the host and the report; diag doctor FILE
+    judges it anywhere.
+    """
+    from diag.commands import bundle as work
+
+    if not (file or as_issue):
+        raise BadUsage("name the file with -o FILE, or print an issue with --issue")
+    typer.echo(work.run(observe_options(targets, scrape, evidence, configuration), file, as_issue=as_issue))
 
 
 @command("Collect")

@@ -106,6 +106,12 @@ NOTES = {
         exits={0: "fixed", 1: "better, or no effect", 2: "worse", 3: "not comparable", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
+    "bundle": notes(
+        "diag bundle http://127.0.0.1:8000 --log /var/log/vllm.log -o sick.tar.zst",
+        "diag bundle sick.tar.zst --issue",
+        exits={0: "written", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
     "baseline": notes(
         "diag baseline save http://127.0.0.1:8000 --file normal.json",
         "diag baseline save --prometheus http://prom:9090 --window 24h --model 'qwen.*'",

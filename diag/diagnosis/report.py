@@ -17,6 +17,7 @@ from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
 from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, by_subject, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
+from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.vitals import Vitals
 from diag.knowledge.formulas import expanded
@@ -239,7 +240,8 @@ class Finding(NamedTuple):
 class Report(NamedTuple):
     """The whole diagnosis; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
     `shared` the labels that the ill servers of a fleet have and its healthy ones lack, `slo_is_default` whether the
-    site has set none of its own; `vitals` are the vital signs of a few servers.
+    site has set none of its own; `vitals` are the vital signs of a few servers, `roll_calls` where their processes
+    stand, if that was asked for.
 
     `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
     could not be judged because the source refused queries or the observation was too short.
@@ -257,6 +259,7 @@ class Report(NamedTuple):
     shared: tuple[SharedLabel, ...] = ()
     slo_is_default: bool = False
     vitals: tuple[Vitals, ...] = ()
+    roll_calls: tuple[RollCall, ...] = ()
 
     @property
     def present(self) -> tuple[Finding, ...]:

@@ -6,6 +6,7 @@ which a page or a server's answer counts as a failed one) are answers; anything 
 
 import asyncio
 import gzip
+import io
 import json
 import os
 import re
@@ -67,6 +68,7 @@ from diag.report import json as as_json
 from diag.report import ramp as ramp_report
 from diag.sources.kubernetes.cluster import Api, Cluster, Place
 from diag.sources.kubernetes.servers import find_with
+from diag.sources.recording.bundle import MAGIC, pack, unpacked
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
 from diag.vllm.command.free_text import hidden
@@ -194,6 +196,15 @@ def recording(text: bytes) -> str:
         seen = read_recording(Path(folder), LAUNCH)
     printed = settings.render_config(configuration.configurations(seen), configuration.notes(seen))
     return printed + _every_form(judge_observation(seen, Contract(), load()).report)
+
+
+def bundle(text: bytes) -> str:
+    """An archive that `diag bundle` may have written."""
+    with tempfile.NamedTemporaryFile(suffix=".tar.zst") as file:
+        file.write(MAGIC + text)
+        file.flush()
+        with unpacked(Path(file.name)) as folder:
+            return " ".join(sorted(each.name for each in folder.iterdir()))
 
 
 def k8s(text: bytes) -> str:
@@ -383,6 +394,14 @@ def _pages(name: str, most: int) -> Iterator[bytes]:
     yield from scrapes[:: max(1, len(scrapes) // most)][:most]
 
 
+def _bundles() -> Iterator[bytes]:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place, "server.log").write_bytes(b"INFO 11-20 02:16:07 [core.py:1] a line\n")
+        out = io.BytesIO()
+        pack(Path(place), {"server.log": "the log"}, (), out)
+        yield out.getvalue().removeprefix(MAGIC)
+
+
 def _recordings(*names: str, most: int = 4) -> Iterator[bytes]:
     for name in names:
         files = [(RECORDINGS / name / file) for file in FILES[1:]]
@@ -467,6 +486,7 @@ TARGETS: Mapping[str, Target] = {
     "recording": Target(
         recording, lambda: _recordings("healthy", "kv_cascade", "engine_dead", "startup_hang", "lora_thrash")
     ),
+    "bundle": Target(bundle, _bundles),
     "k8s": Target(k8s, lambda: iter(())),
     "results": Target(results, _results),
     "kernel": Target(kernel, lambda: iter(())),
