@@ -30,7 +30,7 @@ FLAGS: Mapping[str, Kind] = {
             *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
             *("data_parallel_size_local", "api_server_count", "max_loras", "max_cpu_loras", "stream_interval"),
             *("block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
-            "kv_cache_size_tokens",
+            *("kv_cache_size_tokens", "enlarged_block_size", "prefix_match_unit"),
         ),
         "size",
     ),

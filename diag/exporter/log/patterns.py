@@ -202,6 +202,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _setting(
         "", r"Chunked prefill is enabled with ", INFO, numbers=r"max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)"
     ),
+    _setting(
+        "", r"Setting attention block size to \d", INFO, "0.10.0", numbers=r"to (?P<enlarged_block_size>\d+) tokens"
+    ),
     _serves(rf"{_STATS}(?!{_CORRUPTED})", INFO, logger="loggers.py metrics.py"),
     _serves(r"Received request ", INFO, logger="logger.py request_logger.py"),
     _serves(r"Exception in ASGI application", ERROR),
