@@ -357,6 +357,15 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _event("output_corrupted", _STATS + _CORRUPTED, INFO, "0.11.1", logger="loggers.py"),
     _event("output_corrupted", r"NaNs detected in logits: ", FAILED, "0.32.0"),
+    _event(
+        "kv_scales_missing",
+        r"Using FP8 KV cache but no scaling factors provided",
+        WARNING,
+        last="0.6.6.post1",
+        logger="model_runner.py",
+    ),
+    _event("kv_scales_missing", r"Using KV cache scaling factor 1\.0 for fp8", WARNING, logger="kv_cache.py"),
+    _event("float16_cast", r"Casting torch\.bfloat16 to torch\.float16", WARNING, logger="config.py model.py"),
     _event("kv_transfer_failed", r"NIXL transfer failure: ", ERROR, "0.13.0", logger=_NIXL),
     _event(
         "kv_transfer_failed",
