@@ -31,6 +31,7 @@ CONFIG = (
     "kv_cache_max_concurrency",
     "kv_cache_memory_bytes",
     "kv_cache_size_tokens",
+    "kv_offloading_size",
     "max_cpu_loras",
     "max_model_len",
     "max_num_active_seqs",
