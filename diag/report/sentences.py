@@ -231,7 +231,8 @@ def also(report: Report) -> list[str]:
         return [f"{name} on {listed(sorted(places))}" for name, places in where.items()]
     texts = []
     for d in others:
-        shown = [d.symptoms[0], *(reading for reading in d.supports if reading.holds)]
+        numbers = [reading for reading in evidence(d) if reading.condition.signal.unit != "bool"]
+        shown = numbers or d.symptoms[:1]
         since = f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, time_format(report))}"
         texts.append(f"{since}: {'; '.join(reading.sentence for reading in shown)}")
     return texts

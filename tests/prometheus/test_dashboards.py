@@ -261,7 +261,9 @@ HOT = {
 
 OTHERS = (
     "speculation_ineffective",
+    "speculation_lost_at_length",
     "kv_offload_ineffective",
+    "kv_offload_oversized",
     "kv_transfer_failing",
     "output_corrupted",
     "host_cpu_starved",

@@ -27,10 +27,12 @@ BUSY = (
     "speculation_ineffective",
     "lora_thrash",
     "kv_offload_effective",
+    "kv_offload_oversized",
+    "prefix_hybrid_blocks",
     "output_corrupted",
     "host_cpu_busy",
 )
-LONG = {"version_regression": "version_regression"}
+LONG = {name: name for name in ("version_regression", "speculation_lost_at_length")}
 """Incidents that need more than minutes, and the recordings at whose end their signals have values."""
 STRETCH = 7.5
 """Turns a scrape every 2 s into one every 15 s."""

@@ -23,6 +23,8 @@ WORTHWHILE = 0.3
 """The draft acceptance rate below which speculation does not pay off."""
 ENOUGH_DRAFTED = 200
 """Draft tokens below which their acceptance rate may be chance."""
+SHORT_CONTEXT, LONG_CONTEXT = 4096, 16_384
+"""Tokens per running request: what drafts are trained on, and where drafts trained on short texts are lost."""
 RECENT = "300"
 """Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together; its value is the last time."""
 ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
@@ -202,6 +204,23 @@ first_token_acceptance_rate = Signal(
     " / ($drafts > 0)",
     "the first draft token is accepted in {value} of the drafts",
     "share",
+)
+# Acceptance beside the context of the running requests, in periods of two minutes: in each of them all requests count.
+acceptance_at_short_contexts = Signal(
+    "draft acceptance rate at short contexts",
+    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] < {SHORT_CONTEXT})"
+    "[$window:2m])",
+    f"draft acceptance rate while requests hold fewer than {SHORT_CONTEXT:,} tokens on average: {{value}}",
+    "share",
+    needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens",
+)
+acceptance_at_long_contexts = Signal(
+    "draft acceptance rate at long contexts",
+    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] >= {LONG_CONTEXT})"
+    "[$window:2m])",
+    f"draft acceptance rate while requests hold {LONG_CONTEXT:,} tokens and more on average: {{value}}",
+    "share",
+    needs=f"two minutes with contexts of {LONG_CONTEXT:,} tokens",
 )
 worthwhile_draft_length = Signal(
     "draft length with a sufficient acceptance rate",
