@@ -230,10 +230,13 @@ def also(report: Report) -> list[str]:
     if is_fleet(report):
         where = grouped((f"{d.severity}: {d.incident.id}", place(d.subject)) for d in others)
         return [f"{name} on {listed(sorted(places))}" for name, places in where.items()]
-    return [
-        f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, time_format(report))}: {d.symptoms[0].sentence}"
-        for d in others
-    ]
+    texts = []
+    for d in others:
+        numbers = [reading for reading in evidence(d) if reading.condition.signal.unit != "bool"]
+        shown = numbers or d.symptoms[:1]
+        since = f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, time_format(report))}"
+        texts.append(f"{since}: {'; '.join(reading.sentence for reading in shown)}")
+    return texts
 
 
 def evidence(diagnosis: Diagnosis) -> list[Reading]:

@@ -3,16 +3,18 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.formatting import flag_integer, printable
+from diag.core.formatting import GIB, flag_integer, printable
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER
+from diag.vllm.offloading import connector_bytes
 
 Value = float | str
 Config = dict[str, float]
@@ -30,14 +32,14 @@ FLAGS: Mapping[str, Kind] = {
             *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
             *("data_parallel_size_local", "api_server_count", "max_loras", "max_cpu_loras", "stream_interval"),
             *("block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
-            "kv_cache_size_tokens",
+            *("kv_cache_size_tokens", "enlarged_block_size", "prefix_match_unit"),
         ),
         "size",
     ),
     **dict.fromkeys(
         (
             *("kv_cache_max_concurrency", "gpu_memory_utilization", "watermark", "cpu_offload_gb"),
-            "swap_space",
+            *("swap_space", "kv_offloading_size"),
         ),
         "share",
     ),
@@ -133,7 +135,10 @@ def _flags(command: Command) -> Mapping[str, Value]:
             value = SET if parsed is None else parsed
         if value is not None:
             found[name] = value
-    return found
+    engine = (found.get(f"{kind}_parallel_size", 1.0) for kind in ("tensor", "pipeline"))
+    ranks = prod(size for size in engine if not isinstance(size, str))
+    offloaded = connector_bytes(command, int(ranks)) / GIB
+    return {"kv_offloading_size": offloaded, **found} if offloaded else found
 
 
 def word(value: object) -> str | None:

@@ -202,6 +202,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _setting(
         "", r"Chunked prefill is enabled with ", INFO, numbers=r"max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)"
     ),
+    _setting(
+        "", r"Setting attention block size to \d", INFO, "0.10.0", numbers=r"to (?P<enlarged_block_size>\d+) tokens"
+    ),
     _serves(rf"{_STATS}(?!{_CORRUPTED})", INFO, logger="loggers.py metrics.py"),
     _serves(r"Received request ", INFO, logger="logger.py request_logger.py"),
     _serves(r"Exception in ASGI application", ERROR),
@@ -354,6 +357,15 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _event("output_corrupted", _STATS + _CORRUPTED, INFO, "0.11.1", logger="loggers.py"),
     _event("output_corrupted", r"NaNs detected in logits: ", FAILED, "0.32.0"),
+    _event(
+        "kv_scales_missing",
+        r"Using FP8 KV cache but no scaling factors provided",
+        WARNING,
+        last="0.6.6.post1",
+        logger="model_runner.py",
+    ),
+    _event("kv_scales_missing", r"Using KV cache scaling factor 1\.0 for fp8", WARNING, logger="kv_cache.py"),
+    _event("float16_cast", r"Casting torch\.bfloat16 to torch\.float16", WARNING, logger="config.py model.py"),
     _event("kv_transfer_failed", r"NIXL transfer failure: ", ERROR, "0.13.0", logger=_NIXL),
     _event(
         "kv_transfer_failed",
