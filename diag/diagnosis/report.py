@@ -375,6 +375,13 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
     return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
 
 
+def _ends_open(ending: LogEnding) -> str:
+    known = known_failure([ending.last], "", "") if ending.state == "starting" else None
+    if known:
+        return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
+    return ENDS_OPEN[ending.state].format(last=ending.last)
+
+
 def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs alone: of incidents that they show, and of how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
@@ -387,7 +394,7 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
     ]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
     not_judged = tuple(
-        NotJudged(ENDS_OPEN[ending.state].format(last=ending.last), (("instance", name),))
+        NotJudged(_ends_open(ending), (("instance", name),))
         for name, ending in observed.endings
         if ending.state in ENDS_OPEN and name not in ill
     )
