@@ -14,11 +14,12 @@ from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, State, by_scrapes, dated, diagnose, quotes
 from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
-from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, by_subject, propose
+from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.vitals import Vitals
+from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure, known_failure
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
@@ -326,12 +327,13 @@ def build_report(
     judged = judged or queries
     models = {server.name: server.model for server in observed.servers}
     findings = []
-    for diagnosis in dated(diagnose(incidents, judged), judged):
-        if diagnosis.state != "present":
-            findings.append(Finding(diagnosis))
+    for found_here in dated(diagnose(incidents, judged), judged):
+        if found_here.state != "present":
+            findings.append(Finding(found_here))
             continue
-        known = by_subject(running, diagnosis.subject)
-        quoted = quotes(diagnosis, judged) or _lines_of_events(diagnosis, observed)
+        known = by_subject(running, found_here.subject)
+        quoted = quotes(found_here, judged) or _lines_of_events(found_here, observed)
+        diagnosis = _in_words_of_rocm(found_here) if is_on_rocm(found_here, judged, quoted) else found_here
         found = propose(diagnosis, judged, known, quoted)
         linted = lint_findings(known, quoted) if diagnosis.incident.lints else ()
         if linted:  # first the proposals without a restart, which only read
@@ -373,6 +375,11 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
     lines = [line for line in (ending.lines if ending else ()) if re.search(rf"\b{line.event}\b", formulas)]
     newest = max(lines, key=lambda line: line.at, default=None)
     return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
+
+
+def _in_words_of_rocm(diagnosis: Diagnosis) -> Diagnosis:
+    open_ = tuple(map(rocm.look_alike_in_words, diagnosis.open))
+    return diagnosis._replace(incident=rocm.incident_in_words(diagnosis.incident), open=open_)
 
 
 def _ends_open(ending: LogEnding) -> str:

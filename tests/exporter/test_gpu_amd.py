@@ -316,7 +316,10 @@ def test_a_library_of_another_release_is_one_sentence(tmp_path: Path, monkeypatc
     ("library", "sentence"),
     [
         ({"amdsmi_init": "!34"}, "the AMD driver (amdgpu) is not loaded"),
-        ({"amdsmi_get_lib_version": "25"}, "amdsmi 7.0.2 does not fit libamd_smi.so 25"),
+        (
+            {"amdsmi_get_lib_version": "26.2"},
+            "amdsmi 7.0.2 does not fit libamd_smi.so 26.2",
+        ),
         ({"amdsmi_get_processor_handles": "!16"}, "AMD SMI lists no GPUs"),
     ],
 )

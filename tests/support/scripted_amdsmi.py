@@ -128,7 +128,7 @@ def _compiled(without: tuple[str, ...]) -> bytes:
 
 def write(script: Path, gpus: Sequence[Mapping[str, Any]], **library: object) -> None:
     """Let the GPUs be these from now on; `library` are lines about none of them, amdsmi_init="!34" for one."""
-    lines = [f"- amdsmi_get_processor_handles = {len(gpus)}", "- amdsmi_get_lib_version = 26"]
+    lines = [f"- amdsmi_get_processor_handles = {len(gpus)}", "- amdsmi_get_lib_version = 26.0"]
     lines += [f"- {name} = {value}" for name, value in library.items()]
     lines += [
         f"{at} {call} = {_bytes(call, answer, at)}" for at, gpu in enumerate(gpus) for call, answer in gpu.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from diag.core.metric_families import Sample
 from diag.exporter.gpu import amdsmi
-from diag.exporter.gpu.amdsmi import Device, Metrics, number
+from diag.exporter.gpu.amdsmi import AmdDevice, Metrics, number
 from diag.exporter.gpu.driver import ListedGpu
 from diag.vllm import work
 
@@ -70,7 +70,7 @@ class AmdGpu:
     """One GPU, with its state between two scrapes; without a device it is lost."""
 
     index: int
-    device: Device | None
+    device: AmdDevice | None
     uuid: str
     about: tuple[str, ...]
     has_memory: bool = True
@@ -123,7 +123,7 @@ class AmdGpu:
     def _samples(self, found: Found) -> list[Sample]:
         return [(name, (*self.labels, *labels), value) for (name, labels), value in found.items() if value is not None]
 
-    def _now(self, device: Device, metrics: Metrics) -> Found:
+    def _now(self, device: AmdDevice, metrics: Metrics) -> Found:
         temperatures = {sensor: _temperature(device, kind, "CURRENT") for sensor, kind in SENSORS.items()}
         margins = [
             self._limits[at] - heat for at, heat in temperatures.items() if heat is not None and at in self._limits
@@ -183,7 +183,7 @@ class AmdGpu:
             self._steps, self._stepped_at = steps, now
         return found
 
-    def _seldom(self, device: Device) -> Found:
+    def _seldom(self, device: AmdDevice) -> Found:
         found: Found = {}
         if self._has_ecc:
             for kind, key in _ERRORS.items():
@@ -198,7 +198,7 @@ class AmdGpu:
             found["diag_gpu_nvlink_active_links", ()] = float(states_of_links.count("U"))
         return found
 
-    def _renew(self, device: Device) -> None:
+    def _renew(self, device: AmdDevice) -> None:
         """Read what does not change, and try again what the GPU refused."""
         device.forget()
         limits = {sensor: _temperature(device, kind, "CRITICAL") for sensor, kind in SENSORS.items()}
@@ -299,12 +299,12 @@ def _generation(megatransfers: float | None) -> float | None:
     return None if found is None else float(found)
 
 
-def _temperature(device: Device, sensor: str, metric: str) -> float | None:
+def _temperature(device: AmdDevice, sensor: str, metric: str) -> float | None:
     args = [("AmdSmiTemperatureType", sensor), ("AmdSmiTemperatureMetric", metric)]
     return device.number("amdsmi_get_temp_metric", args=args)
 
 
-def _processes(device: Device) -> dict[int, int | None] | None:
+def _processes(device: AmdDevice) -> dict[int, int | None] | None:
     listed = device.ask("amdsmi_get_gpu_process_list")
     if listed is None:
         return None
@@ -316,7 +316,7 @@ def _processes(device: Device) -> dict[int, int | None] | None:
     return found
 
 
-def _identified(index: int, device: Device, known: Mapping[str, AmdGpu]) -> AmdGpu:
+def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> AmdGpu:
     """Return the GPU at an index: the known one with this UUID if there is one, else a new one."""
     bdf = str(device.ask("amdsmi_get_gpu_device_bdf") or "")
     uuid = str(device.ask("amdsmi_get_gpu_device_uuid") or bdf)

@@ -1,7 +1,7 @@
 """AMD SMI, as far as this ROCm and this GPU answer (the only importer of amdsmi).
 
 amdsmi is a part of ROCm, and each release changes some functions: they are called by name, and one that is missing or
-fails costs only its own value. Requests that a GPU refuses are not repeated until `Device.forget`.
+fails costs only its own value. Requests that a GPU refuses are not repeated until `AmdDevice.forget`.
 """
 
 import ctypes
@@ -28,8 +28,8 @@ _MISSING = "the Python package amdsmi is not installed: pip install 'diag[amd]',
 _NO_LIBRARY = (
     "libamd_smi.so not found: ROCm's package amd-smi-lib is not installed here (ROCM_PATH names another place)"
 )
-_LIBRARY_OF_ROCM = {6: range(23, 26), 7: range(26, 100)}
-"""Major releases of the library by ROCm's. PyPI numbers the package like ROCm, ROCm's own package like the library."""
+_LIBRARY_OF_ROCM = {(6, 3): (24, 7), (6, 4): (25,), (7, 0): (26, 0)}
+"""Releases of the library by ROCm's. PyPI numbers the package like ROCm, ROCm's own package like the library."""
 _NOT_THERE = {2**32 - 1, 2**64 - 1}
 _HARMLESS = (AttributeError, KeyError, IndexError, TypeError, ValueError, ctypes.ArgumentError)
 """Errors of the package itself: a function that this release lacks, an answer that it does not know."""
@@ -65,7 +65,7 @@ def number(value: Any) -> float | None:
     return float(value) if is_number and value not in _NOT_THERE else None
 
 
-class Device:
+class AmdDevice:
     """One GPU, or one partition of a GPU."""
 
     def __init__(self, handle: Any) -> None:
@@ -170,7 +170,7 @@ class Metrics:
 class Resets:
     """Announcements of a GPU reset, which the driver keeps until they are read."""
 
-    def __init__(self, devices: Sequence[Device]) -> None:
+    def __init__(self, devices: Sequence[AmdDevice]) -> None:
         self._readers = {}
         package = _package()
         for device in devices:
@@ -178,7 +178,7 @@ class Resets:
                 kinds = [package.AmdSmiEvtNotificationType.GPU_PRE_RESET]
                 self._readers[_address(device.handle)] = package.AmdSmiEventReader(device.handle, kinds)
 
-    def watches(self, device: Device) -> bool:
+    def watches(self, device: AmdDevice) -> bool:
         return _address(device.handle) in self._readers
 
     def new(self) -> list[int | None]:
@@ -189,7 +189,7 @@ class Resets:
                 return [_address(event["processor_handle"]) for event in events if event["event"] == "GPU_PRE_RESET"]
         return []
 
-    def is_of(self, address: int | None, device: Device) -> bool:
+    def is_of(self, address: int | None, device: AmdDevice) -> bool:
         return _address(device.handle) == address
 
     def close(self) -> None:
@@ -203,18 +203,20 @@ def start() -> None:
     package = _package()
     try:
         package.amdsmi_init()
-        library = int(package.amdsmi_get_lib_version()["major"])
+        answer = package.amdsmi_get_lib_version()
+        library = (int(answer["major"]), int(answer["minor"]))
     except _exceptions() as error:
         sentence = f"AMD SMI does not start: {' '.join(str(error).split())}"
         raise DriverUnavailable(_SENTENCES.get(_code(error) or 0, sentence)) from error
     with suppress(PackageNotFoundError, ValueError, AttributeError):
         release = version("amdsmi")
-        major = int(release.partition(".")[0])
-        if library not in _LIBRARY_OF_ROCM.get(major, (major,)):
+        major, minor, *_ = (int(part) for part in release.split(".")[:2])
+        fitting = _LIBRARY_OF_ROCM.get((major, minor), (major, minor))
+        if library[: len(fitting)] != fitting:
             stop()
             raise DriverUnavailable(
-                f"amdsmi {release} does not fit libamd_smi.so {library}, whose answers it would misread: install the "
-                "package of this ROCm (/opt/rocm/share/amd_smi)"
+                f"amdsmi {release} does not fit libamd_smi.so {library[0]}.{library[1]}, so that it would misread it:"
+                " install the package of this ROCm (/opt/rocm/share/amd_smi)"
             )
 
 
@@ -223,15 +225,15 @@ def stop() -> None:
         _package().amdsmi_shut_down()
 
 
-def devices() -> list[Device]:
+def devices() -> list[AmdDevice]:
     """Return the GPUs in the order of amd-smi. Raises DriverUnavailable."""
     try:
-        return [Device(handle) for handle in _package().amdsmi_get_processor_handles()]
+        return [AmdDevice(handle) for handle in _package().amdsmi_get_processor_handles()]
     except _exceptions() as error:
         raise DriverUnavailable(f"AMD SMI lists no GPUs: {' '.join(str(error).split())}") from error
 
 
-def link_type(one: Device, other: Device) -> int | None:
+def link_type(one: AmdDevice, other: AmdDevice) -> int | None:
     """Return the type of the link between two GPUs, 2 for XGMI; None if it is unknown."""
     with suppress(*_exceptions()):
         return int(_package().amdsmi_topo_get_link_type(one.handle, other.handle)["type"])

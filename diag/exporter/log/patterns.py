@@ -128,7 +128,14 @@ PATTERNS: tuple[Pattern, ...] = (
         logger=f"api_server.py {_UTILS}",
     ),
     _banner("args", r"(?:non-default )?args: ", INFO, logger=f"api_server.py cli_args.py {_UTILS}"),
-    _hint("platform", r"Automatically detected platform ", INFO, "0.6.6", logger="__init__.py"),
+    _hint(
+        "platform",
+        r"Automatically detected platform ",
+        INFO,
+        "0.6.6",
+        numbers=r"platform (?P<platform>\w{1,20})",
+        logger="__init__.py",
+    ),
     _hint(
         "config",
         r"Initializing (?:an|a V\d) LLM engine \(v",

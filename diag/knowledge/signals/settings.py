@@ -48,6 +48,13 @@ runs_on_cpu = Signal(
     "vLLM runs on the CPU: {value}",
     "bool",
 )
+runs_on_rocm = Signal(
+    "vLLM runs on ROCm",
+    'max by (instance) (last_over_time(diag_vllm_info{device="rocm"}[$window])'
+    ' or on (instance) last_over_time(diag_gpu_info{name=~"(AMD|Radeon) .+"}[$window]))',
+    "vLLM runs on ROCm: {value}",
+    "bool",
+)
 gpu_memory_total = Signal(
     "GPU memory (smallest GPU)",
     "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",

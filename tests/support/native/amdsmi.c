@@ -59,7 +59,7 @@ int amdsmi_shut_down(void) {
 int amdsmi_get_lib_version(struct { u32 major, minor, release; char *build; } *out) {
     char line[LENGTH];
     int rc = look("-", "amdsmi_get_lib_version", line, sizeof line);
-    if (!rc) out->major = atoi(line), out->minor = out->release = 0, out->build = "";
+    if (!rc) sscanf(line, "%u.%u", &out->major, &out->minor), out->release = 0, out->build = "";
     return rc;
 }
 
