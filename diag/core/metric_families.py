@@ -79,7 +79,7 @@ LABELS: Mapping[str, str] = {
     "clock": "sm or memory",
     "collector": "the part of the page: vllm, nvml (amdsmi where the GPUs are AMD's), log or process",
     "compute_capability": "of the GPU, 9.0 for example; empty for AMD's",
-    "device": "the device that runs the model, cpu, cuda or rocm; empty if it is not known",
+    "device": "the device that runs the model, cpu, cuda, rocm, xpu or tpu; empty if it is not known",
     "direction": "tx (sent) or rx (received)",
     "driver_version": "release of the NVIDIA or AMD driver",
     "dtype": "the type of the weights: bf16 (also fp16), fp8, fp4, int8, int4 or mxfp4",

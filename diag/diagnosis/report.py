@@ -66,6 +66,8 @@ class TelemetryFamily(NamedTuple):
     hint: str
 
 
+UNREAD = "xpu|tpu|hpu|neuron"
+"""Devices that diag reads no telemetry of, as vLLM calls them."""
 FAMILIES = {
     "gpu": TelemetryFamily("diag_gpu_.+", "diag_gpu_power_watts", "GPUs", "throttling, power, memory and faults", HOST),
     "log": TelemetryFamily(
@@ -81,6 +83,13 @@ FAMILIES = {
         "processes",
         "stopped or busy-waiting workers",
         HOST,
+    ),
+    "device": TelemetryFamily(
+        "diag_gpu_.+",
+        "diag_gpu_power_watts",
+        "XPUs, TPUs",
+        "throttling, power, memory and faults",
+        "diag reads the GPUs of NVIDIA and AMD only",
     ),
 }
 
@@ -489,6 +498,8 @@ def not_measured(queries: QueryCache) -> tuple[str, ...]:
     """Return the families of telemetry that no server has; a family whose query was refused may be there."""
     absent = []
     for name, family in FAMILIES.items():
+        if name == "device":  # known by its servers alone
+            continue
         usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
         if queries.ask(usual, (), queries.whole):
             continue
@@ -496,6 +507,9 @@ def not_measured(queries: QueryCache) -> tuple[str, ...]:
         query = GPUS if name == "gpu" else query  # which servers have GPUs is queried anyway
         if not queries.ask(query, (), queries.whole) and query not in queries.unanswered:
             absent.append(name)
+    unread = f'count by (instance) (last_over_time(diag_vllm_info{{device=~"{UNREAD}"}}[$window]))'
+    if "gpu" in absent and queries.ask(unread, (), queries.whole):
+        absent[absent.index("gpu")] = "device"
     return tuple(absent)
 
 

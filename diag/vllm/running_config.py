@@ -72,6 +72,7 @@ _ADDRESSED = re.compile(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
 SET = "(set)"
 """Replaces a value that is not shown, or cannot be read."""
 _ROCM = re.compile(r"VLLM_ROCM_|HIP_VISIBLE|ROCR_VISIBLE").match
+_OTHERS = ("xpu", "tpu", "hpu", "neuron")
 _LEFT_TO_VLLM = ("", "auto", "-1", "None")
 """Values with which vLLM chooses a number itself."""
 
@@ -241,7 +242,7 @@ class RunningConfig(NamedTuple):
     """The settings and the environment of a running server, by name.
 
     `incomplete` is "" if everything that was set is here, so that other flags have their defaults; else the reason.
-    `device` is "cpu", "cuda" or "rocm", "" if no source names it.
+    `device` is "cpu", "cuda", "rocm", "xpu", "tpu" ..., "" if no source names it.
     """
 
     settings: Mapping[str, Setting] = {}
@@ -367,7 +368,7 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
     on_cpu = facts.version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in command.environment)
     on_rocm = facts.platform == "rocm" or "+rocm" in facts.version or any(map(_ROCM, command.environment))
     device = str(found["device"].value) if "device" in found else SET
-    own = "cpu" if on_cpu else "rocm" if on_rocm else ""
+    own = "cpu" if on_cpu else "rocm" if on_rocm else facts.platform if facts.platform in _OTHERS else ""
     return RunningConfig(
         settings=found,
         environment=command.environment,
