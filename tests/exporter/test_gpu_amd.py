@@ -2,15 +2,18 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import scripted_amdsmi
 from support.collected_gpus import Shown, look
+from support.scenarios import fixes, found, judge, present
 from support.scripted_amdsmi import GFX, GIB, MI210, MI300X
 
+from diag.core.metric_families import Sample
+from diag.diagnosis.report import Report
 from diag.exporter.gpu import amd
 from diag.exporter.gpu.collector import GpuCollector, host_driver
 from diag.exporter.process.server import Owner
@@ -38,57 +41,50 @@ def process(pid: int, held: int) -> dict[str, Any]:
     return {"pid": pid, "name": "python3", "mem": held, "memory_usage": {"vram_mem": held}}
 
 
-@pytest.mark.parametrize(
-    ("name", "labels", "value"),
-    [
-        ("up", (), 1),
-        ("temperature_celsius", ("gpu",), None),  # an MI300X has no sensor at the edge
-        ("temperature_celsius", ("hotspot",), 71),
-        ("temperature_celsius", ("memory",), 60),
-        ("temperature_margin_celsius", (), 29),
-        ("clock_hertz", ("sm",), 1400e6),
-        ("clock_hertz", ("memory",), 1300e6),
-        ("clock_max_hertz", ("sm",), 2100e6),
-        ("power_watts", (), 742),
-        ("power_limit_watts", (), 750),
-        ("power_limit_min_watts", (), 0),
-        ("power_limit_default_watts", (), 750),
-        ("energy_joules_total", (), 15.5),
-        ("utilization_ratio", (), 0.97),
-        ("memory_busy_ratio", (), 0.41),
-        ("memory_total_bytes", (), 192 * GIB),
-        ("memory_used_bytes", (), 170 * GIB),
-        ("memory_free_bytes", (), 22 * GIB),
-        ("memory_reserved_bytes", (), None),
-        ("pcie_link_width", ("current",), 16),
-        ("pcie_link_generation", ("current",), 5),
-        ("pcie_link_generation", ("max",), 5),
-        ("pcie_replays_total", (), 3),
-        ("pcie_bytes_total", ("tx",), None),
-        ("nvlink_bytes_total", ("tx",), 7_000_000),
-        ("nvlink_bytes_total", ("rx",), 14_000_000),
-        ("nvlink_active_links", (), 7),
-        ("ecc_errors_total", ("corrected",), 2),
-        ("ecc_errors_total", ("uncorrected",), 0),
-        ("ecc_errors_total", ("deferred",), 1),
-        ("retired_pages", ("reserved",), 2),
-        ("retired_pages", ("pending",), 1),
-        ("retired_pages", ("unreservable",), 0),
-        ("throttle_seconds_total", ("hw_thermal",), 0),
-        ("throttle_active", ("sw_power_cap",), None),  # an MI300X counts instead
-        ("flops_max", ("bf16",), 1307.4e12),
-    ],
-)
-def test_every_value_has_the_unit_of_its_name(
-    shown_mi300x: Shown, name: str, labels: tuple[str, ...], value: float | None
-) -> None:
-    assert shown_mi300x.of(name, 0, *labels) == value
+VALUES: dict[tuple[str, ...], float | None] = {
+    ("up",): 1,
+    ("temperature_celsius", "gpu"): None,  # an MI300X has no sensor at the edge
+    ("temperature_celsius", "hotspot"): 71,
+    ("temperature_celsius", "memory"): 60,
+    ("temperature_margin_celsius",): 29,
+    ("clock_hertz", "sm"): 1400e6,
+    ("clock_hertz", "memory"): 1300e6,
+    ("clock_max_hertz", "sm"): 2100e6,
+    ("power_watts",): 742,
+    ("power_limit_watts",): 750,
+    ("power_limit_min_watts",): 0,
+    ("power_limit_default_watts",): 750,
+    ("energy_joules_total",): 15.5,
+    ("utilization_ratio",): 0.97,
+    ("memory_busy_ratio",): 0.41,
+    ("memory_total_bytes",): 192 * GIB,
+    ("memory_used_bytes",): 170 * GIB,
+    ("memory_free_bytes",): 22 * GIB,
+    ("memory_reserved_bytes",): None,
+    ("pcie_link_width", "current"): 16,
+    ("pcie_link_generation", "current"): 5,
+    ("pcie_link_generation", "max"): 5,
+    ("pcie_replays_total",): 3,
+    ("pcie_bytes_total", "tx"): None,
+    ("nvlink_bytes_total", "tx"): 7_000_000,
+    ("nvlink_bytes_total", "rx"): 14_000_000,
+    ("nvlink_active_links",): 7,
+    ("ecc_errors_total", "corrected"): 2,
+    ("ecc_errors_total", "uncorrected"): 0,
+    ("ecc_errors_total", "deferred"): 1,
+    ("retired_pages", "reserved"): 2,
+    ("retired_pages", "pending"): 1,
+    ("retired_pages", "unreservable"): 0,
+    ("throttle_seconds_total", "hw_thermal"): 0,
+    ("throttle_active", "sw_power_cap"): None,  # an MI300X counts instead
+    ("flops_max", "bf16"): 1307.4e12,
+}
 
 
-@pytest.fixture
-def shown_mi300x(script: Script) -> Shown:
+def test_every_value_has_the_unit_of_its_name(script: Script) -> None:
     script(MI300X)
-    return look(gpus())
+    shown = look(gpus())
+    assert {key: shown.of(key[0], 0, *key[1:]) for key in VALUES} == VALUES
 
 
 def test_gpu_info_has_the_product_properties(script: Script) -> None:
@@ -250,6 +246,96 @@ def test_xgmi_between_gpus_is_published_in_both_directions(script: Script) -> No
     assert paths == {("0", "1", "xgmi"), ("1", "0", "xgmi")}
 
 
+# -- what the doctor says of them -------------------------------------------------------------------------------------
+
+
+def judged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, script: Script, gpu: Callable[[float], dict[str, Any]], **later: str
+) -> Report:
+    """Judge a healthy server on a GPU whose answers are a function of time; `later` are lines from 20 s on."""
+    now = [0.0]
+    monkeypatch.setattr("diag.exporter.gpu.collector.time.monotonic", lambda: now[0])
+    one = gpus("0")
+    one.start()
+
+    def beside(t: float) -> Iterable[Sample]:
+        now[0] = 100 + t
+        script(MI300X | gpu(t), **(later if t > 20 else {}))
+        return one.collect().samples
+
+    try:
+        return judge(folder / "judged", "healthy", beside)
+    finally:
+        one.stop()
+
+
+def counted(**shares: float) -> Callable[[float], dict[str, Any]]:
+    """Let the firmware count so many of its steps, one each millisecond."""
+    counters = ("ppt", "socket_thm", "vr_thm", "hbm_thm", "prochot")
+
+    def gpu(t: float) -> dict[str, Any]:
+        steps = {f"{name}_residency_acc": 1_000_000 + 1000 * t * shares.get(name, 0.0) for name in counters}
+        return {METRICS: {"accumulation_counter": 1_000_000 + 1000 * t, **steps}}
+
+    return gpu
+
+
+def test_a_busy_gpu_at_its_power_cap_is_healthy(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short peak of heat is normal, too; nothing about the GPU is unknown for want of NVIDIA's Xid errors."""
+    report = judged(tmp_path, monkeypatch, script, counted(ppt=1.0, socket_thm=0.02, prochot=0.01))
+    assert report.verdict == "healthy"
+    assert {"gpu_fault", "gpu_thermal_throttling"} <= set(report.absent)
+
+
+def test_an_older_gpu_at_its_power_cap_is_healthy(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capped = MI210 | {METRICS: {"indep_throttle_status": 0b1011 | 1 << 16}}
+    assert not present(judged(tmp_path, monkeypatch, script, lambda _: capped))
+
+
+@pytest.mark.parametrize(
+    "hot",
+    [
+        counted(hbm_thm=0.4),
+        counted(prochot=0.4),
+        lambda t: MI210 | {METRICS: {"indep_throttle_status": (t % 10 < 4) << 36}},
+    ],
+    ids=["memory", "emergency", "older GPU"],
+)
+def test_a_gpu_that_is_too_hot_gets_a_power_limit_by_rocms_command(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hot: Callable[[float], dict[str, Any]]
+) -> None:
+    report = judged(tmp_path, monkeypatch, script, hot)
+    assert present(report) == {"gpu_thermal_throttling"}
+    commands = [name for name in fixes(report, "gpu_thermal_throttling") if "amd-smi" in name]
+    assert len(commands) == 1 and commands[0].startswith("amd-smi set -g 0 --power-cap ")
+    assert "nvidia" not in str(found(report, "gpu_thermal_throttling").diagnosis.incident.mitigate)
+
+
+@pytest.mark.parametrize(
+    ("fault", "later", "named"),
+    [
+        ({}, {"events": "0:3"}, "GPU reset"),
+        ({"amdsmi_get_gpu_total_ecc_count": {"correctable_count": 9, "uncorrectable_count": 4}}, {}, "uncorrectable"),
+        ({"*": "!14"}, {}, "GPU lost"),
+    ],
+)
+def test_a_fault_of_the_gpu_is_named(
+    script: Script,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: dict[str, Any],
+    later: dict[str, str],
+    named: str,
+) -> None:
+    report = judged(tmp_path, monkeypatch, script, lambda t: fault if t > 20 else {}, **later)
+    assert "gpu_fault" in present(report)
+    assert named in str(found(report, "gpu_fault").diagnosis.symptoms)
+
+
 # -- which GPUs -------------------------------------------------------------------------------------------------------
 
 
@@ -316,16 +402,13 @@ def test_a_library_of_another_release_is_one_sentence(tmp_path: Path, monkeypatc
     ("library", "sentence"),
     [
         ({"amdsmi_init": "!34"}, "the AMD driver (amdgpu) is not loaded"),
-        (
-            {"amdsmi_get_lib_version": "26.2"},
-            "amdsmi 7.0.2 does not fit libamd_smi.so 26.2",
-        ),
+        ({"amdsmi_get_lib_version": "1.2"}, "does not fit libamd_smi.so 1.2"),
         ({"amdsmi_get_processor_handles": "!16"}, "AMD SMI lists no GPUs"),
     ],
 )
 def test_failing_library_is_one_sentence(script: Script, library: dict[str, str], sentence: str) -> None:
     script(MI300X, **library)
-    assert look(gpus()).problem.startswith(sentence)
+    assert sentence in look(gpus()).problem
 
 
 def test_a_library_that_is_shut_down_meanwhile_comes_back(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -93,8 +94,17 @@ MI210: dict[str, Any] = {
 }
 
 
+def _installed() -> Path:
+    """Return the folder of the package, without its modules: they load the library."""
+    spec = find_spec("amdsmi")
+    if spec is None or spec.origin is None:
+        pytest.skip("amdsmi is not installed: pip install -e '.[test]'")
+    return Path(spec.origin).parent
+
+
 def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Import the real amdsmi over the library in a folder; the one that was imported before is forgotten."""
+    _installed()
     monkeypatch.setenv("ROCM_PATH", str(folder))
     monkeypatch.delenv("ROCM_HOME", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "amdsmi"]:
@@ -114,9 +124,7 @@ def build(folder: Path, *without: str) -> Path:
 
 @cache
 def _compiled(without: tuple[str, ...]) -> bytes:
-    spec = find_spec("amdsmi")  # not its modules: they load the library
-    assert spec and spec.origin
-    wrapper = (Path(spec.origin).parent / "amdsmi_wrapper.py").read_text(encoding="utf-8")
+    wrapper = (_installed() / "amdsmi_wrapper.py").read_text(encoding="utf-8")
     symbols = set(re.findall(r"_libraries\['libamd_smi\.so'\]\.(\w+)", wrapper)).difference(without)
     with tempfile.TemporaryDirectory() as folder:
         stubs, library = Path(folder) / "stubs.c", Path(folder) / LIBRARY
@@ -128,7 +136,7 @@ def _compiled(without: tuple[str, ...]) -> bytes:
 
 def write(script: Path, gpus: Sequence[Mapping[str, Any]], **library: object) -> None:
     """Let the GPUs be these from now on; `library` are lines about none of them, amdsmi_init="!34" for one."""
-    lines = [f"- amdsmi_get_processor_handles = {len(gpus)}", "- amdsmi_get_lib_version = 26.0"]
+    lines = [f"- amdsmi_get_processor_handles = {len(gpus)}", f"- amdsmi_get_lib_version = {_library()}"]
     lines += [f"- {name} = {value}" for name, value in library.items()]
     lines += [
         f"{at} {call} = {_bytes(call, answer, at)}" for at, gpu in enumerate(gpus) for call, answer in gpu.items()
@@ -136,6 +144,12 @@ def write(script: Path, gpus: Sequence[Mapping[str, Any]], **library: object) ->
     new = script.with_suffix(".new")
     new.write_text("\n".join(lines) + "\n", encoding="utf-8")
     new.replace(script)
+
+
+def _library() -> str:
+    """Return the release of the library that the installed package fits."""
+    major, minor = (int(part) for part in version("amdsmi").split(".")[:2])
+    return ".".join(map(str, (*binding._LIBRARY_OF_ROCM.get((major, minor), (major, minor)), 0)[:2]))
 
 
 def _bytes(call: str, answer: Any, gpu: int) -> str:
