@@ -101,14 +101,18 @@ class AmdGpu:
         if now >= self._anew_at:
             self._renew(device)
             self._anew_at = now + ANEW
+        device.fell_silent()
         metrics = device.metrics()
         found = {**self._now(device, metrics), **self._throttling(metrics, now)}
+        self.is_up = not device.fell_silent()
+        if not self.is_up:
+            return []
+        found |= self._memory(device)  # from here on, the kernel answers for a GPU that is gone, too
         if now >= self._seldom_at:
             self._rare = self._samples(self._seldom(device))
             self._seldom_at = now + SELDOM
         self.processes = _processes(device)
-        self.is_up = not device.fell_silent()
-        return [*self._samples(found), *self._rare, *self._constant] if self.is_up else []
+        return [*self._samples(found), *self._rare, *self._constant]
 
     def info(self) -> Iterator[Sample]:
         """Yield the samples that a lost GPU has too."""
@@ -128,10 +132,6 @@ class AmdGpu:
         margins = [
             self._limits[at] - heat for at, heat in temperatures.items() if heat is not None and at in self._limits
         ]
-        total, used = (
-            device.number(f"amdsmi_get_gpu_memory_{kind}", args=[_VRAM]) if self.has_memory else None
-            for kind in ("total", "usage")
-        )
         watts = [
             device.number("amdsmi_get_power_info", key) for key in ("current_socket_power", "average_socket_power")
         ]
@@ -151,9 +151,6 @@ class AmdGpu:
             ("diag_gpu_energy_joules_total", ()): _scaled(energy, tick, per=E6) if tick else None,
             ("diag_gpu_utilization_ratio", ()): _scaled(device.number(_ACTIVITY, "gfx_activity"), per=100),
             ("diag_gpu_memory_busy_ratio", ()): _scaled(device.number(_ACTIVITY, "umc_activity"), per=100),
-            ("diag_gpu_memory_total_bytes", ()): total,
-            ("diag_gpu_memory_used_bytes", ()): used,
-            ("diag_gpu_memory_free_bytes", ()): None if total is None or used is None else max(total - used, 0.0),
             ("diag_gpu_pcie_link_width", ("current",)): device.number(*link, "pcie_width"),
             ("diag_gpu_pcie_link_generation", ("current",)): _generation(device.number(*link, "pcie_speed")),
             ("diag_gpu_pcie_replays_total", ()): device.number(*link, "pcie_replay_count"),
@@ -161,6 +158,16 @@ class AmdGpu:
                 ("diag_gpu_nvlink_bytes_total", (way,)): float(sum(kilobytes) * E3) if kilobytes else None
                 for way, kilobytes in links.items()
             },
+        }
+
+    def _memory(self, device: AmdDevice) -> Found:
+        if not self.has_memory:
+            return {}
+        total, used = (device.number(f"amdsmi_get_gpu_memory_{kind}", args=[_VRAM]) for kind in ("total", "usage"))
+        return {
+            ("diag_gpu_memory_total_bytes", ()): total,
+            ("diag_gpu_memory_used_bytes", ()): used,
+            ("diag_gpu_memory_free_bytes", ()): None if total is None or used is None else max(total - used, 0.0),
         }
 
     def _throttling(self, metrics: Metrics, now: float) -> Found:
@@ -251,9 +258,6 @@ class AmdDriver:
                 found.append(gpu)
         self._gpus = {gpu.uuid: gpu for gpu in found}
         self._close()
-        if self._watching:
-            self._resets = amdsmi.Resets(devices)
-            self._watched |= {gpu.uuid for gpu in found if gpu.device and self._resets.watches(gpu.device)}
         return found
 
     def peers(self) -> Iterator[Sample]:
@@ -269,7 +273,11 @@ class AmdDriver:
         self._close()
 
     def faults(self, gpu: ListedGpu) -> Iterator[Sample]:
-        if self._resets:
+        if self._watching:
+            if self._resets is None:
+                here = [one for one in self._gpus.values() if one.device]
+                self._resets = amdsmi.Resets([one.device for one in here if one.device])
+                self._watched |= {one.uuid for one in here if one.device and self._resets.watches(one.device)}
             for address in self._resets.new():
                 reset = (one for one in self._gpus.values() if one.device and self._resets.is_of(address, one.device))
                 self._counted.update(one.uuid for one in reset)

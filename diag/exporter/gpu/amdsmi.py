@@ -14,10 +14,10 @@ from typing import Any
 
 from diag.exporter.gpu.driver import DriverUnavailable
 
-_REFUSED = {1, 2, 3, 10}
-"""INVAL (a sensor or clock that it does not have), NOT_SUPPORTED, NOT_YET_IMPLEMENTED, NO_PERM."""
-_BUSY = {8, 9, 11, 30}
-"""TIMEOUT, RETRY, INTERRUPT, BUSY: the GPU is there, and the next scrape may have the value."""
+_REFUSED = {1, 2, 3}
+"""INVAL (a sensor or clock that it does not have), NOT_SUPPORTED, NOT_YET_IMPLEMENTED."""
+_BUSY = {8, 9, 10, 11, 30}
+"""TIMEOUT, RETRY, NO_PERM (also during a reset), INTERRUPT, BUSY: the GPU is there; the value may come next time."""
 _SENTENCES = {
     10: "no permission to open the AMD driver (/dev/kfd, /dev/dri): join the groups video and render",
     32: "AMD SMI was shut down",

@@ -438,7 +438,8 @@ class LogInterpreter:
         self._crashes.begin(at)
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
-        self._listens, self._ending, self._was_told_to_stop, self._waits_for = False, set(), False, ""
+        self._listens, self._ending, self._was_told_to_stop = False, set(), False
+        self._waits_for, self._aborting = "", None
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
