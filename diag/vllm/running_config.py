@@ -80,12 +80,13 @@ _LEFT_TO_VLLM = ("", "auto", "-1", "None")
 class Launch(NamedTuple):
     """The settings in FLAGS and WORDS that a command gives, and its environment; SET for a hidden value.
 
-    `incomplete` is the reason why other flags may be set, "" if none can be.
+    `incomplete` is the reason why other flags may be set, "" if none can be; `image` is the container's, "" if unknown.
     """
 
     flags: Mapping[str, Value] = {}
     environment: Mapping[str, str] = {}
     incomplete: str = "the launch command is unknown"
+    image: str = ""
 
 
 def read_launch(text: str) -> Launch:
@@ -112,7 +113,7 @@ def read_launch(text: str) -> Launch:
         is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
         if is_harmless and not _ADDRESSED.fullmatch(name) and not _ADDRESS.search(value):
             environment[name] = value
-    return Launch(_flags(command), environment, incomplete)
+    return Launch(_flags(command), environment, incomplete, command.image)
 
 
 def _flags(command: Command) -> Mapping[str, Value]:
@@ -366,7 +367,8 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
         found[name] = Setting(name, first.value, first.source, tuple(others))
 
     on_cpu = facts.version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in command.environment)
-    on_rocm = facts.platform == "rocm" or "+rocm" in facts.version or any(map(_ROCM, command.environment))
+    names = (facts.platform, facts.version, given.image)  # rocm, 0.14.0+rocm700, rocm/vllm or vllm/vllm-openai-rocm
+    on_rocm = any("rocm" in name for name in names) or any(map(_ROCM, command.environment))
     device = str(found["device"].value) if "device" in found else SET
     own = "cpu" if on_cpu else "rocm" if on_rocm else facts.platform if facts.platform in _OTHERS else ""
     return RunningConfig(
