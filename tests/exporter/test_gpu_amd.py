@@ -220,7 +220,14 @@ def test_a_gpu_that_comes_back_is_found_again(script: Script, monkeypatch: pytes
     look(one)
     script(MI300X, {"*": "!14"})
     look(one)
+    now[0] += 31
+    shown = look(one)
+    assert [key[1:] for key in shown.values if key[0] == "diag_gpu_up"][1:] == [
+        ("1", "1ff74a1-0000-1000-80d1-5a3d0f6c1e22")
+    ], "it is still listed, and does not tell who it is"
     script(MI300X)
+    now[0] += 31
+    look(one)
     assert look(one).of("up", 1) == 0
     script(MI300X, MI300X)
     now[0] += 31

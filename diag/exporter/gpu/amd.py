@@ -325,9 +325,10 @@ def _processes(device: AmdDevice) -> dict[int, int | None] | None:
 
 
 def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> AmdGpu:
-    """Return the GPU at an index: the known one with this UUID if there is one, else a new one."""
+    """Return the GPU at an index: a known one by UUID, or by index if it does not tell; else a new one."""
     bdf = str(device.ask("amdsmi_get_gpu_device_bdf") or "")
-    uuid = str(device.ask("amdsmi_get_gpu_device_uuid") or bdf)
+    here = next((gpu.uuid for gpu in known.values() if gpu.index == index), "")
+    uuid = str(device.ask("amdsmi_get_gpu_device_uuid") or bdf or here)
     if uuid in known:
         known[uuid].device, known[uuid].index = device, index
         return known[uuid]
