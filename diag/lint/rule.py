@@ -35,6 +35,10 @@ class HostGpus:
     paths: Mapping[tuple[str, str], str]
 
 
+LINKS = {"nvlink": "NVLink", "xgmi": "XGMI"}
+"""The vendors' own links, by their paths."""
+
+
 def host_gpus(samples: Iterable[GpuSample]) -> HostGpus:
     gpu_samples = [(family.removeprefix("diag_gpu_"), labels, value) for family, labels, value in samples]
     names = {labels[0]: labels[2] for family, labels, _ in gpu_samples if family == "info"}
