@@ -441,7 +441,7 @@ def ramp(
         )
     )
     if html:
-        work.write_html(found, html)
+        work.write_html(found, html, earlier)
     raise typer.Exit(work.print_report(found, output.form, earlier))
 
 

@@ -25,7 +25,7 @@ from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
 from diag.ramp import kept, results
 from diag.ramp.analysis import Circumstances, MeasuredOn, Ramp, conclude
-from diag.ramp.comparison import compare, trend
+from diag.ramp.comparison import RampComparison, compare, trend
 from diag.ramp.kept import RampResult
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
 from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environment
@@ -93,9 +93,7 @@ def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) ->
 
     The report goes to standard error if the same Ctrl-C that ended the ramp has ended the reader of the pipe.
     """
-    found = None
-    if earlier:
-        found = compare(earlier, kept.parse(text.document(ramp), "this ramp", time.time()))
+    found = _against(ramp, earlier)
     if form == "json":
         shown = text.render_json(ramp, {"against": kept_text.comparison_document(found)} if found else {})
     else:
@@ -113,6 +111,10 @@ def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) ->
         with suppress(OSError):
             sys.stderr.write(shown)
     return 1 if found and found.verdict == "worse" else exit_code(ramp)
+
+
+def _against(ramp: Ramp, earlier: RampResult | None) -> RampComparison | None:
+    return compare(earlier, kept.parse(text.document(ramp), "this ramp", time.time())) if earlier else None
 
 
 def read_earlier(file: Path | None) -> RampResult | None:
@@ -146,10 +148,11 @@ def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -
     return {"worse": 1, "not comparable": 3}.get(compared.verdict, 0)
 
 
-def write_html(ramp: Ramp, file: Path) -> None:
+def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
     """Write a ramp as an HTML page; BadUsage if the file cannot be written."""
     with refused_in_words(file), written_whole(file) as out:
-        out.write(text.render_html(ramp))
+        found = _against(ramp, earlier)
+        out.write(text.render_html(ramp, kept_text.summary(found) if found else ()))
 
 
 # -- the load of another tool ------------------------------------------------------------------------------------------

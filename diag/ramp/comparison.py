@@ -32,6 +32,8 @@ NEAR_LIMIT = 0.85
 the knee serves 90 % (`plan.TOP`), and closed-loop steps of twice the concurrency and latency hardly more."""
 ERRORS = 2.0
 """Standard errors that chance explains, in 95 % of cases."""
+MOST_RATES = 20
+"""Rates of a ramp that are tried as the common one of a trend: the highest."""
 NOT_MEASURED, NEAR = "not measured at this rate", "near the limit"
 Verdict = Literal["worse", "better", "no change", "not comparable"]
 Measure = Literal["ITL", "TTFT"]
@@ -160,7 +162,7 @@ def _is_limited(ramp: RampResult) -> bool:
 def _limit(ramp: RampResult, step: LoadStep) -> Figure:
     """Return the rate of the best step, whose true limit lies below the next rate at which a step did not hold."""
     value, low, high = served(ramp, step)
-    if not _is_limited(ramp):
+    if not _is_limited(ramp) or not value:
         return Figure(value, low, math.inf)
     is_open = step.kind == "open"
     more = [other.served for other in ramp.steps if other.served > value and (other.kind == "open") == is_open]
@@ -189,16 +191,17 @@ def served(ramp: RampResult, step: LoadStep) -> Figure:
 
 def _latencies(before: RampResult, after: RampResult) -> list[ComparedFigure]:
     """Compare p99 ITL and TTFT at the rates of the ramp before that were inside the SLO."""
-    found = []
-    highest = _highest(before)
+    found: list[ComparedFigure] = []
+    highest, now = _highest(before), rising(after.steps)
+    up_to = min(comparable_up_to(before), comparable_up_to(after))
     for step in rising(before.steps):
         if highest is None or step.served > highest.served:
             continue
+        same = [other for other in now if other.kind == step.kind]
         for measure in MEASURES:
-            same = [other for other in rising(after.steps) if other.kind == step.kind]
             exact = all(_exact(each, measure) is not None for each in (step, *same))
             old, new, why, between = latency(step, measure, exact), None, NEAR, False
-            if step.served < min(comparable_up_to(before), comparable_up_to(after)):
+            if step.served < up_to:
                 new, between = at_rate(same, step.served, measure, exact)
                 why = NOT_MEASURED if new is None else ""
             if old is not None:
@@ -282,23 +285,22 @@ class Trend(NamedTuple):
 def trend(ramps: Sequence[RampResult]) -> Trend:
     """Line up ramps by their time; the common rate is one of the last ramp's: the highest that most others measured."""
     ordered = sorted(ramps, key=lambda ramp: ramp.measured)
+    loads = [rising(ramp.steps) for ramp in ordered]
+    loads = [[step for step in steps if step.kind == "closed"] or steps for steps in loads]
+    limits = [comparable_up_to(ramp) for ramp in ordered]
 
-    def itl(ramp: RampResult, rate: float) -> Figure | None:
-        closed = [step for step in rising(ramp.steps) if step.kind == "closed"] or rising(ramp.steps)
-        exact = all(_exact(step, "ITL") is not None for step in closed)
-        return at_rate(closed, rate, "ITL", exact)[0] if rate < comparable_up_to(ramp) else None
+    def itls(rate: float) -> list[Figure | None]:
+        exact = [all(_exact(step, "ITL") is not None for step in steps) for steps in loads]
+        return [
+            at_rate(steps, rate, "ITL", each)[0] if rate < limit else None
+            for steps, limit, each in zip(loads, limits, exact, strict=True)
+        ]
 
-    def count(rate: float) -> tuple[int, float]:
-        return sum(itl(ramp, rate) is not None for ramp in ordered), rate
+    def measured(rate: float) -> tuple[int, float]:
+        return sum(itl is not None for itl in itls(rate)), rate
 
-    rates = [step.served for step in rising(ordered[-1].steps)] if ordered else []
-    best = max(map(count, rates), default=(0, 0.0))
-    rate = best[1] if best[0] else None
+    rates = [step.served for step in loads[-1][-MOST_RATES:]] if loads else []
+    count, rate = max(map(measured, rates), default=(0, 0.0))
     comparisons = [None, *(compare(*pair) for pair in pairwise(ordered))]
-    return Trend(
-        rate,
-        tuple(
-            TrendLine(ramp, None if rate is None else itl(ramp, rate), against)
-            for ramp, against in zip(ordered, comparisons, strict=True)
-        ),
-    )
+    lines = zip(ordered, itls(rate), comparisons, strict=True)
+    return Trend(rate if count else None, tuple(TrendLine(*line) for line in lines))

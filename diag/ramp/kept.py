@@ -15,7 +15,8 @@ from diag.core.files import read_text
 from diag.core.formatting import printable
 
 MOST_BYTES = 2**24
-MOST_STEPS = 1_000
+MOST_LAUNCH = 2**16
+"""Characters of a launch command."""
 SCHEMA = "diag.ramp/1"
 _ABSURD = 1e15
 """Numbers from here on are not measurements."""
@@ -95,12 +96,13 @@ def read(file: Path) -> RampResult:
 
 def parse(document: Any, file: str, written: float) -> RampResult:
     """Parse a document; a wrong one raises one of the errors that `read` turns into BadUsage."""
-    if document["schema"] != SCHEMA or len(document["steps"]) > MOST_STEPS:
+    launch = str(document.get("launch") or "")
+    if document["schema"] != SCHEMA or len(launch) > MOST_LAUNCH:
         raise ValueError
     moment = document.get("measured_at")
     measured = datetime.fromisoformat(moment) if moment else datetime.fromtimestamp(written, UTC)
     top = document["ceiling"]
-    # an open-loop step of an older diag does not tell if the server kept up with it: those up to the ceiling did
+    # an open-loop step of an older diag does not tell if the server kept up with it: those up to such a ceiling did
     kept_up = _optional(top.get("rate")) if top else None
     binds, lengths = document.get("binds") or {}, ("prompt_tokens", "output_tokens", "prefix_tokens", "length_spread")
     traffic = document.get("traffic") or {}
@@ -109,7 +111,7 @@ def parse(document: Any, file: str, written: float) -> RampResult:
         target=_text(document.get("target")),
         model=_text(document["model"]),
         version=_text(document["vllm"]),
-        launch=str(document.get("launch") or ""),
+        launch=launch,
         gpus=tuple(map(_text, document.get("gpus") or ())),
         power_limits=tuple(map(_number, document.get("gpu_power_limits") or ())),
         measured=measured.astimezone(UTC) if measured.tzinfo else measured.replace(tzinfo=UTC),
@@ -132,7 +134,7 @@ def _step(step: Mapping[str, Any], kept_up: float | None) -> LoadStep | None:
     load = concurrency or flight
     if not step["counts"] or not load:
         return None
-    holds = bool(step["within_slo"]) and (rate is None or kept_up is None or rate <= kept_up)
+    holds = bool(step["within_slo"]) and (rate is None or (kept_up is not None and rate <= kept_up))
     client = step.get("client") or {}
     quarters = tuple(map(_number, step.get("quarters") or ()))
     return LoadStep(

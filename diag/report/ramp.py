@@ -5,7 +5,7 @@ The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -157,8 +157,8 @@ def render_markdown(ramp: Ramp) -> str:
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
 
-def render_html(ramp: Ramp) -> str:
-    """Render the page, which is XML as well: the plain text and the curves."""
+def render_html(ramp: Ramp, more: Sequence[tuple[str, Sequence[str]]] = ()) -> str:
+    """Render the page, which is XML as well: the plain text, with more labels and sentences, and the curves."""
     slo = ramp.limits.contract
     curves = (
         ("requests per second", "1/s", lambda step: step.requests_per_second, None),
@@ -171,7 +171,7 @@ def render_html(ramp: Ramp) -> str:
     return page(
         "ramp.xhtml.j2",
         title=_headline(ramp),
-        summary=[(label, texts) for label, texts in _summary(ramp) if texts],
+        summary=[(label, texts) for label, texts in (*_summary(ramp), *more) if texts],
         curves=[(curve[0], _plot(ramp, *curve)) for curve in curves],
         head=HEAD,
         rows=[_step_row(ramp, step) for step in ramp.steps],

@@ -84,6 +84,14 @@ def sections(found: RampComparison) -> Iterator[_Section]:
     yield _Section("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
 
 
+def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:
+    """Return a comparison as labels with sentences, for a page."""
+    parts = [
+        (part.label, part.texts or ["  ".join(filter(None, row)) for row in part.rows]) for part in sections(found)
+    ]
+    return [("Against", [headline(found)]), *parts]
+
+
 def cause(found: RampComparison) -> str:
     """Return the category of the only difference, "several", or "none known"."""
     if not found.differences:

@@ -112,9 +112,8 @@ def test_of_two_changes_together_neither_is_blamed(measured: Mapping[str, list[S
     found = compared(document(measured["old"]), document(measured["slow"], on=on))
     assert [difference.category for difference in found.differences] == ["hardware", "flags"]
     assert ramps.cause(found) == "several"
-    assert ramps.cause_sentence(found).startswith(
-        "changed together, cannot tell which: power limits 700 W -> 500 W; --enf"
-    )
+    both = "changed together, cannot tell which: power limits 700 W -> 500 W; --enforce-eager not set -> set"
+    assert ramps.cause_sentence(found) == both
     unchanged = compared(document(measured["old"]), document(measured["slow"]))
     assert ramps.cause(unchanged) == "none known"
 
@@ -165,12 +164,13 @@ def test_a_ramp_that_is_compared_at_once_keeps_the_comparison(tmp_path: Path) ->
     first = cli.diag("ramp", recording, "--attach", "--json")
     old = tmp_path / "old.json"
     old.write_text(first.stdout)
-    done = cli.diag("ramp", recording, "--attach", "--against", str(old), "--json")
+    page = tmp_path / "page.html"
+    done = cli.diag("ramp", recording, "--attach", "--against", str(old), "--json", "--html", str(page))
     found = json.loads(done.stdout)
     RAMP.validate(found)
     assert (done.returncode, found["against"]["verdict"]) == (0, "no change")
     assert kept.parse(found, "new", 0.0).ceiling == kept.read(old).ceiling
-    assert "NO CHANGE" in cli.diag("ramp", recording, "--attach", "--against", str(old)).stdout
+    assert "<dt>Against</dt><dd>NO CHANGE: " in page.read_text()
 
 
 # -- what counts as a difference ---------------------------------------------------------------------------------------
@@ -267,11 +267,10 @@ NO_STEPS: Document = {"schema": "diag.ramp/1", "model": "m", "vllm": "1", "ceili
     "content",
     [
         *("", "[]", "{}", '{"schema": "diag.ramp/1"}', '{"schema": "diag.doctor/1"}', "[" * 10_000),
-        json.dumps(
-            {"schema": "diag.ramp/1", "model": "m", "vllm": "1", "ceiling": None, "steps": [{"counts": True}] * 2_000}
-        ),
-        '{"schema": "diag.ramp/1", "model": "m", "vllm": "1", "ceiling": null, "steps": [], "gpu_power_limits": [NaN]}',
-        '{"schema": "diag.ramp/1", "model": "m", "vllm": "1", "ceiling": null, "steps": [], "measured_at": "soon"}',
+        json.dumps(NO_STEPS | {"steps": [{"counts": True, "concurrency": 1}]}),
+        json.dumps(NO_STEPS | {"launch": "x" * 100_000}),
+        json.dumps(NO_STEPS | {"gpu_power_limits": [float("nan")]}),
+        json.dumps(NO_STEPS | {"measured_at": "soon"}),
     ],
 )
 def test_a_file_that_is_no_ramp_is_refused(content: str, tmp_path: Path) -> None:
@@ -282,7 +281,7 @@ def test_a_file_that_is_no_ramp_is_refused(content: str, tmp_path: Path) -> None
 
 
 def test_wrong_usage_is_one_sentence(write: Write, tmp_path: Path) -> None:
-    file = write("ramp.json", {"schema": "diag.ramp/1", "model": "m", "vllm": "1", "ceiling": None, "steps": []})
+    file = write("ramp.json", NO_STEPS)
     for words in (
         ("ramp", file, file, "--against", file),
         ("ramp", file, "--against", str(tmp_path / "missing")),
