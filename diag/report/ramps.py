@@ -28,7 +28,7 @@ MOST_MODEL, MOST_GPU = 16, 14
 """Columns of a model and a GPU in a line of the trend."""
 
 
-class _Section(NamedTuple):
+class _RampPart(NamedTuple):
     """A label with sentences, or a table with a head."""
 
     label: str
@@ -64,24 +64,24 @@ def headline(found: RampComparison) -> str:
     return "; ".join([f"{word.upper()}:{text}", *rest])
 
 
-def sections(found: RampComparison) -> Iterator[_Section]:
+def sections(found: RampComparison) -> Iterator[_RampPart]:
     """Return the parts of a comparison in their order."""
     rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
-    yield _Section("Rates", head=("", "before -> after", "", ""), rows=rows)
+    yield _RampPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
     for figure in found.latencies:
         cell = f"{_values(figure)} {_change(figure)} {_short_remark(figure)}"
         by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
-    yield _Section("Latency", head=head, rows=rows)
+    yield _RampPart("Latency", head=head, rows=rows)
     then, now = (ramp.bound_by or NOT_KNOWN for ramp in (found.before, found.after))
     next_ = f"; next: {found.after.next}" if found.after.next else ""
-    yield _Section("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
-    yield _Section("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
-    yield _Section("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
-    yield _Section("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
-    yield _Section("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
+    yield _RampPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
+    yield _RampPart("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
+    yield _RampPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
+    yield _RampPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
+    yield _RampPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
 
 
 def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:
