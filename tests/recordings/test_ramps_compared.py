@@ -173,6 +173,15 @@ def test_a_ramp_that_is_compared_at_once_keeps_the_comparison(tmp_path: Path) ->
     assert "<dt>Against</dt><dd>NO CHANGE: " in page.read_text()
 
 
+def test_recorded_servers_that_serve_less_are_worse() -> None:
+    """One server: clients of as many LoRA adapters as it has slots for, and of three times as many."""
+    fits, thrash = (
+        kept.parse(json.loads(cli.diag("ramp", str(RECORDINGS / name), "--attach", "--json").stdout), name, 0.0)
+        for name in ("lora_fits", "lora_thrash")
+    )
+    assert (compare(fits, thrash).verdict, compare(thrash, fits).verdict) == ("worse", "better")
+
+
 # -- what counts as a difference ---------------------------------------------------------------------------------------
 
 
