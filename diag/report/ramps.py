@@ -75,7 +75,7 @@ def sections(found: RampComparison) -> Iterator[_RampPart]:
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
     yield _RampPart("Latency", head=head, rows=rows)
-    then, now = (ramp.bound_by or NOT_KNOWN for ramp in (found.before, found.after))
+    then, now = (ramp.bound_by or "no limit found" for ramp in (found.before, found.after))
     next_ = f"; next: {found.after.next}" if found.after.next else ""
     yield _RampPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
     yield _RampPart("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
@@ -162,7 +162,7 @@ def _trend_row(line: TrendLine) -> list[str]:
         shortened(ramp.model.rpartition("/")[2] or NOT_KNOWN, MOST_MODEL),
         number(ramp.ceiling.served) if ramp.ceiling else "-",
         quantity(line.itl.value, "seconds") if line.itl else "-",
-        shortened(ramp.binds or NOT_KNOWN, 12),
+        shortened(ramp.binds or "-", 12),
         changed,
     ]
 
