@@ -89,6 +89,7 @@ class BaselineAction(StrEnum):
     """Action on a baseline; `diag doctor --baseline` reads the file."""
 
     save = "save"
+    compare = "compare"
 
 
 class AtEnd(StrEnum):
@@ -352,10 +353,14 @@ def verify(
 
 @command("Diagnose")
 def ramp(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="URL of a vLLM server; with --attach or --results, also a recording."),
-    ] = "",
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help="URL of a vLLM server; with --attach or --results, also a recording; or results of diag ramp --json.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     vllm_python: Annotated[
         str,
@@ -413,23 +418,28 @@ def ramp(
     timeout: Timeout = None,
     evidence: EvidenceOptions,
     contract: ContractFile = None,
-    as_json: Json = False,
+    against: Annotated[
+        Path | None,
+        output_option("--against", metavar="FILE", help="Compare with an earlier result of diag ramp --json."),
+    ] = None,
+    output: FormatOptions,
     html: Annotated[
         Path | None, output_option("--html", metavar="FILE", help="Also write an HTML page with the curves.")
     ] = None,
 ) -> None:
     """Increase the load on a server step by step to find its ceiling, the binding resource and the flag to change.
 
-    Except for --probe, this is the only load that diag generates. It asks first, and changes no setting.
+    Except for --probe, this is the only load that diag generates. It asks first, and changes no setting. Given finished
+    results, it generates none: --against compares one with an earlier one, and several make a table by time.
     """
     from diag.commands import ramp as work
 
     if sum((attach, bool(results), bool(vllm_python))) > 1:
         raise BadUsage("--vllm-python, --attach and --results exclude each other: choose one source of load")
-    targets = [target] if target or results else [HERE]
-    observed = observe_options(
-        [name for name in targets if name], evidence, every=every, duration=duration, timeout=timeout, contract=contract
-    )
+    given, earlier = targets or ([] if results else [HERE]), work.read_earlier(against)
+    if not (attach or results or vllm_python) and work.are_kept(given):
+        raise typer.Exit(work.print_kept(given, earlier, output.form))
+    observed = observe_options(given, evidence, every=every, duration=duration, timeout=timeout, contract=contract)
     found = work.run(
         work.RampOptions(
             observed,
@@ -448,9 +458,8 @@ def ramp(
         )
     )
     if html:
-        work.write_html(found, html)
-    work.print_report(found, "json" if as_json else "terminal")
-    raise typer.Exit(work.exit_code(found))
+        work.write_html(found, html, earlier)
+    raise typer.Exit(work.print_report(found, output.form, earlier))
 
 
 @command("Collect")
@@ -538,12 +547,16 @@ def bundle(
 
 @command("Collect")
 def baseline(
-    action: Annotated[BaselineAction, typer.Argument(metavar="save", help="Save the observation.")],
+    action: Annotated[
+        BaselineAction,
+        typer.Argument(metavar="save|compare", help="Save the observation, or compare two baseline files."),
+    ],
     targets: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TARGET...",
-            help=f"URLs of vLLM servers or of diag exporters, or one or more recordings.  [default: {HERE}]",
+            help=f"URLs of vLLM servers or of diag exporters, or one or more recordings.  [default: {HERE}] To"
+            " compare: the earlier file and the later one.",
             show_default=False,
         ),
     ] = None,
@@ -567,13 +580,19 @@ def baseline(
     even_ill: Annotated[bool, output_option("--even-ill", hidden=True)] = False,  # the old name of the option
     configuration: ConfigurationOptions,
 ) -> None:
-    """Save the speed of healthy servers at each load, as a baseline for diag doctor --baseline.
+    """Save the speed of healthy servers at each load for diag doctor --baseline, or compare two such files.
 
     The file keeps ITL, TTFT, output tokens/s, energy per token, prefix cache hit rate and start-up phases for each
     model, vLLM release, GPU and set of flags.
     """
-    from diag.commands.verify import save_baseline
+    from diag.commands.verify import compare_baselines, save_baseline
 
+    if action == BaselineAction.compare:
+        if len(targets or ()) != 2:
+            raise BadUsage("diag baseline compare takes two baseline files: the earlier one and the later one")
+        printed, status = compare_baselines(*map(Path, targets or ()))
+        typer.echo(printed)
+        raise typer.Exit(status)
     options = observe_options(targets, prometheus, scrape, evidence, configuration)
     typer.echo(save_baseline(options, file, include_unhealthy or even_ill))
 

@@ -114,15 +114,16 @@ NOTES = {
     ),
     "baseline": notes(
         "diag baseline save http://127.0.0.1:8000 --file normal.json",
-        "diag baseline save --prometheus http://prom:9090 --window 24h --model 'qwen.*'",
-        exits={0: "saved", **UNREACHABLE},
+        "diag baseline compare january.json november.json",
+        exits={0: "saved, or no speed got worse", 1: "compare: a speed got worse", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
     "ramp": notes(
         "diag ramp http://127.0.0.1:8000 --vllm-python ~/vllm/bin/python",
-        "diag ramp http://127.0.0.1:8000 --attach --for 600 --html ramp.html",
+        "diag ramp november.json --against august.json",
         exits={
-            0: "a ceiling was found",
+            0: "a ceiling was found, or printed",
+            1: "worse than the result of --against",
             2: "even the first step misses the SLO",
             3: "cannot tell: not enough data",
             **UNREACHABLE,

@@ -63,7 +63,9 @@ from diag.knowledge.catalog import CatalogEntry, check, load
 from diag.normal.baseline import learn, save
 from diag.normal.baseline import read as read_baseline
 from diag.normal.comparison import by_baseline
-from diag.report import html, markdown, settings, terminal
+from diag.ramp import kept
+from diag.ramp.comparison import compare, trend
+from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
 from diag.sources.kubernetes.cluster import Api, Cluster, Place
@@ -235,6 +237,19 @@ def results(text: bytes) -> str:
         options = RampOptions(ObserveOptions(()), results=(Path(file.name),))
         ramp = run_ramp(options)
     return ramp_report.render(ramp) + ramp_report.render_json(ramp) + ramp_report.render_html(ramp)
+
+
+def ramp(text: bytes) -> str:
+    """A finished ramp, compared with another one and shown in every form."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "ramp.json")
+        file.write_bytes(text)
+        read = [kept.read(name) for name in (CORPUS / "ramp" / "three_steps.json", file)]
+    shown = []
+    for before, after in (read, read[::-1]):
+        found = compare(before, after)
+        shown += [ramps.render(found), ramps.render_markdown(found), ramps.render_json(found, trend(read))]
+    return "".join([*shown, ramps.render_trend(trend(read)), ramps.render_trend_markdown(trend(read))])
 
 
 def kernel(text: bytes) -> str:
@@ -489,6 +504,7 @@ TARGETS: Mapping[str, Target] = {
     "bundle": Target(bundle, _bundles),
     "k8s": Target(k8s, lambda: iter(())),
     "results": Target(results, _results),
+    "ramp": Target(ramp, lambda: iter(())),
     "kernel": Target(kernel, lambda: iter(())),
     "model": Target(model, _models),
     "web_config": Target(web_config, lambda: iter(())),
