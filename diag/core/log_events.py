@@ -48,6 +48,8 @@ MULTIMODAL_CACHE_MISS = "multimodal_cache_miss"
 REQUEST_PREPROCESSING_FAILED = "request_preprocessing_failed"
 INPUT_THREAD_DIED = "input_thread_died"
 OUTPUT_CORRUPTED = "output_corrupted"
+KV_SCALES_MISSING = "kv_scales_missing"
+FLOAT16_CAST = "float16_cast"
 CUDA_ERROR = "cuda_error"
 NCCL_TIMEOUT = "nccl_timeout"
 COMPILED_WHILE_SERVING = "compiled_while_serving"
@@ -152,6 +154,8 @@ LOG_EVENTS = (
     LogEvent(SCHEDULER_PAUSED, "A client paused the scheduler (POST /pause): requests wait, and none is scheduled."),
     LogEvent(SCHEDULER_RESUMED, "The scheduler resumed after a pause (POST /resume)."),
     LogEvent(OUTPUT_CORRUPTED, "Logits were NaN (counted with VLLM_COMPUTE_NANS_IN_LOGITS=1)."),
+    LogEvent(KV_SCALES_MISSING, "The checkpoint has no scales for the FP8 KV cache: vLLM uses 1.0."),
+    LogEvent(FLOAT16_CAST, "A bfloat16 model runs in float16, which overflows at 65,504."),
 )
 OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
 ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)

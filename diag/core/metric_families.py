@@ -78,22 +78,22 @@ LABELS: Mapping[str, str] = {
     "cause": "the exception that the quoted one was raised from; empty if there is none",
     "clock": "sm or memory",
     "collective": "the kind of collective as NCCL names it, AllReduce for example; empty if it is not known",
-    "collector": "the part of the page: vllm, nvml, log, process, nccl or infiniband",
+    "collector": "the part of the page: vllm, nvml (amdsmi where the GPUs are AMD's), log, process, nccl or infiniband",
     "communicator": "hash of the communicator, as in NCCL's own log",
-    "compute_capability": "of the GPU, 9.0 for example",
-    "device": "the device that runs the model, cpu or cuda; empty if it is not known",
+    "compute_capability": "of the GPU, 9.0 for example; empty for AMD's",
+    "device": "the device that runs the model, cpu, cuda, rocm, xpu or tpu; empty if it is not known",
     "direction": "tx (sent) or rx (received)",
-    "driver_version": "release of the NVIDIA driver",
+    "driver_version": "release of the NVIDIA or AMD driver",
     "dtype": "the type of the weights: bf16 (also fp16), fp8, fp4, int8, int4 or mxfp4",
     "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS)
     + "; of a cgroup's memory high, max (its limits were met), oom (an allocation failed), oom_kill",
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
     "file": "the log file, as named on the command line of the exporter; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
-    "gpu": "index of the GPU, as nvidia-smi counts",
+    "gpu": "index of the GPU, as nvidia-smi or amd-smi counts",
     "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
-    "kind": "the kind of error: corrected or uncorrected for memory, the name in nvml.h for NVLink, of the kernel's "
-    "counter for InfiniBand",
+    "kind": "the kind of error: corrected or uncorrected for memory (AMD also deferred: found, and not read yet), the "
+    "name in nvml.h for NVLink, of the kernel's counter for InfiniBand",
     "leader": "address and port of the first node, as --master-addr and --master-port name it on every node",
     "line": "number of the line in the file; empty if it is not known",
     "model": "the name under which the model is served",
@@ -101,7 +101,7 @@ LABELS: Mapping[str, str] = {
     "node": "number of the node, --node-rank",
     "operation": "number of a collective operation of this kind in this communicator, from 1 on; empty if not known",
     "part": "every_step, or experts (the routed ones)",
-    "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
+    "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`; xgmi between AMD's GPUs",
     "pci_bus_id": "PCI address of the GPU",
     "peer": "index of the other GPU",
     "prefix": "the prefix of the names of vLLM's metrics: kserve_vllm:, ray_vllm_, vllm_",
@@ -113,9 +113,10 @@ LABELS: Mapping[str, str] = {
     "reason": ", ".join(THROTTLE_REASONS),
     "resource": "cpu, memory or io",
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
-    "sensor": "gpu or memory",
-    "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie; for NCCL "
-    "answering, behind (it has launched fewer collectives than its peers), unresponsive or dead",
+    "sensor": "gpu (AMD: the edge of the die), hotspot (AMD only) or memory",
+    "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie; of a "
+    "retired page reserved, pending (until the next reset) or unreservable; for NCCL answering, behind (it has "
+    "launched fewer collectives than its peers), unresponsive or dead",
     "text": "the line without its head, without secrets, up to 300 characters",
     "uuid": "identity of the GPU, the same after a reboot",
     "version": "release of diag, of vLLM",
@@ -309,12 +310,14 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Dense operations per second with weights of this type, by the GPU's data sheet.", *GPU, "dtype"
     ),
     "diag_gpu_nvlink_max_bytes_per_second": _gauge(
-        "Bandwidth of all NVLinks of a GPU in one direction in bytes per second, by its data sheet.", *GPU
+        "Bandwidth of all NVLinks or XGMI links of a GPU in one direction in bytes per second, by its data sheet.", *GPU
     ),
     "diag_gpu_energy_joules_total": _counter(
-        "Energy in joules since the driver was loaded.", *GPU, unread="For the energy that tokens cost."
+        "Energy in joules since the driver was loaded or the GPU was reset.",
+        *GPU,
+        unread="For the energy that tokens cost.",
     ),
-    "diag_gpu_utilization_ratio": _gauge("Share of time with at least one kernel running (0 to 1).", *GPU),
+    "diag_gpu_utilization_ratio": _gauge("Share of time in which the GPU ran kernels (0 to 1).", *GPU),
     "diag_gpu_memory_busy_ratio": _gauge(
         "Share of time in which GPU memory was read or written (0 to 1).", *GPU, unread=FOR_READERS
     ),
@@ -328,7 +331,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_gpu_throttle_active": _gauge("1 when this reason holds the clocks down now, 0 when not.", *GPU, "reason"),
     "diag_gpu_throttle_seconds_total": _counter(
-        "Seconds for which this reason has held the clocks down.", *GPU, "reason"
+        "Seconds for which this reason has held the clocks down; on AMD since the exporter started.", *GPU, "reason"
     ),
     "diag_gpu_pcie_bytes_total": _counter("Bytes sent or received over PCIe.", *GPU, "direction"),
     "diag_gpu_pcie_throughput_bytes_per_second": _gauge(
@@ -337,9 +340,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_pcie_link_generation": _gauge("PCIe generation of the link; it falls when idle.", *GPU, "which"),
     "diag_gpu_pcie_link_width": _gauge("Number of PCIe lanes of the link.", *GPU, "which"),
     "diag_gpu_pcie_replays_total": _counter("PCIe packets that were sent again.", *GPU, unread=FOR_READERS),
-    "diag_gpu_nvlink_bytes_total": _counter("Bytes sent or received over all NVLinks.", *GPU, "direction"),
+    "diag_gpu_nvlink_bytes_total": _counter(
+        "Bytes sent or received over all NVLinks, on AMD over all XGMI links.", *GPU, "direction"
+    ),
     "diag_gpu_nvlink_errors_total": _counter("Errors of this kind on all NVLinks.", *GPU, "kind"),
-    "diag_gpu_nvlink_active_links": _gauge("Number of NVLinks that are up.", *GPU),
+    "diag_gpu_nvlink_active_links": _gauge("Number of NVLinks that are up, on AMD of XGMI links.", *GPU),
     "diag_gpu_peer_info": _gauge(
         "Always 1; the labels name the path between two GPUs.",
         "gpu",
@@ -347,7 +352,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "path",
         unread="It shows which GPUs a tensor-parallel group should use.",
     ),
-    "diag_gpu_ecc_errors_total": _counter("Memory errors of this kind since the driver was loaded.", *GPU, "kind"),
+    "diag_gpu_ecc_errors_total": _counter(
+        "Errors of this kind that error correction found since the driver was loaded, on AMD in all blocks of the GPU.",
+        *GPU,
+        "kind",
+    ),
     "diag_gpu_remapped_rows": _gauge(
         "Memory rows replaced after errors of this kind.",
         *GPU,
@@ -366,6 +375,13 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_gpu_remap_failure": _gauge("1 when a memory row could not be replaced, 0 when not.", *GPU),
     "diag_gpu_xid_errors_total": _counter("Xid errors of this number since the exporter started.", *GPU, "xid"),
+    "diag_gpu_retired_pages": _gauge(
+        "Memory pages that AMD's driver took out of use after errors.",
+        *GPU,
+        "state",
+        unread="A retired page does no harm; conditions read the errors.",
+    ),
+    "diag_gpu_resets_total": _counter("Resets of an AMD GPU by its driver since the exporter started.", *GPU),
     "diag_gpu_process_memory_bytes": _gauge("GPU memory in bytes of a process on this GPU.", *GPU, *PROCESS),
     "diag_gpu_serving": _gauge("1 when a process of this vLLM uses this GPU, 0 when not.", *GPU),
 }

@@ -47,7 +47,7 @@ from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.peers import ranks_out_of_step
 from diag.knowledge.signals.settings import running_value
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
-from diag.sources.observation import Origin, observation
+from diag.sources.observation import Observation, Origin, observation
 
 State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
@@ -289,14 +289,17 @@ class Liveness:
         self._every = every
         self._failing_since: int | None = None
 
+    def seen(self) -> Observation:
+        """Return the observation of all pages that are kept."""
+        return observation(Origin("scrape", self._target.instance, self._every), [self._target], {})
+
     def observe(self, at: int, page: bytes) -> Health:
         """Add a page that was taken at unix milliseconds, and judge all pages until then."""
         if self._target.size > MOST_VALUES:
             self._target = Target(self._target.instance)
         self._target.scrapes[:] = [scrape for scrape in self._target.scrapes if scrape.at >= at - KEPT]
         self._target.add(at, page)
-        seen = observation(Origin("scrape", self._target.instance, self._every), [self._target], {})
-        queries = QueryCache(seen, Contract())
+        queries = QueryCache(self.seen(), Contract())
         known, unknown = judge(queries)
 
         liveness = _sentences(known) or f"cannot tell: {'; '.join(item.sentence for item in unknown)}"

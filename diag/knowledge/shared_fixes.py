@@ -92,9 +92,9 @@ NO_LONG_PREFILL = standstill_was_prefill.below(
 )
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 SAVE_STACKS = Fix(
-    change="Before any restart, save the stack trace of every rank.",
-    command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
-    effect="the stack traces name the call that does not return, and the rank that is missing from it",
+    change="Before any restart, save on the server's host where each process stands (pip install 'diag[stacks]').",
+    command="diag doctor --stacks",
+    effect="it names the process that the others wait for, and the call that does not return",
     only_if=NOT_HALTED,
     restart=False,
     why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),

@@ -24,6 +24,8 @@ _BRIDGE, _EXTENDED, _ACS, _REDIRECTS = "0x0604", 0x100, 0x0D, 0x1C
 """PCI class of a bridge; place of the extended capabilities; access control's number, and its bits that send
 peer-to-peer traffic through the root complex (PCIe 6, section 7.7.11)."""
 _MOST_CAPABILITIES = 64
+_CAP_IPC_LOCK = 14
+"""Bit of the capability (linux/capability.h); with it the kernel does not apply RLIMIT_MEMLOCK."""
 _ASSIGNED = re.compile(r"^(\w+)(?:: \S+)? = '([^']*)'$", re.MULTILINE)
 _DISTRIBUTION = re.compile(r"vllm(?:_cpu)?-")
 _PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
@@ -129,6 +131,13 @@ def hard_limit(kind: int) -> float:
     """Return the hard limit of a resource of this process, infinite if there is none."""
     limit = resource.getrlimit(kind)[1]
     return float("inf") if limit == resource.RLIM_INFINITY else float(limit)
+
+
+def lockable_bytes() -> float:
+    """Return the bytes that this process may lock in memory; a process with CAP_IPC_LOCK has no limit."""
+    status = read_file("/proc/self/status")
+    held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+    return float("inf") if held >> _CAP_IPC_LOCK & 1 else hard_limit(resource.RLIMIT_MEMLOCK)
 
 
 def has_user_name() -> bool:

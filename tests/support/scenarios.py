@@ -222,7 +222,8 @@ def log(
     """
     events = ("cuda_out_of_memory", "max_model_len_exceeds_kv_cache", "free_memory_below_requested")
     ends = ("engine_start_failed", "engine_dead", "worker_died", "shut_down", "cuda_error", "nccl_timeout")
-    every = (*events, *ends, "no_kv_cache_memory", "shm_broadcast_wait", "compiled_while_serving")
+    told = ("kv_scales_missing", "float16_cast")
+    every = (*events, *ends, *told, "no_kv_cache_memory", "shm_broadcast_wait", "compiled_while_serving")
 
     def beside(t: float) -> Iterable[Sample]:
         for each in PHASES:

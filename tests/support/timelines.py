@@ -287,6 +287,7 @@ RECORDED = {
     "prefix_cache_ineffective": "prefix_unique",
     "replicas_unbalanced": "queue_saturation",
     "speculation_ineffective": "speculation_ineffective",
+    "speculation_lost_at_length": "speculation_lost_at_length",
     "lora_thrash": "lora_thrash",
     "api_server_bound": "api_server_bound",
     "data_parallel_lockstep": "data_parallel_lockstep",
@@ -298,8 +299,10 @@ RECORDED = {
     "requests_failing": "requests_failing",
 }
 """The recording that shows an incident from vLLM's page alone."""
-CHRONIC = ("prefix_cache_ineffective", "speculation_ineffective")
+CHRONIC = ("prefix_cache_ineffective", "speculation_ineffective", "speculation_lost_at_length")
 """Infos about the mix of clients, judged over an hour: their alerts wait for hours, longer than a timeline is."""
+JUDGED_AFTER = {"speculation_lost_at_length": 720.0}
+"""Seconds until a chronic one can be judged: it compares two kinds of load, which come one after the other."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}
 """What other servers of the same model do meanwhile, where an incident is about one of them."""
 CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))
@@ -313,6 +316,11 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "gpu_power_brake": ("healthy", (gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t),), CALM),
     "gpu_thermal_throttling": ("healthy", (hot(1800e6),), CALM),
     "host_memory_exhausted": ("healthy", (memory(lambda t: 0.95 + 0.0005 * t),), (memory(lambda _: 0.95),)),
+    "kv_offload_oversized": (
+        "healthy",
+        (memory(lambda _: 0.45), config(kv_offloading_size=96)),
+        (memory(lambda _: 0.45), config(kv_offloading_size=40)),
+    ),
     "startup_failed": ("", (log("load_weights", {}, silent=10, start=LEAD, engine_start_failed=-1),), ()),
     "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0), reading(60e6)), ()),
     "structured_output_failing": ("healthy", (logged("grammar_rejected", 0.5),), (logged("grammar_rejected", 0),)),

@@ -27,7 +27,7 @@ from diag.core.log_events import (
     LogEnding,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import RESOLUTION, MeasuredServer
+from diag.exporter.log.corroboration import RESOLUTION, SURVIVED, MeasuredServer
 from diag.exporter.log.parse_line import ANSWER, PROGRESS_BAR, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -76,6 +76,8 @@ _ENDED_FROM_OUTSIDE = re.compile(
 """Lines of a shell, of Slurm, of Docker, and of Python's helper process, which outlives the server."""
 _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
 """A start goes on only when somebody adds GPUs to the Ray cluster."""
+_WAITS_FOR_LOCK = re.compile(r"(?:\[aiter\] )?waiting for baton release at ")
+"""A rank waits for the compiler of another one, which may have died; the others then wait for the rank."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
 """torch.compile compiles a graph that no cache has."""
 
@@ -142,6 +144,10 @@ class LogInterpreter:
         self._file = file
         self._root_cause = self._crashed = RootCauseTracker(file)
         self._dead = False
+        self._waits_for = ""
+        """The line of a rank that waits for a lock, until the start moves."""
+        self._aborting: tuple[Pattern, ParsedLine, float] | None = None
+        """The first unproven line of a device's runtime that aborts a process."""
         self._pending: list[ErrorLine] = []
         """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
         self._begun: float | None = None
@@ -225,6 +231,8 @@ class LogInterpreter:
             self._ended_from_outside = False
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._last_text = f"{line.text} ({line.source})" if line.source else line.text
+        if self.phase == "starting" and _WAITS_FOR_LOCK.match(line.text):
+            self._waits_for = line.text
         origin = self._records.origin(
             line, pattern, self._phase_of(line, live), read_at if live else None, self._last_time
         )
@@ -296,7 +304,7 @@ class LogInterpreter:
     @property
     def ending(self) -> LogEnding:
         """Return the state of the server at the last line."""
-        startup, last = self._startup, quote(self._last_text, MOST_TEXT)
+        startup, last = self._startup, quote(self._waits_for or self._last_text, MOST_TEXT)
         file = quote(self._file, MOST_NAME)
         lines = tuple(
             EventLine(event, quote(line.text, MOST_TEXT), file, line.number, line.process, at)
@@ -397,6 +405,9 @@ class LogInterpreter:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
         elif pattern.kind == "event" and not self._was_stopped:
             self._events.note_unproven(pattern.name, at)
+            is_first = self._aborting is None or at - self._aborting[2] > SURVIVED
+            if pattern.aborts and is_first and line.level == RAW:
+                self._aborting = pattern, line, at
 
     @property
     def _was_stopped(self) -> bool:
@@ -428,6 +439,7 @@ class LogInterpreter:
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
+        self._waits_for, self._aborting = "", None
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
@@ -435,6 +447,7 @@ class LogInterpreter:
 
     def _reach(self, stage: int, at: float) -> None:
         self._pending.clear()
+        self._waits_for = ""
         self._startup.reach(stage, at)
         if self._serves:
             self._crashes.ready(at)
@@ -462,6 +475,7 @@ class LogInterpreter:
 
     def _on_progress(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._pending.clear()
+        self._waits_for = ""
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
@@ -501,6 +515,10 @@ class LogInterpreter:
             line.text.startswith(_HIT) and not self._startup.is_ready
         ):  # the frames of its traceback tell whether it was at work
             return
+        if pattern.name in DEATHS and self._aborting is not None:
+            aborted, self._aborting = self._aborting, None
+            if at - aborted[2] <= SURVIVED:
+                self._on_event(*aborted)
         if pattern.name in QUOTED:
             self._quote(pattern, line, at)
         if pattern.name == ENGINE_START_FAILED:

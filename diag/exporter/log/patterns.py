@@ -39,7 +39,8 @@ class Pattern:
     the event, or flags of the configuration. `logger` names the files, one space between them, that have logged it in
     any release, as they stand in a line's head: once clients are served, the line counts from them only. It is "" for a
     text without a head of vLLM's: an exception, a bar, uvicorn's lines, the output of a library or a shell. An
-    exception counts in a record of the end of an engine or a worker, or in one that shows `record_event`.
+    exception counts in a record of the end of an engine or a worker, or in one that shows `record_event`. A device's
+    runtime prints a line that `aborts` before it aborts its process: once clients are served, a death proves the line.
     """
 
     kind: Kind
@@ -51,6 +52,7 @@ class Pattern:
     numbers: str = ""
     logger: str = ""
     record_event: str = ""
+    aborts: bool = False
 
 
 _banner, _hint, _stage = partial(Pattern, "banner"), partial(Pattern, "hint"), partial(Pattern, "stage")
@@ -97,6 +99,9 @@ _NCCL = "ProcessGroupNCCL.cpp ProcessGroupNCCL.hpp"
 _DEADLY = r"(?:Killed|Segmentation fault|Aborted|Bus error|Illegal instruction)"
 """A shell reports so that a signal ended a child, behind the script, its line and the PID."""
 
+_HSA = r"Memory access fault|HW Exception"
+_QUEUE = r":0:\S{1,60} *: ?\d{1,6} ?: .{0,200}aborting with error : HSA_STATUS_ERROR"
+"""ROCm's runtime prints the place in its own code before the queue that failed."""
 _EXECUTABLE = r"(?:\S{0,300}/)?vllm|exec: (?:\S{0,300}/)?(?:vllm|python[\d.]{0,8})"
 _SCRIPT = r"\S{1,300}: (?:line \d{1,9}: |\d{1,9}: )?"
 """The script and its line, as bash and dash print them."""
@@ -123,7 +128,14 @@ PATTERNS: tuple[Pattern, ...] = (
         logger=f"api_server.py {_UTILS}",
     ),
     _banner("args", r"(?:non-default )?args: ", INFO, logger=f"api_server.py cli_args.py {_UTILS}"),
-    _hint("platform", r"Automatically detected platform ", INFO, "0.6.6", logger="__init__.py"),
+    _hint(
+        "platform",
+        r"Automatically detected platform ",
+        INFO,
+        "0.6.6",
+        numbers=r"platform (?P<platform>\w{1,20})",
+        logger="__init__.py",
+    ),
     _hint(
         "config",
         r"Initializing (?:an|a V\d) LLM engine \(v",
@@ -201,6 +213,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _setting("", r"Using max model len ", INFO, "0.10.0", numbers=r"len (?P<max_model_len>\d+)"),
     _setting(
         "", r"Chunked prefill is enabled with ", INFO, numbers=r"max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)"
+    ),
+    _setting(
+        "", r"Setting attention block size to \d", INFO, "0.10.0", numbers=r"to (?P<enlarged_block_size>\d+) tokens"
     ),
     _serves(rf"{_STATS}(?!{_CORRUPTED})", INFO, logger="loggers.py metrics.py"),
     _serves(r"Received request ", INFO, logger="logger.py request_logger.py"),
@@ -314,7 +329,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("cuda_error", r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_|cu[A-Z]\w+ error: ", FAILED),
     _event("cuda_error", r"Triton Error \[\w+\]: (?!out of memory)", FAILED),
     _event("cuda_error", r"NCCL error(?: in)?: ", FAILED),
-    _event("cuda_error", r"Memory access fault by GPU node|HW Exception by GPU node|HSA_STATUS_ERROR", FAILED),
+    _event("cuda_error", rf"(?:{_HSA}) by GPU node|HSA_STATUS_ERROR|{_QUEUE}", FAILED, aborts=True),
     _event("cuda_error", r"Failed to execute the model status=\d", FAILED),  # Neuron
     _event(
         "compiled_while_serving",
@@ -354,6 +369,15 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _event("output_corrupted", _STATS + _CORRUPTED, INFO, "0.11.1", logger="loggers.py"),
     _event("output_corrupted", r"NaNs detected in logits: ", FAILED, "0.32.0"),
+    _event(
+        "kv_scales_missing",
+        r"Using FP8 KV cache but no scaling factors provided",
+        WARNING,
+        last="0.6.6.post1",
+        logger="model_runner.py",
+    ),
+    _event("kv_scales_missing", r"Using KV cache scaling factor 1\.0 for fp8", WARNING, logger="kv_cache.py"),
+    _event("float16_cast", r"Casting torch\.bfloat16 to torch\.float16", WARNING, logger="config.py model.py"),
     _event("kv_transfer_failed", r"NIXL transfer failure: ", ERROR, "0.13.0", logger=_NIXL),
     _event(
         "kv_transfer_failed",

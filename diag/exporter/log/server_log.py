@@ -98,7 +98,8 @@ class ServerLog:
         config = self._interpreter.config
         log: dict[str, float | str] = {**config.config, **config.words}
         version = facts.version or self.version
-        return facts._replace(version=version, models=models, log=log, log_whole=config.has_all_args)
+        whole, platform = config.has_all_args, config.platform
+        return facts._replace(version=version, models=models, log=log, log_whole=whole, platform=platform)
 
     def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
         """Read one line, or one redrawing of a bar, without its end; if `live`, a line without a time gets `read_at`.

@@ -245,6 +245,7 @@ class LoggedConfig:
         self.words: Mapping[str, str] = {}
         self.version = ""
         self.model = ""
+        self.platform = ""
         self.has_all_args = False
         """True if vLLM's own list of the non-default arguments was read."""
         self.compiles = True
@@ -256,6 +257,7 @@ class LoggedConfig:
             found |= parse_settings(text)
         self.has_all_args = self.has_all_args or pattern.name == "args"
         self.version = printable(found.get("version", self.version), 40)
+        self.platform = found.get("platform", self.platform)
 
         served, model = found.get("served_model_name", "None"), found.get("model", "None")
         if served != "None":

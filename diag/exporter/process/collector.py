@@ -141,7 +141,7 @@ class ProcessCollector:
         return server.launch if server else ""
 
     def visible(self) -> str | None:
-        """Return the server's CUDA_VISIBLE_DEVICES; None if it is not set or must not be read."""
+        """Return the GPUs that the server's environment leaves visible; None if it is not set or must not be read."""
         server = self._last().server
         return server.visible if server else None
 

@@ -16,10 +16,11 @@ from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import placeholder
 from diag.vllm.command.shown import shown
+from diag.vllm.gpus import visible_gpus
 
 _SETTINGS = re.compile(
-    r"(?:VLLM|NCCL|TORCH_NCCL)_\w+|CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
-    r"|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|PYTORCH_(?:CUDA_)?ALLOC_CONF|GLOO_SOCKET_IFNAME"
+    r"(?:VLLM|NCCL|TORCH_NCCL|RCCL)_\w+|CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
+    r"|(?:HIP|ROCR)_VISIBLE_DEVICES|HSA_OVERRIDE_GFX_VERSION|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|PYTORCH_(?:CUDA_)?ALLOC_CONF|GLOO_SOCKET_IFNAME"
 )
 """Harmless variables that configure a server, not its host."""
 _MASTER_PORT = "29501"
@@ -119,7 +120,7 @@ def _server(table: ProcessTable, pid: int, listens: bool) -> ServerProcess:
     ]
     secrets = [f'{name}="{placeholder(name)}"' for name in _SECRETS if environment.get(name)]
     launch = "" if top.role else shown(" ".join([*secrets, *settings, shlex.join(top.argv)]))
-    visible, dumps = environment.get("CUDA_VISIBLE_DEVICES"), dump_prefixes(environment)
+    visible, dumps = visible_gpus(environment), dump_prefixes(environment)
     return ServerProcess(pid, listens, table[pid].created, launch, visible, parse_node(launch), dumps)
 
 

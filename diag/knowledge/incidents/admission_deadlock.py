@@ -1,7 +1,7 @@
 """The scheduler admits no request: the one at the head of the queue does not fit the KV cache, even an empty one."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY, NO_LONG_PREFILL, NOT_ASLEEP, NOT_PAUSED
+from diag.knowledge.shared_fixes import MORE_KV_CAPACITY, NO_LONG_PREFILL, NOT_ASLEEP, NOT_PAUSED, SAVE_STACKS
 from diag.signals import (
     kv_cache_usage_peak,
     longest_that_is_admitted,
@@ -69,6 +69,7 @@ incident = Incident(
             while_it_lasts=True,
             why=measured("its client gave up after 50 s, and the queue moved within a second", "admission_deadlock"),
         ),
+        SAVE_STACKS,
         Fix(
             flag="--max-model-len",
             value=longest_that_is_admitted,

@@ -65,11 +65,7 @@ incident = Incident(
     explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
         *LET_GO_ON,
-        SAVE_STACKS._replace(
-            change="Before any restart, save the stack trace of every engine and worker: those that wait in a "
-            "collective name it, and the one that is not in it is the cause.",
-            effect="the stack traces name the engine that left the collective",
-        ),
+        SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart all of its engines together: one that is restarted "
             "alone does not join the collectives of the others.",

@@ -69,10 +69,7 @@ incident = Incident(
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         *LET_GO_ON,
-        SAVE_STACKS._replace(
-            change="Before any restart, save the stack traces of EngineCore and of every worker.",
-            effect="the stack traces name the call that does not return",
-        ),
+        SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
