@@ -23,6 +23,7 @@ from diag.core.formatting import listed, printable, quantity
 from diag.core.metric_families import Sample, render
 from diag.exporter import http_server as serve
 from diag.exporter.log.tail import STDIN, parse_timezone
+from diag.exporter.network.nccl import parse_address
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse
@@ -55,6 +56,7 @@ class ExporterOptions:
     listen: str = "127.0.0.1:9400"
     log: str = ""
     log_timezone: str = ""
+    nccl_ras: str = ""
     gpus: str = ""
     launch: str = ""
     timeout: float = 8.0
@@ -77,6 +79,7 @@ class Exporter:
             log_file,
             parse_timezone(options.log_timezone),
             tuple(filter(None, map(str.strip, options.gpus.split(",")))),
+            parse_address(options.nccl_ras),
         )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, render, self._probe.samples if self._probe else tuple)

@@ -77,7 +77,9 @@ THROTTLE_REASONS = {
 LABELS: Mapping[str, str] = {
     "cause": "the exception that the quoted one was raised from; empty if there is none",
     "clock": "sm or memory",
-    "collector": "the part of the page: vllm, nvml (amdsmi where the GPUs are AMD's), log or process",
+    "collective": "the kind of collective as NCCL names it, AllReduce for example; empty if it is not known",
+    "collector": "the part of the page: vllm, nvml (amdsmi where the GPUs are AMD's), log, process, nccl or infiniband",
+    "communicator": "hash of the communicator, as in NCCL's own log",
     "compute_capability": "of the GPU, 9.0 for example; empty for AMD's",
     "device": "the device that runs the model, cpu, cuda, rocm, xpu or tpu; empty if it is not known",
     "direction": "tx (sent) or rx (received)",
@@ -89,27 +91,32 @@ LABELS: Mapping[str, str] = {
     "file": "the log file, as named on the command line of the exporter; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
     "gpu": "index of the GPU, as nvidia-smi or amd-smi counts",
-    "host": "name of the host or container in which the PID counts",
+    "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
     "kind": "the kind of error: corrected or uncorrected for memory (AMD also deferred: found, and not read yet), the "
-    "name in nvml.h for NVLink",
+    "name in nvml.h for NVLink, of the kernel's counter for InfiniBand",
+    "leader": "address and port of the first node, as --master-addr and --master-port name it on every node",
     "line": "number of the line in the file; empty if it is not known",
     "model": "the name under which the model is served",
     "name": "product name of the GPU",
+    "node": "number of the node, --node-rank",
+    "operation": "number of a collective operation of this kind in this communicator, from 1 on; empty if not known",
     "part": "every_step, or experts (the routed ones)",
     "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`; xgmi between AMD's GPUs",
     "pci_bus_id": "PCI address of the GPU",
     "peer": "index of the other GPU",
     "prefix": "the prefix of the names of vLLM's metrics: kserve_vllm:, ray_vllm_, vllm_",
     "process": "the process of vLLM that wrote the line, as vLLM calls it; empty if the line does not name it",
+    "port": "device and number of the port, mlx5_0/1 for example",
     "phase": "; ".join(f"{phase.name}: {phase.meaning}" for phase in STARTUP_PHASES),
     "pid": "process id, as this host or container counts",
-    "rank": "rank of a worker within its engine, index of an engine; empty if it is not known",
+    "rank": "rank of a worker within its engine or its NCCL communicator, index of an engine; empty if not known",
     "reason": ", ".join(THROTTLE_REASONS),
     "resource": "cpu, memory or io",
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
     "sensor": "gpu (AMD: the edge of the die), hotspot (AMD only) or memory",
     "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie; of a "
-    "retired page reserved, pending (until the next reset) or unreservable",
+    "retired page reserved, pending (until the next reset) or unreservable; for NCCL answering, behind (it has "
+    "launched fewer collectives than its peers), unresponsive or dead",
     "text": "the line without its head, without secrets, up to 300 characters",
     "uuid": "identity of the GPU, the same after a reboot",
     "version": "release of diag, of vLLM",
@@ -200,6 +207,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Seconds until the first token of the exporter's last one-token request.", unread=FOR_READERS
     ),
     "diag_vllm_process_start_time_seconds": _gauge("Unix time at which the server's topmost process was started."),
+    "diag_vllm_node_info": _gauge(
+        "Always 1 for a server that spans nodes; the labels name the address of its first node, the number of this node"
+        " and its host.",
+        *("leader", "node", "host"),
+    ),
     "diag_vllm_processes": _gauge(
         "Running processes of this vLLM in this role; 0 once all processes seen of this server have ended.", "role"
     ),
@@ -256,6 +268,21 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_host_pressure_ratio": _gauge(
         "Share of the last 10 s in which a task of the server's cgroup waited for this resource (PSI; 0 to 1).",
         "resource",
+    ),
+    "diag_nccl_processes": _gauge(
+        "Processes of the server's NCCL job in this state by NCCL's RAS service, in its last two statuses.", "state"
+    ),
+    "diag_nccl_missing_rank_operations": _gauge(
+        "Collective operations by which a rank that is missing from its communicator is behind its peers; the labels "
+        "name the operation that it has not launched. 0 if its process does not answer NCCL's RAS service.",
+        *("communicator", "rank", "host", "state", "collective", "operation"),
+    ),
+    "diag_nccl_dump_timestamp_seconds": _gauge(
+        "Unix time of the newest dump of PyTorch's flight recorder since the server started, 0 without one."
+    ),
+    "diag_infiniband_port_active": _gauge("1 when this InfiniBand or RoCE port is active, 0 when not.", "port", "host"),
+    "diag_infiniband_errors_total": _counter(
+        "Errors of this kind on an InfiniBand or RoCE port since its counters were reset.", "port", "host", "kind"
     ),
     "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),
     "diag_gpu_info": _gauge(
@@ -316,7 +343,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_nvlink_bytes_total": _counter(
         "Bytes sent or received over all NVLinks, on AMD over all XGMI links.", *GPU, "direction"
     ),
-    "diag_gpu_nvlink_errors_total": _counter("Errors of this kind on all NVLinks.", *GPU, "kind", unread=FOR_READERS),
+    "diag_gpu_nvlink_errors_total": _counter("Errors of this kind on all NVLinks.", *GPU, "kind"),
     "diag_gpu_nvlink_active_links": _gauge("Number of NVLinks that are up, on AMD of XGMI links.", *GPU),
     "diag_gpu_peer_info": _gauge(
         "Always 1; the labels name the path between two GPUs.",

@@ -45,6 +45,7 @@ from diag.knowledge.signals import (
 )
 from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.peers import ranks_out_of_step
+from diag.knowledge.signals.settings import running_value
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
 from diag.sources.observation import Observation, Origin, observation
 
@@ -86,6 +87,7 @@ NO_USAGE = (
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
 STARTS = "its log shows a start in progress, and /metrics does not answer yet; diagnose it again once it does"
 THERE = "its processes are running and /metrics does not answer yet"
+HEADLESS = "it is a headless node, which has no API server: diagnose it together with the node that has it"
 LOG_WOULD_SHOW_START = "; its log would show how far the start is (--log)"
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
@@ -146,18 +148,24 @@ def owed_and_still(found: tuple[Progress, ...]) -> bool:
 def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[NotJudged, ...]]:
     """Return each engine's progress, and why that of others is unknown; ordered by subject.
 
-    The health of an engine that is still starting, or stands still with work to do, is unknown as well.
+    The health of an engine that is still starting, or stands still with work to do, is unknown as well. A headless
+    node has no progress of its own: that of its server counts.
     """
     known: list[Progress] = []
     unknown: list[NotJudged] = []
+    headless: list[NotJudged] = []
     for subject in queries.subjects(ENGINE):
         if not queries.is_gone(subject):
+            last = _LastValues(subject, queries)
+            if last.instance(running_value("headless")) and last.instance(processes):
+                headless.append(NotJudged(HEADLESS, subject))
+                continue
             found = _judge_engine(subject, queries)
             if isinstance(found, Progress):
                 known.append(found)
             if isinstance(found, str) or found.state == "starting" or found.reason == STILL:
                 unknown.append(NotJudged(found if isinstance(found, str) else found.reason, subject))
-    return tuple(known), tuple(unknown)
+    return tuple(known), tuple(unknown if known else [*unknown, *headless])
 
 
 class _LastValues(NamedTuple):

@@ -74,6 +74,7 @@ class SourceOptions:
     probe: bool = False
     log: str = ""
     log_timezone: str = ""
+    nccl_ras: str = ""
     prometheus: str = ""
     scope: Scope = field(default_factory=Scope)
     k8s: str = ""
@@ -197,13 +198,15 @@ def scrape_plan(
 def _host_pages(options: SourceOptions, server: "VllmServer") -> "JoinedPages | None":
     """Return the pages of GPUs, processes and log of a server on this host, or of a server whose log was named."""
     from diag.exporter.log.tail import parse_timezone
+    from diag.exporter.network.nccl import parse_address
     from diag.exporter.page import host_collectors
     from diag.http.address import is_here
     from diag.sources.live.joined_pages import JoinedPages
 
     if not options.log and not is_here(server.address):
         return None
-    return JoinedPages(server, host_collectors(server.address, options.log, parse_timezone(options.log_timezone)))
+    zone, nccl = parse_timezone(options.log_timezone), parse_address(options.nccl_ras)
+    return JoinedPages(server, host_collectors(server.address, options.log, zone, nccl=nccl))
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ FLAGS: Mapping[str, Kind] = {
     **dict.fromkeys(
         (
             *("enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"),
-            "disable_custom_all_reduce",
+            *("disable_custom_all_reduce", "headless"),
         ),
         "switch",
     ),

@@ -48,6 +48,8 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
+from diag.exporter.network.nccl import nccl_samples
+from diag.exporter.network.nccl_status import NcclStatus, NotRas, read_status
 from diag.exporter.process import table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
 from diag.exporter.process.table import ProcessEntry
@@ -276,6 +278,15 @@ def kernel(text: bytes) -> str:
         finally:
             table.read_from("/proc")
         return plain(samples).decode() + told
+
+
+def nccl(text: bytes) -> str:
+    """Two statuses of NCCL's RAS service, as samples."""
+    statuses: list[NcclStatus] = []
+    for part in [*text.split(BETWEEN), text][:2]:
+        with suppress(NotRas):
+            statuses.append(read_status(part.decode("utf-8", "replace")))
+    return plain(nccl_samples(statuses[-1], statuses[0])).decode() if statuses else ""
 
 
 def model(text: bytes) -> str:
@@ -507,6 +518,7 @@ TARGETS: Mapping[str, Target] = {
     "ramp": Target(ramp, lambda: iter(())),
     "kernel": Target(kernel, lambda: iter(())),
     "model": Target(model, _models),
+    "nccl": Target(nccl, lambda: iter(())),
     "web_config": Target(web_config, lambda: iter(())),
     "arguments": Target(arguments, lambda: iter(()), 20.0),
     "prometheus": Target(prometheus, lambda: iter(()), 20.0),

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from support.expressions import ENGINE, INCIDENTS, expressions
-from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.paths import OF_ONE_SERVER, RECORDINGS
 from support.prometheus_server import PLACES, assert_same, program, serving
 from support.scenarios import everything
 
@@ -42,7 +42,7 @@ STRETCH = 7.5
 def seen() -> dict[str, Observation]:
     """Return the values of every recording."""
     with TemporaryDirectory() as folder:
-        return {path.name: read(path) for path in (*ALL_RECORDINGS, everything(Path(folder)))}
+        return {path.name: read(path) for path in (*OF_ONE_SERVER, everything(Path(folder)))}
 
 
 def blocks(stretch: float) -> Iterator[promql.Block]:

@@ -44,10 +44,23 @@ def everything(folder: Path) -> Path:
     beside += (model("mixtral-8x7b", "--tensor-parallel-size 2"),)
     scrapes = list(rewriting.scrapes("kv_cascade"))
     start = scrapes[0][0]
+    beside += (network,)
     spent = dict.fromkeys(PHASES[:-1], 10.0)
     told = (log("ready", spent, 600, start, cuda_out_of_memory=500, engine_start_failed=900), *map(_numbers, NUMBERS))
     pages = ((t, host, page + text(t - start, page, (*beside, *told))) for t, host, page in scrapes)
     return rewriting.write(folder / "everything", pages)
+
+
+def network(t: float) -> Iterable[Sample]:
+    """A first node of two, an InfiniBand port that counts errors, and a rank that NCCL misses."""
+    yield "diag_vllm_node_info", ("10.0.0.1:29501", "0", "node-a"), 1
+    yield "diag_infiniband_port_active", ("mlx5_0/1", "node-a"), float(t < 20)
+    yield "diag_infiniband_errors_total", ("mlx5_0/1", "node-a", "link_downed"), float(t >= 20)
+    yield "diag_nccl_processes", ("behind",), float(t >= 20)
+    yield "diag_nccl_dump_timestamp_seconds", (), 0.0
+    if t >= 20:
+        labels = ("cf264af53edbe986", "1", "10.0.0.2", "behind", "AllReduce", "7")
+        yield "diag_nccl_missing_rank_operations", labels, 1.0
 
 
 NUMBERS = {

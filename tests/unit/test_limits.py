@@ -19,6 +19,7 @@ from diag.core import files, yaml
 from diag.diagnosis import decision_table
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
+from diag.exporter.network import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
@@ -72,6 +73,9 @@ STATED = {
     "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
     "`--for`": f"{options.LONGEST_DURATION:,.0f} s",
     "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",
+    "status of NCCL's ranks (`--nccl-ras`)": f"{nccl.MOST_BYTES // MIB} MiB, {nccl.ANSWER_SECONDS:g} s; "
+    f"{nccl.MOST_NAMED} ranks",
+    "InfiniBand ports of a host": f"{infiniband.MOST_PORTS}",
     "`/version`, `/v1/models`, `/server_info`": f"{vllm_server.SMALL // MIB} MiB",
 }
 

@@ -4,11 +4,16 @@ from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
 from diag.signals import (
     engines,
+    infiniband_link_errors,
+    infiniband_ports_down,
+    nccl_ranks_missing,
     requests_running,
     requests_stuck_on_all_engines,
 )
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
+RAS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"
+INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 DRIFT = "https://github.com/vllm-project/vllm/issues/43547"
 
 incident = Incident(
@@ -32,6 +37,11 @@ incident = Incident(
         ),
         engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
         requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
+    ),
+    supports=(
+        nccl_ranks_missing.at_least(1, documented("NCCL names the process that has not entered a collective", RAS)),
+        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
     ),
     looks_like=(
         LookAlike(

@@ -1,7 +1,7 @@
 """The engine's program failed on its device: a CUDA error, or a collective of the ranks that timed out."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import READ_LOG, TROUBLESHOOTING
+from diag.knowledge.shared_fixes import READ_DUMPS, READ_LOG, TROUBLESHOOTING
 from diag.signals import device_fault, logged, quoted_error, tokens_or_shutdown
 
 CASE = "https://github.com/vllm-project/vllm/issues/40756"
@@ -42,6 +42,7 @@ incident = Incident(
     quotes=quoted_error,
     fixes=(
         *READ_LOG,
+        READ_DUMPS,
         Fix(
             change="Restart the server; if it fails again, look for the request that it was working on.",
             effect="/metrics answers again and tokens are generated",

@@ -9,6 +9,7 @@ what is usual; with two, the other engine does.
 from diag.core.incident import GROUP, Part, Signal
 from diag.core.log_events import SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.network import as_of_first_node
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -117,10 +118,14 @@ PARTS: tuple[Part, ...] = (
         "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
         "share",
     ),
+    Part("worker_cores_of_nodes", as_of_first_node("$worker_cores", "host, pid, rank", "leader, host"), "cores"),
+    Part(
+        "worker_cores_of_server", "$worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes"
+    ),
     Part(
         "still_workers",
-        f"(count by ($by) ($worker_cores < {STILL}) and max by ($by) ($worker_cores) > {SPINS})"
-        " or 0 * (count by ($by) ($worker_cores) >= $world_size)",
+        f"(count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})"
+        " or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)",
         "ranks",
     ),
     Part(
@@ -136,8 +141,9 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "named_still_worker",
-        f"label_replace(($worker_cores < {STILL}) and on (instance) (max by (instance) ($worker_cores) > {SPINS}),"
-        ' "named", "rank $$1", "rank", "(.+)")',
+        f"label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})"
+        f" and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}),"
+        ' "one", "rank $$1", "rank", "(.+)"), "place", " on $$1", "host", "(.+)"), "named", "", "one", "place")',
     ),
     Part(
         "named_still_gpu",
@@ -247,11 +253,11 @@ stood_still = Signal(
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
-    # the log decides if neither processes nor GPUs are observed
-    "$ranks_out_of_step or $log_waits_for_a_rank",
-    "ranks missing from a collective (by processes, GPUs or the log): {value}",
+    # the log decides if neither processes nor GPUs are observed; NCCL does not count captured graphs: none is no proof
+    "($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
+    "ranks missing from a collective (by NCCL, processes, GPUs or the log): {value}",
     "ranks",
-    culprit_promql=WHICH_RANK,
+    culprit_promql=f"$named_nccl_rank or ({WHICH_RANK}) unless on (instance) $named_nccl_rank",
     culprit_label="{named}",
 )
 ranks = Signal(
