@@ -147,7 +147,7 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
 
 def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer]) -> Iterable[_Cache]:
     """Yield what the mixers of a layer keep."""
-    block, padded = _block(model, setup)
+    block, padded = block_tokens(model, setup)
     for mixer in mixers:
         if not mixer.cached:
             continue
@@ -170,7 +170,7 @@ def _states(mixer: Mixer, setup: Setup) -> int:
     return 0 if mode == "all" else 2 + bool(checkpoint)
 
 
-def _block(model: Model, setup: Setup) -> tuple[int, int]:
+def block_tokens(model: Model, setup: Setup) -> tuple[int, int]:
     """Return the tokens of a block, and the bytes to which a state is padded, 0 for none.
 
     Of a model with attention and states, the block of attention is large enough for a state.

@@ -12,7 +12,8 @@ from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import default, release, versions
 from diag.vllm.gpus import capability
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.weights import block_size, feed_forward_width, group_size
+from diag.vllm.memory.quantization import block_size, group_size
+from diag.vllm.memory.weights import feed_forward_width
 
 MOST, MOST_TOKENS = 2**42, 2**26
 """Most bytes of a memory, and most tokens or requests of a step: a larger value is a typing error."""
