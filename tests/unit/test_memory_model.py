@@ -143,6 +143,66 @@ def test_invalid_layer_types_are_not_covered(tmp_path: Path, kinds: list[object]
     assert changed(tmp_path, layer_types=kinds).unknown.endswith("are not covered")
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"compress_ratios": [0, 4], "hc_mult": 4}, "and so are its fields 'compress_ratios', 'hc_mult'"),
+        ({"pad_token_id": 7, "rope_theta": 10_000, "use_fast": True}, ""),
+    ],
+)
+def test_fields_of_an_unknown_architecture_that_are_unknown_too_are_named(
+    tmp_path: Path, fields: dict[str, object], said: str
+) -> None:
+    model = changed(tmp_path, architectures=["NewForCausalLM"], **fields)
+    assert said in model.unknown
+    assert bool(model.doubt) is bool(model.stack) is not said
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"moe_layers": "a,b", "num_experts": 8},
+        {"attn_layer_indices": [[1]]},
+        {"per_layer_config": {"0": 7}},
+        {"block_configs": [{"ffn": {"ffn_mult": float("nan")}}]},
+        {"hybrid_override_pattern": "M?"},
+        {"linear_attn_config": {"full_attn_layers": [4], "num_heads": "x"}},
+        {"num_attention_heads_per_layer": ["x"]},
+        {"vision_config": {"hidden_size": "x", "depth": [], "mlp_ratio": "wide"}},
+    ],
+)
+def test_odd_fields_of_layers_are_a_sentence(tmp_path: Path, fields: dict[str, object]) -> None:
+    try:
+        model = changed(tmp_path, **fields)
+    except BadUsage as error:
+        assert str(error).isprintable()
+    else:
+        assert weights.encoders(model).elements >= 0
+
+
+def test_matrices_with_bits_of_their_own_are_weighed_by_them(tmp_path: Path) -> None:
+    """ModelOpt's mixed precision: 8 bits for attention, NVFP4 for the rest, and one layer left alone."""
+    layers = {f"model.layers.{at}.self_attn.o_proj": {"quant_algo": "FP8"} for at in range(32)}
+    layers |= {f"model.layers.{at}.mlp.up_proj": {"quant_algo": "W4A16_NVFP4"} for at in range(1, 32)}
+    settings = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    model = changed(tmp_path, quantization_config=settings)
+    bits = precision(model.quantization or {})
+    assert bits
+    for at, up in ((0, 16.0), (1, 4.5)):
+        sizes = {(part.elements, bits.of(part)) for part in weights.layer(model, at)}
+        assert (4096 * 4096, 8.0) in sizes
+        assert any(size == up and elements % (4096 * 14_336) == 0 for elements, size in sizes)
+
+
+def test_modelopt_writes_its_quantization_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(
+        '{"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["a"]}}'
+    )
+    bits = precision(changed(tmp_path).quantization or {})
+    assert bits
+    assert bits.linear == 4.5
+
+
 def test_fields_missing_in_gemma_configs_have_transformers_defaults(tmp_path: Path) -> None:
     """The files are those of google/gemma-3-4b-it."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}

@@ -138,7 +138,7 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     windows = {cache.window for cache in found if cache.kind == "window"}
     if windows and not any(cache.kind in ("full", "latent") for cache in found) and min(windows) < setup.length:
         window = f"a sliding window of {min(windows):,} tokens"
-        if {cache.kind for cache in found} == {"window"}:
+        if {cache.kind for cache in found} == {"window"} and release(setup.version) < BY_REQUESTS:
             raise NotCovered(f"all layers have {window}, which releases treat differently")
     groups = tuple(_groups([(at, cache) for (at, _), cache in zip(caches, found, strict=True)]))
     block = max((cache.block for cache in found if cache.kind != "state"), default=setup.block)
