@@ -365,9 +365,11 @@ def test_files_that_vllm_does_not_load_are_not_counted(tmp_path: Path) -> None:
         tmp_path / "model.safetensors",
         model__layers__31__x=("BF16", 100),
         model__layers__32__mtp=("BF16", 1000),
+        mtp__layers__0__x=("BF16", 1000),
+        audio_tower__layers__40__x=("BF16", 10),
         lm_head__weight=("BF16", 1000),
     )
-    assert on_disk(model) == 100
+    assert on_disk(model) == 110
 
 
 def head(text: str) -> bytes:
