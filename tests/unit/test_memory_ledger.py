@@ -12,7 +12,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
-from diag.vllm.memory.kv_layout import CacheLayout, cache_layout
+from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.ledger import (
     BUDGET,
     GRAPHS,
@@ -273,6 +273,23 @@ def test_a_model_of_windows_alone_keeps_no_more_than_the_window(tmp_path: Path) 
     assert kept.blocks(32_768) == -(-(4095 + 2 * 2048) // 16) + 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, 1),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, 1),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}, 2),  # only the two methods read it
+    ],
+)
+def test_files_may_ask_for_a_quantized_cache(tmp_path: Path, settings: dict[str, object], size: int) -> None:
+    model = altered(tmp_path, "llama-3-8b", quantization_config=settings)
+    kept = cache_layout(model, planned("llama-3-8b"))
+    assert kept.token_bytes(kept.block_bytes()) == 32 * 2 * 8 * 128 * size
+    if size == 1:
+        with pytest.raises(NotCovered, match="which not every release follows"):
+            cache_layout(model, planned("llama-3-8b", version="0.13.0"))
+
+
 def test_the_index_of_sparse_attention_is_cached_beside_the_latent_vectors() -> None:
     """132 bytes of a token in each layer, beside 1,152 in bfloat16 or 656 packed."""
     for flags, latent in (("", 1152), ("--kv-cache-dtype fp8", 656)):
@@ -302,11 +319,6 @@ def altered(folder: Path, name: str, **fields: object) -> Model:
             {},
             "--kv-cache-dtype turboquant_k8v4",
             "how many bytes --kv-cache-dtype 'turboquant_k8v4' takes is unknown",
-        ),
-        (
-            {"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}},
-            "",
-            "the model's files ask for a quantized KV cache",
         ),
         ({}, "--enable-lora", "not counted: LoRA adapters"),
         ({}, "--speculative-config {}", "not counted: the draft model"),
