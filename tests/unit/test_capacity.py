@@ -72,7 +72,7 @@ def test_sliding_windows_are_read_no_further() -> None:
 
 def test_chunks_of_llama_4_are_read_no_further() -> None:
     model = replica("llama-4-scout").model
-    assert [work.reach(model, mixer, 100_000) for mixer in work.mixers(model)[:4]] == [
+    assert [work.reach(mixer, 100_000) for mixer in work.mixers(model)[:4]] == [
         8192,
         8192,
         8192,

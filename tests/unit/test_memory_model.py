@@ -38,6 +38,7 @@ PARAMETERS = {  # language part and encoders; tests/live compares them with thos
     "llama-4-scout": (107_769_861_120, 842_891_008),
     "mimo-v2-flash": (308_778_766_336, 0),
     "minimax-m2.5": (228_689_748_992, 0),
+    "minimax-m3": (426_174_565_632, 0),
     "minimax-text-01": (47_373_946_880, 0),
     "mistral-small-3.2": (23_572_403_200, 439_226_368),
     "mixtral-8x7b": (46_702_792_704, 0),

@@ -136,6 +136,7 @@ FAMILIES: Mapping[str, Architecture] = {
     **dict.fromkeys(("glm4moe", "glm4vmoe"), _GLM4_MOE),
     **dict.fromkeys(("minimaxm2", "olmoe", "flexolmo"), _OLMO2),
     **dict.fromkeys(("olmo2", "olmo3"), _OLMO2),
+    **dict.fromkeys(("minimaxm3", "minimaxm3sparse", "minimaxm3vl"), _QWEN3),
     "olmo": Architecture(norms=0, final_norm=False),
     "olmohybrid": _OLMO2,
     "nemotronh": Architecture(linear="mamba2", gated=False, state_type="float32"),

@@ -36,6 +36,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_width": ("mamba_d_ssm",),
     "mamba_expand": ("expand",),
     "mamba_rank": ("mamba_dt_rank", "time_step_rank"),
+    "intermediate_size_mlp": ("dense_intermediate_size",),
     "moe_latent_size": ("routed_expert_hidden_size",),
     "positions": ("max_position_embeddings", "n_positions", "max_target_positions"),
 }

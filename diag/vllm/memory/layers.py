@@ -204,13 +204,28 @@ def latent_attention(config: Config, has_indexer: bool) -> Mixer:
         parts.append(linear(down * heads * (nope + rope), "self_attn.q_b_proj"))
     if config.switch("mla_use_output_gate"):
         parts.append(linear(hidden * heads * value, "self_attn.g_proj"))
-    index = 0
+    index, sparse = 0, config.count("index_topk")
     if has_indexer:
         count, size = config.size("index_n_heads", 64), config.size("index_head_dim", 128)
         parts.append(linear(down * count * size, "self_attn.indexer.wq_b", ways=1))
         parts.append(WeightPart(hidden * (size + count) + 2 * size))
         index = size + size // INDEX_SCALE * 4
-    return Mixer("latent", tuple(parts), heads, 1, rank + rope, value, index=index, rank=rank, key_dim=nope + rope)
+    return Mixer(
+        "latent", tuple(parts), heads, 1, rank + rope, value, index=index, sparse=sparse, rank=rank, key_dim=nope + rope
+    )
+
+
+def indexed(mixer: Mixer, config: Config, at: int) -> Mixer:
+    """Return attention with the indexer that `sparse_attention_config` gives a layer (MiniMax M3), keys in 16 bits."""
+    nested = Config(config.part("sparse_attention_config"), config.place)
+    layers = nested.list("sparse_attention_freq")
+    if not nested.has("sparse_index_dim") or (at < len(layers) and not layers[at]):
+        return mixer
+    size, heads = nested.size("sparse_index_dim"), nested.size("sparse_num_index_heads", 1)
+    part = linear(config.size("hidden_size") * (heads + 1) * size, "self_attn.index_q_proj", ways=heads)
+    chosen = nested.count("sparse_topk_blocks") * nested.size("sparse_block_size", 128)
+    parts = (*mixer.parts, part, WeightPart(2 * size))
+    return replace(mixer, parts=parts, index=2 * size, sparse=chosen)
 
 
 INDEX_SCALE = 128
@@ -358,7 +373,7 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
             types = config.list("indexer_types")
             yield latent_attention(config, config.has("index_topk") and (at >= len(types) or types[at] == "full"))
         else:
-            yield attention(config, family, kind)
+            yield indexed(attention(config, family, kind), config, at)
         if family.crossed:
             yield replace(
                 attention(config, family, kind), kind="cross", window=config.size("max_source_positions", 1500)
