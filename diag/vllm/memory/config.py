@@ -101,7 +101,7 @@ class Config:
 
     def any_switch(self, *names: str) -> bool:
         """Return True if one of these fields is true."""
-        return any(self.switch(name) for name in names)
+        return any(self.fields.get(name) is True for name in names)
 
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an object inside; {} if there is none."""

@@ -340,7 +340,7 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             kind = kind if has_attention else "none"  # noqa: PLW2901
         mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
         if at >= count - shares > 0:
-            mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
+            mixers = tuple(_sharing(mixer) for mixer in mixers)
         parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
         has_dense = layer_width > 0 and (not sparse[at] or family.both) and (not is_single or names[at] == "mlp")
         if is_single:
@@ -357,6 +357,12 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             parts.append(WeightPart(2 * hidden * size + hidden))
         layers.append(Layer(mixers, tuple(parts), sparse[at], layer_width if has_dense else 0))
     return tuple(layers)
+
+
+def _sharing(mixer: Mixer) -> Mixer:
+    """Return attention that reads the keys and values of an earlier layer (Gemma 4)."""
+    own = tuple(part for part in mixer.parts if part.modules not in (("self_attn.k_proj",), ("self_attn.v_proj",)))
+    return replace(mixer, cached=False, parts=own)
 
 
 def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> Iterator[Mixer]:
