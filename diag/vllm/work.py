@@ -109,7 +109,7 @@ def _cache_bytes(model: Model, setup: Setup, mixer: Mixer, context: float) -> fl
 
 
 def _layers(model: Model) -> list[WeightPart]:
-    if model.family is None:
+    if model.family is None or not model.stack:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
     return list(chain.from_iterable(layer(model, at) for at in range(model.layers)))
 

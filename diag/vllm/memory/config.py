@@ -93,6 +93,12 @@ class Config:
         """Return a whole number that may be 0; the default if the field is missing or no number."""
         return self.size(name, default, least=0)
 
+    def first(self, name: str, default: int = 0) -> int:
+        """Return a whole number, or the first of a list with one for each layer; the default if it is missing."""
+        value = self.get(name)
+        value = value[0] if isinstance(value, list) and value else value
+        return Config({name: value}, self.place).count(name, default)
+
     def switch(self, name: str, default: bool = False) -> bool:
         value = self.fields.get(name)
         if value is not None and not isinstance(value, bool):

@@ -237,12 +237,9 @@ def experts(config: Config) -> Experts | None:
     total = config.count("num_experts")
     if not total:
         return None
-    width = config.get("moe_intermediate_size")
-    width = width[0] if isinstance(width, list) and width else width  # one for each layer, all the same
-    width = width if isinstance(width, int) and width > 0 else config.size("intermediate_size")
-    active = config.get("num_experts_per_tok")
-    active = active[0] if isinstance(active, list) and active else active
-    return Experts(total, active if isinstance(active, int) and active > 0 else 1, width)
+    names = ("moe_intermediate_size", "intermediate_size")
+    width = next(filter(None, map(config.first, names)), 0) or config.size("intermediate_size")
+    return Experts(total, config.first("num_experts_per_tok") or 1, width)
 
 
 def has_experts(config: Config, count: int) -> list[bool]:
@@ -278,12 +275,7 @@ def has_experts(config: Config, count: int) -> list[bool]:
 
 def dense_width(config: Config, family: Architecture) -> int:
     """Return the width of a feed-forward part without experts."""
-    width = config.get("intermediate_size_mlp") or config.get("intermediate_size")
-    if isinstance(width, list):
-        width = width[0] if width else None
-    if width is None:
-        return 4 * config.size("hidden_size")
-    width = Config({"intermediate_size": width}, config.place).size("intermediate_size")
+    width = config.first("intermediate_size_mlp") or config.first("intermediate_size", 4 * config.size("hidden_size"))
     if family.adjusted and config.switch("block_auto_adjust_ff_dim", True):  # LFM2
         multiple, factor = config.size("block_multiple_of", 256), config.get("block_ffn_dim_multiplier") or 1
         width = -(-int(factor * (2 * width // 3)) // multiple) * multiple
@@ -310,13 +302,8 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
         yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
     if family.sinks and family.mlp_bias:  # gpt-oss
         yield WeightPart(found.total * (2 * found.width + hidden + 1))
-    alone = config.get("shared_expert_intermediate_size")
-    alone = alone[0] if isinstance(alone, list) and alone else alone
-    shared = alone if isinstance(alone, int) else 0
-    if not shared:
-        number = config.get("n_shared_experts")
-        number = number[0] if isinstance(number, list) and number else number
-        shared = found.width * (number if isinstance(number, int) else int(family.shared))
+    shared = config.first("shared_expert_intermediate_size")
+    shared = shared or found.width * config.first("n_shared_experts", int(family.shared))
     if shared:
         names = ("gate", "up", "down")[-matrices:]
         yield linear(matrices * hidden * shared, *(f"mlp.shared_experts.{name}_proj" for name in names))
