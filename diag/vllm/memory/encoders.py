@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from diag.vllm.memory.architectures import stem
-from diag.vllm.memory.config import Config
+from diag.vllm.memory.config import MOST, Config
 
 Connector = Literal["merger", "projector", "merge and project", "linear", "none"]
 
@@ -66,7 +66,7 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
     def size(name: str, default: int = 0) -> int:
         found = next((value for other in _NAMES[name] if (value := config.get(other)) is not None), default)
         found = found[0] if isinstance(found, list) and found else found
-        return found if isinstance(found, int) and found >= 0 else default
+        return found if isinstance(found, int) and 0 <= found <= MOST else default
 
     kind = ENCODERS.get(_stem(fields), Encoder())
     hidden, layers, out = size("hidden"), size("layers"), size("out") or hidden_of_text
