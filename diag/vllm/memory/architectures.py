@@ -107,7 +107,7 @@ FAMILIES: Mapping[str, Architecture] = {
             ),
             *("ernie45", "ernie45moe", "ernie45vlmoe", "idefics3", "smolvlm", "voxtral", "helium", "minicpm", "youtu"),
             *("deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa", "glm4moelite", "kimik25", "kimivl"),
-            *("kimilinear", "axk1", "mistral4", "mistrallarge3", "solaropen", "minicpm3", "decilm"),
+            *("kimilinear", "axk1", "mistral4", "mistrallarge3", "solaropen", "minicpm3", "decilm", "exaone"),
         ),
         LLAMA,
     ),
