@@ -93,21 +93,12 @@ _MAMBA_ONLY = Architecture(bare=True, norms=1, tied=True)
 FAMILIES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         (
-            *("llama", "mistral", "mistral3", "ministral", "ministral3", "pixtral", "phi3", "phi3v", "solar", "aquila"),
-            *(
-                "internlm3",
-                "iquestcoder",
-                "telechat3",
-                "xverse",
-                "internlm2",
-                "seedoss",
-                "smollm3",
-                "mixtral",
-                "exaone",
-            ),
-            *("ernie45", "ernie45moe", "ernie45vlmoe", "idefics3", "smolvlm", "voxtral", "helium", "minicpm", "youtu"),
-            *("deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa", "glm4moelite", "kimik25", "kimivl"),
-            *("kimilinear", "axk1", "mistral4", "mistrallarge3", "solaropen", "minicpm3", "decilm", "exaone"),
+            *("llama", "mistral", "mistral3", "ministral", "ministral3", "pixtral", "phi3", "phi3v", "solar"),
+            *("aquila", "internlm3", "iquestcoder", "telechat3", "xverse", "internlm2", "seedoss", "smollm3"),
+            *("mixtral", "exaone", "ernie45", "ernie45moe", "ernie45vlmoe", "idefics3", "smolvlm", "voxtral"),
+            *("helium", "minicpm", "youtu", "deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa"),
+            *("glm4moelite", "kimik25", "kimivl", "kimilinear", "axk1", "mistral4", "mistrallarge3"),
+            *("solaropen", "minicpm3", "decilm", "exaone"),
         ),
         LLAMA,
     ),
