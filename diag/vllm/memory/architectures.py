@@ -98,7 +98,7 @@ FAMILIES: Mapping[str, Architecture] = {
             *("mixtral", "exaone", "ernie45", "ernie45moe", "ernie45vlmoe", "idefics3", "smolvlm", "voxtral"),
             *("helium", "minicpm", "youtu", "deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa"),
             *("glm4moelite", "kimik25", "kimivl", "kimilinear", "axk1", "mistral4", "mistrallarge3"),
-            *("solaropen", "minicpm3", "decilm", "exaone"),
+            *("solaropen", "minicpm3", "decilm"),
         ),
         LLAMA,
     ),
