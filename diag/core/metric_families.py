@@ -183,6 +183,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="The doctor's note that log and metrics conflict quotes it; it is evidence of no incident.",
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
+    "diag_vllm_log_value_total": _counter(
+        "Sum of a number over all log lines that show this event, since the exporter started.", "event", "field"
+    ),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
         *("event", "process", "file", "line", "text", "cause"),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from diag.core.log_events import (
     COMPILED_WHILE_SERVING,
+    CUT_AT_SHUTDOWN,
     ENGINE_DEAD,
     ENGINE_START_FAILED,
     KILLED_BY_SIGNAL,
@@ -125,6 +126,7 @@ class LogInterpreter:
         self._listens = False
         self._ending: set[str] = set()
         self._was_told_to_stop = False
+        self._cut: Counter[str] = Counter()
         self._last_text = ""
         self._is_vllm = False
         """True if a line was logged by a file of vLLM's, or about a route of its API: others use uvicorn too."""
@@ -428,6 +430,7 @@ class LogInterpreter:
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
+        self._cut = Counter()
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
@@ -466,7 +469,19 @@ class LogInterpreter:
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._count_answer(line.text)
+        answer = ANSWER.match(line.text)
+        if answer and answer["status"] == "5":
+            self._cut_off("answers", at)
         self._serve(at)
+
+    def _cut_off(self, kind: str, at: float) -> None:
+        """Note a request that failed after the server was told to stop.
+
+        A stream that fails before its first token logs both its exception and an answer: the larger number counts.
+        """
+        if self._was_stopped and self._was_told_to_stop and not self._dead:
+            self._cut[kind] += 1
+            self._events.count(CUT_AT_SHUTDOWN, at, requests=max(self._cut.values()))
 
     def _serve(self, at: float) -> None:
         self._reach(READY_STAGE, at)
@@ -496,6 +511,9 @@ class LogInterpreter:
         is_of_shutdown = pattern.name in DEATHS and self._was_stopped
         is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
         if is_of_startup or is_of_shutdown or (is_api_server and pattern.name in ON_DEVICE):
+            return
+        if pattern.name == CUT_AT_SHUTDOWN and not pattern.numbers:
+            self._cut_off("streams", at)
             return
         if (
             line.text.startswith(_HIT) and not self._startup.is_ready

@@ -1,9 +1,10 @@
 """The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
+from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_CHANGING, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
 from diag.signals import (
     engines,
+    engines_missing,
     requests_running,
     requests_stuck_on_all_engines,
 )
@@ -33,6 +34,15 @@ incident = Incident(
         engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
         requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
     ),
+    supports=(
+        engines_missing.at_least(
+            1,
+            reported(
+                "the peers of a missing rank busy-wait in their collective, and it uses no CPU itself",
+                "https://github.com/vllm-project/vllm/issues/42354",
+            ),
+        ),
+    ),
     looks_like=(
         LookAlike(
             "engine_stalled",
@@ -44,6 +54,7 @@ incident = Incident(
             distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
         ),
         NOT_PAUSED,
+        NOT_CHANGING,
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
         LookAlike(
             "prefill_decode_contention",

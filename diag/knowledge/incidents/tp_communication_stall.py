@@ -1,7 +1,7 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
+from diag.knowledge.shared_fixes import LET_GO_ON, NOT_CHANGING, NOT_HALTED, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
 from diag.signals import log_waits, not_set, nvlinks, progress, ranks, ranks_missing_from_collective, ranks_out_of_step
 
 SPIN = reported(
@@ -41,6 +41,7 @@ incident = Incident(
             distinguish="The log has the same line, but the rank that compiles uses a full core: no rank stands still.",
             refuted_by=OUT_OF_STEP,
         ),
+        NOT_CHANGING,
         LookAlike("gpu_fault", distinguish="The driver reports an Xid error, or the GPU does not answer."),
     ),
     explains=(
