@@ -113,7 +113,11 @@ LOG_EVENTS = (
         fatal=True,
     ),
     LogEvent(SHUT_DOWN, "The server received a request to stop, and stopped in order."),
-    LogEvent(CUT_AT_SHUTDOWN, "A request in flight failed because the server was told to stop.", ("requests",)),
+    LogEvent(
+        CUT_AT_SHUTDOWN,
+        "A request failed because the server was told to stop: in flight, or sent while it waited for those in flight.",
+        ("requests", "refused"),
+    ),
     LogEvent(
         DRAIN_STARTED, "An engine that was told to stop waits for its requests in flight.", ("requests", "seconds")
     ),

@@ -14,7 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from support.paths import RECORDINGS
-from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, model, reading, workers
+from support.scenarios import (
+    GIB,
+    PHASES,
+    Beside,
+    config,
+    crashed,
+    eplb,
+    gpu,
+    log,
+    logged,
+    memory,
+    model,
+    reading,
+    workers,
+)
 from support.thinning import truth
 
 from diag.core.metric_families import FAMILIES
@@ -292,6 +306,7 @@ RECORDED = {
     "requests_aborted": "requests_aborted",
     "requests_cancelled": "requests_cancelled",
     "requests_failing": "requests_failing",
+    "weights_not_reloaded": "weights_not_reloaded",
 }
 """The recording that shows an incident from vLLM's page alone."""
 CHRONIC = ("prefix_cache_ineffective", "speculation_ineffective")
@@ -302,13 +317,16 @@ CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))
 HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "crash_loop": ("", (log("load_weights", {}, start=LEAD), crashed(3), workers(1.0)), ()),
     "cuda_graph_capture_hang": ("", (log("cuda_graph_capture", CAPTURE, start=LEAD), TWO, workers(1.0, 1.0)), ()),
+    "elastic_scaling": ("healthy", (log("ready", {}, 600, LEAD, elastic_scaling_started=-1),), ()),
     "engine_device_fault": ("engine_dead", (log("ready", {}, 600, LEAD, engine_dead=-2, cuda_error=-1),), ()),
+    "experts_unbalanced": ("healthy", (eplb(20_000, 50_000),), (eplb(20_000, 23_000),)),
     "gpu_fault": ("healthy", (gpu(0), gpu(1, up=0)), CALM),
     "gpu_memory_contended": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 10 * GIB}),), CALM),
     "gpu_out_of_memory": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=-1),), ()),
     "gpu_power_brake": ("healthy", (gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t),), CALM),
     "gpu_thermal_throttling": ("healthy", (hot(1800e6),), CALM),
     "host_memory_exhausted": ("healthy", (memory(lambda t: 0.95 + 0.0005 * t),), (memory(lambda _: 0.95),)),
+    "shutdown_drops_requests": ("healthy", (log("ready", {}, 600, LEAD, requests_cut_at_shutdown=-1),), ()),
     "startup_failed": ("", (log("load_weights", {}, silent=10, start=LEAD, engine_start_failed=-1),), ()),
     "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0), reading(60e6)), ()),
     "structured_output_failing": ("healthy", (logged("grammar_rejected", 0.5),), (logged("grammar_rejected", 0),)),

@@ -57,6 +57,7 @@ _banner, _hint, _stage = partial(Pattern, "banner"), partial(Pattern, "hint"), p
 _setting, _event, _fatal = partial(Pattern, "setting"), partial(Pattern, "event"), partial(Pattern, "fatal")
 _progress, _ends = partial(Pattern, "progress", ""), partial(Pattern, "ends", "")
 _serves = partial(Pattern, "serves", "")
+_core = partial(_event, logger="core.py core_client.py")
 
 _TAG = r"(?:\[\w+\] )?"
 _SIZE = r"[\d.]+ ?(?:[KMG]i?B|bytes)?"
@@ -107,6 +108,10 @@ _COLLECTIVE = "custom_all_reduce.py"
 _MOONCAKE = "mooncake_connector.py"
 _SCHEDULER = "scheduler.py"
 _STREAM = "serving.py serving_chat.py serving_completion.py speech_to_text.py"
+_STOPS = r"\[shutdown\] EngineCore: "
+_COUNT = r"count=(?P<requests>\d+)"
+_DRAIN = _COUNT + r" timeout=(?P<seconds>\d+)"
+_ALLOCATOR = r"(?:CuMem|XpuMem)Allocator: sleep freed [\d.]+ GiB memory in total, of which "
 _RELOAD = "gpu_model_runner.py model_runner.py inplace.py"
 _PREPROCESSING = "request_preprocessing_failed"
 _STATS = r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: "
@@ -306,10 +311,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED, logger=_NCCL),
     _event("nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED, logger=_NCCL),
     _event("nccl_timeout", r"ProcessGroupNCCL's watchdog got stuck ", FAILED, logger=_NCCL),
-    # printed by DeepEP's kernels, raised by its host code, and raised by vLLM where ranks may be masked
     _event("all_to_all_timeout", r"DeepEP (?:[\w-]{1,20} ){0,6}?timeout\b", NO_HEAD),
-    _event("all_to_all_timeout", r"DeepEP error: (?:\w+ ){0,4}timeout", FAILED),
-    _event("all_to_all_timeout", r"Fault detected in EP all2all communication: ", FAILED, "0.25.0"),
+    _event("all_to_all_timeout", r"DeepEP error: (?:\w+ ){0,4}timeout|Fault detected in EP all2all ", FAILED),
     _event("all_to_all_timeout", r"\S{0,300}: (?:non-zero status: \d{1,5}:? )?nvshmem [\w ]{1,60} failed", NO_HEAD),
     _event("driver_too_old", _CUDA + r"The NVIDIA driver on your system is too old", FAILED),
     _event("driver_too_old", _CUDA + r"CUDA driver version is insufficient", FAILED),
@@ -390,51 +393,13 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("scheduler_resumed", r"setting pause state to UNPAUSED$", INFO, "0.21.0", logger=_SCHEDULER),
     # -- planned: shutdowns, elastic expert parallelism, sleep ---------------------------------------------------------
     _event("requests_cut_at_shutdown", r"Error in [\w ]{4,40} stream generator\.$", ERROR, logger=_STREAM),
-    _event(
-        "requests_cut_at_shutdown",
-        r"\[shutdown\] EngineCore: aborting in-flight requests ",
-        INFO,
-        "0.28.0",
-        numbers=r"count=(?P<requests>\d+)",
-        logger="core.py",
-    ),
-    _event(
-        "drain_started",
-        r"\[shutdown\] EngineCore: draining in-flight requests ",
-        INFO,
-        "0.28.0",
-        numbers=r"count=(?P<requests>\d+) timeout=(?P<seconds>\d+)",
-        logger="core.py",
-    ),
-    _event("drain_ended", r"\[shutdown\] EngineCore: request processing complete", INFO, "0.28.0", logger="core.py"),
-    _event(
-        "elastic_scaling_started",
-        r"\[Elastic EP\] Received reconfiguration request ",
-        INFO,
-        "0.17.0",
-        logger="core.py",
-    ),
-    _event(
-        "elastic_scaling_ended",
-        r"\[Elastic EP\] Scale (?:up|down) completed, ",
-        INFO,
-        "0.17.0",
-        logger="core_client.py",
-    ),
+    _core("requests_cut_at_shutdown", rf"{_STOPS}aborting in-flight requests ", INFO, "0.28.0", numbers=_COUNT),
+    _core("drain_started", rf"{_STOPS}draining in-flight requests ", INFO, "0.28.0", numbers=_DRAIN),
+    _core("drain_ended", rf"{_STOPS}request processing complete", INFO, "0.28.0"),
+    _core("elastic_scaling_started", r"\[Elastic EP\] Received reconfiguration request ", INFO, "0.17.0"),
+    _core("elastic_scaling_ended", r"\[Elastic EP\] Scale (?:up|down) completed, ", INFO, "0.17.0"),
     _event("elastic_scaling_ended", r"Scale failed: ", ERROR, "0.17.0", logger="api_router.py"),
-    _event(
-        "weights_discarded",
-        r"(?:CuMem|XpuMem)Allocator: sleep freed [\d.]+ GiB memory in total, of which 0\.00 GiB is backed up ",
-        INFO,
-        "0.11.1",
-        logger="cumem.py xpumem.py",
-    ),
-    _event(
-        "weights_reloaded",
-        r"Reloading (?:weights inplace|and processing weights took )",
-        INFO,
-        "0.11.1",
-        logger=_RELOAD,
-    ),
+    _event("weights_discarded", rf"{_ALLOCATOR}0\.00 GiB is backed up ", INFO, "0.11.1", logger="cumem.py xpumem.py"),
+    _event("weights_reloaded", r"Reloading (?:weights inplace|and processing )", INFO, "0.11.1", logger=_RELOAD),
     _event("input_thread_died", r"Exception in thread Thread-\d+ \(process_input_sockets\):", NO_HEAD, "0.8.0"),
 )

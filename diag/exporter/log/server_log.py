@@ -151,7 +151,7 @@ class ServerLog:
             self._refuted = {}
         if self._open:
             newest = max(self._open.values(), key=lambda claim: claim.read_at)
-            if self._measured.refutes(newest):
+            if not self._drains(seen.at) and self._measured.refutes(newest):
                 self._refuted |= {
                     name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()
                 }
@@ -164,6 +164,10 @@ class ServerLog:
             return
         self._silent_since = self._silent_since if self._silent_scrapes else seen.at
         self._silent_scrapes += 1
+
+    def _drains(self, now: float) -> bool:
+        """Return True if the server was told to stop and still waits for its requests: it answers and generates."""
+        return self._claimed is not None and now < self._claimed.drains_until
 
     def _settle(self, interpreter: LogInterpreter) -> None:
         """Keep one interpretation for good."""
@@ -202,11 +206,11 @@ class ServerLog:
     def samples(self, now: float) -> list[Sample]:
         """Return the samples of the interpretation that counts, and the claims that do not."""
         interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self._interpreter
-        return [*interpreter.samples(now), *self._claims()]
+        return [*interpreter.samples(now), *self._claims(now)]
 
-    def _claims(self) -> Iterator[Sample]:
+    def _claims(self, now: float) -> Iterator[Sample]:
         """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
-        if not self._measured.answers or (self._open and self._measured.confirms()):
+        if self._drains(now) or not self._measured.answers or (self._open and self._measured.confirms()):
             return
         for claim in (
             *self._refuted.values(),

@@ -3,6 +3,7 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.knowledge.signals.planned import LONGEST_SCALING
 from diag.signals import elastic_scaling as scaling
+from diag.signals import scaling_time
 
 DEPLOYMENT = "https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/"
 RFC = "https://github.com/vllm-project/vllm/issues/20323"
@@ -32,6 +33,7 @@ incident = Incident(
         LookAlike("data_parallel_lockstep", distinguish="The engines stand still, and no scaling is under way."),
     ),
     explains=("replicas_unbalanced", "requests_failing", "contract_breached"),
+    began=scaling_time,
     fixes=(
         Fix(
             change="Wait until POST /is_scaling_elastic_ep answers false, and send requests to another replica until "

@@ -5,6 +5,7 @@ from diag.signals import (
     latency_of_long_requests,
     requests_cut_at_shutdown,
     requests_in_flight_at_shutdown,
+    requests_refused_at_shutdown,
     shutdown_time,
     waited_for_requests,
 )
@@ -15,6 +16,13 @@ PATTERN = "https://github.com/llm-d/llm-d/issues/927"
 
 DRAINED = waited_for_requests.at_least(1, documented("the engine logs that it waits, and for how long", SHUTDOWN))
 ABORTED = waited_for_requests.at_most(0, documented("with a time-out of 0 s it aborts them at once", SHUTDOWN))
+DROPPED = requests_cut_at_shutdown.at_least(
+    1, measured("6 streams were cut off at SIGTERM, none with a drain", "shutdown_drops_requests")
+)
+CUT = requests_in_flight_at_shutdown.at_least(1, judged("each of them is an error that a user sees"))
+REFUSED = requests_refused_at_shutdown.at_least(
+    1, measured("1,650 answers of HTTP 500 to clients that went on during a drain of 27 s", "shutdown_drained")
+)
 
 incident = Incident(
     id="shutdown_drops_requests",
@@ -27,17 +35,14 @@ incident = Incident(
     cause="""
         On SIGTERM vLLM aborts the requests in flight, unless --shutdown-timeout gives them time: it is 0 s by default.
         With a drain, requests that outlast the time-out, or the grace period of the platform (Kubernetes: 30 s, then
-        SIGKILL), are lost as well. A load balancer that still sends requests after SIGTERM adds to them: vLLM refuses
-        new ones from then on.
+        SIGKILL), are lost as well. While it drains, vLLM still accepts connections and answers new requests with HTTP
+        500: a load balancer has to stop sending before SIGTERM.
     """,
     impact="the requests in flight ended with an error or half an answer; each restart of a rolling update repeats it",
-    symptoms=(
-        requests_cut_at_shutdown.at_least(
-            1, measured("6 streams were cut off at SIGTERM, none with a drain", "shutdown_drops_requests")
-        ),
-    ),
+    symptoms=(DROPPED,),
     supports=(
-        requests_in_flight_at_shutdown.at_least(1, judged("each of them is an error that a user sees")),
+        CUT,
+        REFUSED,
         DRAINED,
     ),
     looks_like=(
@@ -49,6 +54,7 @@ incident = Incident(
         LookAlike(
             "a shutdown without requests",
             distinguish="The log has the same lines of the shutdown, and no request that failed after them.",
+            refuted_by=DROPPED,
         ),
     ),
     explains=("requests_failing", "requests_aborted", "contract_breached"),
@@ -74,9 +80,16 @@ incident = Incident(
             value=latency_of_long_requests,
             rounding="up",
             effect="the drain ends before its time-out",
-            only_if=(DRAINED,),
+            only_if=(DRAINED, CUT),
             risk="a restart takes up to this long",
             why=measured("with 60 s every stream was answered", "shutdown_drained"),
+        ),
+        Fix(
+            change="Add a preStop hook that sleeps until the load balancer has taken the server out (`sleep 15`), "
+            "before SIGTERM reaches vLLM.",
+            effect="no request arrives at a server that drains",
+            restart=False,
+            why=reported("gateways learn of a terminating pod seconds later", PATTERN),
         ),
         Fix(
             change="In Kubernetes, set terminationGracePeriodSeconds above the sleep of the preStop hook plus "
@@ -84,13 +97,6 @@ incident = Incident(
             "With systemd: TimeoutStopSec; with Docker: stop_grace_period.",
             effect="the drain is not cut off by the platform",
             why=documented("the preStop hook counts within the grace period", GRACE),
-        ),
-        Fix(
-            change="Add a preStop hook that sleeps until the load balancer has taken the server out (`sleep 15`), "
-            "before SIGTERM reaches vLLM.",
-            effect="no request arrives at a server that refuses it",
-            restart=False,
-            why=reported("gateways learn of a terminating pod seconds later", PATTERN),
         ),
     ),
     mitigate=(

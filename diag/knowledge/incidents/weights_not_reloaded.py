@@ -6,6 +6,10 @@ from diag.signals import progress, woken_without_weights
 SLEEP = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
 GARBAGE = "https://github.com/vllm-project/vllm/pull/54235"
 
+WOKEN = woken_without_weights.at_least(
+    1, reported("the answer was '!!!!!!!!!!!!' after /sleep?level=2 and /wake_up, without a warning", GARBAGE)
+)
+
 incident = Incident(
     id="weights_not_reloaded",
     title="Weights not reloaded after sleep level 2",
@@ -19,17 +23,20 @@ incident = Incident(
     """,
     impact="every answer is garbage and ends with HTTP 200, so neither latency nor errors show it",
     symptoms=(
-        woken_without_weights.at_least(
-            1, reported("the answer was '!!!!!!!!!!!!' after /sleep?level=2 and /wake_up, without a warning", GARBAGE)
-        ),
+        WOKEN,
         progress.above(0, judged("as long as no request is processed, the weights may still come")),
     ),
     looks_like=(
-        LookAlike("a wake-up from level 1", distinguish="vllm:engine_sleep_state showed weights_offloaded."),
+        LookAlike(
+            "a wake-up from level 1",
+            distinguish="vllm:engine_sleep_state showed weights_offloaded.",
+            refuted_by=WOKEN,
+        ),
         LookAlike(
             "a weight update by a trainer",
             distinguish="A call of /collective_rpc, /update_weights or another route that may load weights was "
             "counted since the start, or the log shows the reload.",
+            refuted_by=WOKEN,
         ),
         LookAlike("output_corrupted", distinguish="Logits are NaN although the weights were never discarded."),
     ),

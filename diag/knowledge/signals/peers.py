@@ -17,7 +17,7 @@ AT_WORK = 0.25
 """Share of its power limit above which a GPU at full utilisation computes."""
 STILL, SPINS = 0.05, 0.8
 """CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
-BY_RANK = "0[.](3[2-9]|[4-9][0-9]|[0-9]{3,})([.].*|)|[1-9][0-9]*[.].*"
+BY_RANK = "0[.]3[2-9].*|0[.][4-9][0-9].*|[1-9][0-9]*[.].*"
 """Releases of vLLM that log the balance of ranks; before, EPLB compared the layers of each rank (vllm#51784)."""
 FEWEST_BALANCES = 3
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4

@@ -106,9 +106,15 @@ requests_cut_at_shutdown = Signal(
     "bool",
 )
 requests_in_flight_at_shutdown = Signal(
-    "requests in flight at the shutdown",
-    f"{log_value(CUT_AT_SHUTDOWN, 'requests')} or {log_value(DRAIN_STARTED, 'requests')}",
-    "requests in flight when the server was told to stop: {value}",
+    "requests in flight cut off",
+    log_value(CUT_AT_SHUTDOWN, "requests"),
+    "requests in flight that the shutdown cut off: {value}",
+    "requests",
+)
+requests_refused_at_shutdown = Signal(
+    "requests refused during the drain",
+    log_value(CUT_AT_SHUTDOWN, "refused"),
+    "requests that arrived during the drain and failed: {value}",
     "requests",
 )
 shutdown_time = Signal(
@@ -141,6 +147,12 @@ elastic_scaling = Signal(
     "$scales or $scraped",
     "the number of data-parallel engines is being changed: {value}",
     "bool",
+)
+scaling_time = Signal(
+    "time of the last elastic scaling",
+    f"$time_of_{SCALING_STARTED}",
+    "the last elastic scaling began at {value}",
+    "unix time",
 )
 changes_under_way = Signal(
     "change under way",
