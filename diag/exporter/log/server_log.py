@@ -5,6 +5,7 @@ line on the log is interpreted both ways, and what is measured beside the log (c
 interpretations counts.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from datetime import tzinfo
 
@@ -62,6 +63,8 @@ class ServerLog:
         """The other interpretation, as if the server that the log showed at work had ended without a line."""
         self._silent_since = 0.0
         self._silent_scrapes = 0
+        self._fewest = math.inf
+        """The fewest requests in flight since a claimed drain began."""
 
     @property
     def _interpreter(self) -> LogInterpreter:
@@ -149,6 +152,10 @@ class ServerLog:
         if self._measured.see(seen, bool(self._open)):  # another process: what ended the last one is no claim
             self._settle(self._claimed or self._proven)
             self._refuted = {}
+        if self._claimed is not None and self._claimed.drains_until and seen.page:
+            self._fewest = min(self._fewest, seen.in_flight)
+            if seen.in_flight > self._fewest:  # a server that drains accepts no more requests
+                self._claimed.drains_until = 0.0
         if self._open:
             newest = max(self._open.values(), key=lambda claim: claim.read_at)
             if not self._drains(seen.at) and self._measured.refutes(newest):
@@ -172,6 +179,7 @@ class ServerLog:
     def _settle(self, interpreter: LogInterpreter) -> None:
         """Keep one interpretation for good."""
         self._proven, self._claimed, self._open = interpreter.doubting(self._measured), None, {}
+        self._fewest = math.inf
 
     @property
     def ending(self) -> LogEnding:
