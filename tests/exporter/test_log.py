@@ -747,7 +747,7 @@ ENDED = {
     "cure_max_num_seqs_mean": ("ready", {}),
     "cure_max_num_seqs_p90": ("ready", {}),
     "cure_watermark": ("ready", {}),
-    "elastic_scaling": ("ready", {"elastic_scaling_started": 2, "elastic_scaling_ended": 1}),
+    "elastic_scaling": ("ready", {"elastic_scaling_started": 1, "elastic_scaling_ended": 1}),
     "engine_dead": ("", {"engine_dead": 3}),
     "engine_device_fault": ("", {"engine_dead": 4, "cuda_error": 1}),
     "engine_stalled": ("ready", {}),

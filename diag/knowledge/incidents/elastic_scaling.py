@@ -36,8 +36,8 @@ incident = Incident(
     began=scaling_time,
     fixes=(
         Fix(
-            change="Wait until POST /is_scaling_elastic_ep answers false, and send requests to another replica until "
-            "then.",
+            change="Send requests to another replica until the server answers again: during the switch POST "
+            "/is_scaling_elastic_ep gets HTTP 503 like every request, after it false.",
             effect="requests are answered again, by the new number of engines",
             restart=False,
             why=documented("the server refuses requests with HTTP 503 while it switches", RFC),

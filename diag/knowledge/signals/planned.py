@@ -19,7 +19,8 @@ from diag.knowledge.signals.log import log_value
 from diag.knowledge.signals.startup import TOLD_FOR
 
 LONGEST_SCALING = 1800
-"""Seconds for which an elastic scaling explains a standstill: new engines load the weights in minutes."""
+"""Seconds for which an elastic scaling explains a standstill: one from 4 to 5 engines takes 55 s (vllm#20775), and new
+engines that read a large model from a slow disk take minutes."""
 LONGEST_UPDATE = "10m"
 """A weight operation that was in flight this long ago and still is explains no standstill: it hangs."""
 NO_WEIGHTS = (
