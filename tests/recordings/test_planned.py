@@ -114,7 +114,7 @@ def fixes_of(report: Report, incident: str) -> str:
 def test_a_shutdown_that_drops_requests_proposes_a_drain_and_names_their_number(tmp_path: Path) -> None:
     report = thinned(tmp_path, DROPPED, 2)
     dropped = found(report, DROPPED)
-    assert [each.after for each in dropped.proposals if each.name == "--shutdown-timeout"] == ["30"]
+    assert [each.after for each in dropped.proposals if each.name == "--shutdown-timeout"] == [30]
     assert "server_crashed" not in seen(report)
 
 
