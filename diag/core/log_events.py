@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 
 class LogEvent(NamedTuple):
-    """One event. `fields` are the numbers in its line, published as diag_vllm_log_value; `summed`: also their sums over
-    all lines, as diag_vllm_log_value_total.
+    """One event. `fields` are the numbers in its line, published as diag_vllm_log_value; of those in
+    `summed` also the sum over all lines, as diag_vllm_log_value_total.
 
     out_of_memory: memory ran out on a GPU. on_device: the event happens in the engine and its workers, so a line of the
     API server, which logs what clients sent, is no proof of it. start_failure: a reason for a failed start, which the
@@ -20,7 +20,7 @@ class LogEvent(NamedTuple):
     name: str
     meaning: str
     fields: tuple[str, ...] = ()
-    summed: bool = False
+    summed: tuple[str, ...] = ()
     out_of_memory: bool = False
     on_device: bool = False
     start_failure: bool = False
@@ -164,7 +164,7 @@ LOG_EVENTS = (
         "The tokens of the expert-parallel ranks in one step: mean and highest, as EPLB logs them with"
         " log_balancedness.",
         ("balancedness", "avg_tokens", "max_tokens"),
-        summed=True,
+        summed=("avg_tokens", "max_tokens"),
     ),
     LogEvent(
         "preemption_v0",

@@ -171,7 +171,7 @@ class EventCounts:
         self._counts = dict.fromkeys(EVENTS, 0)
         self._times = dict.fromkeys(EVENTS, 0.0)
         self._values: dict[str, dict[str, float]] = {}
-        self._sums = {(event.name, field): 0.0 for event in LOG_EVENTS if event.summed for field in event.fields}
+        self._sums = {(event.name, field): 0.0 for event in LOG_EVENTS for field in event.summed}
         self._unproven: dict[str, float] = {}
 
     @property
