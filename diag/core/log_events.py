@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 
 
 class LogEvent(NamedTuple):
-    """One event. `fields` are the numbers in its line, published as diag_vllm_log_value; of those in
-    `summed` also the sum over all lines, as diag_vllm_log_value_total.
+    """One event. `fields` are the numbers in its line, published as diag_vllm_log_value; of those in `summed` the
+    sum over all lines is published too, as diag_vllm_log_value_total.
 
     out_of_memory: memory ran out on a GPU. on_device: the event happens in the engine and its workers, so a line of the
     API server, which logs what clients sent, is no proof of it. start_failure: a reason for a failed start, which the

@@ -54,7 +54,7 @@ STRETCHES = {
     "engine_dead": (27.0, 27.0, 63.0),  # killed at 24 s
     "data_parallel_lockstep": (12.0, 12.0, 58.0),  # one page from 10 s on
     "engine_device_fault": (20.0, 27.0, 63.0),  # the same, from before that
-    "weights_not_reloaded": (60.0, 60.0, 148.0),  # woken at 56 s
+    "weights_not_reloaded": (30.0, 60.0, 148.0),  # asleep until 56 s
     "host_memory_killed": (20.0, 27.0, 63.0),
     "gpu_fault": (20.0, 27.0, 63.0),  # lost at 23 s
 }
@@ -344,6 +344,7 @@ CURED: dict[str, tuple[Beside, ...]] = {
     "gpu_out_of_memory": READY,
     "startup_failed": READY,
     "startup_slow": READY,
+    "weights_not_reloaded": (log("ready", {}, start=float(TIMES[-1]), weights_reloaded=-1),),
 }
 """What the host of a server says after recovery, where it said nothing before the fault."""
 
