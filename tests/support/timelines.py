@@ -27,6 +27,7 @@ from support.scenarios import (
     memory,
     model,
     reading,
+    said,
     workers,
 )
 from support.thinning import truth
@@ -327,7 +328,14 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "gpu_power_brake": ("healthy", (gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t),), CALM),
     "gpu_thermal_throttling": ("healthy", (hot(1800e6),), CALM),
     "host_memory_exhausted": ("healthy", (memory(lambda t: 0.95 + 0.0005 * t),), (memory(lambda _: 0.95),)),
-    "shutdown_drops_requests": ("healthy", (log("ready", {}, 600, LEAD, requests_cut_at_shutdown=-1),), ()),
+    "shutdown_drops_requests": (
+        "healthy",
+        (
+            log("ready", {}, 600, LEAD, requests_cut_at_shutdown=-1),
+            said("requests_cut_at_shutdown", requests=6, refused=2),
+        ),
+        (),
+    ),
     "startup_failed": ("", (log("load_weights", {}, silent=10, start=LEAD, engine_start_failed=-1),), ()),
     "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0), reading(60e6)), ()),
     "structured_output_failing": ("healthy", (logged("grammar_rejected", 0.5),), (logged("grammar_rejected", 0),)),
