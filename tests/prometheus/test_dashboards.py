@@ -276,7 +276,7 @@ LONG_AGO = re.compile("offset 1h|before_the_upgrade")
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One with the generated rules and samples up to now: a cascade on a host that shows all, OTHERS, a start, a stop."""
+    """One with the generated rules and samples up to now: a cascade, whose host shows all, OTHERS, a start, an end."""
     rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
     rules.write_text(hasty((ROOT / "alerts" / "diag.rules.yaml").read_text()))
     grows = memory(lambda t: 0.5 + 0.0001 * t)
