@@ -57,7 +57,7 @@ incident = Incident(
             refuted_by=DROPPED,
         ),
     ),
-    explains=("requests_failing", "requests_aborted", "contract_breached"),
+    explains=("requests_failing", "requests_aborted"),
     began=shutdown_time,
     fixes=(
         Fix(
