@@ -125,6 +125,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="It shows which part is slow if a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
+    "diag_vllm_elastic_scaling": _gauge(
+        "1 while vLLM refuses every request with HTTP 503 to change the number of its data-parallel engines; no sample"
+        " otherwise."
+    ),
     "diag_vllm_metrics_renamed": _gauge(
         "1 when vLLM's /metrics named its metrics with this prefix instead of vllm:; no sample if it never did.",
         "prefix",

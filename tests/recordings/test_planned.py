@@ -4,6 +4,7 @@ The expert balance of a MoE model and the engine that lags in a standstill are h
 log, or off counters that vLLM's page has only while it is run this way.
 """
 
+import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -116,6 +117,20 @@ def test_a_shutdown_that_drops_requests_proposes_a_drain_and_names_their_number(
     dropped = found(report, DROPPED)
     assert [each.after for each in dropped.proposals if each.name == "--shutdown-timeout"] == [30]
     assert "server_crashed" not in seen(report)
+
+
+def test_the_answers_of_a_server_that_scales_explain_its_silence_without_a_log(tmp_path: Path) -> None:
+    """The first 90 s, at the end of which it has not answered for 30 s."""
+    pages = list(rewriting.scrapes(SCALING))
+    told = "# scrape-failed {} {} HTTP 503\ndiag_vllm_elastic_scaling 1\ndiag_vllm_up 0\n"
+    text = "".join(
+        f"# scrape {at} {host}\n{page}" if page else told.format(at, host)
+        for at, host, page in pages
+        if at - pages[0][0] <= 90
+    )
+    (tmp_path / "metrics.prom.gz").write_bytes(gzip.compress(text.encode()))
+    report = doctor.run(ObserveOptions([str(tmp_path)]))
+    assert (seen(report), {progress.state for progress in report.progress}) == ({SCALING}, {"starting"})
 
 
 # -- expert and data parallelism --------------------------------------------------------------------------------------

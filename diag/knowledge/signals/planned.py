@@ -91,13 +91,15 @@ PARTS: tuple[Part, ...] = (
         "bool",
     ),
     # -- elastic scaling
+    Part("scales_by_page", "max by (instance) (last_over_time(diag_vllm_elastic_scaling[$window]))", "bool"),
     Part(
-        "scales",
+        "scales_by_log",
         f"${SCALING_STARTED}_since_start by (instance)"
         f" * ($time_of_{SCALING_STARTED} by (instance) > bool $time_of_{SCALING_ENDED} by (instance))"
         f" * (time() - $time_of_{SCALING_STARTED} by (instance) < bool {LONGEST_SCALING})",
         "bool",
     ),
+    Part("scales", "$scales_by_page or $scales_by_log", "bool"),
 )
 
 requests_cut_at_shutdown = Signal(
