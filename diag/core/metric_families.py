@@ -134,6 +134,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="It shows which part is slow if a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
+    "diag_vllm_elastic_scaling": _gauge(
+        "1 while vLLM refuses every request with HTTP 503 to change the number of its data-parallel engines; no sample"
+        " otherwise."
+    ),
     "diag_vllm_metrics_renamed": _gauge(
         "1 when vLLM's /metrics named its metrics with this prefix instead of vllm:; no sample if it never did.",
         "prefix",
@@ -192,6 +196,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="The doctor's note that log and metrics conflict quotes it; it is evidence of no incident.",
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
+    "diag_vllm_log_value_total": _counter(
+        "Sum of a number over all log lines that show this event, since the exporter started.", "event", "field"
+    ),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
         *("event", "process", "file", "line", "text", "cause"),

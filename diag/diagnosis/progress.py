@@ -20,6 +20,8 @@ from diag.exposition.scrapes import Target
 from diag.knowledge.signals import (
     api_server_stopped,
     asleep,
+    changes_under_way,
+    elastic_scaling,
     endpoint_without_vllm,
     engine_death_logged,
     engine_processes,
@@ -72,8 +74,16 @@ SLEEPS = {
     2: "sleep level 2, with weights and KV cache discarded",
 }
 """Reasons by the level of vllm:engine_sleep_state."""
-WAKES_UP = "it serves no requests until POST /wake_up"
-PAUSED = "scheduling is paused (POST /pause), with the weights in place; it serves no requests until POST /resume"
+WAKES_UP = "it serves no requests until POST /wake_up; requests that arrive wait, and no metric counts them"
+PAUSED = (
+    "scheduling is paused (POST /pause), with the weights in place; it serves no requests until POST /resume; requests "
+    "that arrive wait, and no metric counts them"
+)
+CHANGES = (
+    "a weight update, a sleep, a wake-up or an elastic scaling is under way: nothing is scheduled until the call is "
+    "answered"
+)
+SCALES = "it changes the number of its data-parallel engines, and answers HTTP 503 until it has switched"
 REFUSED = "requests wait, none runs and nothing moves: the scheduler admits no requests"
 NEVER = "/metrics never answered: the server is starting, failed to start, or the address is wrong"
 LOG_WOULD_SHOW, LOG_SHOWS_NOT = "; its log would show which (--log)", "; its log does not show which"
@@ -192,7 +202,7 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
     """Return the state of an engine, or why it is unknown."""
     last = _LastValues(subject, queries)
     lately = queries.live(LATELY)
-    if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way)):
+    if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way, elastic_scaling)):
         if last.instance(server_left_orphans, lately):
             return Progress(subject, "dead", ORPHANED)
         deaths = [why for signal, dead, why in DEATHS if last.instance(signal, lately) == dead]
@@ -211,6 +221,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
             state = "asleep", f"{SLEEPS.get(int(level), 'at an unknown sleep level')}; {WAKES_UP}"
         elif last.engine(scheduler_paused):
             state = "asleep", PAUSED
+        elif last.engine(changes_under_way):
+            state = "asleep", CHANGES
         elif last.engine(requests_not_admitted):
             state = "stalled", REFUSED
         elif state[0] == "idle" and last.instance(ranks_out_of_step):
@@ -232,6 +244,8 @@ def _judge_without_page(last: _LastValues) -> Progress | str:
     """Return the state of a server whose /metrics page does not answer at present, or why it is unknown."""
     if last.instance(starting):
         return Progress(last.subject, "starting", STARTS)
+    if last.instance(elastic_scaling):
+        return Progress(last.subject, "starting", SCALES)
     log = last.queries.ask(LOG_IS_READ, INSTANCE, last.queries.whole).of(last.subject)
     has_log = log is not None and bool(np.nan_to_num(log[-1]))
     there = THERE if has_log else THERE + LOG_WOULD_SHOW_START

@@ -30,6 +30,7 @@ from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.process.table import listeners
 from diag.exporter.vllm_page import CollectorFailed, Scraped
 from diag.http.address import Address, is_here
+from diag.http.failure import SCALES
 from diag.vllm import work
 from diag.vllm.running_config import Config, ServerFacts, settle
 
@@ -246,7 +247,7 @@ class HostPage(Generic[P]):
         nothing = Measurement(self._asked_at, page=False, answers=scraped.answered)
         self._host.scraped(scraped.value.measured(self._asked_at) if scraped.value else nothing)
         results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered[P]]] = {"vllm": scraped, **rendered}
-        own: list[Sample] = []
+        own: list[Sample] = [("diag_vllm_elastic_scaling", (), 1.0)] if SCALES in scraped.problem else []
         for name, result in results.items():
             problem = result.problem or (result.value.problem if result.value else "")
             if problem != self._reported.get(name, ""):

@@ -4,6 +4,7 @@ from diag.core.incident import Fix, LookAlike, documented, judged, measured
 from diag.knowledge.signals import (
     RESERVE,
     asleep,
+    changes_under_way,
     flight_recorder_dumps,
     gpu_compute_capability_has_fp8,
     gpu_memory_free_share,
@@ -85,6 +86,17 @@ NOT_PAUSED = LookAlike(
     distinguish="The log, the page (a counted POST /pause) or GET /is_paused shows the pause; POST /resume ends it.",
     requires=scheduler_paused.at_most(
         0, documented("a paused scheduler schedules nothing", "https://docs.vllm.ai/en/stable/training/async_rl/")
+    ),
+)
+NOT_CHANGING = LookAlike(
+    "a weight update or an elastic scaling",
+    distinguish="vllm:rl_weight_update_operations_in_flight and vllm:sleep_mode_operations_in_flight (vLLM 0.32) show "
+    "the calls that are not answered yet, `[Elastic EP]` in the log the scaling; nothing is scheduled meanwhile.",
+    requires=changes_under_way.at_most(
+        0,
+        documented(
+            "the engine runs such a call between two steps", "https://docs.vllm.ai/en/stable/training/async_rl/"
+        ),
     ),
 )
 NO_LONG_PREFILL = standstill_was_prefill.below(

@@ -280,14 +280,15 @@ BESIDE = {"output_corrupted": (log("ready", {}, start=timelines.LEAD, float16_ca
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One with the generated rules and samples up to now: a cascade on a host that shows all, OTHERS, and a start."""
+    """One with the generated rules and samples up to now: a cascade, whose host shows all, OTHERS, a start, an end."""
     rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
     rules.write_text(hasty((ROOT / "alerts" / "diag.rules.yaml").read_text()))
     grows = memory(lambda t: 0.5 + 0.0001 * t)
     host = (gpu(0, **HOT), gpu(1, **HOT), workers(1.0, 0.9), grows, *timelines.TOLD)
     cascade = timelines.timeline("kv_cascade", *host, before=timelines.CALM)
     pages = [timelines.timeline(name, *BESIDE.get(name, ())) for name in OTHERS]
-    others = [*pages, timelines.faulty("startup_slow")[0]]
+    hosts = (timelines.faulty(name)[0] for name in ("startup_slow", "shutdown_drops_requests"))
+    others = [*pages, *hosts]
     beside = {key | {("instance", f"h:{n}")}: each[key] for n, each in enumerate(others, 2) for key in each}
     held = blocks({**cascade, **beside})
     config = f"rule_files: [{rules}]"

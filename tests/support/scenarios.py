@@ -221,9 +221,18 @@ def log(
     `ago`: events, by how many seconds before the first scrape they came.
     """
     events = ("cuda_out_of_memory", "max_model_len_exceeds_kv_cache", "free_memory_below_requested")
-    ends = ("engine_start_failed", "engine_dead", "worker_died", "shut_down", "cuda_error", "nccl_timeout")
+    ends = (
+        "engine_start_failed",
+        "engine_dead",
+        "worker_died",
+        "shut_down",
+        "cuda_error",
+        "nccl_timeout",
+        "all_to_all_timeout",
+    )
     told = ("kv_scales_missing", "float16_cast")
-    every = (*events, *ends, *told, "no_kv_cache_memory", "shm_broadcast_wait", "compiled_while_serving")
+    others = ("no_kv_cache_memory", "shm_broadcast_wait", "compiled_while_serving")
+    every = dict.fromkeys((*events, *ends, *told, *others, *ago))
 
     def beside(t: float) -> Iterable[Sample]:
         for each in PHASES:
@@ -267,3 +276,16 @@ def logged(event: str, rate: float) -> Beside:
 def said(event: str, **numbers: float) -> Beside:
     """The numbers in the last line of that kind."""
     return lambda _: [("diag_vllm_log_value", (event, field), value) for field, value in numbers.items()]
+
+
+def eplb(mean: float, busiest: float, version: str = "0.32.0", lines: float = 1.0) -> Beside:
+    """The lines of EPLB that an exporter has read: the tokens of the mean and the busiest rank, lines a second."""
+
+    def beside(t: float) -> Iterable[Sample]:
+        count = float(int(lines * t))
+        yield "diag_vllm_info", (version, "m", "cuda"), 1.0
+        yield "diag_vllm_log_events_total", ("eplb_balance",), count
+        yield "diag_vllm_log_value_total", ("eplb_balance", "avg_tokens"), mean * count
+        yield "diag_vllm_log_value_total", ("eplb_balance", "max_tokens"), busiest * count
+
+    return beside

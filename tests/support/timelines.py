@@ -14,7 +14,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from support.paths import RECORDINGS
-from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, model, reading, workers
+from support.scenarios import (
+    GIB,
+    PHASES,
+    Beside,
+    config,
+    crashed,
+    eplb,
+    gpu,
+    log,
+    logged,
+    memory,
+    model,
+    reading,
+    said,
+    workers,
+)
 from support.thinning import truth
 
 from diag.core.metric_families import FAMILIES
@@ -41,6 +56,7 @@ STRETCHES = {
     "data_parallel_lockstep": (12.0, 12.0, 58.0),  # one page from 10 s on
     "tp_rank_missing_on_node_b": (24.0, 24.0, 56.0),  # from 14 s on, which NCCL shows from 22 s on
     "engine_device_fault": (20.0, 27.0, 63.0),  # the same, from before that
+    "weights_not_reloaded": (30.0, 60.0, 148.0),  # asleep until 56 s
     "host_memory_killed": (20.0, 27.0, 63.0),
     "gpu_fault": (20.0, 27.0, 63.0),  # lost at 23 s
 }
@@ -297,6 +313,7 @@ RECORDED = {
     "requests_aborted": "requests_aborted",
     "requests_cancelled": "requests_cancelled",
     "requests_failing": "requests_failing",
+    "weights_not_reloaded": "weights_not_reloaded",
 }
 """The recording that shows an incident from vLLM's page alone."""
 CHRONIC = ("prefix_cache_ineffective", "speculation_ineffective", "speculation_lost_at_length")
@@ -309,7 +326,9 @@ CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))
 HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "crash_loop": ("", (log("load_weights", {}, start=LEAD), crashed(3), workers(1.0)), ()),
     "cuda_graph_capture_hang": ("", (log("cuda_graph_capture", CAPTURE, start=LEAD), TWO, workers(1.0, 1.0)), ()),
+    "elastic_scaling": ("healthy", (log("ready", {}, 600, LEAD, elastic_scaling_started=-1),), ()),
     "engine_device_fault": ("engine_dead", (log("ready", {}, 600, LEAD, engine_dead=-2, cuda_error=-1),), ()),
+    "experts_unbalanced": ("healthy", (eplb(20_000, 50_000),), (eplb(20_000, 23_000),)),
     "gpu_fault": ("healthy", (gpu(0), gpu(1, up=0)), CALM),
     "gpu_memory_contended": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 10 * GIB}),), CALM),
     "gpu_out_of_memory": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=-1),), ()),
@@ -320,6 +339,14 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
         "healthy",
         (memory(lambda _: 0.45), config(kv_offloading_size=96)),
         (memory(lambda _: 0.45), config(kv_offloading_size=40)),
+    ),
+    "shutdown_drops_requests": (
+        "healthy",
+        (
+            log("ready", {}, 600, LEAD, requests_cut_at_shutdown=-1),
+            said("requests_cut_at_shutdown", requests=6, refused=2),
+        ),
+        (),
     ),
     "startup_failed": ("", (log("load_weights", {}, silent=10, start=LEAD, engine_start_failed=-1),), ()),
     "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0), reading(60e6)), ()),
@@ -337,6 +364,7 @@ CURED: dict[str, tuple[Beside, ...]] = {
     "gpu_out_of_memory": READY,
     "startup_failed": READY,
     "startup_slow": READY,
+    "weights_not_reloaded": (log("ready", {}, start=float(TIMES[-1]), weights_reloaded=-1),),
 }
 """What the host of a server says after recovery, where it said nothing before the fault."""
 

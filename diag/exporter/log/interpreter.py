@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from diag.core.log_events import (
     COMPILED_WHILE_SERVING,
+    CUT_AT_SHUTDOWN,
+    DRAIN_ENDED,
+    DRAIN_STARTED,
     ENGINE_DEAD,
     ENGINE_START_FAILED,
     KILLED_BY_SIGNAL,
@@ -27,7 +30,7 @@ from diag.core.log_events import (
     LogEnding,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import RESOLUTION, SURVIVED, MeasuredServer
+from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
 from diag.exporter.log.parse_line import ANSWER, PROGRESS_BAR, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -38,6 +41,7 @@ from diag.exporter.log.recognise import (
     RecordTracker,
     TracebackTracker,
     is_exception,
+    read_values,
     recognise,
 )
 from diag.exporter.log.trackers import (
@@ -63,6 +67,8 @@ _AT_WORK = "EngineCore encountered a fatal error"
 FARTHEST = 3_600.0
 """Seconds that lines in doubt may lead on in time: what stands in them may be a client's."""
 MOST_PENDING = 64
+LONGEST_DRAIN = 3_600.0
+"""Seconds of a drain that are believed."""
 ANSWERS = "http_requests_total"
 """The metric that counts the answers of the access log."""
 MOST_ROUTES = 1_000
@@ -127,6 +133,9 @@ class LogInterpreter:
         self._listens = False
         self._ending: set[str] = set()
         self._was_told_to_stop = False
+        self._cut: Counter[str] = Counter()
+        self.drains_until = 0.0
+        """Unix time until which the page of a server that drains may come; 0 if it was not told to stop, or at once."""
         self._last_text = ""
         self._is_vllm = False
         """True if a line was logged by a file of vLLM's, or about a route of its API: others use uvicorn too."""
@@ -195,11 +204,14 @@ class LogInterpreter:
 
     def take_request(self, text: str, own: float | None, read_at: float, live: bool) -> None:
         """Interpret a line of uvicorn's access log, `text` from the client's address on; `own` is its own time."""
-        self._count_answer(text)
-        self._serve(self._resolve_time(own, read_at, live))
+        at = self._resolve_time(own, read_at, live)
+        self._count_answer(text, at)
+        self._serve(at)
 
-    def _count_answer(self, text: str) -> None:
+    def _count_answer(self, text: str, at: float) -> None:
         if answer := ANSWER.match(text):
+            if answer["status"] == "5":
+                self._cut_off("answers", at)
             self._is_vllm = self._is_vllm or answer["route"].startswith("/v1/")
             self.answers[answer["route"], f"{answer['status']}xx"] += 1
             if len(self.answers) > MOST_ROUTES:
@@ -440,6 +452,7 @@ class LogInterpreter:
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
         self._waits_for, self._aborting = "", None
+        self._cut, self.drains_until = Counter(), 0.0
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
@@ -479,8 +492,20 @@ class LogInterpreter:
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        self._count_answer(line.text)
+        self._count_answer(line.text, at)
         self._serve(at)
+
+    def _cut_off(self, kind: str, at: float) -> None:
+        """Note a request that failed after the server was told to stop.
+
+        A stream that fails before its first token logs both its exception and an answer: the larger number counts.
+        While the engine drains, its API server still accepts requests, and answers them with HTTP 500.
+        """
+        if self._was_stopped and self._was_told_to_stop and not self._dead:
+            self._cut[kind] += 1
+            streams, answers = self._cut["streams"], self._cut["answers"]
+            cut, refused = (streams, answers) if self.drains_until else (max(streams, answers), 0)
+            self._events.count(CUT_AT_SHUTDOWN, at, requests=cut, refused=refused)
 
     def _serve(self, at: float) -> None:
         self._reach(READY_STAGE, at)
@@ -509,7 +534,14 @@ class LogInterpreter:
         is_of_startup = pattern.name == COMPILED_WHILE_SERVING and not self._serves
         is_of_shutdown = pattern.name in DEATHS and self._was_stopped
         is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
-        if is_of_startup or is_of_shutdown or (is_api_server and pattern.name in ON_DEVICE):
+        is_of_no_drain = pattern.name == DRAIN_ENDED and not self.drains_until
+        if is_of_startup or is_of_shutdown or is_of_no_drain or (is_api_server and pattern.name in ON_DEVICE):
+            return
+        if pattern.name == DRAIN_STARTED:
+            seconds = float(read_values(pattern, line.text).get("seconds", 0.0))
+            self.drains_until = at + min(seconds, LONGEST_DRAIN) + LINGERS
+        if pattern.name == CUT_AT_SHUTDOWN and not pattern.numbers:
+            self._cut_off("streams", at)
             return
         if (
             line.text.startswith(_HIT) and not self._startup.is_ready

@@ -59,6 +59,7 @@ _banner, _hint, _stage = partial(Pattern, "banner"), partial(Pattern, "hint"), p
 _setting, _event, _fatal = partial(Pattern, "setting"), partial(Pattern, "event"), partial(Pattern, "fatal")
 _progress, _ends = partial(Pattern, "progress", ""), partial(Pattern, "ends", "")
 _serves = partial(Pattern, "serves", "")
+_core = partial(_event, logger="core.py core_client.py")
 
 _TAG = r"(?:\[\w+\] )?"
 _SIZE = r"[\d.]+ ?(?:[KMG]i?B|bytes)?"
@@ -111,6 +112,12 @@ _NIXL = "nixl_connector.py worker.py base_worker.py pull_worker.py push_worker.p
 _COLLECTIVE = "custom_all_reduce.py"
 _MOONCAKE = "mooncake_connector.py"
 _SCHEDULER = "scheduler.py"
+_STREAM = "serving.py serving_chat.py serving_completion.py speech_to_text.py"
+_STOPS = r"\[shutdown\] EngineCore: "
+_COUNT = r"count=(?P<requests>\d+)"
+_DRAIN = _COUNT + r" timeout=(?P<seconds>\d+)"
+_ALLOCATOR = r"(?:CuMem|XpuMem)Allocator: sleep freed [\d.]+ GiB memory in total, of which "
+_RELOAD = "gpu_model_runner.py model_runner.py inplace.py"
 _PREPROCESSING = "request_preprocessing_failed"
 _STATS = r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: "
 _CORRUPTED = r".{0,400}, Corrupted: [1-9]"
@@ -319,6 +326,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED, logger=_NCCL),
     _event("nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED, logger=_NCCL),
     _event("nccl_timeout", r"ProcessGroupNCCL's watchdog got stuck ", FAILED, logger=_NCCL),
+    _event("all_to_all_timeout", r"DeepEP (?:[\w-]{1,20} ){0,6}?timeout\b", NO_HEAD),
+    _event("all_to_all_timeout", r"DeepEP error: (?:\w+ ){0,4}timeout|Fault detected in EP all2all ", FAILED),
+    _event("all_to_all_timeout", r"\S{0,300}: (?:non-zero status: \d{1,5}:? )?nvshmem [\w ]{1,60} failed", NO_HEAD),
     _event("driver_too_old", _CUDA + r"The NVIDIA driver on your system is too old", FAILED),
     _event("driver_too_old", _CUDA + r"CUDA driver version is insufficient", FAILED),
     _event("driver_mismatch", _CUDA + r"system has unsupported display driver", FAILED),
@@ -405,5 +415,15 @@ PATTERNS: tuple[Pattern, ...] = (
     _event(_PREPROCESSING, r"Unexpected error pre-processing request ", ERROR, "0.11.1", logger="core.py"),
     _event("scheduler_paused", r"setting pause state to PAUSED_(?:NEW|ALL)$", INFO, "0.21.0", logger=_SCHEDULER),
     _event("scheduler_resumed", r"setting pause state to UNPAUSED$", INFO, "0.21.0", logger=_SCHEDULER),
+    # -- planned: shutdowns, elastic expert parallelism, sleep ---------------------------------------------------------
+    _event("requests_cut_at_shutdown", r"Error in [\w ]{4,40} stream generator\.$", ERROR, logger=_STREAM),
+    _core("requests_cut_at_shutdown", rf"{_STOPS}aborting in-flight requests ", INFO, "0.28.0", numbers=_COUNT),
+    _core("drain_started", rf"{_STOPS}draining in-flight requests ", INFO, "0.28.0", numbers=_DRAIN),
+    _core("drain_ended", rf"{_STOPS}request processing complete", INFO, "0.28.0"),
+    _core("elastic_scaling_started", r"\[Elastic EP\] Received reconfiguration request ", INFO, "0.17.0"),
+    _core("elastic_scaling_ended", r"\[Elastic EP\] Scale (?:up|down) completed, ", INFO, "0.17.0"),
+    _event("elastic_scaling_ended", r"Scale failed: ", ERROR, "0.17.0", logger="api_router.py"),
+    _event("weights_discarded", rf"{_ALLOCATOR}0\.00 GiB is backed up ", INFO, "0.11.1", logger="cumem.py xpumem.py"),
+    _event("weights_reloaded", r"Reloading (?:weights inplace|and processing )", INFO, "0.11.1", logger=_RELOAD),
     _event("input_thread_died", r"Exception in thread Thread-\d+ \(process_input_sockets\):", NO_HEAD, "0.8.0"),
 )

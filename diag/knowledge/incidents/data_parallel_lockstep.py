@@ -1,9 +1,10 @@
 """The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
+from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_CHANGING, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
 from diag.signals import (
     engines,
+    engines_missing,
     infiniband_link_errors,
     infiniband_ports_down,
     nccl_ranks_missing,
@@ -42,6 +43,13 @@ incident = Incident(
         nccl_ranks_missing.at_least(1, documented("NCCL names the process that has not entered a collective", RAS)),
         infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
         infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        engines_missing.at_least(
+            1,
+            reported(
+                "the peers of a missing rank busy-wait in their collective, and it uses no CPU itself",
+                "https://github.com/vllm-project/vllm/issues/42354",
+            ),
+        ),
     ),
     looks_like=(
         LookAlike(
@@ -54,6 +62,7 @@ incident = Incident(
             distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
         ),
         NOT_PAUSED,
+        NOT_CHANGING,
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
         LookAlike(
             "prefill_decode_contention",

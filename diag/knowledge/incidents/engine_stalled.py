@@ -5,6 +5,7 @@ from diag.knowledge.shared_fixes import (
     LET_GO_ON,
     NO_LONG_PREFILL,
     NOT_ASLEEP,
+    NOT_CHANGING,
     NOT_HALTED,
     NOT_PAUSED,
     SAVE_STACKS,
@@ -52,6 +53,7 @@ incident = Incident(
         ),
         NOT_ASLEEP,
         NOT_PAUSED,
+        NOT_CHANGING,
         LookAlike(
             "tp_communication_stall",
             distinguish="vLLM's metrics look the same. The distinguishing signs are one worker without CPU time, a "

@@ -1,7 +1,15 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, READ_DUMPS, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
+from diag.knowledge.shared_fixes import (
+    LET_GO_ON,
+    NOT_CHANGING,
+    NOT_HALTED,
+    READ_DUMPS,
+    SAVE_STACKS,
+    STACK_TRACES,
+    TROUBLESHOOTING,
+)
 from diag.signals import (
     infiniband_link_errors,
     infiniband_ports_down,
@@ -57,6 +65,7 @@ incident = Incident(
             distinguish="The log has the same line, but the rank that compiles uses a full core: no rank stands still.",
             refuted_by=OUT_OF_STEP,
         ),
+        NOT_CHANGING,
         LookAlike("gpu_fault", distinguish="The driver reports an Xid error, or the GPU does not answer."),
     ),
     explains=(

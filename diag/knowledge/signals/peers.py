@@ -7,7 +7,7 @@ what is usual; with two, the other engine does.
 """
 
 from diag.core.incident import GROUP, Part, Signal
-from diag.core.log_events import SHM_BROADCAST_WAIT
+from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import any_of
 from diag.knowledge.signals.network import as_of_first_node
 
@@ -18,6 +18,9 @@ AT_WORK = 0.25
 """Share of its power limit above which a GPU at full utilisation computes."""
 STILL, SPINS = 0.05, 0.8
 """CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
+BY_RANK = "0[.]3[2-9].*|0[.][4-9][0-9].*|[1-9][0-9]*[.].*"
+"""Releases of vLLM that log the balance of ranks; before, EPLB compared the layers of each rank (vllm#51784)."""
+FEWEST_BALANCES = 3
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
 """Shares of power below which a busy GPU busy-waits."""
 
@@ -28,6 +31,11 @@ def _beside_peers(own: str, operator: str, other: str, of_all: str) -> str:
     `own`, `other` and `of_all` keep the label of the model until they are joined.
     """
     return f"max by ($by) ({own} {operator} {other} or {own} {operator} on ({MODEL}) group_left () {of_all})"
+
+
+def _tokens_of_ranks(field: str) -> str:
+    """Return the sum of a number of tokens in EPLB's lines; each line adds up the MoE layers of one step."""
+    return f'sum by ($by) (increase(diag_vllm_log_value_total{{event="{EXPERT_BALANCE}",field="{field}"}}[$window]))'
 
 
 def _of_the_other(each: str) -> Part:
@@ -151,6 +159,24 @@ PARTS: tuple[Part, ...] = (
         "$still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) $still_gpus"
         ', "one", "GPU $$1", "gpu", "(.+)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")',
     ),
+    # -- expert-parallel ranks, whose tokens EPLB logs with log_balancedness
+    Part("balance_lines", f'sum by ($by) (increase(diag_vllm_log_events_total{{event="{EXPERT_BALANCE}"}}[$window]))'),
+    Part("tokens_of_mean_rank", _tokens_of_ranks("avg_tokens"), "tokens"),
+    Part("tokens_of_busiest_rank", _tokens_of_ranks("max_tokens"), "tokens"),
+    Part(
+        "balance_is_by_rank",
+        f'count by (instance) (last_over_time(diag_vllm_info{{version=~"{BY_RANK}"}}[$window]))',
+        "series",
+    ),
+    # An engine without workers computes in its own process. Where engines share experts, all of them take part in each
+    # pass: one that uses no CPU is missing from a pass in which the others busy-wait.
+    Part("engine_process_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])', "cores"),
+    Part("cores_of_ranks", "$worker_cores or ($engine_process_cores unless on (instance) $worker_cores)", "cores"),
+    Part(
+        "missing_ranks",
+        f"($cores_of_ranks < {STILL}) and on (instance) (max by (instance) ($cores_of_ranks) > {SPINS})",
+        "cores",
+    ),
 )
 
 load_of_peers = Signal(
@@ -216,6 +242,33 @@ requests_stuck_on_all_engines = Signal(
     throughout=True,
     culprit_promql="sum by (instance, engine) ($running_minimum_by_series) > 0",
     culprit_label="engine {engine}",
+)
+
+engines_missing = Signal(
+    "engines missing from a pass",
+    "count by ($by) ($missing_ranks) or 0 * count by ($by) ($cores_of_ranks)",
+    "engines or workers that use no CPU while a peer uses a whole core: {value}",
+    "processes",
+    culprit_promql='label_replace(label_replace($missing_ranks, "named", "$$1", "rank", "([0-9]+)([.].*|)"),'
+    ' "named", "0", "rank", "")',
+    culprit_label="engine {named} lags (PID {pid})",
+)
+expert_balance = Signal(
+    "expert balance (mean rank / busiest rank)",
+    f"$tokens_of_mean_rank / ($tokens_of_busiest_rank > 0 and $balance_lines >= {FEWEST_BALANCES})"
+    " and on (instance) $balance_is_by_rank or 1 + 0 * ($balance_lines == 0)",
+    "the mean expert-parallel rank gets {value} of the tokens of the busiest one",
+    "share",
+    needs=f"{FEWEST_BALANCES} lines of EPLB's balance (--eplb-config, log_balancedness), of vLLM 0.32 or later",
+)
+ranks_of_the_server = Signal(
+    "ranks of the server", "$world_size", "ranks of all engines of this server: {value}", "ranks"
+)
+tokens_of_expert_ranks = Signal(
+    "tokens per rank and step",
+    "$tokens_of_mean_rank / ($balance_lines > 0) or $balance_lines",
+    "tokens of a rank in a step, added up over its MoE layers: {value}",
+    "tokens",
 )
 
 # -- tensor-parallel ranks ---------------------------------------------------------------------------------------------

@@ -2,11 +2,18 @@
 
 from diag.core.formatting import GIB
 from diag.core.incident import Part, Signal
-from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
+from diag.core.log_events import (
+    ALL_TO_ALL_TIMEOUT,
+    COMPILED_WHILE_SERVING,
+    CUDA_ERROR,
+    ENGINE_START_FAILED,
+    NCCL_TIMEOUT,
+)
 from diag.knowledge.signals.expressions import ITL, any_of
 from diag.knowledge.signals.forward_progress import SOON
 from diag.knowledge.signals.log import EVENT_TIME, event_time
 
+DEVICE_FAULTS = (CUDA_ERROR, NCCL_TIMEOUT, ALL_TO_ALL_TIMEOUT)
 LATE = 0.25
 """Seconds between two tokens: slower than reading speed."""
 SLOWER = 3
@@ -163,7 +170,7 @@ PARTS: tuple[Part, ...] = (
         "bool",
     ),
     # -- faults of a device
-    Part("time_of_device_fault", event_time(CUDA_ERROR, NCCL_TIMEOUT), "unix time"),
+    Part("time_of_device_fault", event_time(*DEVICE_FAULTS), "unix time"),
     Part(
         "device_fault_logged",
         "($time_of_device_fault > bool 0) * ($time_of_device_fault >= bool $last_startup_progress)"
@@ -307,7 +314,7 @@ device_fault = Signal(
     "the log reports a CUDA error or a collective that timed out, or the driver an error of the dead engine's program:"
     " {value}",
     "bool",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{CUDA_ERROR}|{NCCL_TIMEOUT}"}}[$window]) > 0)'
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(DEVICE_FAULTS)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))",
     culprit_label="{event}",
 )
