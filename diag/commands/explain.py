@@ -10,7 +10,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.knowledge.catalog import load
 
-_LIKELY, _FEW = 8.75, 5
+_LIKELY, _FEW = 0.75, 8
 
 
 def show(name: str, folder: Path | None, as_markdown: bool) -> None:
