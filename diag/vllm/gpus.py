@@ -13,7 +13,7 @@ from diag.core.formatting import GIB
 _ALIASES = {"a100": "a100-80", "v100": "v100-16", "3090": "rtx3090", "4090": "rtx4090", "5090": "rtx5090"}
 _WITHOUT_SHEET = {"h20": 9.0, "h800": 9.0}
 """CUDA's compute capability of GPUs that have no public data sheet."""
-_BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce")
+_BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce", "radeon")
 
 
 class GpuModel(NamedTuple):
@@ -92,6 +92,20 @@ def capability(name: str) -> float:
         return found.capability
     kin = (gpu.capability for gpu in gpus().values() if gpu.name.partition("-")[0] == family)
     return next(kin, _WITHOUT_SHEET.get(family, 0.0))
+
+
+def visible_gpus(environment: Mapping[str, str]) -> str | None:
+    """Return the GPUs that the variables of a process leave visible, as indices or UUIDs; None if all are.
+
+    HIP reads HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, and counts among those that ROCR_VISIBLE_DEVICES leaves.
+    """
+    chosen = environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
+    left = environment.get("ROCR_VISIBLE_DEVICES")
+    if left is None or chosen is None:
+        return left if chosen is None else chosen
+    names = [name.strip() for name in left.split(",")]
+    numbers = [name.strip() for name in chosen.split(",")]
+    return ",".join(names[int(at)] if at.isdigit() and int(at) < len(names) else at for at in numbers)
 
 
 def _normalized(name: str) -> str:

@@ -17,7 +17,9 @@ from diag.knowledge.signals.halted import *  # noqa: F403
 from diag.knowledge.signals.kv_cache import *  # noqa: F403
 from diag.knowledge.signals.load import *  # noqa: F403
 from diag.knowledge.signals.log import *  # noqa: F403
+from diag.knowledge.signals.network import *  # noqa: F403
 from diag.knowledge.signals.peers import *  # noqa: F403
+from diag.knowledge.signals.planned import *  # noqa: F403
 from diag.knowledge.signals.prefill import *  # noqa: F403
 from diag.knowledge.signals.resources import *  # noqa: F403
 from diag.knowledge.signals.settings import *  # noqa: F403

@@ -157,6 +157,23 @@ class Command(NamedTuple):
         ]
         return found[-1] if found else None
 
+    def keys(self, flag: str) -> Mapping[str, object]:
+        """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
+        found: dict[str, object] = {}
+        for given in self.given:
+            if given.name == flag and given.option:
+                text = " ".join(given.values)
+                if given.option.key:
+                    found[given.option.key] = text
+                    continue
+                try:
+                    content = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(content, dict):
+                    found |= content
+        return found
+
 
 def is_server(word: str) -> bool:
     """Return True if a word is the module of vLLM's API server, or its file."""

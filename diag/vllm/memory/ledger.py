@@ -10,18 +10,14 @@ from typing import Literal
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.flags.registry import release
+from diag.vllm.memory.kv_layout import NUMBER_BYTES, RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import CPU_SPACE, Setup, check
 from diag.vllm.memory.usage import (
-    NUMBER_BYTES,
-    RESERVED,
     Basis,
     ByteRange,
-    CacheLayout,
-    NotCovered,
     Stage,
     activations,
-    cache_layout,
     weights,
 )
 
@@ -92,7 +88,7 @@ class Ledger:
     @property
     def token_bytes(self) -> float | None:
         """Return the bytes of a token beyond every sliding window."""
-        return self.layout.groups * self.block_bytes / self.layout.block if self.layout else None
+        return self.layout.token_bytes(self.block_bytes) if self.layout else None
 
     @property
     def concurrency(self) -> tuple[float, float] | None:
@@ -105,8 +101,12 @@ class Ledger:
     @property
     def tokens(self) -> ByteRange | None:
         """Return the tokens that the KV cache holds, as vLLM's log counts them."""
-        requests = self.concurrency
-        return ByteRange(*(int(count * self.setup.length) for count in requests)) if requests else None
+        if not (self.layout and self.blocks):
+            return None
+        bounds = (
+            self.layout.logged_tokens(blocks, self.setup.length) for blocks in (self.blocks.low, self.blocks.high)
+        )
+        return ByteRange(*bounds)
 
     @property
     def longest(self) -> ByteRange | None:
@@ -175,8 +175,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
     writer = _LedgerWriter(measured)
-    is_uniform = layout is not None and layout.groups == 1 and not layout.windows
-    block_bytes = layout.block_bytes(stage.layers if is_uniform else None) if layout else 0
+    block_bytes = layout.block_bytes(stage.layers) if layout else 0
     usage: list[ByteRange | None] = []
     source = "the budget minus all of the above"
     if setup.cpu:
@@ -215,7 +214,7 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source))
 
     step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
-    peak = activations(model, setup) if model.family else None
+    peak = activations(model, setup) if model.stack else None
     usage.append(writer.write(ACTIVATIONS, peak, "estimated" if peak else "unknown", step))
 
     if setup.eager:
@@ -237,9 +236,10 @@ def uncounted(found: Ledger) -> list[str]:
     if any(row.name == KV_CACHE and row.logged for row in found.rows):
         return []
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
-    sees = found.model.vision and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
+    sees = found.model.encoders and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
     vision = ["activations of the vision encoder"] if sees else []
-    return missing + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
+    doubt = [found.model.doubt] if found.model.doubt else []
+    return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 
 
 def _uncounted_texts(reasons: Sequence[str]) -> list[str]:

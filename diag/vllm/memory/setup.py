@@ -12,7 +12,8 @@ from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import default, release, versions
 from diag.vllm.gpus import capability
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.weights import block_size, feed_forward_width, group_size
+from diag.vllm.memory.quantization import block_size, group_size
+from diag.vllm.memory.weights import feed_forward_width
 
 MOST, MOST_TOKENS = 2**42, 2**26
 """Most bytes of a memory, and most tokens or requests of a step: a larger value is a typing error."""
@@ -36,7 +37,15 @@ _SAVINGS: Mapping[str, str] = {
 _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
+HYBRID_PREFIXES = (0, 27, 0)
+"""The first release that caches prefixes of models with states by default (vllm-project/vllm#50991)."""
+CPU_WINDOWS = (0, 32, 0)
+"""A release whose CPU backend drops what is before a window; earlier ones were not looked at."""
+PREFIXES = "--enable-prefix-caching"
+CHUNKS = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 _CPU_BLOCK, _BLOCK = 128, 16
+_CPU_DEFAULTS = {"--max-num-batched-tokens": 2048, "--max-num-seqs": 128}
+"""Defaults of `vllm serve` on a CPU (engine/arg_utils.py)."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +63,10 @@ class Setup:
     `length` is --max-model-len, `auto_length` is True if vLLM chooses it, `allows_overlong` if it may exceed the
     model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is the free memory at the start, by
     the log. `graphs_in_budget` is True if CUDA graphs count against the budget (0.20.0 and later). `expert_parallel`
-    keeps each expert whole on one GPU. `capability` is the GPU's in CUDA, 0 if it is unknown. `uncounted` names
-    memory that is in no row, `savings` names what may reduce a row.
+    keeps each expert whole on one GPU. `hybrid` is True if layers with a window drop what is before it, `hybrid_chunks`
+    if layers with chunks do. `prefix_caching` is True if layers that keep a state keep it for later prompts too, as
+    `mamba_mode` says; `state_type` and `mamba_type` are types of states, "" for the model's. `capability` is the GPU's
+    in CUDA, 0 if it is unknown. `uncounted` names memory that is in no row, `savings` names what may reduce a row.
     """
 
     version: str
@@ -79,6 +90,11 @@ class Setup:
     eager: bool = False
     graphs_in_budget: bool = True
     hybrid: bool = True
+    hybrid_chunks: bool = False
+    prefix_caching: bool = True
+    mamba_mode: str = ""
+    state_type: str = ""
+    mamba_type: str = ""
     cpu: bool = False
     text_only: bool = False
     allows_overlong: bool = False
@@ -90,7 +106,7 @@ class Setup:
     @property
     def in_flight(self) -> int:
         """Return the tokens that may be in flight: two steps of them since scheduling is asynchronous."""
-        steps = 2 if release(self.version) >= (0, 14, 0) else 1
+        steps = 2 if release(self.version) >= (0, 14, 0) and not self.cpu else 1  # platforms/cpu.py
         return max(steps, self.pipeline) * self.batched_tokens
 
     @property
@@ -152,7 +168,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         tensor=_count(command, "--tensor-parallel-size"),
         pipeline=_count(command, "--pipeline-parallel-size"),
         data=_count(command, "--data-parallel-size"),
-        block=_whole(command, "--block-size") or (_CPU_BLOCK if cpu else _BLOCK),
+        block=_whole(command, "--block-size") or (_CPU_BLOCK if cpu and not model.latent else _BLOCK),
         batched_tokens=_batched_tokens(command, version, gpu, length),
         sequences=_whole(command, "--max-num-seqs") or _default("--max-num-seqs", version, gpu, 1024),
         kv_dtype=command.get("--kv-cache-dtype") or "auto",
@@ -163,7 +179,14 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         offload=int(_number(command, "--cpu-offload-gb", 0, lambda gib: 0 <= gib < 2**20, "a size in GiB") * GIB),
         eager=bool(command.switched("--enforce-eager")) or cpu,
         graphs_in_budget=graphs_in_budget,
-        hybrid=number >= (0, 9, 1) and not command.switched("--disable-hybrid-kv-cache-manager") and not cpu,
+        hybrid=number >= (0, 9, 1)
+        and not command.switched("--disable-hybrid-kv-cache-manager")
+        and (not cpu or number >= CPU_WINDOWS),
+        hybrid_chunks=command.environment.get(CHUNKS) == "1",
+        prefix_caching=number >= HYBRID_PREFIXES if (asked := command.switched(PREFIXES)) is None else asked,
+        mamba_mode=command.get("--mamba-cache-mode") or "",
+        state_type=(command.get("--mamba-ssm-cache-dtype") or "").replace("auto", ""),
+        mamba_type=(command.get("--mamba-cache-dtype") or "").replace("auto", ""),
         cpu=cpu,
         text_only=bool(command.switched("--language-model-only")),
         allows_overlong=overlong,
@@ -214,6 +237,8 @@ def _number(command: Command, flag: str, usual: float, is_valid: Callable[[float
 
 def _default(flag: str, version: str, gpu: GpuSpec, worst: int) -> int:
     """Return the release's default; the largest of all if it depends on something unknown."""
+    if gpu.name == "cpu":
+        worst = _CPU_DEFAULTS.get(flag, worst)
     return int(default(flag, version, gpu.total, gpu.name) or worst)
 
 
@@ -239,21 +264,21 @@ def check(model: Model, setup: Setup) -> None:
         raise BadUsage(f"{refused} {model.heads} attention heads; possible sizes: {', '.join(map(str, sizes))}")
     if not _divides_kv_heads(model, setup.tensor):
         raise BadUsage(f"{refused} {model.kv_heads} key-value heads")
-    family, width = model.family, feed_forward_width(model)
-    if not (family and family.experts) and width % setup.tensor:
+    width = feed_forward_width(model)
+    if not model.experts and width % setup.tensor:
         raise BadUsage(f"{refused} {width:,} feed-forward columns")
 
-    if family and setup.tensor * setup.data > 1:
+    if model.stack and setup.tensor * setup.data > 1:
         group = group_size(model.quantization or {})  # of awq, gptq and compressed-tensors
         attention = model.heads * (model.config.size("v_head_dim") if model.latent else model.head_dim)
-        for inputs in (attention,) if family.experts else (attention, width):
+        for inputs in (attention,) if model.experts else (attention, width):
             share = inputs // setup.tensor
             if group and group < inputs and share % group:
                 raise BadUsage(_splits_scale(setup, f"{share:,} inputs of a matrix", f"groups of {group}"))
 
         block = block_size(model.quantization or {})  # of fp8 experts
-        if family.experts and block and not setup.expert_parallel:
-            share = model.config.size(family.width) // (setup.tensor * setup.data)
+        if model.experts and block and not setup.expert_parallel:
+            share = model.experts.width // (setup.tensor * setup.data)
             # newer releases cut the blocks down to 32 (fused_moe/oracle/fp8.py)
             is_cut = release(setup.version) >= _FINER_BLOCKS and math.gcd(block, share, model.hidden) >= _LEAST_BLOCK
             if share % block and not is_cut:
