@@ -155,14 +155,6 @@ MEMORY_FREE = (
     gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
     host_memory_of_others.at_most(0.02, judged("memory that another process has freed will be allocated again")),
 )
-POOLS_BY_LENGTH = Fix(
-    change="Route long and short prompts to two pools of replicas; the split point and the sizes come from the lengths "
-    "that this server has.",
-    effect="long prompts no longer take KV cache and steps from short ones",
-    restart=False,
-    pools=True,
-    why=judged("the simulation is shown if it reproduces the present, and if the split halves the harm"),
-)
 MORE_KV_CAPACITY = (
     Fix(
         flag="--num-gpu-blocks-override",

@@ -1,7 +1,7 @@
 """KV-cache preemption cascade: every preemption costs a recompute, which makes the next preemption likelier."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY, POOLS_BY_LENGTH
+from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
 from diag.signals import (
     fitting_share_of_running,
     hardly_preempts,
@@ -119,7 +119,6 @@ incident = Incident(
             ),
             why=judged("long prompts hold most of the KV cache"),
         ),
-        POOLS_BY_LENGTH,
     ),
     mitigate=(
         "Lower the concurrency limit at the gateway until no request waits: preemptions end within a minute of that.",
