@@ -9,6 +9,7 @@ from diag.knowledge.signals.answers import *  # noqa: F403
 from diag.knowledge.signals.ceilings import *  # noqa: F403
 from diag.knowledge.signals.expressions import *  # noqa: F403
 from diag.knowledge.signals.features import *  # noqa: F403
+from diag.knowledge.signals.forecasts import *  # noqa: F403
 from diag.knowledge.signals.forward_progress import *  # noqa: F403
 from diag.knowledge.signals.given_up import *  # noqa: F403
 from diag.knowledge.signals.gpu import *  # noqa: F403
