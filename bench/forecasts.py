@@ -97,8 +97,8 @@ HEAD = """\
 `soak.md`), scraped every 5, 15 and 30 s; the alert of `kv_cache_filling` is evaluated every 15 s and waits for {hold}.
 Full is the first usage of 99 % or preemption after ten minutes without either. A forecast is false if the KV cache is
 not full within {latest:.0f} s, or three times the named time if that is longer. Named / real is the median of the time
-that a true forecast names, divided by the time that passed. The loads of the first fourteen rows have seeds that were not
-used to build the forecast.
+that a true forecast names, divided by the time that passed. The loads of the first fourteen rows have seeds that were
+not used to build the forecast.
 
 | load | hours | times full | foreseen | lead (median) | named / real | false |
 |---|---:|---:|---:|---:|---:|---:|
