@@ -1,6 +1,5 @@
 """Lint rules: the command and facts that a rule checks, the declaration of a rule, and its findings."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -116,20 +115,7 @@ class LintTarget:
 
     def keys(self, flag: str) -> Mapping[str, object]:
         """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
-        found: dict[str, object] = {}
-        for given in self.command.given:
-            if given.name == flag and given.option:
-                text = " ".join(given.values)
-                if given.option.key:
-                    found[given.option.key] = text
-                    continue
-                try:
-                    content = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(content, dict):
-                    found |= content
-        return found
+        return self.command.keys(flag)
 
 
 def is_open(text: str) -> bool:

@@ -148,6 +148,23 @@ class Command(NamedTuple):
         found = self.all(flag)
         return " ".join(found[-1].values) if found else None
 
+    def keys(self, flag: str) -> Mapping[str, object]:
+        """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
+        found: dict[str, object] = {}
+        for given in self.given:
+            if given.name == flag and given.option:
+                text = " ".join(given.values)
+                if given.option.key:
+                    found[given.option.key] = text
+                    continue
+                try:
+                    content = json.loads(text)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(content, dict):
+                    found |= content
+        return found
+
     def switched(self, flag: str) -> bool | None:
         """Return True or False for a switch; None if it is not given."""
         found = [

@@ -10,7 +10,9 @@ from typing import Literal
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.flags.registry import release
+from diag.vllm.memory import profiling
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.profiling import Estimate
 from diag.vllm.memory.setup import CPU_SPACE, Setup, check
 from diag.vllm.memory.usage import (
     NUMBER_BYTES,
@@ -20,7 +22,6 @@ from diag.vllm.memory.usage import (
     CacheLayout,
     NotCovered,
     Stage,
-    activations,
     cache_layout,
     weights,
 )
@@ -28,10 +29,6 @@ from diag.vllm.memory.usage import (
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 BUDGET, WEIGHTS, ACTIVATIONS = "budget", "weights", "activations"
 GRAPHS, NON_TORCH, KV_CACHE = "CUDA graphs", "non-torch", "KV cache"
-GRAPHS_GIB = 0.1, 2.0
-"""Captured CUDA graphs in public logs: 0.23 (8B), 0.37 (0.6B), 0.67 (7B), 1.62 estimated (35B MoE)."""
-NON_TORCH_GIB, NON_TORCH_GIB_PARALLEL = (0.05, 0.4), (0.2, 1.2)
-"""Memory outside torch: 0.05 - 0.26 on one GPU; 0.20 - 0.33 with TP 2 and 4, 0.95 with expert parallelism."""
 CONTEXT_GIB = 0.3, 0.6
 """A CUDA context, outside the budget: 78.84 of 79.25 and 22.93 of 23.56 free when vLLM starts."""
 USUAL_GRAPHS_GIB = 0.5
@@ -50,6 +47,8 @@ class Row:
     basis: Basis
     source: str
     logged: ByteRange | None = None
+    why: str = ""
+    """The reason why the bounds of an estimate are apart."""
 
     @property
     def size(self) -> ByteRange | None:
@@ -106,7 +105,19 @@ class Ledger:
     def tokens(self) -> ByteRange | None:
         """Return the tokens that the KV cache holds, as vLLM's log counts them."""
         requests = self.concurrency
-        return ByteRange(*(int(count * self.setup.length) for count in requests)) if requests else None
+        if not (requests and self.layout and self.blocks):
+            return None
+        likely = self.blocks.central / self.layout.blocks(self.setup.length)
+        return ByteRange(*(int(count * self.setup.length) for count in (*requests, likely)))
+
+    @property
+    def doubt(self) -> str:
+        """Return the reason why the KV cache has a range: that of the widest estimate; "" for an exact size."""
+        if any(row.name == KV_CACHE and (row.logged or row.basis == "exact") for row in self.rows):
+            return ""
+        counted = [row for row in self.rows if row.size and not row.logged and row.basis == "estimated" and row.why]
+        widest = max(counted, key=lambda row: row.size.high - row.size.low if row.size else 0, default=None)
+        return f"{widest.name}: {widest.why}" if widest else ""
 
     @property
     def longest(self) -> ByteRange | None:
@@ -127,8 +138,8 @@ class _LedgerWriter:
     measured: Measured
     rows: list[Row] = field(default_factory=list)
 
-    def write(self, name: str, size: ByteRange | None, basis: Basis, source: str) -> ByteRange | None:
-        self.rows.append(Row(name, size, basis, source, self.measured.get(name)))
+    def write(self, name: str, size: ByteRange | None, basis: Basis, source: str, why: str = "") -> ByteRange | None:
+        self.rows.append(Row(name, size, basis, source, self.measured.get(name), why))
         row = self.rows[-1]
         return row.computed if KV_CACHE in self.measured and name != KV_CACHE else row.size
 
@@ -199,7 +210,7 @@ def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheL
 
     blocks = None
     if size and block_bytes:
-        blocks = ByteRange(*(max(bound, 0) // block_bytes for bound in (size.low, size.high)))
+        blocks = ByteRange(*(max(bound, 0) // block_bytes for bound in (size.low, size.high, size.central)))
     return Ledger(setup, model, tuple(writer.rows), layout, block_bytes, blocks, "cannot tell")
 
 
@@ -212,24 +223,29 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     else:
         size = ByteRange.of(round(setup.total * setup.utilization))
         usage = [writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")]
-    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source))
+    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, f"{stage.source} are approximate"))
 
     step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
-    peak = activations(model, setup) if model.family else None
-    usage.append(writer.write(ACTIVATIONS, peak, "estimated" if peak else "unknown", step))
+    if model.family:
+        usage.append(writer.write(ACTIVATIONS, *_estimated(profiling.activations(model, setup), step)))
+    else:
+        usage.append(writer.write(ACTIVATIONS, None, "unknown", step))
 
     if setup.eager:
         captured = writer.write(GRAPHS, ByteRange.of(0), "exact", "none with --enforce-eager")
     else:
         where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
-        captured = writer.write(GRAPHS, ByteRange.gib(GRAPHS_GIB), "estimated", where)
+        captured = writer.write(GRAPHS, *_estimated(profiling.graphs(model, setup), where))
     usage += [captured] if setup.graphs_in_budget else []
 
     is_parallel = setup.gpus * setup.data > 1
     buffers = "buffers of NCCL and CUDA libraries" if is_parallel else "buffers of CUDA libraries"
-    bounds = NON_TORCH_GIB_PARALLEL if is_parallel else NON_TORCH_GIB
-    usage.append(writer.write(NON_TORCH, ByteRange.gib(bounds), "estimated", buffers))
+    usage.append(writer.write(NON_TORCH, *_estimated(profiling.non_torch(setup), buffers)))
     return usage
+
+
+def _estimated(found: Estimate, source: str) -> tuple[ByteRange, Basis, str, str]:
+    return found.size, "estimated", source, found.why
 
 
 def uncounted(found: Ledger) -> list[str]:

@@ -54,8 +54,9 @@ class Setup:
     `length` is --max-model-len, `auto_length` is True if vLLM chooses it, `allows_overlong` if it may exceed the
     model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is the free memory at the start, by
     the log. `graphs_in_budget` is True if CUDA graphs count against the budget (0.20.0 and later). `expert_parallel`
-    keeps each expert whole on one GPU. `capability` is the GPU's in CUDA, 0 if it is unknown. `uncounted` names
-    memory that is in no row, `savings` names what may reduce a row.
+    keeps each expert whole on one GPU. `capability` is the GPU's in CUDA, 0 if it is unknown. `captured` is the largest
+    batch in a CUDA graph, 0 for the default. `uncounted` names memory that is in no row, `savings` names what may
+    reduce a row.
     """
 
     version: str
@@ -86,6 +87,8 @@ class Setup:
     savings: tuple[str, ...] = ()
     capability: float = 0
     expert_parallel: bool = False
+    captured: int = 0
+    is_amd: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -171,6 +174,8 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         savings=tuple(savings),
         capability=capability(gpu.name),
         expert_parallel=bool(command.switched("--enable-expert-parallel")),
+        captured=_whole(command, "--max-cudagraph-capture-size") or 0,
+        is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
     )
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,7 +17,6 @@ from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.weights import (
     Precision,
     absorbed,
-    feed_forward_width,
     of_stage,
     precision,
     rotary,
@@ -28,10 +27,15 @@ from diag.vllm.memory.weights import (
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes, at least and at most."""
+    """Bytes, at least and at most; `likely` is the central estimate, None for the middle."""
 
     low: int
     high: int
+    likely: int | None = field(default=None, compare=False)
+
+    @property
+    def central(self) -> int:
+        return (self.low + self.high) // 2 if self.likely is None else self.likely
 
     @classmethod
     def gib(cls, bounds: tuple[float, float]) -> Self:
@@ -42,10 +46,12 @@ class ByteRange:
         return cls(size, size)
 
     def plus(self, *others: "ByteRange") -> "ByteRange":
-        return ByteRange(self.low + sum(other.low for other in others), self.high + sum(other.high for other in others))
+        low, high = self.low + sum(other.low for other in others), self.high + sum(other.high for other in others)
+        return ByteRange(low, high, self.central + sum(other.central for other in others))
 
     def less(self, *others: "ByteRange") -> "ByteRange":
-        return ByteRange(self.low - sum(other.high for other in others), self.high - sum(other.low for other in others))
+        low, high = self.low - sum(other.high for other in others), self.high - sum(other.low for other in others)
+        return ByteRange(low, high, self.central - sum(other.central for other in others))
 
 
 MOST_HEADER = 100 * 2**20
@@ -275,22 +281,3 @@ def _by_shape(model: Model, family: Architecture, setup: Setup, bits: Precision,
         bounds = ByteRange(round(low * (1 - slack)), round(high * (1 + slack)))
         found.append(Stage(len(span), bounds, "exact" if exact else "estimated", source))
     return found
-
-
-def activations(model: Model, setup: Setup) -> ByteRange:
-    """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, or sampling for all sequences.
-
-    At least the residual stream with the inner products of one dense feed-forward layer, or one float32 logit each. At
-    most twice that, a mixture of experts' copies, and the logits eight times over: to cut off by top-p and top-k the
-    sampler keeps them beside a copy, sorted, with 64-bit indices, as probabilities and as their sums.
-    """
-    number = 4 if setup.float32 else 2
-    inner = 3 * feed_forward_width(model) // setup.tensor
-    sure = setup.batched_tokens * number * (2 * model.hidden + (0 if model.family and model.family.experts else inner))
-    logits = 4 * min(setup.sequences, setup.batched_tokens) * model.vocabulary
-    copies, family = 0, model.family  # a stream for each expert that processes the token
-    if family and family.experts:
-        active = model.config.size("num_experts_per_tok", 1)
-        copies = active * (model.hidden + 3 * model.config.size(family.width) // setup.tensor)
-    most = setup.batched_tokens * number * (2 * (2 * model.hidden + inner) + copies)
-    return ByteRange(max(sure, logits), most + 8 * logits)

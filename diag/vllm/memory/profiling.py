@@ -1,0 +1,232 @@
+"""Memory that vLLM measures when it starts: the profiling run, CUDA graphs, and buffers outside torch.
+
+Each estimate is a central figure with bounds, and the reason for the distance of the bounds. The mechanisms are those
+of vLLM's source, release by release; a constant that the source cannot give names the logs that it was fitted on.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from diag.core.formatting import GIB
+from diag.vllm.flags.registry import release
+from diag.vllm.memory.model import Model
+from diag.vllm.memory.setup import Setup
+from diag.vllm.memory.usage import ByteRange
+from diag.vllm.memory.weights import feed_forward_width
+
+_MIB = 2**20
+
+
+class Estimate(NamedTuple):
+    """A size with its bounds; `why` is the reason why the bounds are apart."""
+
+    size: ByteRange
+    why: str = ""
+
+
+class _Experts(NamedTuple):
+    active: int
+    width: int
+
+
+def _experts(model: Model) -> _Experts | None:
+    family = model.family
+    if not (family and family.experts):
+        return None
+    return _Experts(model.config.size("num_experts_per_tok", 1), model.config.size(family.width))
+
+
+def _is_hybrid(model: Model) -> bool:
+    return False
+
+
+def uses_runner_v2(model: Model, setup: Setup) -> bool:
+    """Return True if vLLM runs a model with Model Runner V2 unless told otherwise (config/vllm.py of each release)."""
+    version, is_dense = release(setup.version), not _experts(model)
+    if version >= (0, 32, 0):
+        return True
+    if version >= (0, 24, 0):
+        return is_dense and not _is_hybrid(model)
+    return version >= (0, 22, 0) and model.architecture == "Qwen3ForCausalLM" and not model.quantization
+
+
+# -- the profiling run ------------------------------------------------------------------------------------------------
+
+SORTED = 38
+"""Bytes of a logit if torch sorts: 2 as computed, 4 in float32, 12 sorted with indices, 20 of torch.sort's own."""
+MASKED = 14
+"""Bytes of a logit in FlashInfer's or Triton's kernels: 2, 4 in float32, 4 masked, 4 as a probability."""
+PLAIN = 6
+"""Bytes of a logit in Model Runner V2, whose profiling run skips top-k and top-p (gpu/model_runner.py)."""
+_TRITON, _TRITON_ROWS = (0, 17, 0), 132
+"""First release whose top-k runs in Triton, with a row of logits for each multiprocessor (topk_topp_triton.py)."""
+_HIDDEN_COPIES = 5
+"""Streams of the hidden size that live beside a layer's products: residual, normed, queries, keys and output of
+attention. Fitted on 1.97 GiB for Llava 1.5 7B in steps of 16,384 tokens (vLLM 0.10.2, H100)."""
+_WORKSPACES = (0, 10, 0)
+"""First release whose experts have two workspaces of the hidden size (fused_moe/modular_kernel.py)."""
+_FORWARD_ERROR, _EXPERTS_ERROR = (0.75, 1.4), (0.4, 1.6)
+
+
+def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
+    """Return the bytes that the sampler takes for a logit: least, likely and most, and why they differ."""
+    version = release(setup.version)
+    if uses_runner_v2(model, setup):
+        return PLAIN, PLAIN, MASKED, ""
+    if version >= _TRITON:
+        return MASKED, MASKED, MASKED, ""
+    has_flashinfer = 0 < setup.capability and setup.capability >= 8.0
+    if (0, 11, 0) < version or (setup.capability and not has_flashinfer) or setup.is_amd:
+        return SORTED, SORTED, SORTED, ""
+    if version >= (0, 11, 0):
+        return MASKED, MASKED, SORTED, ""
+    why = f"vLLM {setup.version} sorts all logits unless FlashInfer is installed"
+    return (0 if version < (0, 10, 0) else MASKED), (MASKED + SORTED) / 2, SORTED, why
+
+
+def _forward(model: Model, setup: Setup) -> float:
+    """Return the peak bytes of a step of --max-num-batched-tokens in one layer.
+
+    A dense layer holds the two products of gate and up beside their product. Experts have two workspaces with a row for
+    each expert that a token goes to (fused_moe, workspace_shapes), which stay when the layer ends.
+    """
+    hidden, experts = model.hidden, _experts(model)
+    dense = 3 * feed_forward_width(model) / setup.tensor
+    if experts:
+        width = experts.width / (1 if setup.expert_parallel else setup.tensor)
+        inner = width if release(setup.version) < _WORKSPACES else max(width, hidden)
+        routed = experts.active * (inner + max(2 * width, hidden)) + hidden
+        dense = max(dense, routed)
+    number = 4 if setup.float32 else 2
+    return setup.batched_tokens * number * (dense + _HIDDEN_COPIES * hidden)
+
+
+def activations(model: Model, setup: Setup) -> Estimate:
+    """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, then sampling.
+
+    The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step.
+    """
+    number = 4 if setup.float32 else 2
+    logits = min(setup.sequences, setup.batched_tokens) * model.vocabulary
+    states = setup.batched_tokens * model.hidden * number
+    forward = _forward(model, setup)
+    low, likely, high, why = _logit_bytes(model, setup)
+    rows = _TRITON_ROWS * model.vocabulary * 4 if release(setup.version) >= _TRITON and likely == MASKED else 0
+    encoder = encoder_peak(model, setup)
+    least, most = _EXPERTS_ERROR if _experts(model) else _FORWARD_ERROR
+    peak = ByteRange(
+        round(max(forward * least, states + low * logits, encoder.low)),
+        round(max(forward * most, states + high * logits + rows, encoder.high)),
+        round(max(forward, states + likely * logits + rows, encoder.central)),
+    )
+    if encoder.high >= peak.high:
+        why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
+    return Estimate(peak, why or "the peak of a step is estimated from the model's shape")
+
+
+# -- encoders of images ----------------------------------------------------------------------------------------------
+
+_LARGEST_ITEM = 16_384
+"""Tokens of the largest image in models of any resolution: max_pixels of Qwen's preprocessors, 28 x 28 or 32 x 32."""
+_ENCODER_ERROR = 0.5, 2.0
+
+
+def encoder_peak(model: Model, setup: Setup) -> ByteRange:
+    """Estimate the peak memory of the vision encoder, which is profiled with as many patches as a step may have.
+
+    A patch holds the product of the wide matrix and about five numbers of the hidden size: 1.21 GiB was logged for
+    Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29).
+    """
+    fields = {} if setup.text_only else model.vision or {}
+    hidden, width = _whole(fields, "hidden_size"), _whole(fields, "intermediate_size")
+    if not hidden:
+        return ByteRange(0, 0, 0)
+    merge = _whole(fields, "spatial_merge_size")
+    tokens = max(setup.batched_tokens, _LARGEST_ITEM) if merge else setup.batched_tokens
+    patches = tokens * (merge**2 if merge else _PATCHES)
+    peak = 2 * patches * ((width or 4 * hidden) + 5 * hidden)
+    least, most = _ENCODER_ERROR
+    return ByteRange(round(least * peak), round(most * peak), peak)
+
+
+_PATCHES = 16
+"""Patches of a token in encoders of one resolution: 4,096 for 256 tokens in Gemma 3."""
+
+
+def _whole(fields: Mapping[str, object], name: str) -> int:
+    value = fields.get(name)
+    return value if isinstance(value, int) and 0 < value < 2**20 else 0
+
+
+# -- CUDA graphs ------------------------------------------------------------------------------------------------------
+
+_MOST_CAPTURED = 512
+_ESTIMATED_V2 = (0, 29, 0)
+"""First release that estimates graphs of Model Runner V2; before it counts none
+(https://github.com/vllm-project/vllm/issues/49224)."""
+_FULL_GRAPH_V2 = 24 * _MIB
+"""What Model Runner V2 charges for one full graph (https://github.com/vllm-project/vllm/issues/50780)."""
+_GRAPH_BASE, _PIECEWISE_GRAPH, _FULL_GRAPH = 300 * _MIB, 4 * _MIB, 6 * _MIB
+"""The estimate of Model Runner V1: fitted on 0.31 to 0.79 GiB in eleven logs with 51 + 35, 35 + 19, 5 + 4 and 1 + 1
+graphs (vLLM 0.18 - 0.26)."""
+_GRAPH_ERROR = 0.4, 2.2
+CAPTURED_GIB = 0.1, 2.0, 0.5
+"""Captured graphs that are not counted: 0.23 (8B), 0.37 (0.6B), 0.67 (7B), 1.62 estimated (35B MoE)."""
+
+
+def captured_sizes(most: int) -> int:
+    """Return the number of batch sizes up to `most` that vLLM captures: 1, 2, 4, steps of 8 to 256, steps of 16."""
+    return sum(size <= most for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)))
+
+
+def graphs(model: Model, setup: Setup) -> Estimate:
+    """Estimate the CUDA graphs: what vLLM subtracts from the KV cache if it counts them, else what it captures."""
+    if not setup.graphs_in_budget:
+        low, high, likely = (round(gib * GIB) for gib in CAPTURED_GIB)
+        return Estimate(ByteRange(low, high, likely))
+    most = setup.captured or min(2 * setup.sequences, _MOST_CAPTURED)
+    piecewise, full = captured_sizes(most), captured_sizes(min(most, setup.sequences))
+    if not uses_runner_v2(model, setup):
+        size = _GRAPH_BASE + piecewise * _PIECEWISE_GRAPH + full * _FULL_GRAPH
+    elif release(setup.version) < _ESTIMATED_V2:
+        return Estimate(ByteRange(0, _GRAPH_BASE, 0), "Model Runner V2 counts no graphs before 0.29.0")
+    else:
+        size = _GRAPH_BASE + full * _FULL_GRAPH_V2
+    least, most_size = (round(size * error) for error in _GRAPH_ERROR)
+    return Estimate(ByteRange(least, most_size, size), "vLLM extrapolates CUDA graphs from two that it captures")
+
+
+# -- outside torch ----------------------------------------------------------------------------------------------------
+
+_CONSUMED = (0, 27, 0)
+"""First release that counts all memory that is gone since the start, runner's buffers and workspaces among it."""
+_AFTER_NCCL = (0, 11, 1)
+"""First release that looks at the free memory after NCCL has started, so that NCCL is not counted."""
+_SINGLE = (0.02, 0.3, 0.07)
+"""One GPU up to 0.26: 0.02, 0.03, 0.05, 0.07 in logs of 0.10.2 - 0.25, 0.26 with a vision encoder."""
+_SINGLE_CONSUMED = (0.15, 0.7, 0.4)
+"""One GPU since 0.27: 0.26, 0.56, 0.56 in logs of 0.27 - 0.31."""
+_NVLINK_NCCL, _PCIE_NCCL = (0.3, 1.5, 0.8), (0.1, 0.5, 0.25)
+"""Several GPUs up to 0.11.0: 1.38 for two H200; 0.21 and 0.30 for four and two L40S."""
+_NVLINK, _PCIE = (0.1, 1.2, 0.5), (0.05, 0.5, 0.15)
+"""Several GPUs from 0.11.1 to 0.26: 0.95 for four GB200; 0.09 for two L40S."""
+_PARALLEL_CONSUMED = (0.3, 1.8, 0.7)
+"""Several GPUs since 0.27: 1.70 for four RTX PRO 6000, 1.74 for eight H200, of which about 1.0 are experts' workspaces,
+which are in the profiling run here."""
+_WITH_NVLINK = (7.0, 8.0, 9.0, 10.0)
+
+
+def non_torch(setup: Setup) -> Estimate:
+    """Estimate the memory outside torch: the libraries' buffers, and since 0.27 all buffers beside the weights."""
+    version = release(setup.version)
+    if setup.gpus * setup.data == 1:
+        bounds = _SINGLE_CONSUMED if version >= _CONSUMED else _SINGLE
+    elif version >= _CONSUMED:
+        bounds = _PARALLEL_CONSUMED
+    else:
+        has_nvlink = setup.capability in _WITH_NVLINK
+        counted, left = (_NVLINK_NCCL, _NVLINK) if has_nvlink else (_PCIE_NCCL, _PCIE)
+        bounds = left if version >= _AFTER_NCCL else counted
+    low, high, likely = (round(gib * GIB) for gib in bounds)
+    parallel = setup.gpus * setup.data > 1
+    return Estimate(ByteRange(low, high, likely), "buffers between GPUs depend on their links" if parallel else "")

@@ -1,0 +1,147 @@
+"""Logged starts of tests/data/kv_starts.csv, each with what diag estimates for the same launch.
+
+A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three.
+"""
+
+import csv
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from support.paths import MODELS
+
+from diag.core.errors import BadUsage
+from diag.core.formatting import GIB
+from diag.vllm import gpus
+from diag.vllm.command import parse as command
+from diag.vllm.flags.registry import release, versions
+from diag.vllm.memory.ledger import KV_CACHE, WEIGHTS, Ledger, ledger
+from diag.vllm.memory.model import Model, read
+from diag.vllm.memory.setup import GpuSpec, Setup, setup
+from diag.vllm.memory.usage import ByteRange
+
+_DATA = MODELS.parent
+_FLAGS = {
+    "tensor_parallel": "--tensor-parallel-size",
+    "pipeline_parallel": "--pipeline-parallel-size",
+    "data_parallel": "--data-parallel-size",
+    "max_model_len": "--max-model-len",
+    "gpu_memory_utilization": "--gpu-memory-utilization",
+    "kv_cache_dtype": "--kv-cache-dtype",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+}
+_SWITCHES = {"enforce_eager": "--enforce-eager", "enable_lora": "--enable-lora"}
+
+
+class Start(NamedTuple):
+    """One logged start; `row` has the columns of the file."""
+
+    row: dict[str, str]
+    model: Model
+    setup: Setup
+
+    @property
+    def is_kept_aside(self) -> bool:
+        return self.row["set"] == "kept aside"
+
+    @property
+    def has_release(self) -> bool:
+        """Return True if the log names the release, which decides defaults and the profiling run."""
+        return bool(self.row["vllm_version"])
+
+    def number(self, column: str) -> float | None:
+        return float(self.row[column]) if self.row[column] else None
+
+    def estimate(self) -> Ledger:
+        return ledger(self.model, self.setup)
+
+    def layout_error(self) -> float | None:
+        """Return the error of the KV cache's tokens if its bytes are those of the log."""
+        memory, tokens = self.number("available_kv_gib"), self.number("kv_tokens")
+        if not memory or not tokens or memory < 0:
+            return None
+        half = 0.005
+        found = ledger(self.model, self.setup, {KV_CACHE: ByteRange.gib((memory - half, memory + half))})
+        return found.tokens.central / tokens - 1 if found.tokens else None
+
+    def weights_error(self) -> float | None:
+        logged = self.number("weights_gib")
+        size = next((row.computed for row in self.estimate().rows if row.name == WEIGHTS), None)
+        return size.central / GIB / logged - 1 if size and logged else None
+
+    def memory_error(self) -> float | None:
+        """Return the error of the KV cache's bytes, from the launch and the GPU alone; of its tokens without bytes."""
+        found, logged, tokens = self.estimate(), self.number("available_kv_gib"), self.number("kv_tokens")
+        if not self.setup.total or not found.kv_cache:
+            return None
+        if logged and logged > 0:
+            return found.kv_cache.central / GIB / logged - 1
+        return found.tokens.central / tokens - 1 if tokens and found.tokens and not logged else None
+
+
+def rows() -> list[dict[str, str]]:
+    """Return all rows of the file."""
+    with (_DATA / "kv_starts.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def starts() -> Iterator[Start]:
+    """Yield the rows whose model's config.json is known and whose flags diag reads."""
+    for row in rows():
+        with suppress(BadUsage):
+            if not why_left_out(row):
+                yield _start(row)
+
+
+def why_left_out(row: dict[str, str]) -> str:
+    """Return the reason why a row cannot be computed, "" if it can."""
+    if not row["shape"]:
+        return "the checkpoint's config.json, or which of its layers are quantized, is unknown"
+    if row["speculative"] == "yes":
+        return "the draft model is unknown"
+    return ""
+
+
+def _start(row: dict[str, str]) -> Start:
+    words = ["vllm", "serve", str(_folder(row["shape"]))]
+    for column, flag in _FLAGS.items():
+        words += [flag, row[column]] if row[column] not in ("", "auto") else []
+    words += [flag for column, flag in _SWITCHES.items() if row[column] == "yes"]
+    if row["quantization"] in ("fp8", "bitsandbytes"):
+        words += ["--quantization", row["quantization"]]
+    version = _version(row["vllm_version"])
+    model = read(_folder(row["shape"]))
+    gpu = GpuSpec(_total(row), row["gpu"])
+    return Start(row, model, setup(command.read(" ".join(words), version=version), model, gpu, version))
+
+
+def _version(text: str) -> str:
+    parts = text.split("+")[0].split(".")
+    numbers = [part for part in parts[:3] if part.isdigit()]
+    found = ".".join((*numbers, "0", "0")[:3]) if numbers else ""
+    return found if release(found) else versions()[-1]
+
+
+def _total(row: dict[str, str]) -> int | None:
+    if row["gpu_memory_gib"]:
+        return round(float(row["gpu_memory_gib"]) * GIB)
+    with suppress(BadUsage):
+        return gpus.memory(row["gpu"]) if row["gpu"] else None
+    return None
+
+
+@cache
+def _folder(shape: str) -> Path:
+    """Return a folder with the config.json of a shape."""
+    models = json.loads((_DATA / "kv_models.json").read_text(encoding="utf-8"))
+    if shape not in models:
+        return MODELS / shape
+    folder = Path(tempfile.mkdtemp()) / shape
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(models[shape]), encoding="utf-8")
+    return folder
