@@ -67,8 +67,8 @@ def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
     ),
 )
 def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
-    family = target.shape.family if target.shape else None
-    if target.is_on("--enable-expert-parallel") and family and not family.experts:
+    shape = target.shape
+    if target.is_on("--enable-expert-parallel") and shape and shape.family and not shape.experts:
         yield Match(edits=removal(target.command.all("--enable-expert-parallel")))
 
 

@@ -159,7 +159,7 @@ _CONFLICTS = (
         holds=lambda target: (
             target.is_on("--enable-expert-parallel")
             and not target.is_on("--enable-eplb")
-            and (not target.shape or not target.shape.family or target.shape.family.experts)
+            and (not target.shape or not target.shape.family or target.shape.experts)
             and _is_one_rank(target)
         ),
         why="The experts are distributed over the ranks of tensor and data parallelism: with one rank nothing changes",

@@ -97,17 +97,17 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         value = budget.logged.get(name)
         return "" if value is None else f"log: {value:,.10g}{unit}"
 
-    total = layout.windows + layout.groups
-    windows = f", {layout.windows} of {total} layer groups have a sliding window" if layout.windows else ""
+    kinds = ((layout.windows, "have a sliding window"), (layout.states, "keep a state"))
+    shares = "".join(f", {count} of {len(layout.groups)} layer groups {what}" for count, what in kinds if count)
     blocks = f"{layout.blocks(setup.length):,} blocks"
-    yield "KV cache per token", f"{found.token_bytes:,.0f} bytes{windows}", ""
+    yield "KV cache per token", f"{found.token_bytes:,.0f} bytes{shares}", ""
     yield f"for {setup.length:,} tokens", f"{gibibytes(found.needed)}, {blocks}", logged("needed", " GiB")
 
     if found.tokens and found.blocks and found.concurrency:
         low, high = (f"{bound:.2f}" for bound in found.concurrency)
         requests = f"{low if low == high else f'{low} to {high}'} requests of {setup.length:,} tokens"
         yield "KV cache size", _tokens_text(found.tokens), logged("tokens")
-        yield "KV blocks", f"{_range_text(found.blocks, '{:,}'.format)} of {setup.block} tokens", ""
+        yield "KV blocks", f"{_range_text(found.blocks, '{:,}'.format)} of {layout.block} tokens", ""
         yield "concurrency", requests, logged("concurrency")
 
         if found.doubt and found.tokens.high - found.tokens.low > WIDE * found.tokens.central:

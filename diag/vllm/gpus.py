@@ -98,7 +98,7 @@ def _found_by_words(key: str) -> GpuModel | None:
     """Find a GPU by a name with more words than its own, "A100 80GB", if the memory in it is that of the GPU."""
     words = key.split("-")
     size = next((int(word[:-2]) for word in words if re.fullmatch(r"\d{2,3}gb", word)), 0)
-    if "mig" in words or "(" in key or not size and not {"blackwell"} & set(words):
+    if "mig" in words or "(" in key or (not size and not {"blackwell"} & set(words)):
         return None
     kin = [gpu for gpu in gpus().values() if gpu.name.split("-")[0] == words[0]]
     return next((gpu for gpu in kin if not size or 0.85 * size * GIB < gpu.memory < size * GIB), None)

@@ -1,4 +1,4 @@
-"""Changes of a launch by what they change: quantized weights on fewer GPUs, an fp8 cache, a shorter context, more GPUs."""
+"""Changes of a launch: quantized weights on fewer GPUs, an fp8 cache, a shorter context, more GPUs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -7,10 +7,10 @@ from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.kv_layout import NUMBER_BYTES
 from diag.vllm.memory.ledger import Ledger, ledger, rounded, supports_fp8_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
-from diag.vllm.memory.usage import NUMBER_BYTES
 from diag.vllm.roofline import Ceiling, SizedReplica, configuration, cost_per_million
 
 TENSORS = (1, 2, 4, 8)

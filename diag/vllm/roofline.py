@@ -9,10 +9,10 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm import work
 from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.kv_layout import NUMBER_BYTES
 from diag.vllm.memory.ledger import Ledger, ledger, supports_fp8_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
-from diag.vllm.memory.usage import NUMBER_BYTES
 from diag.vllm.work import Work, matrix_rate, matrix_type
 
 REACHED = 0.2, 0.85

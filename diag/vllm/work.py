@@ -1,7 +1,8 @@
 """The work of a server, by the model's shape: bytes read, operations, and bytes sent to other GPUs in one step.
 
 Only unavoidable work is counted. Every weight is read once a step, of a mixture of experts only the experts that the
-tokens of the step reach if routing is even; each request's KV cache is read once. Left out are activations, sampling,
+tokens of the step reach if routing is even; each request's KV cache is read once, a state of fixed size is read and
+written once, and a sparse indexer reads its keys of all tokens. Left out are activations, sampling,
 the logits that tensor parallelism gathers, and speculation. They make the real step longer, never shorter, except for
 routing: if the tokens of a step prefer the same experts, fewer are read.
 """
@@ -19,16 +20,13 @@ from diag.core.metric_families import Sample
 from diag.vllm import gpus
 from diag.vllm.command.parse import parse
 from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.kv_layout import NotCovered, state_bytes, token_bytes
 from diag.vllm.memory.model import Model, find, read
+from diag.vllm.memory.parts import Mixer, WeightPart
 from diag.vllm.memory.setup import GpuSpec, Setup
 from diag.vllm.memory.setup import setup as planned_setup
-from diag.vllm.memory.usage import NotCovered, layer_bytes
-from diag.vllm.memory.weights import WeightPart, compressed_weights, embedding, layer, precision
+from diag.vllm.memory.weights import compressed_weights, embedding, layer, precision
 from diag.vllm.running_config import SET, RunningConfig, ServerFacts
-
-_CHUNKED = "Llama4ForConditionalGeneration"
-_FULL_EVERY = 4
-"""One of four layers of Llama 4 attends to everything, the others to a chunk of `attention_chunk_size` tokens."""
 
 
 class Work(NamedTuple):
@@ -51,13 +49,12 @@ def check(model: Model, setup: Setup) -> None:
 
 def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
     """Return the work of a step in which each of `batch` requests of `context` tokens gets one more."""
-    reached = sum(reach(model, at, context) for at in range(model.layers))
     matrices, head = _layers(model), [embedding(model)]
     return Work(
         _bytes(model, setup, [*matrices, *head], batch),
-        batch * reached * layer_bytes(model, setup),
+        batch * sum(_cache_bytes(model, setup, mixer, context) for mixer in mixers(model)),
         2 * batch * _operands(model, setup, [*matrices, *head]),
-        batch * reached * _attention_flops(model, absorbed=True) / setup.tensor,
+        batch * sum(reach(model, mixer, context) * _flops(mixer, True) for mixer in mixers(model)) / setup.tensor,
         _all_reduce_bytes(model, setup, batch),
     )
 
@@ -65,13 +62,16 @@ def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
 def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
     """Return the work of a step of `tokens` prompt tokens, of prompts of `length` tokens."""
     matrices = _layers(model)
-    farthest = [reach(model, at, length) for at in range(model.layers)]
-    reached = sum(most - most**2 / (2 * length) for most in farthest)  # the first tokens have few before them
+    flops = 0.0
+    for mixer in mixers(model):
+        most = reach(model, mixer, length)
+        flops += (most - most**2 / (2 * length)) * _flops(mixer, False)  # the first tokens have few before them
+    written = sum(token_bytes(model, mixer, setup) for mixer in mixers(model) if mixer.kind != "state" and mixer.cached)
     return Work(
         _bytes(model, setup, matrices, tokens),
-        tokens * model.layers * layer_bytes(model, setup),
+        tokens * written,
         2 * tokens * _operands(model, setup, matrices),
-        tokens * reached * _attention_flops(model, absorbed=False) / setup.tensor,
+        tokens * flops / setup.tensor,
         _all_reduce_bytes(model, setup, tokens),
     )
 
@@ -88,12 +88,24 @@ def experts_share(model: Model) -> float:
     return _experts_hit(model, 1)
 
 
-def reach(model: Model, at: int, context: float) -> float:
+def mixers(model: Model) -> list[Mixer]:
+    """Return the attention and the states of all layers."""
+    return [mixer for layer in model.stack for mixer in layer.mixers]
+
+
+def reach(model: Model, mixer: Mixer, context: float) -> float:
     """Return the tokens of a context that a layer attends to."""
-    window = model.windows[at]
-    if model.architecture == _CHUNKED and (at + 1) % _FULL_EVERY:
-        window = model.config.size("attention_chunk_size", 0, least=0)
-    return min(context, window or context)
+    if mixer.kind == "state":
+        return 0
+    sparse = model.config.count("index_topk") if mixer.kind == "latent" else 0
+    return min(context, mixer.window or context, sparse or context)
+
+
+def _cache_bytes(model: Model, setup: Setup, mixer: Mixer, context: float) -> float:
+    """Return the bytes of a request's cache that a layer reads in a step, and those of a state that it writes."""
+    if mixer.kind == "state":
+        return 2 * state_bytes(model, mixer, setup)
+    return reach(model, mixer, context) * token_bytes(model, mixer, setup) + mixer.index * context
 
 
 def _layers(model: Model) -> list[WeightPart]:
@@ -122,28 +134,24 @@ def _per_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPart],
 
 def _experts_hit(model: Model, tokens: float) -> float:
     """Return the expected share of a layer's experts that at least one of `tokens` tokens reaches."""
-    if not (model.family and model.family.experts):
+    if not model.experts:
         return 1.0
-    count = model.config.size(model.family.experts, most=2**16)
-    missed: float = (1 - min(model.config.size("num_experts_per_tok", 1) / count, 1.0)) ** tokens
+    missed: float = (1 - min(model.experts.active / model.experts.total, 1.0)) ** tokens
     return 1 - missed
 
 
-def _attention_flops(model: Model, absorbed: bool) -> float:
+def _flops(mixer: Mixer, absorbed: bool) -> float:
     """Return the operations in one layer for a token and one that it attends to; MLA decodes in its latent space."""
-    if not model.latent:
-        return 4.0 * model.heads * model.head_dim
-    config = model.config
-    if absorbed:
-        return 2.0 * model.heads * (model.latent + config.size("kv_lora_rank"))
-    sizes = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return 2.0 * model.heads * sum(config.size(name) for name in sizes)
+    if mixer.kind != "latent":
+        return 2.0 * mixer.heads * (mixer.head_dim + mixer.value_dim)
+    return 2.0 * mixer.heads * (mixer.head_dim + mixer.rank if absorbed else mixer.key_dim + mixer.value_dim)
 
 
 def _all_reduce_bytes(model: Model, setup: Setup, tokens: float) -> float:
-    """Return the bytes that a GPU sends: two all-reduces of the hidden state a layer, around a ring."""
+    """Return the bytes that a GPU sends: an all-reduce after attention and one after the feed-forward."""
     ring = 2 * (setup.tensor - 1) / setup.tensor
-    return tokens * 2 * model.layers * model.hidden * (4 if setup.float32 else 2) * ring
+    sums = sum(len(layer.mixers) + bool(layer.dense or layer.has_experts) for layer in model.stack)
+    return tokens * sums * model.hidden * (4 if setup.float32 else 2) * ring
 
 
 def matrix_rate(gpu: GpuModel, kind: str) -> float:
@@ -221,8 +229,8 @@ def _command_samples(command: str, version: str, known: Known) -> tuple[Sample, 
             return ()
         every, experts = weights(model, planned)
         token, kind, share = prefill(model, planned, 1, 1), matrix_type(model, planned), experts_share(model)
-        full = sum(math.isinf(reach(model, at, math.inf)) for at in range(model.layers))
-        cached = full * layer_bytes(model, planned)
+        growing = [mixer for mixer in mixers(model) if mixer.kind in ("full", "latent") and mixer.cached]
+        cached = sum(token_bytes(model, mixer, planned) + mixer.index for mixer in growing)
     except (BadUsage, NotCovered, ArithmeticError):
         return ()
     if experts and planned.data > 1:
@@ -235,4 +243,4 @@ def _command_samples(command: str, version: str, known: Known) -> tuple[Sample, 
         ("diag_vllm_flops_per_token", (kind,), token.matrix_flops / stages),
         ("diag_vllm_all_reduce_bytes_per_token", (), token.sent_bytes / stages),
     )
-    return (*samples, ("diag_vllm_kv_cache_bytes_per_token", (), cached / stages)) if full else samples
+    return (*samples, ("diag_vllm_kv_cache_bytes_per_token", (), cached / stages)) if growing else samples

@@ -121,7 +121,7 @@ def _start(row: dict[str, str]) -> Start:
 
 
 def _version(text: str) -> str:
-    parts = text.split("+")[0].split(".")
+    parts = text.split("+", maxsplit=1)[0].split(".")
     numbers = [part for part in parts[:3] if part.isdigit()]
     found = ".".join((*numbers, "0", "0")[:3]) if numbers else ""
     return found if release(found) else versions()[-1]

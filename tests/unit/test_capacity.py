@@ -71,8 +71,13 @@ def test_sliding_windows_are_read_no_further() -> None:
 
 
 def test_chunks_of_llama_4_are_read_no_further() -> None:
-    one = replica("llama-4-scout")
-    assert [work.reach(one.model, at, 100_000) for at in range(4)] == [8192, 8192, 8192, 100_000]
+    model = replica("llama-4-scout").model
+    assert [work.reach(model, mixer, 100_000) for mixer in work.mixers(model)[:4]] == [
+        8192,
+        8192,
+        8192,
+        100_000,
+    ]
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(1, 1 / 16), (16, 0.64), (1000, 1.0)])

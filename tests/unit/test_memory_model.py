@@ -102,12 +102,12 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_architecture_can_be_read_but_not_estimated(tmp_path: Path) -> None:
     model = changed(tmp_path, architectures=["NewForCausalLM\x1b[2J"])
     assert model.family is None
-    assert model.unknown == r"the architecture 'NewForCausalLM\x1b[2J' is unknown"
+    assert model.doubt == r"the architecture 'NewForCausalLM\x1b[2J' is unknown: it is read like Llama"
 
 
 def test_a_kind_of_layer_that_keeps_no_tokens_is_not_covered(tmp_path: Path) -> None:
-    model = changed(tmp_path, layer_types=["linear_attention", "full_attention"] * 16)
-    assert model.unknown == "layers of the kind 'linear_attention' are not covered"
+    model = changed(tmp_path, layer_types=["new_attention", "full_attention"] * 16)
+    assert model.unknown == "layers of the kind 'new_attention' are not covered"
 
 
 @pytest.mark.parametrize("kinds", [[["x"]] * 32, [{"x": 1}] * 32, [[1], 2]])
@@ -138,15 +138,15 @@ def test_fields_missing_in_gemma_configs_have_transformers_defaults(tmp_path: Pa
 def test_unknown_model_may_use_other_field_names(tmp_path: Path, fields: dict[str, object], longest: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(fields))
     model = read(tmp_path, version="0.32.0")
-    assert (model.hidden, model.layers, model.longest) == (0, 0, longest)
-    assert model.unknown.endswith("is unknown")
-    with pytest.raises(BadUsage, match="has no 'hidden_size'"):
+    assert (model.stack, model.layers, model.longest) == ((), 0, longest)
+    assert model.unknown.endswith("num_hidden_layers")
+    with pytest.raises(BadUsage, match=r"config\.json has no '"):
         read(tmp_path)
 
 
 def test_the_numbers_of_a_multimodal_model_are_those_of_its_language_part() -> None:
     model = read(MODELS / "gemma-3-27b")
-    assert (model.layers, model.tied, bool(model.vision)) == (62, True, True)
+    assert (model.layers, model.tied, bool(model.encoders)) == (62, True, True)
     assert model.windows[:7] == (1024, 1024, 1024, 1024, 1024, 0, 1024)
 
 

@@ -16,8 +16,8 @@ from diag.lint.rules import RULES
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import known, release, versions
 from diag.vllm.memory import model
+from diag.vllm.memory.kv_layout import cache_layout
 from diag.vllm.memory.setup import GpuSpec, setup
-from diag.vllm.memory.usage import layer_bytes
 
 ADVICE = {advice.names[0]: advice for advice in wrong_advice().values()}
 EACH = pytest.mark.parametrize("advice", ADVICE.values(), ids=ADVICE)
@@ -58,7 +58,8 @@ def test_advice_names_the_release_that_removed_a_flag(advice: WrongAdvice) -> No
 def test_kv_cache_of_a_token_is_what_the_ledger_computes() -> None:
     shape = model.read(MODELS / "llama-3-70b")
     planned = setup(Command((), 0, {}, "m", ()), shape, GpuSpec())
-    size = layer_bytes(shape, planned) * shape.layers
+    kept = cache_layout(shape, planned)
+    size = kept.token_bytes(kept.block_bytes())
     assert size == 320 * 1024
     page = explain("32 KB of KV per token", None)
     assert "320 KiB" in page

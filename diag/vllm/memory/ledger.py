@@ -11,18 +11,14 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.flags.registry import release
 from diag.vllm.memory import profiling
+from diag.vllm.memory.kv_layout import NUMBER_BYTES, RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.profiling import Estimate
 from diag.vllm.memory.setup import CPU_SPACE, Setup, check
 from diag.vllm.memory.usage import (
-    NUMBER_BYTES,
-    RESERVED,
     Basis,
     ByteRange,
-    CacheLayout,
-    NotCovered,
     Stage,
-    cache_layout,
     weights,
 )
 
@@ -91,7 +87,7 @@ class Ledger:
     @property
     def token_bytes(self) -> float | None:
         """Return the bytes of a token beyond every sliding window."""
-        return self.layout.groups * self.block_bytes / self.layout.block if self.layout else None
+        return self.layout.token_bytes(self.block_bytes) if self.layout else None
 
     @property
     def concurrency(self) -> tuple[float, float] | None:
@@ -104,11 +100,10 @@ class Ledger:
     @property
     def tokens(self) -> ByteRange | None:
         """Return the tokens that the KV cache holds, as vLLM's log counts them."""
-        requests = self.concurrency
-        if not (requests and self.layout and self.blocks):
+        if not (self.layout and self.blocks):
             return None
-        likely = self.blocks.central / self.layout.blocks(self.setup.length)
-        return ByteRange(*(int(count * self.setup.length) for count in (*requests, likely)))
+        sizes = (self.blocks.low, self.blocks.high, self.blocks.central)
+        return ByteRange(*(self.layout.logged_tokens(blocks, self.setup.length) for blocks in sizes))
 
     @property
     def doubt(self) -> str:
@@ -186,8 +181,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
     writer = _LedgerWriter(measured)
-    is_uniform = layout is not None and layout.groups == 1 and not layout.windows
-    block_bytes = layout.block_bytes(stage.layers if is_uniform else None) if layout else 0
+    block_bytes = layout.block_bytes(stage.layers) if layout else 0
     usage: list[ByteRange | None] = []
     source = "the budget minus all of the above"
     if setup.cpu:
@@ -226,7 +220,7 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, f"{stage.source} are approximate"))
 
     step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
-    if model.family:
+    if model.stack:
         usage.append(writer.write(ACTIVATIONS, *_estimated(profiling.activations(model, setup), step)))
     else:
         usage.append(writer.write(ACTIVATIONS, None, "unknown", step))
@@ -253,9 +247,10 @@ def uncounted(found: Ledger) -> list[str]:
     if any(row.name == KV_CACHE and row.logged for row in found.rows):
         return []
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
-    sees = found.model.vision and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
+    sees = found.model.encoders and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
     vision = ["activations of the vision encoder"] if sees else []
-    return missing + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
+    doubt = [found.model.doubt] if found.model.doubt else []
+    return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 
 
 def _uncounted_texts(reasons: Sequence[str]) -> list[str]:

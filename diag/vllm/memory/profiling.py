@@ -24,25 +24,13 @@ class Estimate(NamedTuple):
     why: str = ""
 
 
-class _Experts(NamedTuple):
-    active: int
-    width: int
-
-
-def _experts(model: Model) -> _Experts | None:
-    family = model.family
-    if not (family and family.experts):
-        return None
-    return _Experts(model.config.size("num_experts_per_tok", 1), model.config.size(family.width))
-
-
 def _is_hybrid(model: Model) -> bool:
-    return False
+    return any(mixer.kind == "state" for layer in model.stack for mixer in layer.mixers)
 
 
 def uses_runner_v2(model: Model, setup: Setup) -> bool:
     """Return True if vLLM runs a model with Model Runner V2 unless told otherwise (config/vllm.py of each release)."""
-    version, is_dense = release(setup.version), not _experts(model)
+    version, is_dense = release(setup.version), not model.experts
     if version >= (0, 32, 0):
         return True
     if version >= (0, 24, 0):
@@ -75,8 +63,8 @@ def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
         return PLAIN, PLAIN, MASKED, ""
     if version >= _TRITON:
         return MASKED, MASKED, MASKED, ""
-    has_flashinfer = 0 < setup.capability and setup.capability >= 8.0
-    if (0, 11, 0) < version or (setup.capability and not has_flashinfer) or setup.is_amd:
+    has_flashinfer = setup.capability > 0 and setup.capability >= 8.0
+    if version > (0, 11, 0) or (setup.capability and not has_flashinfer) or setup.is_amd:
         return SORTED, SORTED, SORTED, ""
     if version >= (0, 11, 0):
         return MASKED, MASKED, SORTED, ""
@@ -90,7 +78,7 @@ def _forward(model: Model, setup: Setup) -> float:
     A dense layer holds the two products of gate and up beside their product. Experts have two workspaces with a row for
     each expert that a token goes to (fused_moe, workspace_shapes), which stay when the layer ends.
     """
-    hidden, experts = model.hidden, _experts(model)
+    hidden, experts = model.hidden, model.experts
     dense = 3 * feed_forward_width(model) / setup.tensor
     if experts:
         width = experts.width / (1 if setup.expert_parallel else setup.tensor)
@@ -113,7 +101,7 @@ def activations(model: Model, setup: Setup) -> Estimate:
     low, likely, high, why = _logit_bytes(model, setup)
     rows = _TRITON_ROWS * model.vocabulary * 4 if release(setup.version) >= _TRITON and likely == MASKED else 0
     encoder = encoder_peak(model, setup)
-    least, most = _EXPERTS_ERROR if _experts(model) else _FORWARD_ERROR
+    least, most = _EXPERTS_ERROR if model.experts else _FORWARD_ERROR
     peak = ByteRange(
         round(max(forward * least, states + low * logits, encoder.low)),
         round(max(forward * most, states + high * logits + rows, encoder.high)),
@@ -124,7 +112,7 @@ def activations(model: Model, setup: Setup) -> Estimate:
     return Estimate(peak, why or "the peak of a step is estimated from the model's shape")
 
 
-# -- encoders of images ----------------------------------------------------------------------------------------------
+# -- encoders of images -----------------------------------------------------------------------------------------------
 
 _LARGEST_ITEM = 16_384
 """Tokens of the largest image in models of any resolution: max_pixels of Qwen's preprocessors, 28 x 28 or 32 x 32."""
@@ -132,30 +120,32 @@ _ENCODER_ERROR = 0.5, 2.0
 
 
 def encoder_peak(model: Model, setup: Setup) -> ByteRange:
-    """Estimate the peak memory of the vision encoder, which is profiled with as many patches as a step may have.
+    """Estimate the peak memory of the encoders, which are profiled with as many images as a step has tokens for.
 
     A patch holds the product of the wide matrix and about five numbers of the hidden size: 1.21 GiB was logged for
     Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29).
     """
-    fields = {} if setup.text_only else model.vision or {}
-    hidden, width = _whole(fields, "hidden_size"), _whole(fields, "intermediate_size")
-    if not hidden:
-        return ByteRange(0, 0, 0)
-    merge = _whole(fields, "spatial_merge_size")
-    tokens = max(setup.batched_tokens, _LARGEST_ITEM) if merge else setup.batched_tokens
-    patches = tokens * (merge**2 if merge else _PATCHES)
-    peak = 2 * patches * ((width or 4 * hidden) + 5 * hidden)
+    peaks = [0] if setup.text_only else [0, *(_patches_peak(model, setup, one) for one in model.encoders.values())]
     least, most = _ENCODER_ERROR
-    return ByteRange(round(least * peak), round(most * peak), peak)
+    return ByteRange(round(least * max(peaks)), round(most * max(peaks)), max(peaks))
 
 
-_PATCHES = 16
-"""Patches of a token in encoders of one resolution: 4,096 for 256 tokens in Gemma 3."""
+def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object]) -> int:
+    def size(name: str, default: int = 0) -> int:
+        value = fields.get(name)
+        return value if isinstance(value, int) and 0 < value < 2**20 else default
 
-
-def _whole(fields: Mapping[str, object], name: str) -> int:
-    value = fields.get(name)
-    return value if isinstance(value, int) and 0 < value < 2**20 else 0
+    hidden = size("embed_dim") or size("hidden_size") or size("d_model")
+    width, image = size("intermediate_size") or 4 * hidden, size("image_size")
+    outer = model.config.get("spatial_merge_size")
+    merge = size("spatial_merge_size") or (outer if isinstance(outer, int) else 1)
+    if image:  # of one resolution
+        patches = (image // size("patch_size", 14)) ** 2
+        tokens = model.config.count("mm_tokens_per_image") or patches // merge**2
+        patches *= max(setup.batched_tokens // max(tokens, 1), 1)
+    else:
+        patches = max(setup.batched_tokens, _LARGEST_ITEM) * merge**2
+    return 2 * patches * (width + 5 * hidden)
 
 
 # -- CUDA graphs ------------------------------------------------------------------------------------------------------

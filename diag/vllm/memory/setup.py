@@ -36,6 +36,7 @@ _SAVINGS: Mapping[str, str] = {
 _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
+CHUNKS = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 _CPU_BLOCK, _BLOCK = 128, 16
 
 
@@ -54,9 +55,11 @@ class Setup:
     `length` is --max-model-len, `auto_length` is True if vLLM chooses it, `allows_overlong` if it may exceed the
     model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is the free memory at the start, by
     the log. `graphs_in_budget` is True if CUDA graphs count against the budget (0.20.0 and later). `expert_parallel`
-    keeps each expert whole on one GPU. `capability` is the GPU's in CUDA, 0 if it is unknown. `captured` is the largest
-    batch in a CUDA graph, 0 for the default. `uncounted` names memory that is in no row, `savings` names what may
-    reduce a row.
+    keeps each expert whole on one GPU. `hybrid` is True if layers with a window drop what is before it, `hybrid_chunks`
+    if layers with chunks do. `state_blocks` is the states that a request has in each group of layers that keep one;
+    `state_type` and `mamba_type` are their types, "" for the model's.
+    `capability` is the GPU's in CUDA, 0 if it is unknown. `captured` is the largest batch in a CUDA graph, 0 for the
+    default. `uncounted` names memory that is in no row, `savings` names what may reduce a row.
     """
 
     version: str
@@ -80,6 +83,10 @@ class Setup:
     eager: bool = False
     graphs_in_budget: bool = True
     hybrid: bool = True
+    hybrid_chunks: bool = False
+    state_blocks: int = 2
+    state_type: str = ""
+    mamba_type: str = ""
     cpu: bool = False
     text_only: bool = False
     allows_overlong: bool = False
@@ -167,6 +174,10 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         eager=bool(command.switched("--enforce-eager")) or cpu,
         graphs_in_budget=graphs_in_budget,
         hybrid=number >= (0, 9, 1) and not command.switched("--disable-hybrid-kv-cache-manager") and not cpu,
+        hybrid_chunks=command.environment.get(CHUNKS) == "1",
+        state_blocks=1 if command.switched("--enable-prefix-caching") is False else 2,
+        state_type=(command.get("--mamba-ssm-cache-dtype") or "").replace("auto", ""),
+        mamba_type=(command.get("--mamba-cache-dtype") or "").replace("auto", ""),
         cpu=cpu,
         text_only=bool(command.switched("--language-model-only")),
         allows_overlong=overlong,
@@ -244,21 +255,21 @@ def check(model: Model, setup: Setup) -> None:
         raise BadUsage(f"{refused} {model.heads} attention heads; possible sizes: {', '.join(map(str, sizes))}")
     if not _divides_kv_heads(model, setup.tensor):
         raise BadUsage(f"{refused} {model.kv_heads} key-value heads")
-    family, width = model.family, feed_forward_width(model)
-    if not (family and family.experts) and width % setup.tensor:
+    width = feed_forward_width(model)
+    if not model.experts and width % setup.tensor:
         raise BadUsage(f"{refused} {width:,} feed-forward columns")
 
-    if family and setup.tensor * setup.data > 1:
+    if model.stack and setup.tensor * setup.data > 1:
         group = group_size(model.quantization or {})  # of awq, gptq and compressed-tensors
         attention = model.heads * (model.config.size("v_head_dim") if model.latent else model.head_dim)
-        for inputs in (attention,) if family.experts else (attention, width):
+        for inputs in (attention,) if model.experts else (attention, width):
             share = inputs // setup.tensor
             if group and group < inputs and share % group:
                 raise BadUsage(_splits_scale(setup, f"{share:,} inputs of a matrix", f"groups of {group}"))
 
         block = block_size(model.quantization or {})  # of fp8 experts
-        if family.experts and block and not setup.expert_parallel:
-            share = model.config.size(family.width) // (setup.tensor * setup.data)
+        if model.experts and block and not setup.expert_parallel:
+            share = model.experts.width // (setup.tensor * setup.data)
             # newer releases cut the blocks down to 32 (fused_moe/oracle/fp8.py)
             is_cut = release(setup.version) >= _FINER_BLOCKS and math.gcd(block, share, model.hidden) >= _LEAST_BLOCK
             if share % block and not is_cut:

@@ -4,19 +4,18 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from diag.core.files import opened, read_bytes
 from diag.core.formatting import GIB
-from diag.vllm.command import redaction
-from diag.vllm.memory.model import Architecture, Model
+from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.weights import (
     Precision,
     absorbed,
+    encoders,
     of_stage,
     precision,
     rotary,
@@ -117,114 +116,16 @@ def _header(file: Path) -> dict[str, Any] | None:
     return found
 
 
-NUMBER_BYTES: Mapping[str, float] = {
-    "bfloat16": 2,
-    "float16": 2,
-    "half": 2,
-    "float32": 4,
-    "float": 4,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
-    "nvfp4": 1 / 2 + 1 / 16,
-}
-"""Bytes of a number in the cache by --kv-cache-dtype; other types have scales of their own."""
-RESERVED = 1
-"""The null block, which no request gets. 0.32 counts it when it checks that one request fits."""
-
-
-class NotCovered(Exception):
-    """The KV cache of this model or with these flags cannot be computed; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class CacheLayout:
-    """The blocks that a request takes, and the bytes of a block on one GPU.
-
-    `layers` is the number of layers of a group; `groups` groups keep all tokens, `windows` groups keep the last
-    `window` tokens and the tokens `in_flight`.
-    """
-
-    block: int
-    layer_bytes: float
-    layers: int
-    groups: int
-    windows: int = 0
-    window: int = 0
-    in_flight: int = 0
-
-    def block_bytes(self, layers: int | None = None) -> int:
-        """Return the bytes of a block on a GPU that has `layers` of a group's layers."""
-        return round(self.layer_bytes * self.block * (self.layers if layers is None else layers))
-
-    def blocks(self, length: int) -> int:
-        """Return the blocks that a request of `length` tokens takes."""
-        held = min(self.window - 1 + self.in_flight, length)
-        return self.groups * -(-length // self.block) + self.windows * (-(-held // self.block) + 1)
-
-    def longest(self, blocks: int, most: int) -> int:
-        """Return the longest request, up to `most`, that so many blocks hold; 0 if they hold none."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.blocks(middle) + RESERVED <= blocks else (low, middle - 1)
-        return low
-
-
-def cache_layout(model: Model, setup: Setup) -> CacheLayout:
-    """Return the KV cache layout of a model on one GPU; NotCovered if it is unknown."""
-    if model.unknown:
-        raise NotCovered(model.unknown)
-    in_layer = layer_bytes(model, setup)
-    windows = {window for window in model.windows if window}
-    full_layers = model.windows.count(0)
-    if not windows or (full_layers and not setup.hybrid) or (not full_layers and min(windows) >= setup.length):
-        return CacheLayout(setup.block, in_layer, model.layers, 1)
-    if not full_layers:
-        window = f"a sliding window of {min(windows):,} tokens"
-        raise NotCovered(f"all layers have {window}, which releases treat differently")
-    if setup.pipeline > 1:
-        raise NotCovered("sliding windows with pipeline parallelism are not covered")
-    # layers with full attention and layers with a sliding window, in groups of one size
-    windowed = model.layers - full_layers
-    fewer, more = sorted((full_layers, windowed))
-    group = more if more < fewer * 1.5 else fewer
-    return CacheLayout(
-        setup.block, in_layer, group, -(-full_layers // group), -(-windowed // group), min(windows), setup.in_flight
-    )
-
-
-def layer_bytes(model: Model, setup: Setup) -> float:
-    """Return the bytes of a token in one layer on one GPU; NotCovered if they are unknown."""
-    number: float = 4 if setup.float32 else 2
-    settings = model.quantization or {}
-    if setup.kv_dtype != "auto":
-        if setup.kv_dtype not in NUMBER_BYTES:
-            raise NotCovered(
-                f"how many bytes --kv-cache-dtype {redaction.name(setup.kv_dtype)[:40]!r} takes is unknown to diag"
-            )
-        number = NUMBER_BYTES[setup.kv_dtype]
-    elif settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo"):
-        raise NotCovered(
-            "the model's files ask for a quantized KV cache, which not every release follows: give"
-            " --kv-cache-dtype fp8 or bfloat16"
-        )
-    if model.latent:
-        return model.latent * number  # one vector for keys and values, on every GPU
-    return 2 * max(1, model.kv_heads // setup.tensor) * model.head_dim * number
-
-
 Basis = Literal["exact", "estimated", "unknown"]
-BY_FILES, QUANTIZED, VISION = 0.01, 0.03, 0.1
-"""Error of the weights: divided by shape, quantized except a few layers, with a vision part by shape."""
+BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.03, 0.1, 0.3
+"""Error of the weights: divided by shape, quantized except a few layers, of an unknown architecture; of encoders."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One stage of pipeline parallelism: its layers, and the bytes of its weights on one of its GPUs."""
 
-    layers: int
+    layers: range
     weights: ByteRange | None
     basis: Basis
     source: str
@@ -235,36 +136,38 @@ def weights(model: Model, setup: Setup) -> list[Stage]:
 
     The weights of an unknown architecture or quantization are divided evenly at best, not at all at worst.
     """
-    model = replace(model, vision=None) if setup.text_only else model
+    model = replace(model, encoders={}) if setup.text_only else model
     bits = precision(model, setup.quantization, setup.float32)
     quantized_while_loading = bool(setup.quantization) and not model.quantization
     files = None if quantized_while_loading or setup.text_only else on_disk(model, setup.float32)
-    if model.family and bits:
-        return _by_shape(model, model.family, setup, bits, files)
-    layers = -(-model.layers // setup.pipeline)
+    if model.stack and bits:
+        return _by_shape(model, setup, bits, files)
+    spans = stages(model, setup.pipeline)
     if not files:
         source = "neither the model's shape nor its files are known: give --log"
-        return [Stage(layers, None, "unknown", source)] * setup.pipeline
+        return [Stage(span, None, "unknown", source) for span in spans]
     bounds = ByteRange(max(files // setup.gpus - setup.offload, 0), files)
     exact = setup.gpus == 1 and not setup.offload
-    return [Stage(layers, bounds, "exact" if exact else "estimated", "the *.safetensors files")] * setup.pipeline
+    basis: Basis = "exact" if exact else "estimated"
+    return [Stage(span, bounds, basis, "the *.safetensors files") for span in spans]
 
 
-def _by_shape(model: Model, family: Architecture, setup: Setup, bits: Precision, files: int | None) -> list[Stage]:
+def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) -> list[Stage]:
     """Return every stage by the shape; the bytes of the files are divided among the stages as the shape's are."""
     gpus = setup.gpus * setup.data
-    known = gpus == 1 if files else bits.exact and not model.vision
+    known = gpus == 1 if files else bits.exact and not model.encoders and not model.doubt
     exact = bool(known) and not model.latent and not setup.offload and not bits.padded
-    slack = BY_FILES if files else VISION if model.vision else BY_FILES if bits.exact else QUANTIZED
+    slack = BY_FILES if files else DOUBT if model.doubt else BY_FILES if bits.exact else QUANTIZED
     slack = 0 if exact else slack
+    doubtful = 0 if files else round(encoders(model).elements * 2 * ENCODER / setup.tensor)
     shape = ", ".join(filter(None, ("the shape in config.json", bits.named)))
     source = ("the *.safetensors files" if files else shape) + (f", divided among {gpus} GPUs" if gpus > 1 else "")
 
     padded, ways = bits, setup.tensor * setup.data
-    if bits.padded:
+    if bits.padded and model.experts:
         # Marlin and TRT-LLM pad MXFP4 experts to a hidden size in steps of 256 and a width in steps of 128
         # (fused_moe/oracle/mxfp4.py)
-        width = -(-model.config.size(family.width) // ways)
+        width = -(-model.experts.width // ways)
         factor = -(-model.hidden // 256) * 256 / model.hidden * (-(-width // 128) * 128 / width)
         padded = replace(bits, expert=bits.expert * factor)
 
@@ -278,6 +181,7 @@ def _by_shape(model: Model, family: Architecture, setup: Setup, bits: Precision,
         if files:
             low, high = round(files * low / total), round(files * high / total)
         low, high = (max(size + copies - setup.offload, 0) for size in (low, high))
-        bounds = ByteRange(round(low * (1 - slack)), round(high * (1 + slack)))
-        found.append(Stage(len(span), bounds, "exact" if exact else "estimated", source))
+        beside = doubtful if span.start == 0 else 0
+        bounds = ByteRange(round(low * (1 - slack)) - beside, round(high * (1 + slack)) + beside)
+        found.append(Stage(span, bounds, "exact" if exact else "estimated", source))
     return found

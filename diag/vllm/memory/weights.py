@@ -3,33 +3,18 @@
 A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide it; norms and routers are copied.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
-from diag.vllm.memory.model import Architecture, Config, Model
+from diag.vllm.memory.encoders import encoder_numbers
+from diag.vllm.memory.model import Model
+from diag.vllm.memory.parts import MOST_WAYS, WeightPart, linear
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
-MOST_WAYS = 2**16
-"""More ways than a server has GPUs: the matrix is always divided."""
 _HALF = 16.0
-
-Kind = Literal["plain", "linear", "expert", "vocabulary"]
-
-
-@dataclass(frozen=True)
-class WeightPart:
-    """Some matrices: the count of their numbers, and the most GPUs among which they can be divided.
-
-    `modules` are their names in the layer; they all have one size.
-    """
-
-    elements: int
-    ways: int = 1
-    kind: Kind = "plain"
-    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,30 +37,9 @@ class Precision:
 
 
 def layer(model: Model, at: int) -> list[WeightPart]:
-    """Return the matrices of a layer of a model whose family is known."""
-    family = model.family
-    assert family is not None
-    config = model.config
-    if not family.experts:
-        has_experts = False
-    elif model.architecture.startswith("Deepseek"):
-        step = config.size("moe_layer_freq", 1)
-        has_experts = at >= config.size("first_k_dense_replace", 0, least=0) and at % step == 0
-    else:
-        step = config.size("decoder_sparse_step", config.size("interleave_moe_layer_step", 1))
-        has_experts = at not in config.list("mlp_only_layers") and (at + 1) % step == 0
-
-    parts = [*(_latent(model) if model.latent else _attention(model, family))]
-    if has_experts:
-        parts += _experts(model, family)
-    else:
-        width = config.size(family.dense)
-        parts.append(WeightPart(3 * model.hidden * width, MOST_WAYS, "linear", _gate_up_down("mlp")))
-        if config.switch("mlp_bias"):
-            parts += [WeightPart(2 * width, MOST_WAYS), WeightPart(model.hidden)]
-    parts.append(WeightPart(family.norms * model.hidden))
-
+    """Return the matrices of a layer; those that the files leave unquantized are plain."""
     found = []
+    parts = [*(part for mixer in model.stack[at].mixers for part in mixer.parts), *model.stack[at].parts]
     for part in parts:
         every = len(part.modules)
         plain = sum(model.unquantized.has(f"model.layers.{at}.{module}") for module in part.modules)
@@ -84,71 +48,15 @@ def layer(model: Model, at: int) -> list[WeightPart]:
             continue
         if plain < every:
             found.append(replace(part, elements=part.elements * (every - plain) // every, modules=()))
-        found.append(WeightPart(part.elements * plain // every, part.ways, "plain"))  # not quantized by the files
+        found.append(WeightPart(part.elements * plain // every, part.ways, "plain"))
     return found
-
-
-def _attention(model: Model, family: Architecture) -> Iterator[WeightPart]:
-    config, size = model.config, model.head_dim
-    queries, keys = model.heads * size, model.kv_heads * size
-    has_bias = config.switch("attention_bias")
-    yield WeightPart(2 * model.hidden * queries, MOST_WAYS, "linear", ("self_attn.q_proj", "self_attn.o_proj"))
-    yield WeightPart(2 * model.hidden * keys, model.kv_heads, "linear", ("self_attn.k_proj", "self_attn.v_proj"))
-    if family.qkv_bias or has_bias:
-        yield WeightPart(queries, MOST_WAYS)
-        yield WeightPart(2 * keys, model.kv_heads)
-    if has_bias:
-        yield WeightPart(model.hidden)
-    if family.qk_norm:
-        yield WeightPart(2 * size)
-    if model.architecture == "GptOssForCausalLM":
-        yield WeightPart(model.heads, MOST_WAYS)  # attention sinks
-
-
-def _latent(model: Model) -> Iterator[WeightPart]:
-    """Yield DeepSeek's multi-head latent attention; down copied to every GPU, up divided by heads."""
-    config, hidden, heads = model.config, model.hidden, model.heads
-    rank, rope = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
-    nope, value = config.size("qk_nope_head_dim"), config.size("v_head_dim")
-    down = config.size("q_lora_rank", 0, least=0)
-    first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
-    yield WeightPart((down or heads * (nope + rope)) * hidden, 1 if down else MOST_WAYS, "linear", (first,))
-    if down:
-        yield WeightPart(down * heads * (nope + rope), MOST_WAYS, "linear", ("self_attn.q_b_proj",))
-    yield WeightPart(hidden * (rank + rope), 1, "linear", ("self_attn.kv_a_proj_with_mqa",))
-    yield WeightPart(rank * heads * (nope + value), MOST_WAYS, "linear", ("self_attn.kv_b_proj",))
-    yield WeightPart(heads * value * hidden, MOST_WAYS, "linear", ("self_attn.o_proj",))
-    yield WeightPart(down + rank)
 
 
 def absorbed(model: Model) -> WeightPart:
     """Return the copy of kv_b_proj that vLLM's MLA makes after loading, in the model's own type; empty without MLA."""
-    if not model.latent:
-        return WeightPart(0)
-    config = model.config
-    width = config.size("qk_nope_head_dim") + config.size("v_head_dim")
-    return WeightPart(model.layers * config.size("kv_lora_rank") * model.heads * width, MOST_WAYS)
-
-
-def _gate_up_down(block: str) -> tuple[str, ...]:
-    return tuple(f"{block}.{matrix}_proj" for matrix in ("gate", "up", "down"))
-
-
-def _experts(model: Model, family: Architecture) -> Iterator[WeightPart]:
-    config, hidden = model.config, model.hidden
-    count, width = config.size(family.experts, most=2**16), config.size(family.width)
-    yield WeightPart(count * 3 * hidden * width, MOST_WAYS, "expert", ("mlp.experts",))
-    yield WeightPart(count * hidden)  # the router
-    if model.architecture == "GptOssForCausalLM":
-        yield WeightPart(count * (2 * width + hidden + 1))  # biases
-    shared = width  # the width of the experts that process every token
-    if model.architecture != "Llama4ForConditionalGeneration":
-        alone = config.size("shared_expert_intermediate_size", 0, least=0)
-        shared = alone or width * config.size("n_shared_experts", 0, least=0)
-    if shared:
-        yield WeightPart(3 * hidden * shared, MOST_WAYS, "linear", _gate_up_down("mlp.shared_experts"))
-    if model.architecture == "Qwen2MoeForCausalLM":
-        yield WeightPart(hidden)
+    names = ("self_attn.kv_b_proj",)
+    copied = (part for layer in model.stack for mixer in layer.mixers for part in mixer.parts if part.modules == names)
+    return WeightPart(sum(part.elements for part in copied), MOST_WAYS)
 
 
 def embedding(model: Model) -> WeightPart:
@@ -165,14 +73,41 @@ def rotary(model: Model) -> WeightPart:
     return WeightPart(model.positions * width)
 
 
-def vision(model: Model) -> WeightPart:
-    """Estimate the vision encoder: four square matrices and two wide ones a layer."""
-    if not model.vision:
-        return WeightPart(0)
-    config = Config(model.vision, str(model.folder / "config.json"))
-    hidden = config.size("hidden_size", 1024)
-    count = config.size("num_hidden_layers", 24, most=2048)
-    return WeightPart(count * (4 * hidden**2 + 2 * hidden * config.size("intermediate_size", 4 * hidden)), MOST_WAYS)
+def beside(model: Model) -> list[WeightPart]:
+    """Return the matrices of the language part that are in no layer: positions, embeddings by layer, shared blocks."""
+    config, traits = model.config, model.traits
+    found = []
+    if traits.positions is not None:
+        found.append(WeightPart((config.size("positions") + traits.positions) * model.hidden))
+    if traits.per_layer and (size := config.count("hidden_size_per_layer_input")):
+        rows = config.size("vocab_size_per_layer_input", model.vocabulary)
+        found.append(WeightPart(rows * model.layers * size, MOST_WAYS, "vocabulary"))
+        found.append(WeightPart(model.hidden * model.layers * size + size))
+    if traits.head_bias:
+        found.append(WeightPart(model.vocabulary, MOST_WAYS))
+    if any(len({mixer.kind for mixer in layer.mixers}) > 1 for layer in model.stack) and not traits.parallel:
+        found += shared_blocks(model)
+    return found
+
+
+def shared_blocks(model: Model) -> list[WeightPart]:
+    """Return Zamba 2's blocks of attention and feed-forward, which several layers share, with an adapter each."""
+    config, hidden = model.config, model.hidden
+    blocks, rank = config.size("num_mem_blocks", 1), config.count("adapter_rank", 128)
+    width, inner = config.size("intermediate_size", 4 * hidden), model.heads * model.head_dim
+    users = sum(len(layer.mixers) > 1 for layer in model.stack)
+    return [
+        linear(blocks * (3 * 2 * hidden * inner + inner * hidden), "shared_transformer.self_attn"),
+        linear(blocks * 3 * hidden * width, "shared_transformer.feed_forward"),
+        linear(users * (rank * (hidden + 2 * width) + hidden * hidden), "linear"),
+        WeightPart(blocks * 3 * hidden),
+    ]
+
+
+def encoders(model: Model) -> WeightPart:
+    """Return the vision and audio encoders."""
+    counts = (encoder_numbers(fields, model.config, model.hidden) for fields in model.encoders.values())
+    return WeightPart(sum(counts), MOST_WAYS)
 
 
 def stages(model: Model, count: int) -> list[range]:
@@ -188,20 +123,21 @@ def of_stage(model: Model, layers: range) -> list[WeightPart]:
     parts = list(chain.from_iterable(layer(model, at) for at in layers))
     first, last = layers.start == 0, layers.stop == model.layers
     if first:
-        parts += [embedding(model), vision(model)]
+        parts += [embedding(model), encoders(model), *beside(model)]
     if last:
-        parts += [WeightPart(model.hidden)] + [embedding(model)] * (not (model.tied and first))
+        norm = model.hidden * model.traits.final_norm * (2 if model.traits.norm_bias else 1)
+        parts += [WeightPart(norm)] + [embedding(model)] * (not (model.tied and first))
     return parts
 
 
 def feed_forward_width(model: Model) -> int:
-    """Return the feed-forward width of a layer without experts."""
-    return model.config.size(model.family.dense, 0, least=0) if model.family else 0
+    """Return the feed-forward width of a layer without experts; 0 if there is none."""
+    return max((layer.dense for layer in model.stack), default=0)
 
 
 def parameters(model: Model) -> int:
     """Return the count of numbers in the language part of a model."""
-    return sum(part.elements for part in of_stage(model, range(model.layers))) - vision(model).elements
+    return sum(part.elements for part in of_stage(model, range(model.layers))) - encoders(model).elements
 
 
 def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> int:

@@ -1,0 +1,174 @@
+"""The fields of a config.json, under one name each; modules that a quantization leaves out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import combinations
+from typing import Any
+
+from diag.core.errors import BadUsage
+from diag.vllm.command.free_text import hidden
+
+MOST = 2**30
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "decoder_attention_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num", "num_attention_groups"),
+    "head_dim": ("attention_head_dim", "kv_channels", "dim_head"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
+    "vocab_size": ("padded_vocab_size",),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"),
+    "num_experts_per_tok": ("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "num_experts_per_token"),
+    "moe_intermediate_size": ("expert_ffn_hidden_size", "expert_ffn_size"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "shared_expert_intermediate_size": (
+        *("moe_shared_expert_intermediate_size", "shared_intermediate_size"),
+        *("share_expert_dim", "share_expert_dims"),
+    ),
+    "first_k_dense_replace": ("num_dense_layers", "first_k_dense"),
+    "mamba_heads": ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads"),
+    "mamba_head_dim": ("mamba_d_head", "mamba_headdim"),
+    "mamba_groups": ("mamba_n_groups", "mamba_ngroups", "n_groups"),
+    "mamba_state": ("mamba_d_state", "ssm_state_size", "state_size"),
+    "mamba_conv": ("mamba_d_conv", "conv_kernel"),
+    "mamba_width": ("mamba_d_ssm",),
+    "mamba_expand": ("expand",),
+    "mamba_rank": ("mamba_dt_rank", "time_step_rank"),
+    "positions": ("max_position_embeddings", "n_positions"),
+}
+"""Other names of a field, by the name that diag uses; the first one that a file has counts."""
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
+"""Objects with the fields of the language part."""
+
+
+class Config:
+    """The fields of a config.json; a field that is missing, of another type or absurd raises BadUsage with its name."""
+
+    def __init__(self, fields: Mapping[str, Any], place: str) -> None:
+        self.fields = fields
+        self.place = place
+
+    def _spelled(self, name: str) -> str:
+        """Return the name under which the file has a field."""
+        if self.fields.get(name) is not None:
+            return name
+        return next((other for other in ALIASES.get(name, ()) if self.fields.get(other) is not None), name)
+
+    def has(self, *names: str) -> bool:
+        """Return True if the file has one of these fields, whatever its spelling."""
+        return any(self.fields.get(self._spelled(name)) is not None for name in names)
+
+    def get(self, name: str) -> Any:
+        """Return a field as it is; None if it is missing."""
+        return self.fields.get(self._spelled(name))
+
+    def size(self, name: str, default: int | None = None, most: int = MOST, least: int = 1) -> int:
+        """Return a whole number of `least` to `most`; the default if the field is missing or null."""
+        name = self._spelled(name)
+        value = self.fields.get(name)
+        if value is None and default is not None:
+            return default
+        if value is None:
+            raise BadUsage(f"{self.place} has no {name!r}: it is not the config.json of a known model")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected a whole number of {least} to {most}")
+        return value
+
+    def count(self, name: str, default: int = 0) -> int:
+        """Return a whole number that may be 0; the default if the field is missing or no number."""
+        return self.size(name, default, least=0)
+
+    def switch(self, name: str, default: bool = False) -> bool:
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected true or false")
+        return default if value is None else value
+
+    def any_switch(self, *names: str) -> bool:
+        """Return True if one of these fields is true."""
+        return any(self.switch(name) for name in names)
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """Return an object inside; {} if there is none."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected an object")
+        return value or {}
+
+    def list(self, name: str) -> list[Any]:
+        """Return a list; [] if there is none."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, list):
+            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected a list")
+        return value or []
+
+
+def quote(value: object) -> str:
+    """Quote a value of a file or a command, short, without terminal escapes and without secrets."""
+    text = hidden(repr(value))
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules")
+MOST_PATTERNS = 256
+_SPECIAL = frozenset("\\[](){}+?|^$")
+_RENAMED: Mapping[str, str] = {
+    "language_model": "",
+    "block_sparse_moe": "mlp",
+    "feed_forward": "mlp",
+    "shared_expert": "shared_experts",
+}
+"""Parts of a module's name that some architectures name otherwise."""
+_FUSED: Mapping[str, str] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+
+
+@dataclass(frozen=True)
+class Unquantized:
+    """Modules that are not quantized: whole names, patterns with a *, and regular expressions that diag cannot read."""
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    def has(self, module: str) -> bool:
+        """Return True if a module, model.layers.0.mlp.up_proj, is listed by its name or by whole words of it."""
+        if not self.names and not self.patterns:
+            return False
+        before, _, last = module.rpartition(".")
+        for name in {module, f"{before}.{_FUSED.get(last, last)}"}:
+            words = name.split(".")
+            runs = (".".join(words[start:end]) for start, end in combinations(range(len(words) + 1), 2))
+            if any(run in self.names for run in runs):
+                return True
+            if any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in self.patterns):
+                return True
+        return False
+
+
+def unquantized(settings: Mapping[str, Any]) -> Unquantized:
+    """Read the unquantized modules of a quantization_config."""
+    lists = [names for field in _LISTS if isinstance(names := settings.get(field), list)]
+    texts = [text for names in lists for text in names if isinstance(text, str)]
+    names, patterns, unread = set[str](), dict[str, None](), dict[str, None]()
+    for text in texts:
+        # vLLM matches a regular expression from the start; one with only .* and \. in it is a pattern
+        regex = text[3:].removeprefix("^").removesuffix("$").replace("\\.", ".").replace(".*", "*")
+        if not text.startswith("re:") and "*" not in text:
+            names.add(_canonical(text))
+        elif not text.startswith("re:"):
+            patterns[_canonical(text)] = None
+        elif _SPECIAL & set(regex):
+            unread[text] = None
+        else:
+            patterns[_canonical(regex) + ("" if text.endswith("$") else "*")] = None
+    return Unquantized(frozenset(names), tuple(patterns)[:MOST_PATTERNS], (*unread, *tuple(patterns)[MOST_PATTERNS:]))
+
+
+def _canonical(name: str) -> str:
+    return ".".join(filter(None, (_RENAMED.get(word, word) for word in name.split("."))))

@@ -1,0 +1,93 @@
+"""Vision and audio encoders: the count of their numbers, by the fields of vision_config and audio_config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from diag.vllm.memory.architectures import stem
+from diag.vllm.memory.config import Config
+
+Connector = Literal["merger", "projector", "merge and project", "linear"]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Properties of an encoder that are not in config.json: a gated feed-forward part, and the way to the text.
+
+    A merger joins neighbouring patches and maps them by two matrices, the first of them square; a projector has two
+    matrices, the second one square.
+    """
+
+    gated: bool = False
+    connector: Connector = "projector"
+    merge: int = 1
+    """Patches of a side that are joined, unless the file says so."""
+
+
+_QWEN = Encoder(connector="merger", merge=2)
+ENCODERS: Mapping[str, Encoder] = {
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "kimik25", "moonvit"), _QWEN),
+    **dict.fromkeys(("paddleocrvl", "qwen3omnimoevisionencoder"), _QWEN),
+    **dict.fromkeys(("qwen25vl", "qwen25omnivisionencoder"), Encoder(gated=True, connector="merger", merge=2)),
+    "pixtral": Encoder(gated=True, connector="merge and project"),
+    **dict.fromkeys(("gemma4", "gemma4vision"), Encoder(gated=True, connector="linear")),
+    **dict.fromkeys(("siglipvisionmodel", "siglip", "qwen2audioencoder"), Encoder(connector="linear")),
+    **dict.fromkeys(("internvl", "internvit6b", "siglip2visionmodel"), Encoder(merge=2)),
+    **dict.fromkeys(("glm4v", "glm4vmoe", "glm46v"), Encoder(gated=True, connector="merger", merge=2)),
+}
+"""Encoders by the stem of their model_type; another one is read like that of Llava."""
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "hidden": ("vt_hidden_size", "embed_dim", "hidden_size", "d_model"),
+    "layers": ("vt_num_hidden_layers", "depth", "num_hidden_layers", "encoder_layers"),
+    "width": ("vt_intermediate_size", "intermediate_size", "encoder_ffn_dim"),
+    "patch": ("patch_size",),
+    "channels": ("num_channels", "in_channels", "in_chans"),
+    "image": ("image_size",),
+    "positions": ("num_position_embeddings", "max_source_positions", "num_patches"),
+    "out": ("out_hidden_size", "output_dim"),
+    "bins": ("num_mel_bins",),
+}
+
+
+def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: int) -> int:
+    """Return the count of an encoder's numbers, with its way to the language part; 0 if it names no layers."""
+    config = Config(fields, outer.place)
+
+    def size(name: str, default: int = 0) -> int:
+        found = next((value for other in _NAMES[name] if (value := config.get(other)) is not None), default)
+        found = found[0] if isinstance(found, list) and found else found
+        return found if isinstance(found, int) and found >= 0 else default
+
+    kind = ENCODERS.get(_stem(fields), Encoder())
+    hidden, layers, out = size("hidden"), size("layers"), size("out") or hidden_of_text
+    width = size("width") or round(hidden * float(config.get("mlp_ratio") or 4))
+    if config.has("embed_dim") and not config.has("out_hidden_size"):
+        out = config.count("hidden_size", out)  # Qwen 2 VL
+    if not (hidden and layers):
+        return 0
+    inner = config.count("out_hidden_size", width) if _stem(fields).startswith("glm4") else width
+    blocks = layers * (4 * hidden**2 + (3 if kind.gated else 2) * hidden * inner + 9 * hidden + inner)
+    patch, temporal = size("patch"), config.get("temporal_patch_size")
+    temporal = temporal if isinstance(temporal, int) else 1
+    first = size("channels", 3) * patch**2 * hidden * temporal
+    positions = size("positions") or (size("image") // patch) ** 2 if patch and not kind.gated else 0
+    if size("bins"):  # two convolutions over the spectrum
+        first, positions = 3 * hidden * (size("bins") + hidden), size("positions")
+    merge = config.get("spatial_merge_size") or outer.get("spatial_merge_size") or kind.merge
+    merged = hidden * (merge if isinstance(merge, int) else 1) ** 2
+    square = hidden_of_text**2
+    ways: Mapping[Connector, int] = {
+        "merger": merged**2 + merged * out,
+        "projector": merged * hidden_of_text + square,
+        "merge and project": (merged * hidden if merged > hidden else 0) + hidden * hidden_of_text + square,
+        "linear": hidden * hidden_of_text,
+    }
+    connector = ways[kind.connector] * (1 + len(config.list("deepstack_visual_indexes")))
+    if _stem(fields).startswith("glm4"):
+        connector = out**2 + 3 * out * width + merged * out
+    return blocks + first + positions * hidden + connector
+
+
+def _stem(fields: Mapping[str, Any]) -> str:
+    named = str(fields.get("model_type", ""))
+    return stem(named.removesuffix("_vision"))

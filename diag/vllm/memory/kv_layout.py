@@ -1,0 +1,251 @@
+"""The KV cache as vLLM lays it out: groups of layers, the tokens of a block, and the blocks that a request takes.
+
+Read off v1/core/kv_cache_utils.py, v1/kv_cache_interface.py and platforms/interface.py of 0.32.0. Pools whose layout
+puts blocks outermost (DeepSeek V4, and whoever sets VLLM_KV_CACHE_LAYOUT) pack pages of several sizes and are left out.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from diag.vllm.command import redaction
+from diag.vllm.flags.registry import release
+from diag.vllm.memory.model import Model
+from diag.vllm.memory.parts import Kind, Mixer
+from diag.vllm.memory.setup import Setup
+
+NUMBER_BYTES: Mapping[str, float] = {
+    "bfloat16": 2,
+    "float16": 2,
+    "half": 2,
+    "float32": 4,
+    "float": 4,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8_inc": 1,
+    "nvfp4": 1 / 2 + 1 / 16,
+}
+"""Bytes of a number in the cache by --kv-cache-dtype; other types have scales of their own."""
+LATENT_BYTES: Mapping[str, int] = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Bytes of a token in a sparse MLA layer, which packs numbers, scales and rotary part (mla_attention.py)."""
+RESERVED = 1
+"""The null block, which no request gets. 0.32 counts it when it checks that one request fits."""
+LATENT_ALIGNMENT = 128
+"""Blocks of layers with MLA beside layers that keep a state are a multiple of this (platforms/interface.py)."""
+UNEVEN_FROM = 1.5
+"""vLLM pads groups to the largest kind of layers if it has less than so many times the layers of the smallest."""
+BY_REQUESTS = (0, 21, 0)
+"""The first release whose "KV cache size" in tokens is the concurrency times the longest context for hybrid models."""
+
+
+class NotCovered(Exception):
+    """The KV cache of this model or with these flags cannot be computed; the message is the reason."""
+
+
+class _Cache(NamedTuple):
+    """The cache of a layer: its kind, the tokens of a block, the bytes of a block, and the tokens that it keeps."""
+
+    kind: Kind
+    block: int
+    page: int
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that share a table of blocks: their numbers in the model, and the bytes that each has in a block.
+
+    `window` is the tokens of a window, a chunk or an encoder, or the states that a request has.
+    """
+
+    kind: Kind
+    block: int
+    layers: tuple[int, ...]
+    pages: tuple[int, ...]
+    window: int = 0
+
+    def blocks(self, length: int, in_flight: int) -> int:
+        """Return the blocks that a request of `length` tokens takes, with `in_flight` tokens not yet settled."""
+        if self.kind == "state":
+            return self.window
+        if self.kind == "window":  # a window may begin inside a block
+            return -(-min(self.window - 1 + in_flight, length) // self.block) + 1
+        held = {"chunk": min(self.window + in_flight, length), "cross": self.window}.get(self.kind, length)
+        return -(-held // self.block)
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The groups of a model's layers; `block` is the tokens of a block of full attention."""
+
+    block: int
+    groups: tuple[CacheGroup, ...]
+    in_flight: int = 0
+    by_requests: bool = True
+
+    def token_bytes(self, block_bytes: int) -> float:
+        """Return the bytes of a token in the groups that keep every token."""
+        return sum(block_bytes / group.block for group in self.groups if group.kind in ("full", "latent"))
+
+    @property
+    def windows(self) -> int:
+        """Return the number of groups that keep a window or a chunk of tokens."""
+        return sum(group.kind in ("window", "chunk") for group in self.groups)
+
+    @property
+    def states(self) -> int:
+        """Return the number of groups that keep a state."""
+        return sum(group.kind == "state" for group in self.groups)
+
+    def block_bytes(self, span: range | None = None) -> int:
+        """Return the bytes of a block on a GPU that has the layers of `span`, all without it."""
+        return max(
+            sum(page for at, page in zip(group.layers, group.pages, strict=True) if span is None or at in span)
+            for group in self.groups
+        )
+
+    def blocks(self, length: int) -> int:
+        """Return the blocks that a request of `length` tokens takes."""
+        return sum(group.blocks(length, self.in_flight) for group in self.groups)
+
+    def longest(self, blocks: int, most: int) -> int:
+        """Return the longest request, up to `most`, that so many blocks hold; 0 if they hold none."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.blocks(middle) + RESERVED <= blocks else (low, middle - 1)
+        return low
+
+    def logged_tokens(self, blocks: int, length: int) -> int:
+        """Return the tokens that vLLM logs as the size of a KV cache of so many blocks."""
+        if self.by_requests or len(self.groups) == 1:
+            return int(blocks / self.blocks(length) * length)
+        return blocks // len(self.groups) * min(group.block for group in self.groups)
+
+
+def cache_layout(model: Model, setup: Setup) -> CacheLayout:
+    """Return the KV cache layout of a model on one GPU; NotCovered if it is unknown."""
+    if model.unknown:
+        raise NotCovered(model.unknown)
+    caches = [
+        (at, cache) for at, layer in enumerate(model.stack) for cache in _layer_caches(model, setup, layer.mixers)
+    ]
+    if not caches:
+        raise NotCovered("the model keeps nothing of a request in a KV cache")
+    found = _promoted([cache for _, cache in caches], setup)
+    windows = {cache.window for cache in found if cache.kind == "window"}
+    if windows and not any(cache.kind in ("full", "latent") for cache in found) and min(windows) < setup.length:
+        window = f"a sliding window of {min(windows):,} tokens"
+        if {cache.kind for cache in found} == {"window"}:
+            raise NotCovered(f"all layers have {window}, which releases treat differently")
+    groups = tuple(_groups([(at, cache) for (at, _), cache in zip(caches, found, strict=True)]))
+    block = max((cache.block for cache in found if cache.kind != "state"), default=setup.block)
+    return CacheLayout(block, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
+
+
+def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer]) -> Iterable[_Cache]:
+    """Yield what the mixers of a layer keep."""
+    block, padded = _block(model, setup)
+    for mixer in mixers:
+        if not mixer.cached:
+            continue
+        if mixer.kind == "state":
+            states = setup.state_blocks
+            yield _Cache("state", block, padded or state_bytes(model, mixer, setup), states)
+        else:
+            yield _Cache(mixer.kind, block, round(block * token_bytes(model, mixer, setup)), mixer.window)
+            if mixer.index:
+                yield _Cache(mixer.kind, block, block * mixer.index)
+
+
+def _block(model: Model, setup: Setup) -> tuple[int, int]:
+    """Return the tokens of a block, and the bytes to which a state is padded, 0 for none.
+
+    Of a model with attention and states, the block of attention is large enough for a state.
+    """
+    mixers = [mixer for layer in model.stack for mixer in layer.mixers if mixer.cached]
+    states = [state_bytes(model, mixer, setup) for mixer in mixers if mixer.kind == "state"]
+    tokens = [token_bytes(model, mixer, setup) for mixer in mixers if mixer.kind not in ("state", "cross")]
+    if not states or not tokens:
+        return setup.block, 0
+    step = max(setup.block, LATENT_ALIGNMENT) if model.latent else setup.block
+    block = max(setup.block, step * -(-max(states) // round(step * max(tokens))))
+    return block, round(block * max(tokens))
+
+
+def state_bytes(model: Model, mixer: Mixer, setup: Setup) -> int:
+    """Return the bytes of a layer's states on one GPU."""
+    usual = 4 if setup.float32 or setup.mamba_type == "float32" else 2
+    wanted = setup.state_type or str(model.config.get("mamba_ssm_cache_dtype") or model.traits.state_type)
+    wanted = wanted or str(model.config.get("mamba_ssm_dtype") or "")
+    recurrent = 4 if wanted == "float32" or mixer.float32_state else 2 if wanted in ("float16", "bfloat16") else usual
+    return sum(state.share(setup.tensor) * (recurrent if state.recurrent else usual) for state in mixer.states)
+
+
+def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
+    """Return the bytes of a token in one layer of attention on one GPU; NotCovered if they are unknown."""
+    number: float = 4 if setup.float32 else 2
+    settings = model.quantization or {}
+    if mixer.kind == "latent" and setup.kv_dtype.startswith("fp8") and (mixer.index or model.config.has("index_topk")):
+        return LATENT_BYTES["fp8_ds_mla"]
+    if mixer.kind == "latent" and setup.kv_dtype in LATENT_BYTES:
+        return LATENT_BYTES[setup.kv_dtype]
+    if setup.kv_dtype != "auto":
+        if setup.kv_dtype not in NUMBER_BYTES:
+            raise NotCovered(
+                f"how many bytes --kv-cache-dtype {redaction.name(setup.kv_dtype)[:40]!r} takes is unknown to diag"
+            )
+        number = NUMBER_BYTES[setup.kv_dtype]
+    elif settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo"):
+        raise NotCovered(
+            "the model's files ask for a quantized KV cache, which not every release follows: give"
+            " --kv-cache-dtype fp8 or bfloat16"
+        )
+    if mixer.kind == "latent":
+        return mixer.head_dim * number  # one vector for keys and values, on every GPU
+    return max(1, mixer.kv_heads // setup.tensor) * (mixer.head_dim + mixer.value_dim) * number
+
+
+def _promoted(caches: list[_Cache], setup: Setup) -> list[_Cache]:
+    """Return caches as they are allocated: without the hybrid manager, windows and chunks keep every token.
+
+    vLLM switches the manager off for models with chunks, unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1.
+    """
+    kinds = {cache.kind for cache in caches}
+    is_hybrid = setup.hybrid and ("chunk" not in kinds or setup.hybrid_chunks)
+    if is_hybrid or not kinds & {"full", "latent"}:
+        return caches
+    return [cache._replace(kind="full", window=0) if cache.kind in ("window", "chunk") else cache for cache in caches]
+
+
+def _groups(caches: list[tuple[int, _Cache]]) -> Iterable[CacheGroup]:
+    """Divide layers into groups as `get_kv_cache_groups` does: of one kind, with pages of one size, equally many."""
+    kinds = {(cache.kind, cache.block, cache.window) for _, cache in caches}
+    if len(kinds) == 1:  # pages may differ: each layer has its own
+        yield _group(caches)
+        return
+    page = max(cache.page for _, cache in caches)
+    alike: dict[_Cache, list[tuple[int, _Cache]]] = defaultdict(list)
+    for at, cache in caches:
+        times, rest = divmod(page, cache.page)
+        if cache.kind != "state" and not rest:
+            same = cache._replace(page=page, block=cache.block * times)
+        elif cache.kind == "latent":
+            raise NotCovered("layers whose blocks differ in size with MLA beside them are not covered")
+        else:
+            same = cache._replace(page=page)
+        alike[same].append((at, same))
+    fewest, most = (pick(len(layers) for layers in alike.values()) for pick in (min, max))
+    size = most if most < fewest * UNEVEN_FROM else fewest
+    for layers in alike.values():
+        number = -(-len(layers) // size)
+        for first in range(number):
+            yield _group(layers[first::number])
+
+
+def _group(caches: list[tuple[int, _Cache]]) -> CacheGroup:
+    first = caches[0][1]
+    layers, pages = tuple(at for at, _ in caches), tuple(cache.page for _, cache in caches)
+    return CacheGroup(first.kind, first.block, layers, pages, first.window)

@@ -1,0 +1,337 @@
+"""The layers of a model by kind, read from the fields by which config.json names them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from diag.vllm.memory.architectures import Architecture
+from diag.vllm.memory.config import Config, quote
+from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, WeightPart, linear
+from diag.vllm.memory.states import STATES, linear_kind
+
+LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "none"]
+_NAMES: Mapping[str, LayerKind] = {
+    **dict.fromkeys(("full_attention", "attention", "global_attention", "indexed_attention", "global"), "full"),
+    **dict.fromkeys(("sliding_attention", "sliding_window_attention", "local_attention", "swa", "local"), "window"),
+    "chunked_attention": "chunk",
+    **dict.fromkeys(("linear_attention", "mamba", "mamba2", "recurrent", "kda", "gated_delta_net"), "linear"),
+    **dict.fromkeys(("conv", "short_conv"), "conv"),
+    "hybrid": "both",
+    **dict.fromkeys(("mlp", "moe"), "none"),
+}
+"""Kinds of layers by their names in `layer_types` and `layers_block_type`; "both" is Mamba with shared attention."""
+_LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Letters of hybrid_override_pattern (Nemotron-H)."""
+_BY_NUMBER = ("attn_layer_indices", "hybrid_layer_ids", "attn_layer_period", "full_attn_idxs")
+_ROPE_EVERY = 4
+"""One of four layers of Llama 4 attends to everything, unless no_rope_layers says otherwise."""
+
+
+class UnknownLayers(Exception):
+    """The layers of a model cannot be read; the message is the reason, with the fields."""
+
+
+def kind_names(config: Config) -> list[str]:
+    """Return the names that a file gives its layers, one each; [] if it gives none."""
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return [_LETTERS.get(letter, letter) for letter in pattern]
+    for field in ("layers_block_type", "layer_types", "block_types", "layer_type_list"):
+        if names := config.list(field):
+            return [str(name) for name in names]
+    return []
+
+
+def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
+    """Return the kind of each of `count` layers; UnknownLayers if a name is new."""
+    if names := kind_names(config):
+        other = sorted(set(names) - _NAMES.keys())
+        if other or len(names) < count:
+            why = f"layers of the kind {quote(other[0])}" if other else f"{len(names)} layer_types for {count} layers"
+            raise UnknownLayers(f"{why} are not covered")
+        found = [_NAMES[name] for name in names[:count]]
+    else:
+        chosen = _chosen(config, family, count)
+        usual: LayerKind = "window" if _window(config, "window") else "full"
+        found = [chosen(at) for at in range(count)] if chosen else [usual] * count
+        if not chosen and family.every and found[0] == "window":
+            every = config.count("sliding_window_pattern", family.every)
+            found = ["full" if every and (at + 1) % every == 0 else "window" for at in range(count)]
+    if family.parallel:
+        return ["parallel"] * count
+    return found if _window(config, "window") else ["full" if kind == "window" else kind for kind in found]
+
+
+def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int], LayerKind] | None:
+    """Return the kind by layer from the fields that name some layers by number; None without such fields."""
+    other: LayerKind = "linear"
+    if config.has("attention_chunk_size"):
+        rope = config.list("no_rope_layers")
+        return lambda at: "chunk" if (rope[at] if at < len(rope) else (at + 1) % _ROPE_EVERY) else "full"
+    if family.linear and not config.has(*_BY_NUMBER):
+        return lambda at: "linear"
+    for field, full in (("attn_type_list", 1), ("hybrid_layer_pattern", 0)):
+        if flags := config.list(field):
+            other = "linear" if field == "attn_type_list" else "window"
+            return lambda at: "full" if at < len(flags) and flags[at] == full else other
+    for field in ("attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids"):
+        if config.has(field):
+            chosen, other = set(config.list(field)), "conv" if field == "full_attn_idxs" else "linear"
+            return lambda at: ("both" if field == "hybrid_layer_ids" else "full") if at in chosen else other
+    if nested := config.part("linear_attn_config"):
+        full_layers = nested.get("full_attn_layers")
+        numbers = set(full_layers) if isinstance(full_layers, list) else set()
+        return lambda at: "full" if at + 1 in numbers else "linear"  # counted from 1
+    if config.has("attn_layer_period"):
+        period, offset = config.size("attn_layer_period"), config.count("attn_layer_offset")
+        return lambda at: "full" if at % period == offset else "linear"
+    if config.has("full_attention_interval", "linear_num_value_heads"):
+        interval = config.size("full_attention_interval", 4)
+        return lambda at: "linear" if (at + 1) % interval else "full"
+    pattern = config.get("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern:
+        return lambda at: "full" if pattern[at % len(pattern)] == "G" or at == count - 1 else "window"
+    if config.has("max_window_layers") and config.fields.get("use_sliding_window"):
+        first = config.count("max_window_layers")
+        return lambda at: "full" if at < first else "window"
+    return None
+
+
+def _window(config: Config, kind: LayerKind) -> int:
+    """Return the tokens that a layer of a kind attends to, 0 for all."""
+    if kind == "chunk":
+        return config.count("attention_chunk_size")
+    is_off = kind != "window" or config.fields.get("use_sliding_window") is False
+    value = config.fields.get("sliding_window_size", config.fields.get("sliding_window"))
+    if isinstance(value, list):  # one for each layer
+        value = next((size for size in value if size), 0)
+    return 0 if is_off or not value else Config({"sliding_window": value}, config.place).count("sliding_window")
+
+
+def of_layer(config: Config, kind: LayerKind, at: int) -> Config:
+    """Return the fields of one layer: those of the model with what the file changes for the layer or for its kind."""
+    changed: dict[str, Any] = {}
+    if kind == "window":
+        changed = {name[4:]: value for name, value in config.fields.items() if name.startswith("swa_")}
+        nested = config.part("attention_other_setting")  # Step 3.5
+        changed |= {name: value for name, value in nested.items() if name.startswith("num_") or name == "head_dim"}
+        if config.has("num_sliding_attention_heads"):
+            changed["num_attention_heads"] = config.get("num_sliding_attention_heads")
+    elif config.has("global_head_dim"):  # Gemma 4
+        changed = {"head_dim": config.get("global_head_dim")}
+        if config.fields.get("attention_k_eq_v") and config.has("num_global_key_value_heads"):
+            changed["num_key_value_heads"] = config.get("num_global_key_value_heads")
+    heads = config.list("num_attention_heads_per_layer")
+    if at < len(heads):
+        changed["num_attention_heads"] = heads[at]
+    by_layer = config.part("per_layer_config")
+    changed |= next((by_layer[name] for name in (str(at), f"{at:02d}", f"{at:03d}") if name in by_layer), {})
+    return Config({**config.fields, **changed}, config.place) if changed else config
+
+
+def attention(config: Config, family: Architecture, kind: LayerKind) -> Mixer:
+    """Return a layer's attention with keys and values for each head."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    kv_heads = 1 if config.any_switch("multi_query") else config.size("num_key_value_heads", heads)
+    size = config.size("head_dim", max(hidden // heads, 1))
+    value = config.size("v_head_dim", size)
+    queries, keys, values = heads * size, kv_heads * size, kv_heads * value
+    if kind == "full" and config.fields.get("attention_k_eq_v"):
+        values = 0  # keys are the values too
+    wide = {"": 0, "full": queries, "head": heads}[_gate(config, family)]
+    parts = [
+        linear(hidden * (queries + wide), "self_attn.q_proj"),
+        linear(hidden * heads * value, "self_attn.o_proj"),
+        linear(hidden * keys, "self_attn.k_proj", ways=kv_heads),
+        linear(hidden * values, "self_attn.v_proj", ways=kv_heads),
+    ]
+    has_bias = config.any_switch("attention_bias", "use_bias", "qkv_bias", "bias", "add_qkv_bias", "use_qkv_bias")
+    if has_bias if family.qkv_bias is None else family.qkv_bias:
+        parts += [WeightPart(queries, MOST_WAYS), WeightPart(keys + values, kv_heads)]
+    if family.out_bias or (family.out_bias is None and has_bias):
+        parts.append(WeightPart(hidden))
+    norm = family.qk_norm or ("head" if config.any_switch("use_qk_norm", "qk_layernorm", "add_qk_norm") else "")
+    if norm:
+        parts.append(WeightPart(queries + keys if norm == "full" else 2 * size))
+    if family.sinks:
+        parts.append(WeightPart(heads, MOST_WAYS))
+    name: Literal["full", "window", "chunk"] = kind if kind in ("window", "chunk") else "full"
+    return Mixer(name, tuple(parts), heads, kv_heads, size, value, _window(config, kind))
+
+
+def _gate(config: Config, family: Architecture) -> Literal["", "full", "head"]:
+    """Return how the output of attention is gated: by a number for each number, for each head, or not at all."""
+    if config.has("attn_output_gate"):
+        return "full" if config.switch("attn_output_gate") else ""
+    if config.any_switch("use_head_wise_attn_gate", "gating"):
+        return "head"
+    return family.gate
+
+
+def latent_attention(config: Config, has_indexer: bool) -> Mixer:
+    """Return DeepSeek's multi-head latent attention; down copied to every GPU, up divided by heads."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    rank, rope = config.size("kv_lora_rank"), config.size("qk_rope_head_dim", 64)
+    nope, value = config.size("qk_nope_head_dim", 128), config.size("v_head_dim", 128)
+    down = config.count("q_lora_rank")
+    first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
+    parts = [
+        linear((down or heads * (nope + rope)) * hidden, first, ways=1 if down else MOST_WAYS),
+        linear(hidden * (rank + rope), "self_attn.kv_a_proj_with_mqa", ways=1),
+        linear(rank * heads * (nope + value), "self_attn.kv_b_proj"),
+        linear(heads * value * hidden, "self_attn.o_proj"),
+        WeightPart(down + rank),
+    ]
+    if down:
+        parts.append(linear(down * heads * (nope + rope), "self_attn.q_b_proj"))
+    index = 0
+    if has_indexer:
+        count, size = config.size("index_n_heads", 64), config.size("index_head_dim", 128)
+        parts.append(linear(down * count * size, "self_attn.indexer.wq_b", ways=1))
+        parts.append(WeightPart(hidden * (size + count) + 2 * size))
+        index = size + size // INDEX_SCALE * 4
+    return Mixer("latent", tuple(parts), heads, 1, rank + rope, value, index=index, rank=rank, key_dim=nope + rope)
+
+
+INDEX_SCALE = 128
+"""Numbers of an indexer's key that share a scale of 4 bytes (deepseek_v2.py, quant_block_size)."""
+
+
+def experts(config: Config) -> Experts | None:
+    """Return the routed experts of a model; None for a dense model."""
+    total = config.count("num_experts")
+    if not total:
+        return None
+    width = config.get("moe_intermediate_size")
+    width = width[0] if isinstance(width, list) and width else width  # one for each layer, all the same
+    width = width if isinstance(width, int) and width > 0 else config.size("intermediate_size")
+    active = config.get("num_experts_per_tok")
+    active = active[0] if isinstance(active, list) and active else active
+    return Experts(total, active if isinstance(active, int) and active > 0 else 1, width)
+
+
+def has_experts(config: Config, count: int) -> list[bool]:
+    """Return for each layer if it has routed experts, of a model that has some."""
+    names = kind_names(config)
+    if {"moe", "mlp"} & set(names):
+        return [name == "moe" for name in names[:count]]
+    if types := config.list("mlp_layer_types"):
+        return [name in ("sparse", "moe") for name in types[:count]]
+    for field in ("moe_layers", "moe_layers_enum"):
+        if (chosen := config.get(field)) is not None:
+            numbers = {int(number) for number in (chosen.split(",") if isinstance(chosen, str) else chosen)}
+            return [at in numbers for at in range(count)]
+    frequency = config.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        return [bool(flag) for flag in frequency[:count]]
+    if config.has("expert_layer_period"):
+        period, offset = config.size("expert_layer_period"), config.count("expert_layer_offset")
+        return [at % period == offset for at in range(count)]
+    if config.has("moe_layer_start_index"):
+        start, end = config.count("moe_layer_start_index"), config.get("moe_layer_end_index")
+        end = end if isinstance(end, int) and end >= 0 else count - 1
+        step = config.size("moe_layer_interval", 1)
+        return [start <= at <= end and (at + 1) % step == 0 for at in range(count)]
+    first = config.count("first_k_dense_replace")
+    if first or isinstance(frequency, int):
+        step = config.size("moe_layer_freq", 1)
+        return [at >= first and at % step == 0 for at in range(count)]
+    step = config.size("decoder_sparse_step", config.size("interleave_moe_layer_step", 1))
+    dense = config.list("mlp_only_layers")
+    return [at not in dense and (at + 1) % step == 0 for at in range(count)]
+
+
+def dense_width(config: Config, family: Architecture) -> int:
+    """Return the width of a feed-forward part without experts."""
+    width = config.get("intermediate_size_mlp") or config.get("intermediate_size")
+    if isinstance(width, list):
+        width = width[0] if width else None
+    if width is None:
+        return 4 * config.size("hidden_size")
+    width = Config({"intermediate_size": width}, config.place).size("intermediate_size")
+    if family.adjusted and config.switch("block_auto_adjust_ff_dim", True):  # LFM2
+        multiple, factor = config.size("block_multiple_of", 256), config.get("block_ffn_dim_multiplier") or 1
+        width = -(-int(factor * (2 * width // 3)) // multiple) * multiple
+    return width
+
+
+def feed_forward(config: Config, family: Architecture, width: int, block: str = "mlp") -> Iterator[WeightPart]:
+    """Yield the matrices of a feed-forward part, with a gate or without."""
+    hidden = config.size("hidden_size")
+    names = ("gate", "up", "down") if family.gated else ("up", "down")
+    yield linear(len(names) * hidden * width, *(f"{block}.{name}_proj" for name in names))
+    if config.any_switch("mlp_bias", "use_bias", "bias") if family.mlp_bias is None else family.mlp_bias:
+        yield WeightPart((len(names) - 1) * width, MOST_WAYS)
+        yield WeightPart(hidden)
+
+
+def routed(config: Config, family: Architecture, found: Experts) -> Iterator[WeightPart]:
+    """Yield the matrices of routed experts, of their router, and of the experts that see every token."""
+    hidden, matrices = config.size("hidden_size"), 3 if family.gated else 2
+    inside = config.count("moe_latent_size") or hidden  # Nemotron 3 routes in a smaller space
+    yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", ("mlp.experts",))
+    yield WeightPart((found.total + config.count("zero_expert_num")) * hidden)
+    if inside != hidden:
+        yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
+    if family.sinks and family.mlp_bias:  # gpt-oss
+        yield WeightPart(found.total * (2 * found.width + hidden + 1))
+    alone = config.get("shared_expert_intermediate_size")
+    alone = alone[0] if isinstance(alone, list) and alone else alone
+    shared = alone if isinstance(alone, int) else 0
+    if not shared:
+        number = config.get("n_shared_experts")
+        number = number[0] if isinstance(number, list) and number else number
+        shared = found.width * (number if isinstance(number, int) else int(family.shared))
+    if shared:
+        names = ("gate", "up", "down")[-matrices:]
+        yield linear(matrices * hidden * shared, *(f"mlp.shared_experts.{name}_proj" for name in names))
+    if family.shared_gate and shared:
+        yield WeightPart(hidden)
+
+
+def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]:
+    """Return all layers; UnknownLayers if the file has kinds of layers that are not known."""
+    of_kind, found = kinds(config, family, count), experts(config)
+    sparse = has_experts(config, count) if found else [False] * count
+    names = kind_names(config)
+    is_single = bool({"mlp", "moe"} & set(names))  # Nemotron-H: a layer is a mixer or a feed-forward part
+    width, hidden = dense_width(config, family), config.size("hidden_size")
+    shares = config.count("num_kv_shared_layers")
+    layers = []
+    for at, kind in enumerate(of_kind):
+        mine = of_layer(config, kind, at)
+        mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
+        if at >= count - shares > 0:
+            mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
+        parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
+        has_dense = (not sparse[at] or family.both) and (not is_single or names[at] == "mlp")
+        if is_single:
+            parts = [WeightPart(hidden)]
+        layer_width = width * 2 if at >= count - shares > 0 and config.switch("use_double_wide_mlp") else width
+        if kind == "both" or (has_dense and kind == "linear" and family.bare):
+            has_dense = False
+        if has_dense:
+            parts += [*feed_forward(mine, family, layer_width)] * family.copies
+        if sparse[at] and found:
+            parts += routed(mine, family, found)
+        if family.per_layer and (size := config.count("hidden_size_per_layer_input")):
+            parts.append(WeightPart(2 * hidden * size + hidden))
+        layers.append(Layer(mixers, tuple(parts), sparse[at], layer_width if has_dense else 0))
+    return tuple(layers)
+
+
+def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> Iterator[Mixer]:
+    if kind == "none":
+        return
+    if kind in ("linear", "both", "parallel"):
+        yield STATES[family.linear or linear_kind(config)](config)
+    if kind == "conv":
+        yield STATES["short convolution"](config)
+    if kind == "both":
+        yield replace(attention(config, family, "full"), parts=())  # the weights are shared: see `shared_blocks`
+    elif kind in ("full", "window", "chunk", "parallel"):
+        if config.count("kv_lora_rank"):
+            types = config.list("indexer_types")
+            yield latent_attention(config, config.has("index_topk") and (at >= len(types) or types[at] == "full"))
+        else:
+            yield attention(config, family, kind)
