@@ -30,8 +30,8 @@ _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
 class Budget:
     """The memory ledger of a server and what follows from it.
 
-    `suggestions` are flags with the value that makes it fit, `offers` larger changes; `longest` and `sequences` are the safe values, None if
-    unknown. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log prints them.
+    `suggestions` are flags with the value that makes it fit, `offers` larger changes; `longest` and `sequences` are the
+    safe values, None if unknown. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log prints them.
     """
 
     model: str

@@ -23,9 +23,10 @@ from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.kv_layout import NotCovered, state_bytes, token_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.parts import Mixer, WeightPart
+from diag.vllm.memory.precision import compressed_weights, precision
 from diag.vllm.memory.setup import GpuSpec, Setup
 from diag.vllm.memory.setup import setup as planned_setup
-from diag.vllm.memory.weights import compressed_weights, embedding, layer, precision
+from diag.vllm.memory.weights import embedding, layer
 from diag.vllm.running_config import SET, RunningConfig, ServerFacts
 
 

@@ -122,7 +122,7 @@ _RENAMED: Mapping[str, str] = {
     "shared_expert": "shared_experts",
 }
 """Parts of a module's name that some architectures name otherwise."""
-_FUSED: Mapping[str, str] = {
+FUSED: Mapping[str, str] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
 }
@@ -141,7 +141,7 @@ class Unquantized:
         if not self.names and not self.patterns:
             return False
         before, _, last = module.rpartition(".")
-        for name in {module, f"{before}.{_FUSED.get(last, last)}"}:
+        for name in {module, f"{before}.{FUSED.get(last, last)}"}:
             words = name.split(".")
             runs = (".".join(words[start:end]) for start, end in combinations(range(len(words) + 1), 2))
             if any(run in self.names for run in runs):

@@ -11,6 +11,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.flags.registry import release
 from diag.vllm.memory import profiling
+from diag.vllm.memory.additions import adapter_bytes, draft_bytes
 from diag.vllm.memory.kv_layout import NUMBER_BYTES, RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.profiling import Estimate
@@ -24,6 +25,7 @@ from diag.vllm.memory.usage import (
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 BUDGET, WEIGHTS, ACTIVATIONS = "budget", "weights", "activations"
+DRAFT, ADAPTERS = "draft model", "LoRA adapters"
 GRAPHS, NON_TORCH, KV_CACHE = "CUDA graphs", "non-torch", "KV cache"
 CONTEXT_GIB = 0.3, 0.6
 """A CUDA context, outside the budget: 78.84 of 79.25 and 22.93 of 23.56 free when vLLM starts."""
@@ -138,6 +140,13 @@ class _LedgerWriter:
         row = self.rows[-1]
         return row.computed if KV_CACHE in self.measured and name != KV_CACHE else row.size
 
+    def write_part(self, name: str, size: ByteRange, source: str, why: str) -> ByteRange | None:
+        """Write a row that the logged weights contain: it is taken out of them."""
+        logged = next((row.logged for row in self.rows if row.name == WEIGHTS), None)
+        basis: Basis = "exact" if size.low == size.high else "estimated"
+        used = self.write(name, size, basis, source, why)
+        return ByteRange.of(0) if logged and KV_CACHE not in self.measured else used
+
 
 def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledger:
     """Return the ledger of one GPU, of the fullest pipeline stage; BadUsage if vLLM refuses the setup."""
@@ -219,6 +228,8 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
         usage = [writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")]
     usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, f"{stage.source} are approximate"))
 
+    usage += _additions(writer, model, setup)
+
     step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
     if model.stack:
         usage.append(writer.write(ACTIVATIONS, *_estimated(profiling.activations(model, setup), step)))
@@ -238,8 +249,26 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     return usage
 
 
+def _additions(writer: _LedgerWriter, model: Model, setup: Setup) -> Iterator[ByteRange | None]:
+    """Write the rows of a draft model and of adapters; the weights in a log contain both."""
+    if setup.draft:
+        size = ByteRange(*draft_bytes(setup.draft, setup.float32))
+        source = {"model": "the draft model's shape", "eagle": "the head's layers", "mtp": "the model's MTP layers"}
+        kind = setup.draft.kind
+        yield writer.write_part(DRAFT, size, source[kind], "a draft may share the embedding and the head")
+    if setup.adapters:
+        low, high = adapter_bytes(model, setup.adapters, setup.tensor, setup.version)
+        slots, rank = setup.adapters
+        source = f"--max-loras {slots}, --max-lora-rank {rank}"
+        yield writer.write_part(ADAPTERS, ByteRange(low, high, low), source, "not every release adapts every layer")
+
+
 def _estimated(found: Estimate, source: str) -> tuple[ByteRange, Basis, str, str]:
     return found.size, "estimated", source, found.why
+
+
+_PROFILED_ENCODERS = (0, 9, 0)
+"""Releases before this profile as many images as --limit-mm-per-prompt allows, whatever a step may have."""
 
 
 def uncounted(found: Ledger) -> list[str]:
@@ -247,8 +276,11 @@ def uncounted(found: Ledger) -> list[str]:
     if any(row.name == KV_CACHE and row.logged for row in found.rows):
         return []
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
-    sees = found.model.encoders and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
-    vision = ["activations of the vision encoder"] if sees else []
+    setup, vision = found.setup, list[str]()
+    if found.model.encoders and not setup.text_only:  # 17.91 GiB instead of 1.41 in one report of an old release
+        is_known = profiling.encoder_peak(found.model, setup).high > 0 or setup.skips_encoder
+        if not is_known or release(setup.version) < _PROFILED_ENCODERS:
+            vision = ["activations of the vision encoder"]
     doubt = [found.model.doubt] if found.model.doubt else []
     return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 

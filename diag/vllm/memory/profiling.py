@@ -125,7 +125,8 @@ def encoder_peak(model: Model, setup: Setup) -> ByteRange:
     A patch holds the product of the wide matrix and about five numbers of the hidden size: 1.21 GiB was logged for
     Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29).
     """
-    peaks = [0] if setup.text_only else [0, *(_patches_peak(model, setup, one) for one in model.encoders.values())]
+    is_out = setup.text_only or setup.skips_encoder
+    peaks = [0] if is_out else [0, *(_patches_peak(model, setup, one) for one in model.encoders.values())]
     least, most = _ENCODER_ERROR
     return ByteRange(round(least * max(peaks)), round(most * max(peaks)), max(peaks))
 
@@ -174,6 +175,8 @@ def graphs(model: Model, setup: Setup) -> Estimate:
     if not setup.graphs_in_budget:
         low, high, likely = (round(gib * GIB) for gib in CAPTURED_GIB)
         return Estimate(ByteRange(low, high, likely))
+    if setup.captured == 0:
+        return Estimate(ByteRange(0, 0, 0))
     most = setup.captured or min(2 * setup.sequences, _MOST_CAPTURED)
     piecewise, full = captured_sizes(most), captured_sizes(min(most, setup.sequences))
     if not uses_runner_v2(model, setup):

@@ -11,15 +11,15 @@ from typing import Any, Literal, Self
 from diag.core.files import opened, read_bytes
 from diag.core.formatting import GIB
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.precision import Precision, precision
 from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.weights import (
-    Precision,
     absorbed,
     encoders,
     of_stage,
-    precision,
     rotary,
     stages,
+    unused,
     weigh,
 )
 
@@ -121,6 +121,11 @@ BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.03, 0.1, 0.3
 """Error of the weights: divided by shape, quantized except a few layers, of an unknown architecture; of encoders."""
 
 
+_HOPPER, _HOPPER_PADS = 9.0, 0.7
+"""Share of MXFP4's padding on Hopper, whose kernels pad one side: 64.38 GiB for gpt-oss 120B, 60.8 without, 65.9 with
+both."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of pipeline parallelism: its layers, and the bytes of its weights on one of its GPUs."""
@@ -180,8 +185,10 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
         low, high = (weigh(stage, width, setup.tensor, ways) for width in (bits, padded))
         if files:
             low, high = round(files * low / total), round(files * high / total)
-        low, high = (max(size + copies - setup.offload, 0) for size in (low, high))
+        ends = unused(model, span, bits, setup.tensor, ways) if bits.exact else 0
+        low, high = (max(size + copies + ends - setup.offload, 0) for size in (low, high))
         beside = doubtful if span.start == 0 else 0
-        bounds = ByteRange(round(low * (1 - slack)) - beside, round(high * (1 + slack)) + beside)
+        likely = round(low + (high - low) * (_HOPPER_PADS if setup.capability == _HOPPER else 1))
+        bounds = ByteRange(round(low * (1 - slack)) - beside, round(high * (1 + slack)) + beside, likely)
         found.append(Stage(span, bounds, "exact" if exact else "estimated", source))
     return found

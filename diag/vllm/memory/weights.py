@@ -3,37 +3,19 @@
 A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide it; norms and routers are copied.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
-from typing import Any
 
+from diag.vllm.memory.config import FUSED
 from diag.vllm.memory.encoders import encoder_numbers
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import MOST_WAYS, WeightPart, linear
+from diag.vllm.memory.precision import Precision
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
-_HALF = 16.0
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Bits of a number in matrices of each kind; `exact` is False if scales are estimated.
-
-    `padded` is True if vLLM may enlarge the experts for its kernels.
-    """
-
-    linear: float = _HALF
-    expert: float = _HALF
-    plain: float = _HALF
-    exact: bool = True
-    named: str = ""
-    padded: bool = False
-
-    def of(self, part: WeightPart) -> float:
-        """Return the bits of one number of a part."""
-        return {"linear": self.linear, "expert": self.expert}.get(part.kind, self.plain)
 
 
 def layer(model: Model, at: int) -> list[WeightPart]:
@@ -150,65 +132,31 @@ def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: i
     )
 
 
-def precision(model: Model, wanted: str = "", float32: bool = False) -> Precision | None:
-    """Return the bits by kind of matrix; None for an unknown method.
-
-    `wanted` is --quantization, with which vLLM quantizes files that are not quantized as it loads them.
-    """
-    plain = 2 * _HALF if float32 else _HALF
-    settings = model.quantization or {}
-    method = str(settings.get("quant_method", settings.get("quant_algo", wanted))).lower()
-    algorithm = str(settings.get("quant_algo", "")).lower()
-    if not method:
-        return Precision(plain, plain, plain)
-    if method == "mxfp4":
-        return Precision(plain, 4 + 8 / 32, plain, False, "mxfp4 experts, 8-bit scales of 32", True)
-
-    # bits of a number with its share of the scales and zero points
-    if "nvfp4" in algorithm or method == "modelopt_fp4":
-        bits = 4 + 8 / 16
-    elif method in ("fp8", "fbgemm_fp8", "ptpc_fp8", "experts_int8") or "fp8" in algorithm:
-        bits = 8.0
-    elif method == "bitsandbytes":
-        bits = 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
-    elif method in ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors"):
-        settings = compressed_weights(settings) if method == "compressed-tensors" else settings
-        width = settings.get("bits", settings.get("w_bit", settings.get("num_bits")))
-        if width not in (2, 3, 4, 8):
-            return None
-        group = _group(settings)
-        scale = 8 if settings.get("type") == "float" else _HALF + width  # NVFP4; the others have a zero point
-        bits = width + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0.0)
-    else:
-        return None
-    return Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales")
+_LARGE, _STEP, _KEPT = 10 * 2**20, 2 * 2**20, 2**20
+"""torch gives a tensor from 10 MiB on whole steps of 2 MiB, and splits off what is left if that is more than 1 MiB."""
 
 
-def _group(settings: Mapping[str, Any]) -> Any:
-    return settings.get("group_size", settings.get("q_group_size", 128))
+def unused(model: Model, span: range, precision: Precision, tensor: int, experts: int) -> int:
+    """Return the bytes at the end of large tensors that torch's allocator counts: 54 MiB for Qwen3 4B."""
+    layers = [_tensors(layer(model, at), precision, tensor, experts) for at in span]
+    ends = [embedding(model)] * ((span.start == 0) + (span.stop == model.layers and not model.tied))
+    return sum(_end(size) for size in (*chain.from_iterable(layers), *_tensors(ends, precision, tensor, experts)))
 
 
-def group_size(settings: Mapping[str, Any]) -> int:
-    """Return the inputs of a matrix that share a scale; 0 if a quantization_config has no groups."""
-    method = str(settings.get("quant_method", "")).lower()
-    if method == "compressed-tensors":
-        packed = compressed_weights(settings)
-        group = 0 if packed.get("type") == "float" else packed.get("group_size")
-    else:
-        group = _group(settings) if method in ("awq", "awq_marlin", "gptq", "gptq_marlin") else 0
-    return group if isinstance(group, int) and group > 0 else 0
+def _tensors(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> Iterable[float]:
+    """Return the bytes of each tensor of a layer on one GPU: matrices that vLLM loads into one tensor are one."""
+    sizes: dict[str, float] = defaultdict(float)
+    for at, part in enumerate(parts):
+        share = part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
+        if part.kind == "expert":  # gate and up in one, down in the other
+            sizes[f"{at} in"], sizes[f"{at} out"] = share * 2 / 3, share / 3
+            continue
+        for module in part.modules or (str(at),):
+            before, _, last = module.rpartition(".")
+            sizes[f"{before}.{FUSED.get(last, last)}"] += share / max(len(part.modules), 1)
+    return sizes.values()
 
 
-def block_size(settings: Mapping[str, Any]) -> int:
-    """Return the columns of an fp8 matrix that share a scale; 0 if there are no blocks."""
-    blocks = settings.get("weight_block_size")
-    size = blocks[0] if isinstance(blocks, list) and blocks else 0
-    return size if isinstance(size, int) and size > 0 else 0
-
-
-def compressed_weights(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings for the weights of the first group of layers."""
-    groups = settings.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = first.get("weights") if isinstance(first, dict) else None
-    return weights if isinstance(weights, dict) else {}
+def _end(size: float) -> int:
+    rest = -round(size) % _STEP
+    return rest if size >= _LARGE and rest <= _KEPT else 0
