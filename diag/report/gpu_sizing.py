@@ -31,7 +31,8 @@ class Budget:
     """The memory ledger of a server and what follows from it.
 
     `suggestions` are flags with the value that makes it fit, `offers` larger changes; `longest` and `sequences` are the
-    safe values, None if unknown. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log prints them.
+    safe values, None if unknown. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log
+    prints them.
     """
 
     model: str
@@ -76,6 +77,8 @@ def render_budget(budget: Budget) -> str:
 
     cache = list(_cache_rows(budget))
     lines += ["", *table(cache)] if cache else []
+    if found.doubt and found.tokens and found.tokens.high - found.tokens.low > WIDE * found.tokens.central:
+        lines += paragraph(f"The range of the KV cache is wide because of {found.doubt}.", "  - ", "    ")
 
     if found.verdict != "fits" and found.kv_cache and found.layout:
         heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
@@ -109,9 +112,6 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         yield "KV cache size", _tokens_text(found.tokens), logged("tokens")
         yield "KV blocks", f"{_range_text(found.blocks, '{:,}'.format)} of {layout.block} tokens", ""
         yield "concurrency", requests, logged("concurrency")
-
-        if found.doubt and found.tokens.high - found.tokens.low > WIDE * found.tokens.central:
-            yield "", f"wide because of {found.doubt}", ""
 
     if budget.longest is not None:
         flag = f"--max-model-len {budget.longest}" if budget.longest else "none"

@@ -5,7 +5,9 @@ A third of the rows was kept aside before anything was fitted: those whose SHA-2
 
 import csv
 import json
+import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -50,9 +52,28 @@ class Start(NamedTuple):
         return self.row["set"] == "kept aside"
 
     @property
-    def has_release(self) -> bool:
-        """Return True if the log names the release, which decides defaults and the profiling run."""
-        return bool(self.row["vllm_version"])
+    def is_stated(self) -> bool:
+        """Return True if the log names a release, which decides defaults, the GPU and its share."""
+        is_release = re.fullmatch(r"\d+\.\d+(\.\d+){0,2}(\.post\d+|rc\d+)?", self.row["vllm_version"])
+        has_share = (
+            self.row["gpu_memory_utilization"] or self.row["gathered"] == "log"
+        )  # a whole log names other shares
+        return bool(is_release and self.setup.total and has_share)
+
+    @property
+    def label(self) -> str:
+        """Return the model, the release and the GPUs as cells of a table."""
+        row = self.row
+        gpu = row["gpu"].removeprefix("NVIDIA ") or f"{row['gpu_memory_gib']} GiB"
+        return f"{row['model'].rpartition('/')[2]} | {row['vllm_version']} | {row['num_gpus']} x {gpu}"
+
+    @property
+    def figures(self) -> str:
+        """Return the logged and the estimated KV cache as cells of a table."""
+        found, memory = self.estimate(), self.number("available_kv_gib")
+        if memory:
+            return f"{memory:.2f} GiB | {found.kv_cache.central / GIB if found.kv_cache else 0:.2f} GiB"
+        return f"{self.row['kv_tokens']} tokens | {found.tokens.central if found.tokens else 0} tokens"
 
     def number(self, column: str) -> float | None:
         return float(self.row[column]) if self.row[column] else None
@@ -96,6 +117,16 @@ def starts() -> Iterator[Start]:
         with suppress(BadUsage):
             if not why_left_out(row):
                 yield _start(row)
+
+
+def left_out() -> dict[str, int]:
+    """Return the number of rows that cannot be computed, by the reason."""
+    reasons = Counter(why for row in rows() if (why := why_left_out(row)))
+    known = list(starts())
+    reasons["the KV cache or the weights are computed, but not both, since the GPU is not named"] = sum(
+        not start.setup.total for start in known
+    )
+    return dict(reasons)
 
 
 def why_left_out(row: dict[str, str]) -> str:

@@ -190,7 +190,10 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
     writer = _LedgerWriter(measured)
-    block_bytes = layout.block_bytes(stage.layers) if layout else 0
+    span = stage.layers
+    if setup.draft and span.stop == model.layers:  # the last stage drafts
+        span = range(span.start, span.stop + len(setup.draft.layers))
+    block_bytes = layout.block_bytes(span) if layout else 0
     usage: list[ByteRange | None] = []
     source = "the budget minus all of the above"
     if setup.cpu:
@@ -226,7 +229,7 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     else:
         size = ByteRange.of(round(setup.total * setup.utilization))
         usage = [writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")]
-    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, f"{stage.source} are approximate"))
+    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, _WEIGHTS_DOUBT))
 
     usage += _additions(writer, model, setup)
 
@@ -247,6 +250,9 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     buffers = "buffers of NCCL and CUDA libraries" if is_parallel else "buffers of CUDA libraries"
     usage.append(writer.write(NON_TORCH, *_estimated(profiling.non_torch(setup), buffers)))
     return usage
+
+
+_WEIGHTS_DOUBT = "the bytes of scales and of layers that stay in 16 bits are estimated"
 
 
 def _additions(writer: _LedgerWriter, model: Model, setup: Setup) -> Iterator[ByteRange | None]:

@@ -160,7 +160,7 @@ _FULL_GRAPH_V2 = 24 * _MIB
 _GRAPH_BASE, _PIECEWISE_GRAPH, _FULL_GRAPH = 300 * _MIB, 4 * _MIB, 6 * _MIB
 """The estimate of Model Runner V1: fitted on 0.31 to 0.79 GiB in eleven logs with 51 + 35, 35 + 19, 5 + 4 and 1 + 1
 graphs (vLLM 0.18 - 0.26)."""
-_GRAPH_ERROR = 0.4, 2.2
+_GRAPH_ERROR = 0.3, 2.2
 CAPTURED_GIB = 0.1, 2.0, 0.5
 """Captured graphs that are not counted: 0.23 (8B), 0.37 (0.6B), 0.67 (7B), 1.62 estimated (35B MoE)."""
 

@@ -198,7 +198,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
 def _captured(command: Command) -> int | None:
     """Return the largest batch in a CUDA graph, 0 for none; None for the default."""
     keys = command.keys("--compilation-config")
-    if str(keys.get("cudagraph_mode")).upper() == "NONE":
+    if str(keys.get("cudagraph_mode", "")).upper() == "NONE":
         return 0
     given = command.get("--max-cudagraph-capture-size") or keys.get("max_cudagraph_capture_size")
     sizes = keys.get("cudagraph_capture_sizes")

@@ -117,7 +117,7 @@ def _header(file: Path) -> dict[str, Any] | None:
 
 
 Basis = Literal["exact", "estimated", "unknown"]
-BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.03, 0.1, 0.3
+BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.02, 0.1, 0.3
 """Error of the weights: divided by shape, quantized except a few layers, of an unknown architecture; of encoders."""
 
 
