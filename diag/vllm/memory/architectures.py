@@ -129,7 +129,7 @@ FAMILIES: Mapping[str, Architecture] = {
     **dict.fromkeys(("exaone4", "exaonemoe"), Architecture(qk_norm="head")),
     "mimov2flash": Architecture(),
     "mimo": _QWEN2,
-    **dict.fromkeys(("step3p5", "step3p7"), Architecture(qk_norm="head", gate="head")),
+    **dict.fromkeys(("step3p5", "step3p7", "step3p7flash"), Architecture(qk_norm="head", gate="head")),
     "laguna": Architecture(qk_norm="head", gate="head"),
     "longcatflash": Architecture(copies=2, both=True),
     "opt": replace(_GPT, positions=2),

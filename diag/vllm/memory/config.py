@@ -1,5 +1,6 @@
 """The fields of a config.json, under one name each; modules that a quantization leaves out."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -35,6 +36,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_width": ("mamba_d_ssm",),
     "mamba_expand": ("expand",),
     "mamba_rank": ("mamba_dt_rank", "time_step_rank"),
+    "moe_latent_size": ("routed_expert_hidden_size",),
     "positions": ("max_position_embeddings", "n_positions"),
 }
 """Other names of a field, by the name that diag uses; the first one that a file has counts."""
@@ -43,14 +45,23 @@ TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", 
 
 
 class Config:
-    """The fields of a config.json; a field that is missing, of another type or absurd raises BadUsage with its name."""
+    """The fields of a config.json; a field that is missing, of another type or absurd raises BadUsage with its name.
 
-    def __init__(self, fields: Mapping[str, Any], place: str) -> None:
+    `asked` collects the names of the fields that were looked for.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], place: str, asked: set[str] | None = None) -> None:
         self.fields = fields
         self.place = place
+        self.asked = set[str]() if asked is None else asked
+
+    def changed(self, fields: Mapping[str, Any]) -> "Config":
+        """Return these fields with some of them changed."""
+        return Config({**self.fields, **fields}, self.place, self.asked)
 
     def _spelled(self, name: str) -> str:
         """Return the name under which the file has a field."""
+        self.asked.update((name, *ALIASES.get(name, ())))
         if self.fields.get(name) is not None:
             return name
         return next((other for other in ALIASES.get(name, ()) if self.fields.get(other) is not None), name)
@@ -93,6 +104,7 @@ class Config:
 
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an object inside; {} if there is none."""
+        self.asked.add(name)
         value = self.fields.get(name)
         if value is not None and not isinstance(value, dict):
             raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected an object")
@@ -100,10 +112,33 @@ class Config:
 
     def list(self, name: str) -> list[Any]:
         """Return a list; [] if there is none."""
+        self.asked.add(name)
         value = self.fields.get(name)
         if value is not None and not isinstance(value, list):
             raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected a list")
         return value or []
+
+
+_HARMLESS = re.compile(
+    r".*(_token_ids?|_token_index|_eps|_epsilon|_theta|_dropout|_pdrop|_range|_scaling|_scale|_factor|_multipliers?|_coef"
+    r"|_rate|_loss|_std|_beta|_alpha|_limit|_version|_penalty|_beams|_beam_groups|_sequences|_length|_dtype|_capping"
+    r"|_softcap|_step_min|_step_max|_step_floor|_mscale|_config)|id2label|label2id|auto_map|architectures|rope_\w*"
+    r"|top_k|topk_group|n_group|num_expert_group|pretraining_tp|chunk_size\w*|num_logits_to_keep|bos|eos|pad"
+    r"|max_position_embeddings|(original_)?max_\w*|seq_length|model_max_length|num_nextn_predict_layers|mtp_\w*"
+    r"|vocab_size|(text|vision|audio|quantization|compression|llm|generation)_\w*|image_\w*|video_\w*|audio_\w*|vision_\w*"
+    r"|rotary_\w*|partial_rotary_factor|torch_dtype|initializer\w*|transformers\w*|attention_value_scale|task_\w*"
+)
+"""Names of fields that say nothing of a layer's shape."""
+
+
+def unread_fields(config: Config) -> list[str]:
+    """Return the names of numbers, lists and objects that may describe layers, and that were not read."""
+    return sorted(
+        name
+        for name, value in config.fields.items()
+        if isinstance(value, int | list | dict) and not isinstance(value, bool) and value and value != 1
+        if name not in config.asked and not _HARMLESS.fullmatch(name)
+    )
 
 
 def quote(value: object) -> str:

@@ -13,7 +13,7 @@ from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import Kind, Mixer
-from diag.vllm.memory.setup import Setup
+from diag.vllm.memory.setup import HYBRID_PREFIXES, Setup
 
 NUMBER_BYTES: Mapping[str, float] = {
     "bfloat16": 2,
@@ -68,7 +68,7 @@ class CacheGroup:
 
     def blocks(self, length: int, in_flight: int) -> int:
         """Return the blocks that a request of `length` tokens takes, with `in_flight` tokens not yet settled."""
-        if self.kind == "state":
+        if self.kind == "state" and self.window:
             return self.window
         if self.kind == "window":  # a window may begin inside a block
             return -(-min(self.window - 1 + in_flight, length) // self.block) + 1
@@ -158,12 +158,22 @@ def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: in
         if not mixer.cached:
             continue
         if mixer.kind == "state":
-            states = setup.state_blocks
-            yield _Cache("state", block, padded or state_bytes(model, mixer, setup), states)
+            yield _Cache("state", block, padded or state_bytes(model, mixer, setup), _states(mixer, setup))
         else:
             yield _Cache(mixer.kind, block, round(block * token_bytes(model, mixer, setup)), mixer.window)
             if mixer.index:
                 yield _Cache(mixer.kind, block, block * mixer.index)
+
+
+def _states(mixer: Mixer, setup: Setup) -> int:
+    """Return the states that a request has in a layer; 0 for one in each block."""
+    if not setup.prefix_caching:
+        return 1
+    mode = setup.mamba_mode
+    if not mode and mixer.is_mamba and release(setup.version) < HYBRID_PREFIXES:
+        mode = "all"  # where the model's code can
+    checkpoint = mixer.checkpoint and release(setup.version) >= release(mixer.checkpoint)
+    return 0 if mode == "all" else 2 + bool(checkpoint)
 
 
 def _block(model: Model, setup: Setup) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from diag.vllm.memory.states import STATES, linear_kind
 LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "none"]
 _NAMES: Mapping[str, LayerKind] = {
     **dict.fromkeys(("full_attention", "attention", "global_attention", "indexed_attention", "global"), "full"),
+    "deepseek_sparse_attention": "full",
     **dict.fromkeys(("sliding_attention", "sliding_window_attention", "local_attention", "swa", "local"), "window"),
     "chunked_attention": "chunk",
     **dict.fromkeys(("linear_attention", "mamba", "mamba2", "recurrent", "kda", "gated_delta_net"), "linear"),
@@ -65,15 +66,15 @@ def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
 def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int], LayerKind] | None:
     """Return the kind by layer from the fields that name some layers by number; None without such fields."""
     other: LayerKind = "linear"
-    if config.has("attention_chunk_size"):
-        rope = config.list("no_rope_layers")
-        return lambda at: "chunk" if (rope[at] if at < len(rope) else (at + 1) % _ROPE_EVERY) else "full"
     if family.linear and not config.has(*_BY_NUMBER):
         return lambda at: "linear"
     for field, full in (("attn_type_list", 1), ("hybrid_layer_pattern", 0)):
         if flags := config.list(field):
             other = "linear" if field == "attn_type_list" else "window"
             return lambda at: "full" if at < len(flags) and flags[at] == full else other
+    if config.has("attention_chunk_size"):
+        rope = config.list("no_rope_layers")
+        return lambda at: "chunk" if (rope[at] if at < len(rope) else (at + 1) % _ROPE_EVERY) else "full"
     for field in ("attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids"):
         if config.has(field):
             chosen, other = set(config.list(field)), "conv" if field == "full_attn_idxs" else "linear"
@@ -102,6 +103,7 @@ def _window(config: Config, kind: LayerKind) -> int:
     if kind == "chunk":
         return config.count("attention_chunk_size")
     is_off = kind != "window" or config.fields.get("use_sliding_window") is False
+    config.asked.update(("sliding_window_size", "sliding_window"))
     value = config.fields.get("sliding_window_size", config.fields.get("sliding_window"))
     if isinstance(value, list):  # one for each layer
         value = next((size for size in value if size), 0)
@@ -112,6 +114,7 @@ def of_layer(config: Config, kind: LayerKind, at: int) -> Config:
     """Return the fields of one layer: those of the model with what the file changes for the layer or for its kind."""
     changed: dict[str, Any] = {}
     if kind == "window":
+        config.asked.update(name for name in config.fields if name.startswith("swa_"))
         changed = {name[4:]: value for name, value in config.fields.items() if name.startswith("swa_")}
         nested = config.part("attention_other_setting")  # Step 3.5
         changed |= {name: value for name, value in nested.items() if name.startswith("num_") or name == "head_dim"}
@@ -126,7 +129,22 @@ def of_layer(config: Config, kind: LayerKind, at: int) -> Config:
         changed["num_attention_heads"] = heads[at]
     by_layer = config.part("per_layer_config")
     changed |= next((by_layer[name] for name in (str(at), f"{at:02d}", f"{at:03d}") if name in by_layer), {})
-    return Config({**config.fields, **changed}, config.place) if changed else config
+    return config.changed(changed) if changed else config
+
+
+def of_block(config: Config, block: Mapping[str, Any]) -> tuple[Config, bool, int]:
+    """Return the fields of a layer of `block_configs`, if it has attention, and its feed-forward width, 0 for none."""
+    mixer, forward = (Config(part, config.place) for part in (block.get("attention") or {}, block.get("ffn") or {}))
+    heads, hidden = config.size("num_attention_heads"), config.size("hidden_size")
+    own = config.changed({"num_key_value_heads": heads // mixer.size("n_heads_in_group", 1)})
+    factor = forward.get("ffn_mult")
+    width = -(-int(2 * factor * hidden / 3) // _BLOCK_WIDTH) * _BLOCK_WIDTH if isinstance(factor, int | float) else 0
+    is_off = mixer.switch("no_op") or mixer.switch("replace_with_linear")
+    return own, not is_off, 0 if forward.switch("no_op") else width
+
+
+_BLOCK_WIDTH = 256
+"""Nemotron's NAS models round a feed-forward width up to a multiple of this (nemotron_nas.py)."""
 
 
 def attention(config: Config, family: Architecture, kind: LayerKind) -> Mixer:
@@ -184,6 +202,8 @@ def latent_attention(config: Config, has_indexer: bool) -> Mixer:
     ]
     if down:
         parts.append(linear(down * heads * (nope + rope), "self_attn.q_b_proj"))
+    if config.switch("mla_use_output_gate"):
+        parts.append(linear(hidden * heads * value, "self_attn.g_proj"))
     index = 0
     if has_indexer:
         count, size = config.size("index_n_heads", 64), config.size("index_head_dim", 128)
@@ -296,18 +316,22 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
     names = kind_names(config)
     is_single = bool({"mlp", "moe"} & set(names))  # Nemotron-H: a layer is a mixer or a feed-forward part
     width, hidden = dense_width(config, family), config.size("hidden_size")
-    shares = config.count("num_kv_shared_layers")
+    shares, blocks = config.count("num_kv_shared_layers"), config.list("block_configs")
     layers = []
     for at, kind in enumerate(of_kind):
-        mine = of_layer(config, kind, at)
+        mine, layer_width = of_layer(config, kind, at), width
+        if at < len(blocks) and isinstance(blocks[at], dict):
+            mine, has_attention, layer_width = of_block(config, blocks[at])
+            kind = kind if has_attention else "none"  # noqa: PLW2901
         mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
         if at >= count - shares > 0:
             mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
         parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
-        has_dense = (not sparse[at] or family.both) and (not is_single or names[at] == "mlp")
+        has_dense = layer_width > 0 and (not sparse[at] or family.both) and (not is_single or names[at] == "mlp")
         if is_single:
             parts = [WeightPart(hidden)]
-        layer_width = width * 2 if at >= count - shares > 0 and config.switch("use_double_wide_mlp") else width
+        if at >= count - shares > 0 and config.switch("use_double_wide_mlp"):
+            layer_width *= 2
         if kind == "both" or (has_dense and kind == "linear" and family.bare):
             has_dense = False
         if has_dense:

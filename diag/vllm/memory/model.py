@@ -18,7 +18,7 @@ from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, stem
-from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Unquantized, quote, unquantized
+from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Unquantized, quote, unquantized, unread_fields
 from diag.vllm.memory.layers import UnknownLayers, experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer
 
@@ -157,6 +157,7 @@ def _language_part(outer: Config) -> Config:
     return Config({}, outer.place)
 
 
+_MOST_NAMED = 4
 _ENCODERS = re.compile(r"(vision|visual|audio|vit|encoder)\w*_config|audio_tower")
 
 
@@ -180,7 +181,8 @@ def _model(
 
     found: tuple[Layer, ...] = ()
     unknown, doubt = "", "" if family else f"the architecture {quote(architecture)} is unknown: it is read like Llama"
-    absent = [field for field in ("hidden_size", "num_attention_heads", "num_hidden_layers") if not config.has(field)]
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": layers}
+    absent = [name for name, size in sizes.items() if not size]
     if absent and not (family and family.bare):
         fields = " and ".join(filter(None, (", ".join(absent[:-1]), absent[-1])))
         known = "" if family else f"the architecture {quote(architecture)} is unknown, and "
@@ -190,6 +192,12 @@ def _model(
             found = stack(config, family or LLAMA, layers)
         except UnknownLayers as error:
             unknown = str(error)
+    strange = [] if family or unknown else unread_fields(config)
+    if strange:
+        more = f" and {len(strange) - _MOST_NAMED} more" if len(strange) > _MOST_NAMED else ""
+        named = ", ".join(quote(name) for name in strange[:_MOST_NAMED])
+        unknown = f"the architecture {quote(architecture)} is unknown, and so are its fields {named}{more}"
+        found = ()
     parts = (config.fields, *(config.part(part) for part in TEXT_PARTS), outer.fields)
     encoders = {name: part for fields in parts for name, part in fields.items() if _ENCODERS.fullmatch(name)}
     return Model(

@@ -33,6 +33,11 @@ _SAVINGS: Mapping[str, str] = {
 _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
+HYBRID_PREFIXES = (0, 27, 0)
+"""The first release that caches prefixes of models with states by default (vllm-project/vllm#50991)."""
+CPU_WINDOWS = (0, 32, 0)
+"""A release whose CPU backend drops what is before a window; earlier ones were not looked at."""
+PREFIXES = "--enable-prefix-caching"
 CHUNKS = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 _CPU_BLOCK, _BLOCK = 128, 16
 
@@ -53,11 +58,11 @@ class Setup:
     model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is the free memory at the start, by
     the log. `graphs_in_budget` is True if CUDA graphs count against the budget (0.20.0 and later). `expert_parallel`
     keeps each expert whole on one GPU. `hybrid` is True if layers with a window drop what is before it, `hybrid_chunks`
-    if layers with chunks do. `state_blocks` is the states that a request has in each group of layers that keep one;
-    `state_type` and `mamba_type` are their types, "" for the model's.
-    `capability` is the GPU's in CUDA, 0 if it is unknown. `captured` is the largest batch in a CUDA graph, 0 for none,
-    None for the default; `skips_encoder` is True if the profiling run leaves the encoders out. `uncounted` names memory
-    that is in no row, `savings` names what may reduce a row.
+    if layers with chunks do. `prefix_caching` is True if layers that keep a state keep it for later prompts too, as
+    `mamba_mode` says; `state_type` and `mamba_type` are types of states, "" for the model's. `capability` is the GPU's
+    in CUDA, 0 if it is unknown. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
+    `skips_encoder` is True if the profiling run leaves the encoders out. `uncounted` names memory that is in no row,
+    `savings` names what may reduce a row.
     """
 
     version: str
@@ -82,7 +87,8 @@ class Setup:
     graphs_in_budget: bool = True
     hybrid: bool = True
     hybrid_chunks: bool = False
-    state_blocks: int = 2
+    prefix_caching: bool = True
+    mamba_mode: str = ""
     state_type: str = ""
     mamba_type: str = ""
     cpu: bool = False
@@ -101,7 +107,7 @@ class Setup:
     @property
     def in_flight(self) -> int:
         """Return the tokens that may be in flight: two steps of them since scheduling is asynchronous."""
-        steps = 2 if release(self.version) >= (0, 14, 0) else 1
+        steps = 2 if release(self.version) >= (0, 14, 0) and not self.cpu else 1  # platforms/cpu.py
         return max(steps, self.pipeline) * self.batched_tokens
 
     @property
@@ -175,9 +181,12 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         offload=int(_number(command, "--cpu-offload-gb", 0, lambda gib: 0 <= gib < 2**20, "a size in GiB") * GIB),
         eager=bool(command.switched("--enforce-eager")) or cpu,
         graphs_in_budget=graphs_in_budget,
-        hybrid=number >= (0, 9, 1) and not command.switched("--disable-hybrid-kv-cache-manager") and not cpu,
+        hybrid=number >= (0, 9, 1)
+        and not command.switched("--disable-hybrid-kv-cache-manager")
+        and (not cpu or number >= CPU_WINDOWS),
         hybrid_chunks=command.environment.get(CHUNKS) == "1",
-        state_blocks=1 if command.switched("--enable-prefix-caching") is False else 2,
+        prefix_caching=number >= HYBRID_PREFIXES if (asked := command.switched(PREFIXES)) is None else asked,
+        mamba_mode=command.get("--mamba-cache-mode") or "",
         state_type=(command.get("--mamba-ssm-cache-dtype") or "").replace("auto", ""),
         mamba_type=(command.get("--mamba-cache-dtype") or "").replace("auto", ""),
         cpu=cpu,

@@ -23,7 +23,8 @@ def mamba1(config: Config) -> Mixer:
         WeightPart(inner * (kernel + state + 3), MOST_WAYS),
         WeightPart(rank + 2 * state),
     )
-    return _state_mixer(config, parts, inner * (kernel - 1), State(inner * state, recurrent=True))
+    states = State(inner * (kernel - 1)), State(inner * state, recurrent=True)
+    return Mixer("state", parts, states=states, is_mamba=True)
 
 
 def mamba2(config: Config) -> Mixer:
@@ -45,7 +46,8 @@ def mamba2(config: Config) -> Mixer:
         WeightPart((inner + convolved + heads + hidden) * has_bias, MOST_WAYS),
     ]
     convolution = State(inner * (kernel - 1), groups=groups, per_group=2 * state * (kernel - 1))
-    return Mixer("state", tuple(parts), states=(convolution, State(inner * state, recurrent=True)))
+    states = convolution, State(inner * state, recurrent=True)
+    return Mixer("state", tuple(parts), states=states, is_mamba=True, checkpoint="0.32.0")
 
 
 def gated_delta_net(config: Config) -> Mixer:
@@ -61,7 +63,8 @@ def gated_delta_net(config: Config) -> Mixer:
         WeightPart(convolved * kernel + 2 * values, MOST_WAYS),
         WeightPart(value),
     )
-    return _state_mixer(config, parts, convolved * (kernel - 1), State(values * value * key, recurrent=True))
+    states = State(convolved * (kernel - 1)), State(values * value * key, recurrent=True)
+    return Mixer("state", parts, states=states)
 
 
 def kimi_delta_attention(config: Config) -> Mixer:
@@ -80,7 +83,8 @@ def kimi_delta_attention(config: Config) -> Mixer:
         WeightPart(inner * (3 * kernel + 1) + heads, MOST_WAYS),
         WeightPart(size),
     )
-    return _state_mixer(config, parts, 3 * inner * (kernel - 1), State(inner * size, recurrent=True), float32=True)
+    states = State(3 * inner * (kernel - 1)), State(inner * size, recurrent=True)
+    return Mixer("state", parts, states=states, float32_state=True, checkpoint="0.29.0")
 
 
 def lightning_attention(config: Config) -> Mixer:
@@ -104,12 +108,6 @@ def short_convolution(config: Config) -> Mixer:
         WeightPart(hidden * kernel + config.switch("conv_bias") * (4 * hidden + outer), MOST_WAYS),
     )
     return Mixer("state", parts, states=(State(hidden * (kernel - 1)),))
-
-
-def _state_mixer(
-    config: Config, parts: tuple[WeightPart, ...], convolution: int, recurrent: State, float32: bool = False
-) -> Mixer:
-    return Mixer("state", parts, states=(State(convolution), recurrent), float32_state=float32)
 
 
 STATES: Mapping[str, Callable[[Config], Mixer]] = {
