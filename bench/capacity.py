@@ -62,41 +62,51 @@ def page() -> Iterator[str]:
 MEMORY = """
 ## Sizes against logged starts
 
-Starts of public servers whose log has their memory (tests/data/kv_starts.csv): the estimate from the launch, the model's
-config.json and the GPU, and nothing of the log. Constants were fitted on the calibration rows. A third of the rows, those
-whose SHA-256 is a multiple of three, was chosen before anything was fitted and kept aside.
+Starts of public servers whose log has their memory (tests/data/kv_starts.csv): the estimate from the launch, the
+model's config.json and the GPU, and nothing of the log. Constants were fitted on the calibration rows. A third of the
+rows, those whose SHA-256 is a multiple of three, was chosen before anything was fitted and kept aside.
 
 - layout: tokens of the KV cache if its bytes are those of the log
 - weights: GiB on one GPU
-- KV cache: GiB from the launch and the GPU alone, tokens where the log has no GiB; "stated" has the rows whose log names
-  the release, the GPU and --gpu-memory-utilization, "assumed" those where the newest release or the default is assumed
+- KV cache: GiB from the launch and the GPU alone, tokens where the log has no GiB; the log names the release, the GPU
+  and --gpu-memory-utilization; or it names no share, so that the default is assumed, although the launch may have had
+  another one; or it names no release, so that the newest one is assumed
 
 | what | rows | starts | median error | 90 % within | worst |
 |---|---|---:|---:|---:|---:|
 """
+KNOWN = ("release, GPU and share named", "share not named", "release not named")
+Error = Callable[[Start], float | None]
 
 
 def memory() -> Iterator[str]:
     """Yield the errors of the sizes, over the rows, and for each row."""
     found = list(starts())
-    kinds: dict[str, Callable[[Start], float | None]] = {
-        "layout": Start.layout_error,
-        "weights": Start.weights_error,
-        "KV cache, stated": lambda start: start.memory_error() if start.is_stated else None,
-        "KV cache, assumed": lambda start: None if start.is_stated else start.memory_error(),
-    }
+    kinds: dict[str, Error] = {"layout": Start.layout_error, "weights": Start.weights_error}
+    kinds |= {f"KV cache: {known}": of_known(known) for known in KNOWN}
     yield MEMORY.strip()
     for what, error in kinds.items():
         for aside in (False, True):
-            errors = [abs(one) for start in found if start.is_kept_aside == aside and (one := error(start)) is not None]
-            yield f"| {what} | {'kept aside' if aside else 'calibration'} | {_errors(errors)} |"
-    yield "\n| start | release | GPUs | rows | logged | estimated | error |\n|---|---|---|---|---:|---:|---:|"
-    for start in found:
-        error = start.memory_error()
-        if error is not None and start.is_stated:
-            yield f"| {start.label} | {'kept aside' if start.is_kept_aside else 'calibration'} | {start.figures} | {error:+.1%} |"
-    yield "\nLeft out:\n"
-    yield from (f"- {count} because {why}" for why, count in left_out().items())
+            of_rows = (error(start) for start in found if start.is_kept_aside == aside)
+            yield f"| {what} | {ROWS[aside]} | {_errors([abs(one) for one in of_rows if one is not None])} |"
+    yield "\n| model | release | GPUs | known | rows | logged | estimated | error |"
+    yield "|---|---|---|---|---|---:|---:|---:|"
+    for known in KNOWN:
+        for start in found:
+            error = of_known(known)(start)
+            if error is not None:
+                cells = (start.label, known, ROWS[start.is_kept_aside], start.figures, f"{error:+.1%}")
+                yield f"| {' | '.join(cells)} |"
+    yield "\nNot compared:\n"
+    yield from (f"- {count}: {why}" for why, count in left_out().items())
+
+
+ROWS = {False: "calibration", True: "kept aside"}
+
+
+def of_known(known: str) -> Error:
+    """Return the error of the KV cache of starts whose log names so much, None for the others."""
+    return lambda start: start.memory_error() if start.known == known else None
 
 
 def _errors(errors: Sequence[float]) -> str:

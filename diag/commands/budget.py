@@ -16,20 +16,8 @@ from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import versions
-from diag.vllm.memory.ledger import (
-    ACTIVATIONS,
-    BUDGET,
-    GRAPHS,
-    KV_CACHE,
-    NON_TORCH,
-    WEIGHTS,
-    Ledger,
-    Measured,
-    ledger,
-    safe_length,
-    safe_sequences,
-    suggestions,
-)
+from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
+from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.memory.model import Model, find, is_folder
 from diag.vllm.memory.model import read as read_model
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size

@@ -7,8 +7,9 @@ from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.fitting import rounded, supports_fp8_cache
 from diag.vllm.memory.kv_layout import NUMBER_BYTES
-from diag.vllm.memory.ledger import Ledger, ledger, rounded, supports_fp8_cache
+from diag.vllm.memory.ledger import Ledger, ledger
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.roofline import Ceiling, SizedReplica, configuration, cost_per_million

@@ -9,8 +9,9 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm import work
 from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.fitting import supports_fp8_cache
 from diag.vllm.memory.kv_layout import NUMBER_BYTES
-from diag.vllm.memory.ledger import Ledger, ledger, supports_fp8_cache
+from diag.vllm.memory.ledger import Ledger, ledger
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.work import Work, matrix_rate, matrix_type

@@ -40,6 +40,10 @@ _FLAGS = {
 _SWITCHES = {"enforce_eager": "--enforce-eager", "enable_lora": "--enable-lora"}
 
 
+_RELEASE = re.compile(r"\d+\.\d+(\.\d+){0,2}(\.post\d+|rc\d+)?")
+"""A published release, not a build of a commit or of a vendor."""
+
+
 class Start(NamedTuple):
     """One logged start; `row` has the columns of the file."""
 
@@ -52,13 +56,11 @@ class Start(NamedTuple):
         return self.row["set"] == "kept aside"
 
     @property
-    def is_stated(self) -> bool:
-        """Return True if the log names a release, which decides defaults, the GPU and its share."""
-        is_release = re.fullmatch(r"\d+\.\d+(\.\d+){0,2}(\.post\d+|rc\d+)?", self.row["vllm_version"])
-        has_share = (
-            self.row["gpu_memory_utilization"] or self.row["gathered"] == "log"
-        )  # a whole log names other shares
-        return bool(is_release and self.setup.total and has_share)
+    def known(self) -> str:
+        """Return what the log names of that on which the KV cache depends."""
+        if not _RELEASE.fullmatch(self.row["vllm_version"]):
+            return "release not named"
+        return "release, GPU and share named" if self.row["gpu_memory_utilization"] else "share not named"
 
     @property
     def label(self) -> str:
@@ -122,9 +124,8 @@ def starts() -> Iterator[Start]:
 def left_out() -> dict[str, int]:
     """Return the number of rows that cannot be computed, by the reason."""
     reasons = Counter(why for row in rows() if (why := why_left_out(row)))
-    known = list(starts())
-    reasons["the KV cache or the weights are computed, but not both, since the GPU is not named"] = sum(
-        not start.setup.total for start in known
+    reasons["the GPU is not named: layout and weights alone are compared"] = sum(
+        not start.setup.total for start in starts()
     )
     return dict(reasons)
 
@@ -139,14 +140,14 @@ def why_left_out(row: dict[str, str]) -> str:
 
 
 def _start(row: dict[str, str]) -> Start:
-    words = ["vllm", "serve", str(_folder(row["shape"]))]
+    words = ["vllm", "serve", str(model_folder(row["shape"]))]
     for column, flag in _FLAGS.items():
         words += [flag, row[column]] if row[column] not in ("", "auto") else []
     words += [flag for column, flag in _SWITCHES.items() if row[column] == "yes"]
     if row["quantization"] in ("fp8", "bitsandbytes"):
         words += ["--quantization", row["quantization"]]
     version = _version(row["vllm_version"])
-    model = read(_folder(row["shape"]))
+    model = read(model_folder(row["shape"]))
     gpu = GpuSpec(_total(row), row["gpu"])
     return Start(row, model, setup(command.read(" ".join(words), version=version), model, gpu, version))
 
@@ -167,7 +168,7 @@ def _total(row: dict[str, str]) -> int | None:
 
 
 @cache
-def _folder(shape: str) -> Path:
+def model_folder(shape: str) -> Path:
     """Return a folder with the config.json of a shape."""
     models = json.loads((_DATA / "kv_models.json").read_text(encoding="utf-8"))
     if shape not in models:

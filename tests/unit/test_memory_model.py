@@ -11,6 +11,7 @@ from support.models import MODELS, changed, tensors
 from diag.core.errors import BadUsage
 from diag.vllm.memory import weights
 from diag.vllm.memory.model import find, read
+from diag.vllm.memory.precision import precision
 from diag.vllm.memory.usage import on_disk
 
 PARAMETERS = {  # transformers 5.19 says the same: tests/test_budget_oracle.py
@@ -350,7 +351,7 @@ def test_incomplete_download_has_an_unknown_size(tmp_path: Path) -> None:
 def test_quantised_numbers_take_fewer_bits(
     tmp_path: Path, settings: dict[str, object], linear: float, expert: float
 ) -> None:
-    bits = weights.precision(changed(tmp_path, quantization_config=settings))
+    bits = precision(changed(tmp_path, quantization_config=settings))
     assert bits
     assert (bits.linear, bits.expert, bits.plain, bits.exact) == (linear, expert, 16, False)
 
@@ -405,4 +406,4 @@ def test_number_of_tried_patterns_is_bounded(tmp_path: Path) -> None:
     "settings", [{"quant_method": "new"}, {"quant_method": "awq"}, {"quant_method": "compressed-tensors"}]
 )
 def test_an_unknown_quantisation_has_no_bits(tmp_path: Path, settings: dict[str, object]) -> None:
-    assert weights.precision(changed(tmp_path, quantization_config=settings)) is None
+    assert precision(changed(tmp_path, quantization_config=settings)) is None

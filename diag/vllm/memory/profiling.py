@@ -53,7 +53,7 @@ _HIDDEN_COPIES = 5
 attention. Fitted on 1.97 GiB for Llava 1.5 7B in steps of 16,384 tokens (vLLM 0.10.2, H100)."""
 _WORKSPACES = (0, 10, 0)
 """First release whose experts have two workspaces of the hidden size (fused_moe/modular_kernel.py)."""
-_FORWARD_ERROR, _EXPERTS_ERROR = (0.75, 1.4), (0.4, 1.6)
+_FORWARD_ERROR, _EXPERTS_ERROR = (0.75, 1.4), (0.3, 1.6)
 
 
 def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
