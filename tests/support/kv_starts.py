@@ -1,6 +1,7 @@
 """Logged starts of tests/data/kv_starts.csv, each with what diag estimates for the same launch.
 
-A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three.
+A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that were
+found after the fit are a third set.
 """
 
 import csv
@@ -44,6 +45,10 @@ _RELEASE = re.compile(r"\d+\.\d+(\.\d+){0,2}(\.post\d+|rc\d+)?")
 """A published release, not a build of a commit or of a vendor."""
 
 
+_SEVERAL_SIZES = ("NVIDIA A100", "NVIDIA V100")
+"""Names of GPUs that are made with memory of several sizes."""
+
+
 class Start(NamedTuple):
     """One logged start; `row` has the columns of the file."""
 
@@ -60,7 +65,9 @@ class Start(NamedTuple):
         """Return what the log names of that on which the KV cache depends."""
         if not _RELEASE.fullmatch(self.row["vllm_version"]):
             return "release not named"
-        return "release, GPU and share named" if self.row["gpu_memory_utilization"] else "share not named"
+        is_size_known = self.row["gpu_memory_gib"] or self.row["gpu"] not in _SEVERAL_SIZES
+        is_share_known = bool(self.row["gpu_memory_utilization"])
+        return "release, GPU and share named" if is_size_known and is_share_known else "share or size not named"
 
     @property
     def label(self) -> str:
@@ -143,7 +150,7 @@ def _start(row: dict[str, str]) -> Start:
     words = ["vllm", "serve", str(model_folder(row["shape"]))]
     for column, flag in _FLAGS.items():
         words += [flag, row[column]] if row[column] not in ("", "auto") else []
-    words += [flag for column, flag in _SWITCHES.items() if row[column] == "yes"]
+    words += [flag for column, flag in _SWITCHES.items() if row[column] == "yes"] + row["extra"].split()
     if row["quantization"] in ("fp8", "bitsandbytes"):
         words += ["--quantization", row["quantization"]]
     version = _version(row["vllm_version"])

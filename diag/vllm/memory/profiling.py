@@ -28,14 +28,26 @@ def _is_hybrid(model: Model) -> bool:
     return any(mixer.kind == "state" for layer in model.stack for mixer in layer.mixers)
 
 
+_V2_FIRST: Mapping[tuple[int, int, int], frozenset[str]] = {
+    (0, 22, 0): frozenset({"Qwen3ForCausalLM"}),
+    (0, 23, 0): frozenset({"Qwen3ForCausalLM", "LlamaForCausalLM", "MistralForCausalLM"}),
+}
+_V2_MIXTURES = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
+_V2_MORE = frozenset({"DeepseekV4ForCausalLM", "KimiK3ForConditionalGeneration", "LongcatFlashNgramForCausalLM"})
+
+
 def uses_runner_v2(model: Model, setup: Setup) -> bool:
     """Return True if vLLM runs a model with Model Runner V2 unless told otherwise (config/vllm.py of each release)."""
-    version, is_dense = release(setup.version), not model.experts
+    version, name, is_dense = release(setup.version), model.architecture, not model.experts
     if version >= (0, 32, 0):
         return True
+    if version >= (0, 25, 0):
+        named = _V2_MIXTURES | (_V2_MORE if version >= (0, 28, 0) else frozenset())
+        return name in named or (is_dense and not _is_hybrid(model))
     if version >= (0, 24, 0):
-        return is_dense and not _is_hybrid(model)
-    return version >= (0, 22, 0) and model.architecture == "Qwen3ForCausalLM" and not model.quantization
+        return name in _V2_FIRST[0, 23, 0] | _V2_MIXTURES
+    first = next((names for since, names in reversed(_V2_FIRST.items()) if version >= since), frozenset[str]())
+    return name in first and is_dense and not model.quantization
 
 
 # -- the profiling run ------------------------------------------------------------------------------------------------
@@ -48,6 +60,9 @@ PLAIN = 6
 """Bytes of a logit in Model Runner V2, whose profiling run skips top-k and top-p (gpu/model_runner.py)."""
 _TRITON, _TRITON_ROWS = (0, 17, 0), 132
 """First release whose top-k runs in Triton, with a row of logits for each multiprocessor (topk_topp_triton.py)."""
+_BY_ITSELF, _OPT_IN, _FLASHINFER = (0, 9, 0), (0, 11, 1), 8.0
+"""Releases that sample with FlashInfer where it is installed, which their packages leave to the user; since the latter
+they do with VLLM_USE_FLASHINFER_SAMPLER=1 only. Least compute capability of FlashInfer."""
 _HIDDEN_COPIES = 5
 """Streams of the hidden size that live beside a layer's products: residual, normed, queries, keys and output of
 attention. Fitted on 1.97 GiB for Llava 1.5 7B in steps of 16,384 tokens (vLLM 0.10.2, H100)."""
@@ -63,13 +78,15 @@ def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
         return PLAIN, PLAIN, MASKED, ""
     if version >= _TRITON:
         return MASKED, MASKED, MASKED, ""
-    has_flashinfer = setup.capability > 0 and setup.capability >= 8.0
-    if version > (0, 11, 0) or (setup.capability and not has_flashinfer) or setup.is_amd:
+    runs_flashinfer = not setup.is_amd and (not setup.capability or setup.capability >= _FLASHINFER)
+    if setup.flashinfer and runs_flashinfer:
+        return MASKED, MASKED, MASKED, ""
+    if version >= _OPT_IN or setup.flashinfer is False or not runs_flashinfer:
         return SORTED, SORTED, SORTED, ""
-    if version >= (0, 11, 0):
-        return MASKED, MASKED, SORTED, ""
+    if version < _BY_ITSELF:
+        return 0, SORTED, SORTED, f"vLLM {setup.version} has two engines, and the older one may sample nothing"
     why = f"vLLM {setup.version} sorts all logits unless FlashInfer is installed"
-    return (0 if version < (0, 10, 0) else MASKED), (MASKED + SORTED) / 2, SORTED, why
+    return MASKED, (MASKED + SORTED) / 2, SORTED, why
 
 
 def _forward(model: Model, setup: Setup) -> float:
@@ -155,8 +172,9 @@ _MOST_CAPTURED = 512
 _ESTIMATED_V2 = (0, 29, 0)
 """First release that estimates graphs of Model Runner V2; before it counts none
 (https://github.com/vllm-project/vllm/issues/49224)."""
-_FULL_GRAPH_V2 = 24 * _MIB
-"""What Model Runner V2 charges for one full graph (https://github.com/vllm-project/vllm/issues/50780)."""
+_FULL_GRAPH_V2, _TRANSIENT = 24 * _MIB, (0, 26, 0)
+"""One full graph in the estimate of Model Runner V2, and since 0.26 of V1 for models with recurrent layers
+(https://github.com/vllm-project/vllm/issues/50780): 1.11 GiB for 35 of them in logs of Qwen3.8 27B."""
 _GRAPH_BASE, _PIECEWISE_GRAPH, _FULL_GRAPH = 300 * _MIB, 4 * _MIB, 6 * _MIB
 """The estimate of Model Runner V1: fitted on 0.31 to 0.79 GiB in eleven logs with 51 + 35, 35 + 19, 5 + 4 and 1 + 1
 graphs (vLLM 0.18 - 0.26)."""
@@ -179,12 +197,13 @@ def graphs(model: Model, setup: Setup) -> Estimate:
         return Estimate(ByteRange(0, 0, 0))
     most = setup.captured or min(2 * setup.sequences, _MOST_CAPTURED)
     piecewise, full = captured_sizes(most), captured_sizes(min(most, setup.sequences))
-    if not uses_runner_v2(model, setup):
-        size = _GRAPH_BASE + piecewise * _PIECEWISE_GRAPH + full * _FULL_GRAPH
-    elif release(setup.version) < _ESTIMATED_V2:
+    version, is_v2 = release(setup.version), uses_runner_v2(model, setup)
+    if is_v2 and version < _ESTIMATED_V2:
         return Estimate(ByteRange(0, _GRAPH_BASE, 0), "Model Runner V2 counts no graphs before 0.29.0")
-    else:
+    if is_v2 or (_is_hybrid(model) and version >= _TRANSIENT):
         size = _GRAPH_BASE + full * _FULL_GRAPH_V2
+    else:
+        size = _GRAPH_BASE + piecewise * _PIECEWISE_GRAPH + full * _FULL_GRAPH
     least, most_size = (round(size * error) for error in _GRAPH_ERROR)
     return Estimate(ByteRange(least, most_size, size), "vLLM extrapolates CUDA graphs from two that it captures")
 

@@ -33,6 +33,7 @@ _SAVINGS: Mapping[str, str] = {
 _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
+FLASHINFER = "VLLM_USE_FLASHINFER_SAMPLER"
 HYBRID_PREFIXES = (0, 27, 0)
 """The first release that caches prefixes of models with states by default (vllm-project/vllm#50991)."""
 CPU_WINDOWS = (0, 32, 0)
@@ -61,8 +62,8 @@ class Setup:
     if layers with chunks do. `prefix_caching` is True if layers that keep a state keep it for later prompts too, as
     `mamba_mode` says; `state_type` and `mamba_type` are types of states, "" for the model's. `capability` is the GPU's
     in CUDA, 0 if it is unknown. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
-    `skips_encoder` is True if the profiling run leaves the encoders out. `uncounted` names memory that is in no row,
-    `savings` names what may reduce a row.
+    `skips_encoder` is True if the profiling run leaves the encoders out; `flashinfer` is True or False if the launch
+    chooses the sampler. `uncounted` names memory that is in no row, `savings` names what may reduce a row.
     """
 
     version: str
@@ -100,6 +101,7 @@ class Setup:
     expert_parallel: bool = False
     captured: int | None = None
     skips_encoder: bool = False
+    flashinfer: bool | None = None
     adapters: Adapters | None = None
     draft: Draft | None = None
     is_amd: bool = False
@@ -191,6 +193,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         mamba_type=(command.get("--mamba-cache-dtype") or "").replace("auto", ""),
         cpu=cpu,
         text_only=bool(command.switched("--language-model-only")) or _has_no_items(command),
+        flashinfer={"0": False, "1": True}.get(command.environment.get(FLASHINFER, "")),
         skips_encoder=bool(command.switched("--skip-mm-profiling")),
         allows_overlong=overlong,
         uncounted=tuple(dict.fromkeys((*filter(None, (unknown,)), *_uncounted(command, model)))),
