@@ -15,6 +15,7 @@ from diag.vllm.memory.setup import Setup, check
 from diag.vllm.roofline import Ceiling, SizedReplica, configuration, cost_per_million
 
 TENSORS = (1, 2, 4, 8)
+NOW = "as it is"
 _SHORTER = 2
 """A shorter context is the half of the present one."""
 _LEAST = 4096
@@ -56,7 +57,10 @@ class Offer:
 def offers(
     model: Model, setup: Setup, gpu: GpuModel | None, concurrency: int | None = None, price: float | None = None
 ) -> list[Offer]:
-    """Return the changes that fit, those with the most KV cache for a GPU first, more GPUs last."""
+    """Return the launch as it is and the changes that fit: the most KV cache for a GPU first, more GPUs last.
+
+    The first is left out if it does not fit.
+    """
     if setup.cpu or setup.pipeline * setup.data > 1 or not setup.total or setup.kv_cache_bytes or setup.blocks:
         return []
     found = [
@@ -64,7 +68,9 @@ def offers(
         for change in _changes(model, setup)
         if (offer := _smallest(setup.tensor, gpu, concurrency, price, *change)) is not None
     ]
-    return sorted(found, key=lambda offer: (offer.gpus > setup.tensor, -offer.tokens_per_gpu))
+    now = _smallest(setup.tensor, gpu, None, price, NOW, "", False, model, (setup,))
+    found.sort(key=lambda offer: (offer.gpus > setup.tensor, -offer.tokens_per_gpu))
+    return [*filter(None, (now,)), *found] if found else []
 
 
 _Change = tuple[str, str, bool, Model, tuple[Setup, ...]]

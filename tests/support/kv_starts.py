@@ -1,7 +1,7 @@
 """Logged starts of tests/data/kv_starts.csv, each with what diag estimates for the same launch.
 
-A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that were
-found after the fit are a third set.
+A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
+were found after the fit are a third set.
 """
 
 import csv

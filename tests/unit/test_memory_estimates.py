@@ -18,7 +18,7 @@ from diag.vllm.memory.ledger import ADAPTERS, DRAFT, KV_CACHE, WEIGHTS, Ledger, 
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.offers import offers
+from diag.vllm.offers import NOW, offers
 
 LLAMA = MODELS / "llama-3.1-8b"
 
@@ -193,6 +193,8 @@ def test_offers_begin_with_the_most_cache_for_a_gpu_and_end_with_more_gpus() -> 
     """Llama 3 70B on 4 H100: in FP8 it fits 2 of them, in 4 bits one."""
     model, found = planned(MODELS / "llama-3-70b", "-tp 4", gpu="h100")
     made = offers(model, found, gpus.named("h100"), price=2.0)
+    assert made[0].change == NOW
+    made = made[1:]
     sizes = [one.tokens_per_gpu for one in made if one.gpus <= 4]
     assert sizes == sorted(sizes, reverse=True)
     assert {one.change: one.gpus for one in made} == {
@@ -211,7 +213,7 @@ def test_offers_follow_the_gpu_and_the_files(tmp_path: Path) -> None:
     assert "NVFP4 weights" in {one.change for one in blackwell}
     changed(tmp_path, quantization_config={"quant_method": "fp8"})
     model, found = planned(tmp_path, gpu="h100")
-    assert {one.change for one in offers(model, found, None)} == {"FP8 KV cache", "half the context", "more GPUs"}
+    assert {one.change for one in offers(model, found, None)} == {NOW, "FP8 KV cache", "half the context", "more GPUs"}
     assert offers(model, replace(found, cpu=True), None) == []
 
 

@@ -12,7 +12,7 @@ from diag.vllm.flags.registry import release
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.memory.weights import feed_forward_width
+from diag.vllm.memory.weights import feed_forward_width, has_head
 
 _MIB = 2**20
 
@@ -112,7 +112,8 @@ def activations(model: Model, setup: Setup) -> Estimate:
     The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step.
     """
     number = 4 if setup.float32 else 2
-    logits = min(setup.sequences, setup.batched_tokens) * model.vocabulary
+    samples = not setup.pooling and has_head(model)
+    logits = min(setup.sequences, setup.batched_tokens) * model.vocabulary if samples else 0
     states = setup.batched_tokens * model.hidden * number
     forward = _forward(model, setup)
     low, likely, high, why = _logit_bytes(model, setup)

@@ -63,7 +63,8 @@ class Setup:
     `mamba_mode` says; `state_type` and `mamba_type` are types of states, "" for the model's. `capability` is the GPU's
     in CUDA, 0 if it is unknown. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
     `skips_encoder` is True if the profiling run leaves the encoders out; `flashinfer` is True or False if the launch
-    chooses the sampler. `uncounted` names memory that is in no row, `savings` names what may reduce a row.
+    chooses the sampler; `pooling` is True if requests end in vectors instead of tokens. `uncounted` names memory that
+    is in no row, `savings` names what may reduce a row.
     """
 
     version: str
@@ -102,6 +103,7 @@ class Setup:
     captured: int | None = None
     skips_encoder: bool = False
     flashinfer: bool | None = None
+    pooling: bool = False
     adapters: Adapters | None = None
     draft: Draft | None = None
     is_amd: bool = False
@@ -194,6 +196,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         cpu=cpu,
         text_only=bool(command.switched("--language-model-only")) or _has_no_items(command),
         flashinfer={"0": False, "1": True}.get(command.environment.get(FLASHINFER, "")),
+        pooling=command.get("--runner") == "pooling" or command.get("--task") in _POOLING_TASKS,
         skips_encoder=bool(command.switched("--skip-mm-profiling")),
         allows_overlong=overlong,
         uncounted=tuple(dict.fromkeys((*filter(None, (unknown,)), *_uncounted(command, model)))),
@@ -205,6 +208,9 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         draft=drafting,
         is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
     )
+
+
+_POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
 
 
 def _captured(command: Command) -> int | None:

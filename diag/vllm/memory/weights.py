@@ -47,6 +47,11 @@ def embedding(model: Model) -> WeightPart:
     return WeightPart(rows * model.hidden, MOST_WAYS, "vocabulary")
 
 
+def has_head(model: Model) -> bool:
+    """Return False for a model that gives vectors instead of tokens: MistralModel of E5."""
+    return not model.architecture.endswith("Model")
+
+
 def rotary(model: Model) -> WeightPart:
     """Return the sines and cosines of every position, which vLLM keeps beside the weights: 32 MiB for Llama 3.1."""
     share = model.config.fields.get("partial_rotary_factor")
@@ -108,7 +113,7 @@ def of_stage(model: Model, layers: range) -> list[WeightPart]:
         parts += [embedding(model), encoders(model), *beside(model)]
     if last:
         norm = model.hidden * model.traits.final_norm * (2 if model.traits.norm_bias else 1)
-        parts += [WeightPart(norm)] + [embedding(model)] * (not (model.tied and first))
+        parts += [WeightPart(norm)] + [embedding(model)] * (has_head(model) and not (model.tied and first))
     return parts
 
 
@@ -139,7 +144,8 @@ _LARGE, _STEP, _KEPT = 10 * 2**20, 2 * 2**20, 2**20
 def unused(model: Model, span: range, precision: Precision, tensor: int, experts: int) -> int:
     """Return the bytes at the end of large tensors that torch's allocator counts: 54 MiB for Qwen3 4B."""
     layers = [_tensors(layer(model, at), precision, tensor, experts) for at in span]
-    ends = [embedding(model)] * ((span.start == 0) + (span.stop == model.layers and not model.tied))
+    is_head = span.stop == model.layers and has_head(model) and not model.tied
+    ends = [embedding(model)] * ((span.start == 0) + is_head)
     return sum(_end(size) for size in (*chain.from_iterable(layers), *_tensors(ends, precision, tensor, experts)))
 
 
