@@ -23,7 +23,7 @@ from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.kv_layout import NotCovered, state_bytes, token_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.parts import Mixer, WeightPart
-from diag.vllm.memory.precision import compressed_weights, precision
+from diag.vllm.memory.quantization import compressed_weights, precision
 from diag.vllm.memory.setup import GpuSpec, Setup
 from diag.vllm.memory.setup import setup as planned_setup
 from diag.vllm.memory.weights import embedding, layer
@@ -117,7 +117,7 @@ def _layers(model: Model) -> list[WeightPart]:
 
 def _bytes(model: Model, setup: Setup, parts: list[WeightPart], tokens: float) -> float:
     """Return the bytes of the weights that a step of `tokens` tokens reads."""
-    bits, hit = precision(model, setup.quantization, setup.float32), _experts_hit(model, tokens)
+    bits, hit = precision(model.quantization or {}, setup.quantization, setup.float32), _experts_hit(model, tokens)
     if bits is None:
         raise BadUsage("the quantization of the model is unknown: diag cannot compute its ceilings")
     return _per_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))

@@ -4,13 +4,15 @@ import json
 import os
 import random
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 from support.live import server
 from support.paths import MODELS, TESTS
 
-from diag.vllm.memory import usage, weights
-from diag.vllm.memory.model import read
+from diag.vllm.memory import kv_layout, weights
+from diag.vllm.memory.model import Model, read
+from diag.vllm.memory.parts import Mixer
 from diag.vllm.memory.setup import Setup
 
 pytestmark = [pytest.mark.live, server.needed]
@@ -26,9 +28,9 @@ def asked(script: str, cases: object) -> list[object]:
     return found
 
 
-def case(chance: random.Random) -> tuple[dict[str, object], usage.CacheLayout]:
+def case(chance: random.Random, name: str) -> tuple[dict[str, object], kv_layout.CacheLayout]:
     """A question for vLLM's planner, and our own answer."""
-    model = read(chance.choice(sorted(MODELS.iterdir())))
+    model = read(MODELS / name)
     setup = Setup(
         version="0.32.0",
         total=None,
@@ -37,29 +39,51 @@ def case(chance: random.Random) -> tuple[dict[str, object], usage.CacheLayout]:
         block=chance.choice((16, 32, 64, 128)),
         batched_tokens=chance.choice((512, 2048, 8192)),
         kv_dtype=chance.choice(("auto", "fp8")),
-        hybrid=chance.random() < 0.7,
+        hybrid=chance.random() < 0.7
+        or any(mixer.kind in ("state", "cross") for layer in model.stack for mixer in layer.mixers),
+        hybrid_chunks=True,
+        prefix_caching=chance.random() < 0.7,
     )
+    kept = kv_layout.cache_layout(model, setup)
     question = {
-        "layers": model.layers,
-        "heads": max(1, model.kv_heads // setup.tensor),
-        "size": model.head_dim,
-        "latent": model.latent,
-        "bytes": 2 if setup.kv_dtype == "auto" else 1,
-        "windows": model.windows,
-        "block": setup.block,
+        "caches": [cache for layer in model.stack for mixer in layer.mixers for cache in caches(model, setup, mixer)],
         "length": setup.length,
         "in_flight": setup.in_flight,
-        "memory": chance.randint(2**30, 2**37),
+        "memory": chance.randint(2**34, 2**37),
         "hybrid": setup.hybrid,
+        "mode": "align" if setup.prefix_caching else "none",
     }
-    return question, usage.cache_layout(model, setup)
+    return question, kept
+
+
+def caches(model: Model, setup: Setup, mixer: Mixer) -> Iterator[dict[str, object]]:
+    """The caches of a layer as vLLM's classes describe them."""
+    if not mixer.cached:
+        return
+    block, padded = kv_layout.block_tokens(model, setup)
+    cache: dict[str, object] = {"kind": mixer.kind, "block": block, "window": mixer.window, "packed": 0}
+    if mixer.kind == "state":
+        size = kv_layout.state_bytes(model, mixer, setup)
+        mode = "align" if setup.prefix_caching else "none"
+        yield cache | {"bytes": size, "padded": padded, "mode": mode, "checkpoints": int(bool(mixer.checkpoint))}
+        return
+    number = 2 if setup.kv_dtype == "auto" else 1
+    heads = max(1, mixer.kv_heads // setup.tensor)
+    cache |= {"bytes": number, "size": mixer.head_dim, "value": mixer.value_dim, "heads": heads}
+    if mixer.kind == "latent" and model.config.has("index_topk") and number == 1:
+        cache["packed"] = 656
+    yield cache
+    if mixer.index:
+        yield cache | {"kind": "index", "bytes": 1, "size": mixer.index, "packed": 0}
 
 
 def test_kv_cache_plan_equals_vllms() -> None:
-    """Sixty models, contexts and memories at random."""
+    """Every model twice, with contexts, memories and settings at random."""
     chance = random.Random(1)
-    pairs = [case(chance) for _ in range(60)]
-    for (question, kept), planned in zip(pairs, asked("kv_cache.py", [each for each, _ in pairs]), strict=True):
+    names = sorted(each.name for each in MODELS.iterdir()) * 2
+    pairs = [case(chance, name) for name in names]
+    answers = asked("kv_cache.py", [each for each, _ in pairs])
+    for name, (question, kept), planned in zip(names, pairs, answers, strict=True):
         length, memory = int(str(question["length"])), int(str(question["memory"]))
         blocks = memory // kept.block_bytes()
         concurrency = blocks / kept.blocks(length)
@@ -70,10 +94,15 @@ def test_kv_cache_plan_equals_vllms() -> None:
             "tokens": int(concurrency * length),
             "concurrency": concurrency,
             "longest": kept.longest(blocks, length),
-        }
+        }, name
 
 
 def test_a_shape_has_as_many_parameters_as_transformers_makes() -> None:
     folders = sorted(MODELS.iterdir())
     made = asked("parameters.py", [json.loads((each / "config.json").read_text()) for each in folders])
-    assert made == [weights.parameters(read(each)) for each in folders]
+    for folder, counts in zip(folders, made, strict=True):
+        model = read(folder)
+        language, encoders = counts  # type: ignore[misc]
+        assert weights.parameters(model) == pytest.approx(language, rel=0.001), folder.name
+        if encoders:
+            assert weights.encoders(model).elements == pytest.approx(encoders, rel=0.005), folder.name

@@ -312,7 +312,7 @@ def test_uncounted_memory_makes_fits_uncertain(name: str, flags: str, why: str |
 
 
 @pytest.mark.parametrize(
-    ("ignored", "flags"), [("re:.*mlp\\.(gate|up)_proj", "-tp 2"), ("re:model\\.layers\\.[0-4]\\..*", "-tp 2")]
+    ("ignored", "flags"), [("re:.*mlp\\.(gate|up)?_proj", "-tp 2"), ("re:model\\.layers\\.[0-4]\\..*", "-tp 2")]
 )
 def test_an_expression_that_is_not_read_may_leave_anything(tmp_path: Path, ignored: str, flags: str) -> None:
     settings = {"quant_method": "fp8", "ignored_layers": [ignored]}
@@ -414,10 +414,11 @@ def test_a_step_takes_whole_prompts_where_they_are_not_cut(flags: str, version: 
     assert planned("llama-3-8b", flags, gpu=22.07, version=version, label="l4").batched_tokens == tokens
 
 
-def test_on_a_cpu_blocks_are_larger_and_windows_save_nothing() -> None:
+@pytest.mark.parametrize(("version", "hybrid"), [("0.31.0", False), ("0.32.0", True)])
+def test_on_a_cpu_blocks_are_larger_and_windows_save_nothing_up_to_0_31(version: str, hybrid: bool) -> None:
     found = command.read(f"VLLM_CPU_KVCACHE_SPACE=40 vllm serve {MODELS / 'gpt-oss-120b'}")
-    told = setup(found, read(MODELS / "gpt-oss-120b"), GpuSpec(name="cpu"), "0.32.0")
-    assert (told.block, told.hybrid, told.eager, told.kv_cache_bytes) == (128, False, True, 40 * GIB)
+    told = setup(found, read(MODELS / "gpt-oss-120b"), GpuSpec(name="cpu"), version)
+    assert (told.block, told.hybrid, told.eager, told.kv_cache_bytes) == (128, hybrid, True, 40 * GIB)
 
 
 def test_sizes_measured_on_one_gpu_are_not_used_for_two() -> None:

@@ -11,31 +11,58 @@ from support.models import MODELS, changed, tensors
 from diag.core.errors import BadUsage
 from diag.vllm.memory import weights
 from diag.vllm.memory.model import find, read
-from diag.vllm.memory.precision import precision
+from diag.vllm.memory.quantization import precision
 from diag.vllm.memory.usage import on_disk
 
-PARAMETERS = {  # transformers 5.19 says the same: tests/test_budget_oracle.py
-    "deepseek-v3": 671_026_404_352,
-    "gemma-3-27b": 27_009_346_304,
-    "gpt-oss-120b": 116_829_156_672,
-    "llama-2-70b": 68_976_648_192,
-    "llama-2-7b": 6_738_415_616,
-    "llama-3-70b": 70_553_706_496,
-    "llama-3-8b": 8_030_261_248,
-    "llama-3.1-405b": 405_853_388_800,
-    "llama-3.1-8b": 8_030_261_248,
-    "llama-4-scout": 107_769_861_120,
-    "mixtral-8x7b": 46_702_792_704,
-    "qwen2.5-14b": 14_770_033_664,
-    "qwen2.5-7b": 7_615_616_512,
-    "qwen3-235b-a22b": 235_093_634_560,
-    "qwen3-30b-a3b": 30_532_122_624,
+PARAMETERS = {  # language part and encoders; tests/live compares them with those of transformers
+    "deepseek-v3": (671_026_404_352, 0),
+    "deepseek-v3.2": (671_877_929_216, 0),
+    "falcon-h1": (8_514_961_408, 0),
+    "gemma-3-27b": (27_009_346_304, 423_055_728),
+    "gemma-4-26b-a4b": (25_232_800_000, 549_466_992),
+    "glm-4.7": (352_797_814_784, 0),
+    "glm-4.7-flash": (29_943_390_976, 0),
+    "glm-5": (743_911_199_232, 0),
+    "gpt-oss-120b": (116_829_156_672, 0),
+    "granite-4-hybrid": (38_492_380_544, 0),
+    "jamba-v0.1": (51_570_323_328, 0),
+    "kimi-k2.5": (1_026_408_209_408, 471_781_744),
+    "kimi-linear-48b": (49_122_675_072, 0),
+    "lfm2": (2_921_931_840, 0),
+    "llama-2-70b": (68_976_648_192, 0),
+    "llama-2-7b": (6_738_415_616, 0),
+    "llama-3-70b": (70_553_706_496, 0),
+    "llama-3-8b": (8_030_261_248, 0),
+    "llama-3.1-405b": (405_853_388_800, 0),
+    "llama-3.1-8b": (8_030_261_248, 0),
+    "llama-4-scout": (107_769_861_120, 842_891_008),
+    "mimo-v2-flash": (308_778_766_336, 0),
+    "minimax-m2.5": (228_689_748_992, 0),
+    "minimax-text-01": (47_373_946_880, 0),
+    "mistral-small-3.2": (23_572_403_200, 439_226_368),
+    "mixtral-8x7b": (46_702_792_704, 0),
+    "nemotron-3-nano-30b-a3b": (31_577_937_344, 0),
+    "nemotron-3-super-120b": (120_668_687_360, 0),
+    "qwen2.5-14b": (14_770_033_664, 0),
+    "qwen2.5-7b": (7_615_616_512, 0),
+    "qwen2.5-vl-7b": (7_615_616_512, 676_512_640),
+    "qwen3-235b-a22b": (235_093_634_560, 0),
+    "qwen3-30b-a3b": (30_532_122_624, 0),
+    "qwen3-next-80b": (79_674_391_296, 0),
+    "qwen3-vl-30b-a3b": (30_532_122_624, 538_573_680),
+    "qwen3-vl-8b": (8_190_735_360, 576_322_416),
+    "qwen3.5-27b": (26_895_998_464, 460_716_912),
+    "qwen3.5-35b-a3b": (34_660_610_688, 446_561_136),
+    "whisper-large-v3": (906_652_160, 637_004_800),
+    "zamba2-2.7b": (2_481_848_336, 0),
 }
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_a_shape_has_as_many_parameters_as_the_model(name: str) -> None:
-    assert weights.parameters(read(MODELS / name)) == PARAMETERS[name]
+    model = read(MODELS / name)
+    assert (model.unknown, model.doubt) == ("", "")
+    assert (weights.parameters(model), weights.encoders(model).elements) == PARAMETERS[name]
 
 
 def test_every_model_of_the_data_is_counted() -> None:
@@ -351,7 +378,7 @@ def test_incomplete_download_has_an_unknown_size(tmp_path: Path) -> None:
 def test_quantised_numbers_take_fewer_bits(
     tmp_path: Path, settings: dict[str, object], linear: float, expert: float
 ) -> None:
-    bits = precision(changed(tmp_path, quantization_config=settings))
+    bits = precision(changed(tmp_path, quantization_config=settings).quantization or {})
     assert bits
     assert (bits.linear, bits.expert, bits.plain, bits.exact) == (linear, expert, 16, False)
 
@@ -406,4 +433,4 @@ def test_number_of_tried_patterns_is_bounded(tmp_path: Path) -> None:
     "settings", [{"quant_method": "new"}, {"quant_method": "awq"}, {"quant_method": "compressed-tensors"}]
 )
 def test_an_unknown_quantisation_has_no_bits(tmp_path: Path, settings: dict[str, object]) -> None:
-    assert precision(changed(tmp_path, quantization_config=settings)) is None
+    assert precision(changed(tmp_path, quantization_config=settings).quantization or {}) is None

@@ -10,7 +10,7 @@ from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.parts import Layer
-from diag.vllm.memory.precision import precision
+from diag.vllm.memory.quantization import precision
 from diag.vllm.memory.weights import embedding, layer, of_stage, weigh
 
 _RANK, _SLOTS = 16, 1
@@ -86,7 +86,7 @@ def _attends(one: Layer) -> bool:
 def draft_bytes(found: Draft, float32: bool) -> tuple[int, int]:
     """Return the least and most bytes of a draft's weights on one GPU: without and with its own embedding and head."""
     model = found.model
-    bits = precision(model, float32=float32)
+    bits = precision(model.quantization or {}, float32=float32)
     if bits is None:
         return 0, 0
     if found.kind == "model":
@@ -101,7 +101,7 @@ def draft_bytes(found: Draft, float32: bool) -> tuple[int, int]:
 
 
 def _all_layers(model: Model, tensor: int, float32: bool) -> int:
-    bits = precision(model, float32=float32)
+    bits = precision(model.quantization or {}, float32=float32)
     return sum(weigh(layer(model, at), bits, tensor, tensor) for at in range(model.layers)) if bits else 0
 
 

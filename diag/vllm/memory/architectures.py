@@ -48,6 +48,8 @@ class Architecture:
     """Attention and feed-forward parts of a layer (LongCat Flash: 2)."""
     positions: int | None = None
     """Rows beside the longest context in a learned embedding of positions; None for rotary positions."""
+    crossed: bool = False
+    """True if every layer attends to an encoder's output too (Whisper)."""
     adjusted: bool = False
     """True if `block_auto_adjust_ff_dim` changes the width of the feed-forward part (LFM2)."""
     per_layer: bool = False
@@ -90,7 +92,17 @@ FAMILIES: Mapping[str, Architecture] = {
             *("ernie45", "ernie45moe", "ernie45vlmoe", "mixtral", "llava", "llavanext", "idefics3", "smolvlm"),
             *("deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa", "glm4moelite", "kimik25", "kimivl"),
             *("kimilinear", "axk1", "mistral4", "mistrallarge3", "bailingmoe", "solaropen", "teleflm", "minicpm"),
-            *("helium", "decilm", "hyperclovax", "exaone", "youtu", "voxtral", "openpangu", "panguultramoe"),
+            *(
+                "minicpm3",
+                "helium",
+                "decilm",
+                "hyperclovax",
+                "exaone",
+                "youtu",
+                "voxtral",
+                "openpangu",
+                "panguultramoe",
+            ),
         ),
         LLAMA,
     ),
@@ -134,6 +146,7 @@ FAMILIES: Mapping[str, Architecture] = {
     "longcatflash": Architecture(copies=2, both=True),
     "opt": replace(_GPT, positions=2),
     "gpt2": _GPT,
+    "whisper": replace(_GPT, norms=3, crossed=True),
     "gptbigcode": _GPT,
     "gptj": Architecture(
         qkv_bias=False, out_bias=False, mlp_bias=True, gated=False, norms=1, norm_bias=True, head_bias=True
@@ -151,7 +164,7 @@ FAMILIES: Mapping[str, Architecture] = {
     "arcee": Architecture(gated=False),
     "apertus": Architecture(gated=False, qk_norm="head"),
     "jais2": replace(_GPT, positions=None, tied=False),
-    **dict.fromkeys(("cohere", "cohere2", "cohere2vision"), _COHERE),
+    **dict.fromkeys(("cohere", "cohere2", "cohere2vision", "cohere2moe"), _COHERE),
     **dict.fromkeys(("internvlchat", "internvl", "interns1"), _QWEN2),
     **dict.fromkeys(("hunyuanv1dense", "hunyuanv1moe"), _QWEN3),
 }

@@ -1,7 +1,7 @@
 """The fields of a config.json, under one name each; modules that a quantization leaves out."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -37,7 +37,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_expand": ("expand",),
     "mamba_rank": ("mamba_dt_rank", "time_step_rank"),
     "moe_latent_size": ("routed_expert_hidden_size",),
-    "positions": ("max_position_embeddings", "n_positions"),
+    "positions": ("max_position_embeddings", "n_positions", "max_target_positions"),
 }
 """Other names of a field, by the name that diag uses; the first one that a file has counts."""
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
@@ -147,7 +147,7 @@ def quote(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules")
+_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules", "exclude")
 MOST_PATTERNS = 256
 _SPECIAL = frozenset("\\[](){}+?|^$")
 _RENAMED: Mapping[str, str] = {
@@ -155,6 +155,9 @@ _RENAMED: Mapping[str, str] = {
     "block_sparse_moe": "mlp",
     "feed_forward": "mlp",
     "shared_expert": "shared_experts",
+    "backbone": "model",
+    **dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz"),
+    **dict.fromkeys(("in_proj_b", "in_proj_a"), "in_proj_ba"),
 }
 """Parts of a module's name that some architectures name otherwise."""
 FUSED: Mapping[str, str] = {
@@ -164,8 +167,8 @@ FUSED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Unquantized:
-    """Modules that are not quantized: whole names, patterns with a *, and regular expressions that diag cannot read."""
+class Modules:
+    """Modules by whole names, by patterns with a *, and by regular expressions that diag cannot read."""
 
     names: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
@@ -186,12 +189,26 @@ class Unquantized:
         return False
 
 
-def unquantized(settings: Mapping[str, Any]) -> Unquantized:
+def unquantized(settings: Mapping[str, Any]) -> Modules:
     """Read the unquantized modules of a quantization_config."""
     lists = [names for field in _LISTS if isinstance(names := settings.get(field), list)]
     texts = [text for names in lists for text in names if isinstance(text, str)]
+    dynamic, extra = settings.get("dynamic"), settings.get("extra_config")
+    if isinstance(dynamic, dict):  # GPTQModel: a name that begins with - is left out
+        texts += [f"re:{name[2:]}" for name in dynamic if isinstance(name, str) and name.startswith("-:")]
+    if isinstance(extra, dict):  # AutoRound
+        texts += [str(name) for name, own in extra.items() if isinstance(own, dict) and own.get("bits", 0) >= _UNPACKED]
+    return modules(texts)
+
+
+_UNPACKED = 16
+_CHOICE = re.compile(r"\(([\w.|]+)\)")
+
+
+def modules(texts: Iterable[str]) -> Modules:
+    """Read names of modules as quantization_config writes them."""
     names, patterns, unread = set[str](), dict[str, None](), dict[str, None]()
-    for text in texts:
+    for text in (choice for given in texts for choice in _choices(given)):
         # vLLM matches a regular expression from the start; one with only .* and \. in it is a pattern
         regex = text[3:].removeprefix("^").removesuffix("$").replace("\\.", ".").replace(".*", "*")
         if not text.startswith("re:") and "*" not in text:
@@ -202,8 +219,27 @@ def unquantized(settings: Mapping[str, Any]) -> Unquantized:
             unread[text] = None
         else:
             patterns[_canonical(regex) + ("" if text.endswith("$") else "*")] = None
-    return Unquantized(frozenset(names), tuple(patterns)[:MOST_PATTERNS], (*unread, *tuple(patterns)[MOST_PATTERNS:]))
+    return Modules(frozenset(names), tuple(patterns)[:MOST_PATTERNS], (*unread, *tuple(patterns)[MOST_PATTERNS:]))
+
+
+def _choices(text: str) -> list[str]:
+    """Return the expressions that a regular expression with one choice, (gate|up), stands for."""
+    found = _CHOICE.search(text) if text.startswith("re:") else None
+    if not found:
+        return [text]
+    return [text[: found.start()] + choice + text[found.end() :] for choice in found[1].split("|")]
 
 
 def _canonical(name: str) -> str:
-    return ".".join(filter(None, (_RENAMED.get(word, word) for word in name.split("."))))
+    words = name.split(".")
+    if "mixer" in words:  # Nemotron-H: the last word tells attention and feed-forward parts
+        words = [_MIXERS.get(words[-1].strip("*"), "mixer") if word == "mixer" else word for word in words]
+    if "experts" in words:
+        words = words[: words.index("experts") + 1]
+    return ".".join(filter(None, (_RENAMED.get(word, word) for word in words)))
+
+
+_MIXERS: Mapping[str, str] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
+    **dict.fromkeys(("up_proj", "down_proj", "gate_proj"), "mlp"),
+}

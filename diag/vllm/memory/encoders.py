@@ -7,7 +7,7 @@ from typing import Any, Literal
 from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.config import Config
 
-Connector = Literal["merger", "projector", "merge and project", "linear"]
+Connector = Literal["merger", "projector", "merge and project", "linear", "none"]
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,27 @@ ENCODERS: Mapping[str, Encoder] = {
     "pixtral": Encoder(gated=True, connector="merge and project"),
     **dict.fromkeys(("gemma4", "gemma4vision"), Encoder(gated=True, connector="linear")),
     **dict.fromkeys(("siglipvisionmodel", "siglip", "qwen2audioencoder"), Encoder(connector="linear")),
+    "whisper": Encoder(connector="none"),
     **dict.fromkeys(("internvl", "internvit6b", "siglip2visionmodel"), Encoder(merge=2)),
     **dict.fromkeys(("glm4v", "glm4vmoe", "glm46v"), Encoder(gated=True, connector="merger", merge=2)),
 }
 """Encoders by the stem of their model_type; another one is read like that of Llava."""
+_SQUARE = ("init_pos_emb_height", "pos_emb_height")
+"""Sides of a square of positions (Kimi)."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden": ("vt_hidden_size", "embed_dim", "hidden_size", "d_model"),
-    "layers": ("vt_num_hidden_layers", "depth", "num_hidden_layers", "encoder_layers"),
-    "width": ("vt_intermediate_size", "intermediate_size", "encoder_ffn_dim"),
+    "layers": ("vt_num_hidden_layers", "depth", "encoder_layers", "num_hidden_layers"),
+    "width": ("vt_intermediate_size", "encoder_ffn_dim", "intermediate_size"),
     "patch": ("patch_size",),
     "channels": ("num_channels", "in_channels", "in_chans"),
     "image": ("image_size",),
-    "positions": ("num_position_embeddings", "max_source_positions", "num_patches"),
+    "positions": (
+        "num_position_embeddings",
+        "max_source_positions",
+        "num_patches",
+        "init_pos_emb_height",
+        "pos_emb_height",
+    ),
     "out": ("out_hidden_size", "output_dim"),
     "bins": ("num_mel_bins",),
 }
@@ -71,6 +80,8 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
     temporal = temporal if isinstance(temporal, int) else 1
     first = size("channels", 3) * patch**2 * hidden * temporal
     positions = size("positions") or (size("image") // patch) ** 2 if patch and not kind.gated else 0
+    if config.has(*_SQUARE):
+        positions **= 2
     if size("bins"):  # two convolutions over the spectrum
         first, positions = 3 * hidden * (size("bins") + hidden), size("positions")
     merge = config.get("spatial_merge_size") or outer.get("spatial_merge_size") or kind.merge
@@ -81,6 +92,7 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
         "projector": merged * hidden_of_text + square,
         "merge and project": (merged * hidden if merged > hidden else 0) + hidden * hidden_of_text + square,
         "linear": hidden * hidden_of_text,
+        "none": 0,
     }
     connector = ways[kind.connector] * (1 + len(config.list("deepstack_visual_indexes")))
     if _stem(fields).startswith("glm4"):

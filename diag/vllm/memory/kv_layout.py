@@ -133,7 +133,7 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     if setup.draft:
         of_draft = replace(setup, tensor=setup.draft.tensor)
         stack += [(setup.draft.model, of_draft, layer) for layer in setup.draft.layers]
-    block, padded = _block(model, setup)
+    block, padded = block_tokens(model, setup)
     caches = [
         (at, cache)
         for at, (owner, owner_setup, layer) in enumerate(stack)
@@ -176,7 +176,7 @@ def _states(mixer: Mixer, setup: Setup) -> int:
     return 0 if mode == "all" else 2 + bool(checkpoint)
 
 
-def _block(model: Model, setup: Setup) -> tuple[int, int]:
+def block_tokens(model: Model, setup: Setup) -> tuple[int, int]:
     """Return the tokens of a block, and the bytes to which a state is padded, 0 for none.
 
     Of a model with attention and states, the block of attention is large enough for a state.

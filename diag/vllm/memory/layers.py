@@ -55,7 +55,7 @@ def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
         chosen = _chosen(config, family, count)
         usual: LayerKind = "window" if _window(config, "window") else "full"
         found = [chosen(at) for at in range(count)] if chosen else [usual] * count
-        if not chosen and family.every and found[0] == "window":
+        if not chosen and usual == "window":
             every = config.count("sliding_window_pattern", family.every)
             found = ["full" if every and (at + 1) % every == 0 else "window" for at in range(count)]
     if family.parallel:
@@ -278,7 +278,7 @@ def dense_width(config: Config, family: Architecture) -> int:
 def feed_forward(config: Config, family: Architecture, width: int, block: str = "mlp") -> Iterator[WeightPart]:
     """Yield the matrices of a feed-forward part, with a gate or without."""
     hidden = config.size("hidden_size")
-    names = ("gate", "up", "down") if family.gated else ("up", "down")
+    names = ("gate", "up", "down") if family.gated and config.get("hidden_act") != "relu2" else ("up", "down")
     yield linear(len(names) * hidden * width, *(f"{block}.{name}_proj" for name in names))
     if config.any_switch("mlp_bias", "use_bias", "bias") if family.mlp_bias is None else family.mlp_bias:
         yield WeightPart((len(names) - 1) * width, MOST_WAYS)
@@ -359,3 +359,7 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
             yield latent_attention(config, config.has("index_topk") and (at >= len(types) or types[at] == "full"))
         else:
             yield attention(config, family, kind)
+        if family.crossed:
+            yield replace(
+                attention(config, family, kind), kind="cross", window=config.size("max_source_positions", 1500)
+            )

@@ -18,9 +18,10 @@ from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, stem
-from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Unquantized, quote, unquantized, unread_fields
+from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
 from diag.vllm.memory.layers import UnknownLayers, experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer
+from diag.vllm.memory.quantization import mixed_precision
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
@@ -44,7 +45,8 @@ class Model:
     the number of rotary angles. `heads`, `kv_heads` and `head_dim` are those of most layers; `stack` has each layer,
     and is empty if `unknown` says why the layers cannot be computed. `family` is None for an unknown architecture,
     which is read as `traits` say: like Llama, with what `doubt` says. `latent` is the width of a token in MLA's cache,
-    0 for other attention. `encoders` are the fields of vision and audio encoders by the name of their object.
+    0 for other attention. `mixed` has modules with bits of their own. `encoders` are the fields of vision and audio
+    encoders by the name of their object.
     """
 
     name: str
@@ -64,7 +66,8 @@ class Model:
     latent: int = 0
     tied: bool = False
     quantization: Mapping[str, Any] | None = None
-    unquantized: Unquantized = field(default_factory=Unquantized)
+    unquantized: Modules = field(default_factory=Modules)
+    mixed: tuple[tuple[Modules, float], ...] = ()
     encoders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unknown: str = ""
     doubt: str = ""
@@ -178,6 +181,7 @@ def _model(
         usual = config.size("original_max_position_embeddings", longest)
     names = ("quantization_config", "compression_config")  # modelopt writes the latter
     quantization = next((part for fields in (outer, config) for name in names if (part := fields.part(name))), None)
+    quantization = quantization or _beside(folder)
 
     found: tuple[Layer, ...] = ()
     unknown, doubt = "", "" if family else f"the architecture {quote(architecture)} is unknown: it is read like Llama"
@@ -200,6 +204,8 @@ def _model(
         found = ()
     parts = (config.fields, *(config.part(part) for part in TEXT_PARTS), outer.fields)
     encoders = {name: part for fields in parts for name, part in fields.items() if _ENCODERS.fullmatch(name)}
+    if family and family.crossed:
+        encoders["encoder"] = config.fields
     return Model(
         name=name,
         folder=folder,
@@ -219,12 +225,22 @@ def _model(
         tied=outer.switch("tie_word_embeddings", config.switch("tie_word_embeddings", bool(family and family.tied))),
         quantization=quantization,
         unquantized=unquantized(quantization or {}),
+        mixed=mixed_precision(quantization or {}),
         encoders={name: part for name, part in encoders.items() if isinstance(part, dict) and part},
         unknown=unknown,
         doubt="" if unknown else doubt,
         stack=found,
         experts=experts(config) if found else None,
     )
+
+
+def _beside(folder: Path) -> Mapping[str, Any] | None:
+    """Return the quantization in hf_quant_config.json, where ModelOpt writes it; None without such a file."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_bytes(folder / "hf_quant_config.json", MOST_BYTES))
+        settings = found.get("quantization") if isinstance(found, dict) else None
+        return {"quant_method": "modelopt", **settings} if isinstance(settings, dict) else None
+    return None
 
 
 def _declared_context(config: Config) -> int:

@@ -13,13 +13,15 @@ PartKind = Literal["plain", "linear", "expert", "vocabulary"]
 class WeightPart:
     """Some matrices: the count of their numbers, and the most GPUs among which they can be divided.
 
-    `modules` are their names in the layer; they all have one size.
+    `modules` are their names in the layer; they all have one size. `bits` is the size of a number,
+    0 for that of the kind.
     """
 
     elements: int
     ways: int = 1
     kind: PartKind = "plain"
     modules: tuple[str, ...] = ()
+    bits: float = 0
 
 
 def linear(elements: int, *modules: str, ways: int = MOST_WAYS) -> WeightPart:

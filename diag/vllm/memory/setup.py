@@ -13,7 +13,7 @@ from diag.vllm.flags.registry import default, release, versions
 from diag.vllm.gpus import capability
 from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.precision import block_size, group_size
+from diag.vllm.memory.quantization import block_size, group_size
 from diag.vllm.memory.weights import feed_forward_width
 
 MOST, MOST_TOKENS = 2**42, 2**26

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from diag.core.files import opened, read_bytes
 from diag.core.formatting import GIB
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.precision import Precision, precision
+from diag.vllm.memory.quantization import Precision, precision
 from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.weights import (
     absorbed,
@@ -142,7 +142,7 @@ def weights(model: Model, setup: Setup) -> list[Stage]:
     The weights of an unknown architecture or quantization are divided evenly at best, not at all at worst.
     """
     model = replace(model, encoders={}) if setup.text_only else model
-    bits = precision(model, setup.quantization, setup.float32)
+    bits = precision(model.quantization or {}, setup.quantization, setup.float32)
     quantized_while_loading = bool(setup.quantization) and not model.quantization
     files = None if quantized_while_loading or setup.text_only else on_disk(model, setup.float32)
     if model.stack and bits:

@@ -3,7 +3,7 @@
 A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide it; norms and routers are copied.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
@@ -11,8 +11,8 @@ from itertools import chain
 from diag.vllm.memory.config import FUSED
 from diag.vllm.memory.encoders import encoder_numbers
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.parts import MOST_WAYS, WeightPart, linear
-from diag.vllm.memory.precision import Precision
+from diag.vllm.memory.parts import MOST_WAYS, PartKind, WeightPart, linear
+from diag.vllm.memory.quantization import HALF, Precision
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
@@ -21,17 +21,25 @@ VOCABULARY_PADDING = 64
 def layer(model: Model, at: int) -> list[WeightPart]:
     """Return the matrices of a layer; those that the files leave unquantized are plain."""
     found = []
-    parts = [*(part for mixer in model.stack[at].mixers for part in mixer.parts), *model.stack[at].parts]
-    for part in parts:
-        every = len(part.modules)
-        plain = sum(model.unquantized.has(f"model.layers.{at}.{module}") for module in part.modules)
-        if not plain:
+    for part in (*(part for mixer in model.stack[at].mixers for part in mixer.parts), *model.stack[at].parts):
+        counts = Counter(_module_bits(model, f"model.layers.{at}.{module}") for module in part.modules)
+        if not counts or set(counts) == {0}:
             found.append(part)
             continue
-        if plain < every:
-            found.append(replace(part, elements=part.elements * (every - plain) // every, modules=()))
-        found.append(WeightPart(part.elements * plain // every, part.ways, "plain"))
+        every = len(part.modules)
+        for bits, count in counts.items():
+            kind: PartKind = "plain" if bits == HALF else part.kind
+            found.append(
+                replace(part, elements=part.elements * count // every, kind=kind, modules=(), bits=bits % HALF)
+            )
     return found
+
+
+def _module_bits(model: Model, module: str) -> float:
+    """Return the bits of a module's weights; 0 for those of the model's quantization, 16 for unquantized ones."""
+    if model.unquantized.has(module):
+        return HALF
+    return next((bits for names, bits in model.mixed if names.has(module)), 0.0)
 
 
 def absorbed(model: Model) -> WeightPart:
@@ -72,7 +80,8 @@ def beside(model: Model) -> list[WeightPart]:
         found.append(WeightPart(model.hidden * model.layers * size + size))
     if traits.head_bias:
         found.append(WeightPart(model.vocabulary, MOST_WAYS))
-    if any(len({mixer.kind for mixer in layer.mixers}) > 1 for layer in model.stack) and not traits.parallel:
+    mixed = any({"state", "full"} <= {mixer.kind for mixer in layer.mixers} for layer in model.stack)
+    if mixed and not traits.parallel:
         found += shared_blocks(model)
     return found
 

@@ -1,7 +1,7 @@
 """Run by vLLM's own Python: what vLLM's KV cache planner makes of a model's layers, as JSON cases on standard input.
 
-A case has heads, size, bytes, latent, windows, block, length, in_flight, memory and hybrid; the answer has the blocks
-that a request takes, those in the pool, the pool's tokens and its concurrency.
+A case has the caches of all layers, length, in_flight, memory, hybrid and mode; the answer has the blocks that a
+request takes, those in the pool, the pool's tokens and its concurrency.
 """
 
 import json
@@ -11,23 +11,43 @@ from types import SimpleNamespace
 import torch
 from vllm.v1.attention.backend import KVCacheLayout
 from vllm.v1.core import kv_cache_utils as planner
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    SparseCacheRole,
+)
 
 TYPES = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32}
 
 
-def specs(case: dict) -> dict:
-    """The planner's description of every layer."""
-    shape = {"block_size": case["block"], "dtype": TYPES[case["bytes"]]}
-    if case["latent"]:
-        return {
-            f"{at}": MLAAttentionSpec(num_kv_heads=1, head_size=case["latent"], **shape) for at in range(case["layers"])
-        }
-    shape |= {"num_kv_heads": case["heads"], "head_size": case["size"]}
-    return {
-        f"{at}": SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
-        for at, window in enumerate(case["windows"])
-    }
+def spec(cache: dict) -> KVCacheSpec:
+    """The planner's description of a cache."""
+    kind = cache["kind"]
+    if kind == "state":
+        return MambaSpec(
+            block_size=cache["block"],
+            shapes=((cache["bytes"],),),
+            dtypes=(torch.uint8,),
+            page_size_padded=cache["padded"] or None,
+            mamba_cache_mode=cache["mode"],
+            num_prefill_checkpoint_blocks=cache["checkpoints"],
+        )
+    shape = {"block_size": cache["block"], "dtype": TYPES[cache["bytes"]], "head_size": cache["size"]}
+    if kind in ("latent", "index"):
+        role = SparseCacheRole.INDEXER if kind == "index" else SparseCacheRole.SPARSE
+        packed = cache["packed"] or None
+        return MLAAttentionSpec(num_kv_heads=1, cache_role=role, state_content_bytes=packed, **shape)
+    shape |= {"num_kv_heads": cache["heads"], "head_size_v": cache["value"]}
+    if kind == "window":
+        return SlidingWindowSpec(sliding_window=cache["window"], **shape)
+    if kind == "chunk":
+        return ChunkedLocalAttentionSpec(attention_chunk_size=cache["window"], **shape)
+    return CrossAttentionSpec(**shape) if kind == "cross" else FullAttentionSpec(**shape)
 
 
 def settings(case: dict) -> SimpleNamespace:
@@ -38,10 +58,13 @@ def settings(case: dict) -> SimpleNamespace:
         cache_config=SimpleNamespace(
             num_gpu_blocks_override=None,
             prefix_cache_retention_interval=None,
+            mamba_cache_mode=case["mode"],
             get_resolved_kv_cache_layout=lambda: layout,
         ),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1, tensor_parallel_size=1),
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=not case["hybrid"]),
+        scheduler_config=SimpleNamespace(
+            disable_hybrid_kv_cache_manager=not case["hybrid"], max_num_encoder_input_tokens=1500
+        ),
         attention_config=SimpleNamespace(hisparse_config=None),
         speculative_config=None,
         max_in_flight_tokens=case["in_flight"],
@@ -52,7 +75,7 @@ def settings(case: dict) -> SimpleNamespace:
 def planned(case: dict) -> dict:
     """Return vLLM's own plan."""
     config = settings(case)
-    groups = planner.get_kv_cache_groups(config, specs(case))
+    groups = planner.get_kv_cache_groups(config, {f"{at}": spec(cache) for at, cache in enumerate(case["caches"])})
     plan = planner.get_kv_cache_config_from_groups(config, groups, case["memory"])
     tokens, concurrency = planner.get_kv_cache_capacity(config, plan)
     needed = planner._max_memory_usage_bytes_from_groups(config, groups)
