@@ -4,16 +4,23 @@ import json
 import os
 import random
 import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from support.live import server
+from support.live import model, server
 from support.paths import MODELS, TESTS
 
+from diag.exporter.log.memory_sizes import read_memory_log
+from diag.vllm.command.parse import parse
 from diag.vllm.memory import kv_layout, weights
+from diag.vllm.memory.ledger import ledger
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.parts import Mixer
-from diag.vllm.memory.setup import Setup
+from diag.vllm.memory.setup import GpuSpec, Setup
+from diag.vllm.memory.setup import setup as planned_setup
+from diag.vllm.memory.usage import ByteRange
 
 pytestmark = [pytest.mark.live, server.needed]
 LIVE = TESTS / "support" / "live"
@@ -30,23 +37,23 @@ def asked(script: str, cases: object) -> list[object]:
 
 def case(chance: random.Random, name: str) -> tuple[dict[str, object], kv_layout.CacheLayout]:
     """A question for vLLM's planner, and our own answer."""
-    model = read(MODELS / name)
+    shape = read(MODELS / name)
+    kinds = {mixer.kind for layer in shape.stack for mixer in layer.mixers}
     setup = Setup(
         version="0.32.0",
         total=None,
-        length=chance.randint(1, model.longest),
+        length=chance.randint(1, shape.longest),
         tensor=chance.choice((1, 2, 4, 8)),
         block=chance.choice((16, 32, 64, 128)),
         batched_tokens=chance.choice((512, 2048, 8192)),
         kv_dtype=chance.choice(("auto", "fp8")),
-        hybrid=chance.random() < 0.7
-        or any(mixer.kind in ("state", "cross") for layer in model.stack for mixer in layer.mixers),
+        hybrid=chance.random() < 0.7 or not kinds.isdisjoint(("state", "cross")),
         hybrid_chunks=True,
         prefix_caching=chance.random() < 0.7,
     )
-    kept = kv_layout.cache_layout(model, setup)
+    kept = kv_layout.cache_layout(shape, setup)
     question = {
-        "caches": [cache for layer in model.stack for mixer in layer.mixers for cache in caches(model, setup, mixer)],
+        "caches": [cache for layer in shape.stack for mixer in layer.mixers for cache in caches(shape, setup, mixer)],
         "length": setup.length,
         "in_flight": setup.in_flight,
         "memory": chance.randint(2**34, 2**37),
@@ -56,21 +63,21 @@ def case(chance: random.Random, name: str) -> tuple[dict[str, object], kv_layout
     return question, kept
 
 
-def caches(model: Model, setup: Setup, mixer: Mixer) -> Iterator[dict[str, object]]:
+def caches(shape: Model, setup: Setup, mixer: Mixer) -> Iterator[dict[str, object]]:
     """The caches of a layer as vLLM's classes describe them."""
     if not mixer.cached:
         return
-    block, padded = kv_layout.block_tokens(model, setup)
+    block, padded = kv_layout.block_tokens(shape, setup)
     cache: dict[str, object] = {"kind": mixer.kind, "block": block, "window": mixer.window, "packed": 0}
     if mixer.kind == "state":
-        size = kv_layout.state_bytes(model, mixer, setup)
+        size = kv_layout.state_bytes(shape, mixer, setup)
         mode = "align" if setup.prefix_caching else "none"
         yield cache | {"bytes": size, "padded": padded, "mode": mode, "checkpoints": int(bool(mixer.checkpoint))}
         return
     number = 2 if setup.kv_dtype == "auto" else 1
     heads = max(1, mixer.kv_heads // setup.tensor)
     cache |= {"bytes": number, "size": mixer.head_dim, "value": mixer.value_dim, "heads": heads}
-    if mixer.kind == "latent" and model.config.has("index_topk") and number == 1:
+    if mixer.kind == "latent" and shape.config.has("index_topk") and number == 1:
         cache["packed"] = 656
     yield cache
     if mixer.index:
@@ -101,8 +108,26 @@ def test_a_shape_has_as_many_parameters_as_transformers_makes() -> None:
     folders = sorted(MODELS.iterdir())
     made = asked("parameters.py", [json.loads((each / "config.json").read_text()) for each in folders])
     for folder, counts in zip(folders, made, strict=True):
-        model = read(folder)
+        shape = read(folder)
         language, encoders = counts  # type: ignore[misc]
-        assert weights.parameters(model) == pytest.approx(language, rel=0.001), folder.name
+        assert weights.parameters(shape) == pytest.approx(language, rel=0.001), folder.name
         if encoders:
-            assert weights.encoders(model).elements == pytest.approx(encoders, rel=0.005), folder.name
+            assert weights.encoders(shape).elements == pytest.approx(encoders, rel=0.005), folder.name
+
+
+@pytest.mark.parametrize("name", sorted(model.SHAPES))
+def test_a_server_logs_the_kv_cache_that_is_computed(tmp_path: Path, name: str) -> None:
+    """The sizes of a real server's own log: experts, latent attention, gated delta net and Mamba 2."""
+    flags = ("--max-model-len", "4096", "--max-num-batched-tokens", "512", "--mamba-ssm-cache-dtype", "float32")
+    with server.starting(tmp_path, name, flags) as vllm:
+        end = time.monotonic() + server.READY_SECONDS
+        logged = read_memory_log(str(vllm.log))
+        while "concurrency" not in logged.numbers and vllm.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.5)
+            logged = read_memory_log(str(vllm.log))
+    command = parse(f"VLLM_CPU_KVCACHE_SPACE=1 vllm serve {tmp_path / name} {' '.join(flags)}", "0.32.0")
+    shape = read(tmp_path / name, name, "0.32.0")
+    found = ledger(shape, planned_setup(command, shape, GpuSpec(name="cpu"), "0.32.0"))
+    assert found.tokens == ByteRange.of(int(logged.numbers["tokens"]))
+    assert found.concurrency is not None
+    assert found.concurrency[0] == pytest.approx(logged.numbers["concurrency"], abs=0.005)

@@ -312,7 +312,7 @@ def test_uncounted_memory_makes_fits_uncertain(name: str, flags: str, why: str |
 
 
 @pytest.mark.parametrize(
-    ("ignored", "flags"), [("re:.*mlp\\.(gate|up)?_proj", "-tp 2"), ("re:model\\.layers\\.[0-4]\\..*", "-tp 2")]
+    ("ignored", "flags"), [("re:.*mlp\\.(gate|up)+_proj", "-tp 2"), ("re:model\\.layers\\.[0-4]\\..*", "-tp 2")]
 )
 def test_an_expression_that_is_not_read_may_leave_anything(tmp_path: Path, ignored: str, flags: str) -> None:
     settings = {"quant_method": "fp8", "ignored_layers": [ignored]}

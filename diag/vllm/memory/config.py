@@ -202,7 +202,7 @@ def unquantized(settings: Mapping[str, Any]) -> Modules:
 
 
 _UNPACKED = 16
-_CHOICE = re.compile(r"\(([\w.|]+)\)")
+_CHOICE = re.compile(r"\(([\w.|]+)\)(?![?+*{])")
 
 
 def modules(texts: Iterable[str]) -> Modules:

@@ -11,14 +11,59 @@ HEAD = 64
 SIZES = {"tiny": (128, 2), "small": (512, 4)}
 """Hidden size and layers: one decodes fast enough to fill a KV cache, the other prefills slowly enough to freeze its
 neighbours."""
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+SHAPES: dict[str, dict[str, object]] = {
+    "experts": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8, **_EXPERTS},
+    "latent": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
+        **_EXPERTS,
+    },
+    "gated": {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "num_experts": 8,
+        "shared_expert_intermediate_size": 64,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        **_EXPERTS,
+    },
+    "mamba": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "layer_types": ["mamba", "mamba", "mamba", "attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "mamba_d_state": 64,
+        "mamba_chunk_size": 64,
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": 512,
+        "position_embedding_type": "rope",
+    },
+}
+"""Models of other architectures: with experts, with latent attention, and two with layers that keep a state."""
 
 
 def write(folder: Path, size: str) -> None:
     """Write a model of that size."""
     words = {word: at for at, word in enumerate([*SPECIAL, *_bytes()])}
-    hidden, layers = SIZES[size]
+    hidden, layers = SIZES.get(size, (256, 4))
     files = {
-        "config.json": _config(hidden, layers, len(words)),
+        "config.json": _config(hidden, layers, len(words)) | SHAPES.get(size, {}),
         "tokenizer.json": _tokenizer(words),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
