@@ -145,7 +145,7 @@ def _tokens_text(tokens: ByteRange) -> str:
 
 def _rounded(size: int) -> int:
     """Round to three digits."""
-    unit = 10 ** max(len(str(abs(size))) - 3, 0)
+    unit: int = 10 ** max(len(str(abs(size))) - 3, 0)
     return round(size / unit) * unit
 
 

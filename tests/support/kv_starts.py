@@ -50,7 +50,10 @@ _SEVERAL_SIZES = ("NVIDIA A100", "NVIDIA V100")
 
 
 class Start(NamedTuple):
-    """One logged start; `row` has the columns of the file."""
+    """One logged start; `row` has the columns of the file.
+
+    A shape that ends in "?" is known without which of its layers are quantized: its layout alone is compared.
+    """
 
     row: dict[str, str]
     model: Model
@@ -59,6 +62,10 @@ class Start(NamedTuple):
     @property
     def is_kept_aside(self) -> bool:
         return self.row["set"] == "kept aside"
+
+    @property
+    def is_quantized_somehow(self) -> bool:
+        return self.row["shape"].endswith("?")
 
     @property
     def known(self) -> str:
@@ -100,6 +107,8 @@ class Start(NamedTuple):
         return found.tokens.central / tokens - 1 if found.tokens else None
 
     def weights_error(self) -> float | None:
+        if self.is_quantized_somehow:
+            return None
         logged = self.number("weights_gib")
         size = next((row.computed for row in self.estimate().rows if row.name == WEIGHTS), None)
         return size.central / GIB / logged - 1 if size and logged else None
@@ -107,7 +116,7 @@ class Start(NamedTuple):
     def memory_error(self) -> float | None:
         """Return the error of the KV cache's bytes, from the launch and the GPU alone; of its tokens without bytes."""
         found, logged, tokens = self.estimate(), self.number("available_kv_gib"), self.number("kv_tokens")
-        if not self.setup.total or not found.kv_cache:
+        if not self.setup.total or not found.kv_cache or self.is_quantized_somehow:
             return None
         if logged and logged > 0:
             return found.kv_cache.central / GIB / logged - 1
@@ -131,8 +140,12 @@ def starts() -> Iterator[Start]:
 def left_out() -> dict[str, int]:
     """Return the number of rows that cannot be computed, by the reason."""
     reasons = Counter(why for row in rows() if (why := why_left_out(row)))
+    found = list(starts())
+    reasons["which layers are quantized is unknown: the layout alone is compared"] = sum(
+        start.is_quantized_somehow for start in found
+    )
     reasons["the GPU is not named: layout and weights alone are compared"] = sum(
-        not start.setup.total for start in starts()
+        not start.setup.total for start in found if not start.is_quantized_somehow
     )
     return dict(reasons)
 
@@ -177,6 +190,7 @@ def _total(row: dict[str, str]) -> int | None:
 @cache
 def model_folder(shape: str) -> Path:
     """Return a folder with the config.json of a shape."""
+    shape = shape.rstrip("?")
     models = json.loads((_DATA / "kv_models.json").read_text(encoding="utf-8"))
     if shape not in models:
         return MODELS / shape

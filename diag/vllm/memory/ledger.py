@@ -255,9 +255,8 @@ def _additions(writer: _LedgerWriter, model: Model, setup: Setup) -> Iterator[By
     """Write the rows of a draft model and of adapters; the weights in a log contain both."""
     if setup.draft:
         size = ByteRange(*draft_bytes(setup.draft, setup.float32))
-        source = {"model": "the draft model's shape", "eagle": "the head's layers", "mtp": "the model's MTP layers"}
-        kind = setup.draft.kind
-        yield writer.write_part(DRAFT, size, source[kind], "a draft may share the embedding and the head")
+        sources = {"model": "the draft model's shape", "eagle": "the head's layers", "mtp": "the model's MTP layers"}
+        yield writer.write_part(DRAFT, size, sources[setup.draft.kind], "a draft may share the embedding and the head")
     if setup.adapters:
         low, high = adapter_bytes(model, setup.adapters, setup.tensor, setup.version)
         slots, rank = setup.adapters

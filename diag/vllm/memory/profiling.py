@@ -46,7 +46,7 @@ def uses_runner_v2(model: Model, setup: Setup) -> bool:
         return name in named or (is_dense and not _is_hybrid(model))
     if version >= (0, 24, 0):
         return name in _V2_FIRST[0, 23, 0] | _V2_MIXTURES
-    first = next((names for since, names in reversed(_V2_FIRST.items()) if version >= since), frozenset[str]())
+    first = next((names for since, names in reversed(list(_V2_FIRST.items())) if version >= since), frozenset[str]())
     return name in first and is_dense and not model.quantization
 
 

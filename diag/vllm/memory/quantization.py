@@ -17,7 +17,19 @@ _BITS: Mapping[str, float] = {
     **dict.fromkeys(("nvfp4", "w4a16_nvfp4", "nvfp4_awq", "modelopt_fp4", "petit_nvfp4"), 4 + 8 / 16),
     **dict.fromkeys(("w4a8_awq", "int4_awq"), 4 + 16 / 128),
     **dict.fromkeys(("mxfp8", "fp8_mx"), 8 + 8 / 32),
-    **dict.fromkeys(("fp8", "fp8_per_channel_per_token", "fp8_pb_wo", "fbgemm_fp8", "ptpc_fp8", "experts_int8", "fp8_per_tensor", "fp8_per_block"), 8.0),
+    **dict.fromkeys(
+        (
+            "fp8",
+            "fp8_per_channel_per_token",
+            "fp8_pb_wo",
+            "fbgemm_fp8",
+            "ptpc_fp8",
+            "experts_int8",
+            "fp8_per_tensor",
+            "fp8_per_block",
+        ),
+        8.0,
+    ),
     **dict.fromkeys(("int8", "int8_sq", "w8a8", "fp8_e4m3", "fp8_e5m2"), 8.0),
     **dict.fromkeys(("fp4", "fp4_e2m1"), 4 + 8 / 32),
 }
@@ -62,7 +74,9 @@ def precision(settings: Mapping[str, Any], wanted: str = "", float32: bool = Fal
         return Precision(plain, plain, plain, False, f"{method}, matrix by matrix")
     bits = _bits(settings, method)
     linear = plain if method == "experts_int8" else bits
-    return Precision(linear, bits, plain, False, f"{method}, {bits:.3g} bits with its scales") if bits and linear else None
+    return (
+        Precision(linear, bits, plain, False, f"{method}, {bits:.3g} bits with its scales") if bits and linear else None
+    )
 
 
 def _bits(settings: Mapping[str, Any], method: str) -> float | None:
