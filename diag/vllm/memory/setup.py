@@ -221,7 +221,7 @@ def _captured(command: Command) -> int | None:
     given = command.get("--max-cudagraph-capture-size") or keys.get("max_cudagraph_capture_size")
     sizes = keys.get("cudagraph_capture_sizes")
     if isinstance(sizes, list) and sizes and all(isinstance(one, int) for one in sizes):
-        return max(sizes)
+        return int(max(sizes))
     return size(str(given), "--max-cudagraph-capture-size", least=0, most=MOST_TOKENS) if given is not None else None
 
 
