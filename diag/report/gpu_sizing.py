@@ -14,7 +14,7 @@ from diag.core.formatting import GIB, gibibytes, plural, quantity
 from diag.report.layout import paragraph, table
 from diag.vllm.memory.ledger import Ledger
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.offers import Offer, Sizing
+from diag.vllm.offers import LaunchChange, Sizing
 from diag.vllm.roofline import REACHED, Ceiling
 
 BUDGET_SCHEMA = "diag.budget/2"
@@ -43,7 +43,7 @@ class Budget:
     suggestions: tuple[tuple[str, str], ...] = ()
     longest: int | None = None
     sequences: int | None = None
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[LaunchChange, ...] = ()
 
 
 # -- the memory of one server -----------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def _rounded(size: int) -> int:
     return round(size / unit) * unit
 
 
-def _offer_lines(offers: Sequence[Offer]) -> list[str]:
+def _offer_lines(offers: Sequence[LaunchChange]) -> list[str]:
     """Lay out the larger changes, those with the most KV cache for a GPU first."""
     if not offers:
         return []
@@ -173,7 +173,7 @@ def _offer_lines(offers: Sequence[Offer]) -> list[str]:
     ]
 
 
-def _offer_document(offer: Offer) -> dict[str, Any]:
+def _offer_document(offer: LaunchChange) -> dict[str, Any]:
     return {
         "change": offer.change,
         "flags": offer.flags,

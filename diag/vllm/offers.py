@@ -30,7 +30,7 @@ CHECKPOINTS: Mapping[str, tuple[float, Mapping[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Offer:
+class LaunchChange:
     """A change with what it brings; `flags` are to be added, and `checkpoint` is True if other files are needed.
 
     `requests` of the longest context certainly run at a time. `output_rate` is the ceiling of output tokens a second,
@@ -56,7 +56,7 @@ class Offer:
 
 def offers(
     model: Model, setup: Setup, gpu: GpuModel | None, concurrency: int | None = None, price: float | None = None
-) -> list[Offer]:
+) -> list[LaunchChange]:
     """Return the launch as it is and the changes that fit: the most KV cache for a GPU first, more GPUs last.
 
     The first is left out if it does not fit.
@@ -108,7 +108,7 @@ def _smallest(
     checkpoint: bool,
     changed: Model,
     setups: tuple[Setup, ...],
-) -> Offer | None:
+) -> LaunchChange | None:
     """Return a change with the fewest GPUs that hold the requests; None if none fits."""
     for setup in setups:
         with suppress(BadUsage):
@@ -126,7 +126,7 @@ def _smallest(
                     sized = configuration(changed, setup, gpu, concurrency)
                     rate = sized.output_rate or None
             cost = cost_per_million(price, setup.tensor, rate) if price and rate else None
-            return Offer(change, " ".join(filter(None, (flags, words))), checkpoint, found, requests, rate, cost)
+            return LaunchChange(change, " ".join(filter(None, (flags, words))), checkpoint, found, requests, rate, cost)
     return None
 
 
@@ -147,7 +147,7 @@ class Sizing:
     utilisation: float | None
     choices: tuple[str, ...]
     measured: float | None = None
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[LaunchChange, ...] = ()
 
     def load(self, replica: SizedReplica) -> float | None:
         """Return the served share of the decode ceiling; above 1 the replica cannot serve the measured load."""

@@ -29,7 +29,7 @@ class Adapters(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """What drafts tokens: `layers` of a model with a cache of their own.
+    """Drafter of tokens: `layers` of a model with a cache of their own.
 
     A "model" drafts by itself; an "eagle" head and "mtp" layers read the target's states, and may share its embedding.
     """
