@@ -124,7 +124,7 @@ def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
     prices = _parse_prices(options.prices)
     kinds = tuple(gpus().values()) if options.all_gpus else (gpu_named(options.gpu),)
     if model.family is None or model.unknown:
-        raise BadUsage(f"{model.unknown or 'the architecture is unknown'}: diag cannot compute its ceilings")
+        raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
     for flag in ("--pipeline-parallel-size", "--data-parallel-size"):
         if started.get(flag) not in (None, "1"):
             raise BadUsage(f"the ceilings are those of one replica on one host: leave {flag} out")

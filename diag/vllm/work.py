@@ -55,7 +55,7 @@ def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
         _bytes(model, setup, [*matrices, *head], batch),
         batch * sum(_cache_bytes(model, setup, mixer, context) for mixer in mixers(model)),
         2 * batch * _operands(model, setup, [*matrices, *head]),
-        batch * sum(reach(model, mixer, context) * _flops(mixer, True) for mixer in mixers(model)) / setup.tensor,
+        batch * sum(reach(mixer, context) * _flops(mixer, True) for mixer in mixers(model)) / setup.tensor,
         _all_reduce_bytes(model, setup, batch),
     )
 
@@ -65,7 +65,7 @@ def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
     matrices = _layers(model)
     flops = 0.0
     for mixer in mixers(model):
-        most = reach(model, mixer, length)
+        most = reach(mixer, length)
         flops += (most - most**2 / (2 * length)) * _flops(mixer, False)  # the first tokens have few before them
     written = sum(token_bytes(model, mixer, setup) for mixer in mixers(model) if mixer.kind != "state" and mixer.cached)
     return Work(
@@ -94,24 +94,23 @@ def mixers(model: Model) -> list[Mixer]:
     return [mixer for layer in model.stack for mixer in layer.mixers]
 
 
-def reach(model: Model, mixer: Mixer, context: float) -> float:
+def reach(mixer: Mixer, context: float) -> float:
     """Return the tokens of a context that a layer attends to."""
     if mixer.kind == "state":
         return 0
-    sparse = model.config.count("index_topk") if mixer.kind == "latent" else 0
-    return min(context, mixer.window or context, sparse or context)
+    return min(context, mixer.window or context, mixer.sparse or context)
 
 
 def _cache_bytes(model: Model, setup: Setup, mixer: Mixer, context: float) -> float:
     """Return the bytes of a request's cache that a layer reads in a step, and those of a state that it writes."""
     if mixer.kind == "state":
         return 2 * state_bytes(model, mixer, setup)
-    return reach(model, mixer, context) * token_bytes(model, mixer, setup) + mixer.index * context
+    return reach(mixer, context) * token_bytes(model, mixer, setup) + mixer.index * context
 
 
 def _layers(model: Model) -> list[WeightPart]:
-    if model.family is None:
-        raise BadUsage(f"{model.unknown or 'the architecture is unknown'}: diag cannot compute its ceilings")
+    if model.family is None or not model.stack:
+        raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
     return list(chain.from_iterable(layer(model, at) for at in range(model.layers)))
 
 

@@ -72,12 +72,27 @@ def test_sliding_windows_are_read_no_further() -> None:
 
 def test_chunks_of_llama_4_are_read_no_further() -> None:
     model = replica("llama-4-scout").model
-    assert [work.reach(model, mixer, 100_000) for mixer in work.mixers(model)[:4]] == [
+    assert [work.reach(mixer, 100_000) for mixer in work.mixers(model)[:4]] == [
         8192,
         8192,
         8192,
         100_000,
     ]
+
+
+def test_states_of_linear_attention_are_read_and_written_whatever_the_context() -> None:
+    """Qwen3-Next: 12 layers keep 2,048 bytes of a token, 36 a state of 8,192 x 3 and 32 x 128 x 128 numbers."""
+    one = replica("qwen3-next-80b")
+    states = 36 * 2 * 2 * (8192 * 3 + 32 * 128 * 128)
+    for context in (1000, 100_000):
+        assert work.decode(one.model, one.setup, 8, context).cache_bytes == 8 * (12 * 2048 * context + states)
+
+
+def test_sparse_attention_reads_the_index_of_all_tokens_and_2048_of_them() -> None:
+    """DeepSeek V3.2 keeps 132 bytes of a token in the index of each of 61 layers."""
+    one = replica("deepseek-v3.2", "h200")
+    read_bytes = work.decode(one.model, one.setup, 1, 100_000).cache_bytes
+    assert read_bytes == 61 * (2048 * 576 * 2 + 100_000 * 132)
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(1, 1 / 16), (16, 0.64), (1000, 1.0)])

@@ -13,7 +13,7 @@ from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
-from diag.vllm.memory.kv_layout import CacheLayout, cache_layout
+from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, check, setup, size
@@ -211,6 +211,82 @@ def test_two_steps_are_in_flight_since_scheduling_is_asynchronous(version: str, 
     assert planned("llama-3-8b", "--max-num-batched-tokens 2048", version=version).in_flight == tokens
 
 
+LOGGED = [
+    # vLLM, model, TP, context, GiB of KV cache, tokens and requests in the log
+    ("0.19.0", "qwen3.5-27b", 4, 50_000, 7.56, 123_088, 9.42),
+    ("0.19.0", "qwen3.5-27b", 4, 32_768, 7.47, 122_304, 13.87),
+    ("0.27.1", "qwen3.5-27b", 1, 4096, 41.03, 292_522, 71.42),
+    ("0.11.0", "gemma-3-27b", 1, 4096, 109.86, 205_696, 50.05),
+]
+"""Public logs of vLLM."""
+
+
+@pytest.mark.parametrize(("version", "name", "tensor", "length", "size", "tokens", "requests"), LOGGED)
+def test_logged_kv_caches_of_hybrid_models(
+    version: str, name: str, tensor: int, length: int, size: float, tokens: int, requests: float
+) -> None:
+    """Releases before 0.21 log the tokens of one group of layers, later ones those of all requests."""
+    flags = f"-tp {tensor} --max-model-len {length} --max-num-batched-tokens 8192"
+    model = read(MODELS / name)
+    plan = replace(planned(name, flags, version=version), kv_cache_bytes=round(size * GIB))
+    found = ledger(model, plan)
+    assert found.tokens and found.concurrency
+    assert found.tokens.low == pytest.approx(tokens, rel=0.002)
+    assert found.concurrency[0] == pytest.approx(requests, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "block"),
+    [
+        ("qwen3-next-80b", "", 544),
+        ("qwen3.5-35b-a3b", "", 1056),
+        ("qwen3.5-35b-a3b", "-tp 2", 1056),
+        ("qwen3.5-27b", "", 784),
+        ("nemotron-3-super-120b", "-tp 8", 1040),
+        ("llama-3-8b", "", 16),
+    ],
+)
+def test_a_block_holds_a_state(name: str, flags: str, block: int) -> None:
+    """The log says "Setting attention block size to 544 tokens"."""
+    assert cache_layout(read(MODELS / name), planned(name, flags)).block == block
+
+
+@pytest.mark.parametrize(("flags", "blocks"), [("", 2), ("--no-enable-prefix-caching", 1)])
+def test_a_request_keeps_a_second_state_for_prefixes(flags: str, blocks: int) -> None:
+    kept = cache_layout(read(MODELS / "qwen3-next-80b"), planned("qwen3-next-80b", flags))
+    assert [group.blocks(10**5, 0) for group in kept.groups if group.kind == "state"] == [blocks] * 3
+
+
+def test_a_model_of_windows_alone_keeps_no_more_than_the_window(tmp_path: Path) -> None:
+    model = altered(tmp_path, "llama-3-8b", sliding_window=4096, max_position_embeddings=32_768)
+    kept = cache_layout(model, replace(planned("llama-3-8b"), batched_tokens=2048, length=32_768))
+    assert kept.blocks(32_768) == -(-(4095 + 2 * 2048) // 16) + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, 1),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, 1),
+        ({"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}, 2),  # only the two methods read it
+    ],
+)
+def test_files_may_ask_for_a_quantized_cache(tmp_path: Path, settings: dict[str, object], size: int) -> None:
+    model = altered(tmp_path, "llama-3-8b", quantization_config=settings)
+    kept = cache_layout(model, planned("llama-3-8b"))
+    assert kept.token_bytes(kept.block_bytes()) == 32 * 2 * 8 * 128 * size
+    if size == 1:
+        with pytest.raises(NotCovered, match="which not every release follows"):
+            cache_layout(model, planned("llama-3-8b", version="0.13.0"))
+
+
+def test_the_index_of_sparse_attention_is_cached_beside_the_latent_vectors() -> None:
+    """132 bytes of a token in each layer, beside 1,152 in bfloat16 or 656 packed."""
+    for flags, latent in (("", 1152), ("--kv-cache-dtype fp8", 656)):
+        kept = cache_layout(read(MODELS / "deepseek-v3.2"), planned("deepseek-v3.2", flags))
+        assert kept.token_bytes(kept.block_bytes()) == 61 * (latent + 132)
+
+
 def test_vllm_reserves_one_block() -> None:
     """A request that takes every block is refused by vLLM 0.32: the null block is never given away."""
     exactly = estimated("llama-3-8b", "--num-gpu-blocks-override 512")
@@ -230,19 +306,9 @@ def altered(folder: Path, name: str, **fields: object) -> Model:
         ({"architectures": ["Other"]}, "", "the architecture 'Other' is unknown"),
         ({"layer_types": ["new_attention"] * 32}, "", "layers of the kind 'new_attention' are not covered"),
         (
-            {"sliding_window": 4096},
-            "",
-            "all layers have a sliding window of 4,096 tokens, which releases treat differently",
-        ),
-        (
             {},
             "--kv-cache-dtype turboquant_k8v4",
             "how many bytes --kv-cache-dtype 'turboquant_k8v4' takes is unknown",
-        ),
-        (
-            {"quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}},
-            "",
-            "the model's files ask for a quantized KV cache",
         ),
         ({}, "--speculative-config {}", "not counted: the draft model"),
         (

@@ -38,6 +38,7 @@ PARAMETERS = {  # language part and encoders; tests/live compares them with thos
     "llama-4-scout": (107_769_861_120, 842_891_008),
     "mimo-v2-flash": (308_778_766_336, 0),
     "minimax-m2.5": (228_689_748_992, 0),
+    "minimax-m3": (426_174_565_632, 0),
     "minimax-text-01": (47_373_946_880, 0),
     "mistral-small-3.2": (23_572_403_200, 439_226_368),
     "mixtral-8x7b": (46_702_792_704, 0),
@@ -143,6 +144,66 @@ def test_invalid_layer_types_are_not_covered(tmp_path: Path, kinds: list[object]
     assert changed(tmp_path, layer_types=kinds).unknown.endswith("are not covered")
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"compress_ratios": [0, 4], "hc_mult": 4}, "and so are its fields 'compress_ratios', 'hc_mult'"),
+        ({"pad_token_id": 7, "rope_theta": 10_000, "use_fast": True}, ""),
+    ],
+)
+def test_fields_of_an_unknown_architecture_that_are_unknown_too_are_named(
+    tmp_path: Path, fields: dict[str, object], said: str
+) -> None:
+    model = changed(tmp_path, architectures=["NewForCausalLM"], **fields)
+    assert said in model.unknown
+    assert bool(model.doubt) == bool(model.stack) == (not said)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"moe_layers": "a,b", "num_experts": 8},
+        {"attn_layer_indices": [[1]]},
+        {"per_layer_config": {"0": 7}},
+        {"block_configs": [{"ffn": {"ffn_mult": float("nan")}}]},
+        {"hybrid_override_pattern": "M?"},
+        {"linear_attn_config": {"full_attn_layers": [4], "num_heads": "x"}},
+        {"num_attention_heads_per_layer": ["x"]},
+        {"vision_config": {"hidden_size": "x", "depth": [], "mlp_ratio": "wide"}},
+    ],
+)
+def test_odd_fields_of_layers_are_a_sentence(tmp_path: Path, fields: dict[str, object]) -> None:
+    try:
+        model = changed(tmp_path, **fields)
+    except BadUsage as error:
+        assert str(error).isprintable()
+    else:
+        assert weights.encoders(model).elements >= 0
+
+
+def test_matrices_with_bits_of_their_own_are_weighed_by_them(tmp_path: Path) -> None:
+    """ModelOpt's mixed precision: 8 bits for attention, NVFP4 for the rest, and one layer left alone."""
+    layers = {f"model.layers.{at}.self_attn.o_proj": {"quant_algo": "FP8"} for at in range(32)}
+    layers |= {f"model.layers.{at}.mlp.up_proj": {"quant_algo": "W4A16_NVFP4"} for at in range(1, 32)}
+    settings = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    model = changed(tmp_path, quantization_config=settings)
+    bits = precision(model.quantization or {})
+    assert bits
+    for at, up in ((0, 16.0), (1, 4.5)):
+        sizes = {(part.elements, bits.of(part)) for part in weights.layer(model, at)}
+        assert (4096 * 4096, 8.0) in sizes
+        assert any(size == up and elements % (4096 * 14_336) == 0 for elements, size in sizes)
+
+
+def test_modelopt_writes_its_quantization_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "hf_quant_config.json").write_text(
+        '{"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["a"]}}'
+    )
+    bits = precision(changed(tmp_path).quantization or {})
+    assert bits
+    assert bits.linear == 4.5
+
+
 def test_fields_missing_in_gemma_configs_have_transformers_defaults(tmp_path: Path) -> None:
     """The files are those of google/gemma-3-4b-it."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
@@ -160,7 +221,7 @@ def test_fields_missing_in_gemma_configs_have_transformers_defaults(tmp_path: Pa
     [
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_positions": 1024, "vocab_size": 50257}, 1024),
         ({"architectures": ["WhisperForConditionalGeneration"], "d_model": 1280, "vocab_size": 51866}, 2**30),
-        ({"model_type": "llava", "text_config": {"vocab_size": 32064, "num_key_value_heads": 8}}, 2**30),
+        ({"model_type": "newvl", "text_config": {"vocab_size": 32064, "num_key_value_heads": 8}}, 2**30),
     ],
 )
 def test_unknown_model_may_use_other_field_names(tmp_path: Path, fields: dict[str, object], longest: int) -> None:
@@ -305,9 +366,11 @@ def test_files_that_vllm_does_not_load_are_not_counted(tmp_path: Path) -> None:
         tmp_path / "model.safetensors",
         model__layers__31__x=("BF16", 100),
         model__layers__32__mtp=("BF16", 1000),
+        mtp__layers__0__x=("BF16", 1000),
+        audio_tower__layers__40__x=("BF16", 10),
         lm_head__weight=("BF16", 1000),
     )
-    assert on_disk(model) == 100
+    assert on_disk(model) == 110
 
 
 def head(text: str) -> bytes:

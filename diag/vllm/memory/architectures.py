@@ -69,6 +69,13 @@ _GEMMA3_SIZES = {
     "head_dim": 256,
     "max_position_embeddings": 131_072,
 }
+_LLAMA_SIZES = {
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+}
 _QWEN2, _QWEN3 = Architecture(qkv_bias=True, out_bias=False), Architecture(qk_norm="head")
 _GEMMA = Architecture(tied=True)
 _GEMMA2 = Architecture(norms=4, tied=True, every=2, defaults={"head_dim": 256})
@@ -89,7 +96,7 @@ FAMILIES: Mapping[str, Architecture] = {
         (
             *("llama", "mistral", "mistral3", "ministral", "ministral3", "pixtral", "phi3", "phi3v", "phi4mm", "solar"),
             *("internlm3", "iquestcoder", "telechat3", "aquila", "xverse", "internlm2", "seedoss", "smollm3", "arctic"),
-            *("ernie45", "ernie45moe", "ernie45vlmoe", "mixtral", "llava", "llavanext", "idefics3", "smolvlm"),
+            *("ernie45", "ernie45moe", "ernie45vlmoe", "mixtral", "idefics3", "smolvlm"),
             *("deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa", "glm4moelite", "kimik25", "kimivl"),
             *("kimilinear", "axk1", "mistral4", "mistrallarge3", "bailingmoe", "solaropen", "teleflm", "minicpm"),
             *(
@@ -116,6 +123,8 @@ FAMILIES: Mapping[str, Architecture] = {
     **dict.fromkeys(("qwen3asr", "lightonocr", "mellum", "hyv3"), _QWEN3),
     "qwen3next": _QWEN3_NEXT,
     **dict.fromkeys(("qwen35", "qwen35moe"), _QWEN3_5),
+    **dict.fromkeys(("llava", "llavanext"), Architecture(defaults=_LLAMA_SIZES)),
+    "chatglm": Architecture(out_bias=False),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     **dict.fromkeys(("gemma3", "paligemma"), _GEMMA3),
@@ -127,6 +136,7 @@ FAMILIES: Mapping[str, Architecture] = {
     **dict.fromkeys(("glm4moe", "glm4vmoe"), _GLM4_MOE),
     **dict.fromkeys(("minimaxm2", "olmoe", "flexolmo"), _OLMO2),
     **dict.fromkeys(("olmo2", "olmo3"), _OLMO2),
+    **dict.fromkeys(("minimaxm3", "minimaxm3sparse", "minimaxm3vl"), _QWEN3),
     "olmo": Architecture(norms=0, final_norm=False),
     "olmohybrid": _OLMO2,
     "nemotronh": Architecture(linear="mamba2", gated=False, state_type="float32"),

@@ -36,6 +36,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_width": ("mamba_d_ssm",),
     "mamba_expand": ("expand",),
     "mamba_rank": ("mamba_dt_rank", "time_step_rank"),
+    "intermediate_size_mlp": ("dense_intermediate_size",),
     "moe_latent_size": ("routed_expert_hidden_size",),
     "positions": ("max_position_embeddings", "n_positions", "max_target_positions"),
 }
@@ -92,6 +93,12 @@ class Config:
         """Return a whole number that may be 0; the default if the field is missing or no number."""
         return self.size(name, default, least=0)
 
+    def first(self, name: str, default: int = 0) -> int:
+        """Return a whole number, or the first of a list with one for each layer; the default if it is missing."""
+        value = self.get(name)
+        value = value[0] if isinstance(value, list) and value else value
+        return Config({name: value}, self.place).count(name, default)
+
     def switch(self, name: str, default: bool = False) -> bool:
         value = self.fields.get(name)
         if value is not None and not isinstance(value, bool):
@@ -100,7 +107,7 @@ class Config:
 
     def any_switch(self, *names: str) -> bool:
         """Return True if one of these fields is true."""
-        return any(self.switch(name) for name in names)
+        return any(self.fields.get(name) is True for name in names)
 
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an object inside; {} if there is none."""

@@ -37,6 +37,7 @@ ENCODERS: Mapping[str, Encoder] = {
     **dict.fromkeys(("glm4v", "glm4vmoe", "glm46v"), Encoder(gated=True, connector="merger", merge=2)),
 }
 """Encoders by the stem of their model_type; another one is read like that of Llava."""
+_MOST_RATIO = 64
 _SQUARE = ("init_pos_emb_height", "pos_emb_height")
 """Sides of a square of positions (Kimi)."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -69,7 +70,10 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
 
     kind = ENCODERS.get(_stem(fields), Encoder())
     hidden, layers, out = size("hidden"), size("layers"), size("out") or hidden_of_text
-    width = size("width") or round(hidden * float(config.get("mlp_ratio") or 4))
+    ratio = config.get("mlp_ratio")
+    width = size("width") or round(
+        hidden * (ratio if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO else 4)
+    )
     if config.has("embed_dim") and not config.has("out_hidden_size"):
         out = config.count("hidden_size", out)  # Qwen 2 VL
     if not (hidden and layers):

@@ -36,6 +36,9 @@ LATENT_ALIGNMENT = 128
 """Blocks of layers with MLA beside layers that keep a state are a multiple of this (platforms/interface.py)."""
 UNEVEN_FROM = 1.5
 """vLLM pads groups to the largest kind of layers if it has less than so many times the layers of the smallest."""
+FOLLOWS_FILES = (0, 14, 0)
+"""The first release that takes the KV cache's type from files of ModelOpt (vllm-project/vllm#29980)."""
+_FOUR_BITS = 4
 BY_REQUESTS = (0, 21, 0)
 """The first release whose "KV cache size" in tokens is the concurrency times the longest context for hybrid models."""
 
@@ -145,7 +148,7 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     windows = {cache.window for cache in found if cache.kind == "window"}
     if windows and not any(cache.kind in ("full", "latent") for cache in found) and min(windows) < setup.length:
         window = f"a sliding window of {min(windows):,} tokens"
-        if {cache.kind for cache in found} == {"window"}:
+        if {cache.kind for cache in found} == {"window"} and release(setup.version) < BY_REQUESTS:
             raise NotCovered(f"all layers have {window}, which releases treat differently")
     groups = tuple(_groups([(at, cache) for (at, _), cache in zip(caches, found, strict=True)]))
     block = max((cache.block for cache in found if cache.kind != "state"), default=setup.block)
@@ -202,26 +205,36 @@ def state_bytes(model: Model, mixer: Mixer, setup: Setup) -> int:
 
 def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
     """Return the bytes of a token in one layer of attention on one GPU; NotCovered if they are unknown."""
-    number: float = 4 if setup.float32 else 2
-    settings = model.quantization or {}
-    if mixer.kind == "latent" and setup.kv_dtype.startswith("fp8") and (mixer.index or model.config.has("index_topk")):
+    kind = _cache_type(model, setup)
+    if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk"):
         return LATENT_BYTES["fp8_ds_mla"]
-    if mixer.kind == "latent" and setup.kv_dtype in LATENT_BYTES:
-        return LATENT_BYTES[setup.kv_dtype]
-    if setup.kv_dtype != "auto":
-        if setup.kv_dtype not in NUMBER_BYTES:
-            raise NotCovered(
-                f"how many bytes --kv-cache-dtype {redaction.name(setup.kv_dtype)[:40]!r} takes is unknown to diag"
-            )
-        number = NUMBER_BYTES[setup.kv_dtype]
-    elif settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo"):
+    if mixer.kind == "latent" and kind in LATENT_BYTES:
+        return LATENT_BYTES[kind]
+    number: float = 4 if setup.float32 else 2
+    if kind != "auto":
+        if kind not in NUMBER_BYTES:
+            raise NotCovered(f"how many bytes --kv-cache-dtype {redaction.name(kind)[:40]!r} takes is unknown to diag")
+        number = NUMBER_BYTES[kind]
+    if mixer.kind == "latent":
+        return mixer.head_dim * number  # one vector for keys and values, on every GPU
+    return max(1, mixer.kv_heads // setup.tensor) * (mixer.head_dim + mixer.value_dim) * number
+
+
+def _cache_type(model: Model, setup: Setup) -> str:
+    """Return --kv-cache-dtype, or the type that the model's files ask for; NotCovered if the release may not follow."""
+    settings = model.quantization or {}
+    method = str(settings.get("quant_method", ""))
+    asked = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
+    if setup.kv_dtype != "auto" or not asked or not method.startswith(("modelopt", "compressed-tensors")):
+        return setup.kv_dtype
+    if release(setup.version) < FOLLOWS_FILES:
         raise NotCovered(
             "the model's files ask for a quantized KV cache, which not every release follows: give"
             " --kv-cache-dtype fp8 or bfloat16"
         )
-    if mixer.kind == "latent":
-        return mixer.head_dim * number  # one vector for keys and values, on every GPU
-    return max(1, mixer.kv_heads // setup.tensor) * (mixer.head_dim + mixer.value_dim) * number
+    if isinstance(asked, dict):
+        return "nvfp4" if asked.get("num_bits") == _FOUR_BITS else "fp8"
+    return str(asked).lower() if str(asked).lower() in NUMBER_BYTES else "auto"
 
 
 def _promoted(caches: list[_Cache], setup: Setup) -> list[_Cache]:

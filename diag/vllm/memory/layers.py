@@ -204,13 +204,28 @@ def latent_attention(config: Config, has_indexer: bool) -> Mixer:
         parts.append(linear(down * heads * (nope + rope), "self_attn.q_b_proj"))
     if config.switch("mla_use_output_gate"):
         parts.append(linear(hidden * heads * value, "self_attn.g_proj"))
-    index = 0
+    index, sparse = 0, config.count("index_topk")
     if has_indexer:
         count, size = config.size("index_n_heads", 64), config.size("index_head_dim", 128)
         parts.append(linear(down * count * size, "self_attn.indexer.wq_b", ways=1))
         parts.append(WeightPart(hidden * (size + count) + 2 * size))
         index = size + size // INDEX_SCALE * 4
-    return Mixer("latent", tuple(parts), heads, 1, rank + rope, value, index=index, rank=rank, key_dim=nope + rope)
+    return Mixer(
+        "latent", tuple(parts), heads, 1, rank + rope, value, index=index, sparse=sparse, rank=rank, key_dim=nope + rope
+    )
+
+
+def indexed(mixer: Mixer, config: Config, at: int) -> Mixer:
+    """Return attention with the indexer that `sparse_attention_config` gives a layer (MiniMax M3), keys in 16 bits."""
+    nested = Config(config.part("sparse_attention_config"), config.place)
+    layers = nested.list("sparse_attention_freq")
+    if not nested.has("sparse_index_dim") or (at < len(layers) and not layers[at]):
+        return mixer
+    size, heads = nested.size("sparse_index_dim"), nested.size("sparse_num_index_heads", 1)
+    part = linear(config.size("hidden_size") * (heads + 1) * size, "self_attn.index_q_proj", ways=heads)
+    chosen = nested.count("sparse_topk_blocks") * nested.size("sparse_block_size", 128)
+    parts = (*mixer.parts, part, WeightPart(2 * size))
+    return replace(mixer, parts=parts, index=2 * size, sparse=chosen)
 
 
 INDEX_SCALE = 128
@@ -222,12 +237,9 @@ def experts(config: Config) -> Experts | None:
     total = config.count("num_experts")
     if not total:
         return None
-    width = config.get("moe_intermediate_size")
-    width = width[0] if isinstance(width, list) and width else width  # one for each layer, all the same
-    width = width if isinstance(width, int) and width > 0 else config.size("intermediate_size")
-    active = config.get("num_experts_per_tok")
-    active = active[0] if isinstance(active, list) and active else active
-    return Experts(total, active if isinstance(active, int) and active > 0 else 1, width)
+    names = ("moe_intermediate_size", "intermediate_size")
+    width = next(filter(None, map(config.first, names)), 0) or config.size("intermediate_size")
+    return Experts(total, config.first("num_experts_per_tok") or 1, width)
 
 
 def has_experts(config: Config, count: int) -> list[bool]:
@@ -263,12 +275,7 @@ def has_experts(config: Config, count: int) -> list[bool]:
 
 def dense_width(config: Config, family: Architecture) -> int:
     """Return the width of a feed-forward part without experts."""
-    width = config.get("intermediate_size_mlp") or config.get("intermediate_size")
-    if isinstance(width, list):
-        width = width[0] if width else None
-    if width is None:
-        return 4 * config.size("hidden_size")
-    width = Config({"intermediate_size": width}, config.place).size("intermediate_size")
+    width = config.first("intermediate_size_mlp") or config.first("intermediate_size", 4 * config.size("hidden_size"))
     if family.adjusted and config.switch("block_auto_adjust_ff_dim", True):  # LFM2
         multiple, factor = config.size("block_multiple_of", 256), config.get("block_ffn_dim_multiplier") or 1
         width = -(-int(factor * (2 * width // 3)) // multiple) * multiple
@@ -295,13 +302,8 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
         yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
     if family.sinks and family.mlp_bias:  # gpt-oss
         yield WeightPart(found.total * (2 * found.width + hidden + 1))
-    alone = config.get("shared_expert_intermediate_size")
-    alone = alone[0] if isinstance(alone, list) and alone else alone
-    shared = alone if isinstance(alone, int) else 0
-    if not shared:
-        number = config.get("n_shared_experts")
-        number = number[0] if isinstance(number, list) and number else number
-        shared = found.width * (number if isinstance(number, int) else int(family.shared))
+    shared = config.first("shared_expert_intermediate_size")
+    shared = shared or found.width * config.first("n_shared_experts", int(family.shared))
     if shared:
         names = ("gate", "up", "down")[-matrices:]
         yield linear(matrices * hidden * shared, *(f"mlp.shared_experts.{name}_proj" for name in names))
@@ -325,7 +327,7 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             kind = kind if has_attention else "none"  # noqa: PLW2901
         mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
         if at >= count - shares > 0:
-            mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
+            mixers = tuple(_sharing(mixer) for mixer in mixers)
         parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
         has_dense = layer_width > 0 and (not sparse[at] or family.both) and (not is_single or names[at] == "mlp")
         if is_single:
@@ -344,6 +346,12 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
     return tuple(layers)
 
 
+def _sharing(mixer: Mixer) -> Mixer:
+    """Return attention that reads the keys and values of an earlier layer (Gemma 4)."""
+    own = tuple(part for part in mixer.parts if part.modules not in (("self_attn.k_proj",), ("self_attn.v_proj",)))
+    return replace(mixer, cached=False, parts=own)
+
+
 def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> Iterator[Mixer]:
     if kind == "none":
         return
@@ -358,7 +366,7 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
             types = config.list("indexer_types")
             yield latent_attention(config, config.has("index_topk") and (at >= len(types) or types[at] == "full"))
         else:
-            yield attention(config, family, kind)
+            yield indexed(attention(config, family, kind), config, at)
         if family.crossed:
             yield replace(
                 attention(config, family, kind), kind="cross", window=config.size("max_source_positions", 1500)

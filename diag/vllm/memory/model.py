@@ -161,6 +161,8 @@ def _language_part(outer: Config) -> Config:
 
 
 _MOST_NAMED = 4
+_ODD = TypeError, ValueError, ArithmeticError, LookupError, AttributeError
+"""Errors of fields whose values are of no type that a layer has."""
 _ENCODERS = re.compile(r"(vision|visual|audio|vit|encoder)\w*_config|audio_tower")
 
 
@@ -170,8 +172,8 @@ def _model(
     missing = 0 if version and architecture else None
     hidden, bare = config.size("hidden_size", missing), 0 if family and family.bare else missing  # Mamba without heads
     heads = config.size("num_attention_heads", bare, most=2**16)
-    layers = config.size("num_hidden_layers", len(kind_names(config)) or missing, most=MOST_LAYERS)
-    latent = config.count("kv_lora_rank")
+    layers = config.size("num_hidden_layers", min(len(kind_names(config)), MOST_LAYERS) or missing, most=MOST_LAYERS)
+    latent, vocabulary = config.count("kv_lora_rank"), config.size("vocab_size", missing)
     kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
     if kv_heads and heads % kv_heads:
         raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")
@@ -196,6 +198,8 @@ def _model(
             found = stack(config, family or LLAMA, layers)
         except UnknownLayers as error:
             unknown = str(error)
+        except _ODD as error:
+            raise BadUsage(f"{config.place}: the fields of the layers cannot be read: {quote(str(error))}") from error
     strange = [] if family or unknown else unread_fields(config)
     if strange:
         more = f" and {len(strange) - _MOST_NAMED} more" if len(strange) > _MOST_NAMED else ""
@@ -217,7 +221,7 @@ def _model(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=config.size("head_dim", hidden // max(heads, 1)),
-        vocabulary=config.size("vocab_size", missing),
+        vocabulary=vocabulary,
         longest=longest if (family and not unknown) or _declared_context(config) else MOST,
         usual=usual,
         positions=max(_longest_context(config), config.size("max_position_embeddings", 2048)),

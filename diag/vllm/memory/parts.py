@@ -55,7 +55,8 @@ class Mixer:
     """The part of a layer in which tokens see each other, with its matrices and its cache.
 
     `window` is the tokens that a window or a chunk holds, 0 for all; `value_dim` is the width of a value. A layer that
-    reads the cache of another one has `cached` False. `index` is the bytes of a token in the cache of a sparse indexer.
+    reads the cache of another one has `cached` False. `index` is the bytes of a token in the cache of a sparse indexer,
+    `sparse` the tokens that it chooses, 0 for all.
     With latent attention `head_dim` is the width of a token in the cache, `rank` the part of it that is key and value,
     `key_dim` the width of a key that is multiplied out. `checkpoint` is the first release that keeps one more state of
     a request for prefix caching.
@@ -71,6 +72,7 @@ class Mixer:
     states: tuple[State, ...] = ()
     cached: bool = True
     index: int = 0
+    sparse: int = 0
     rank: int = 0
     key_dim: int = 0
     float32_state: bool = False

@@ -41,6 +41,8 @@ CPU_WINDOWS = (0, 32, 0)
 PREFIXES = "--enable-prefix-caching"
 CHUNKS = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 _CPU_BLOCK, _BLOCK = 128, 16
+_CPU_DEFAULTS = {"--max-num-batched-tokens": 2048, "--max-num-seqs": 128}
+"""Defaults of `vllm serve` on a CPU (engine/arg_utils.py)."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,8 @@ def _number(command: Command, flag: str, usual: float, is_valid: Callable[[float
 
 def _default(flag: str, version: str, gpu: GpuSpec, worst: int) -> int:
     """Return the release's default; the largest of all if it depends on something unknown."""
+    if gpu.name == "cpu":
+        worst = _CPU_DEFAULTS.get(flag, worst)
     return int(default(flag, version, gpu.total, gpu.name) or worst)
 
 

@@ -57,6 +57,8 @@ MOST_HEADER = 100 * 2**20
 """The format's own limit."""
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_PREDICTOR = re.compile(r"(?:^|\.)mtp\.")
+_ENCODER = re.compile(r"vision|visual|audio|encoder")
 
 
 def indexed(folder: Path) -> frozenset[str]:
@@ -87,7 +89,8 @@ def on_disk(model: Model, float32: bool = False) -> int | None:
             return None
         for name, entry in header.items():
             number = _LAYER.search(name)
-            if number and 0 < model.layers <= int(number[1]) and "vision" not in name:
+            is_later = number and 0 < model.layers <= int(number[1]) and not _ENCODER.search(name)
+            if is_later or _PREDICTOR.search(name):
                 continue  # the layers of a multi-token predictor, which only speculation loads
             if model.tied and name.endswith("lm_head.weight"):
                 continue

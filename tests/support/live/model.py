@@ -13,7 +13,6 @@ SIZES = {"tiny": (128, 2), "small": (512, 4)}
 neighbours."""
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 SHAPES: dict[str, dict[str, object]] = {
-    "experts": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8, **_EXPERTS},
     "latent": {
         "architectures": ["DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",
@@ -55,7 +54,7 @@ SHAPES: dict[str, dict[str, object]] = {
         "position_embedding_type": "rope",
     },
 }
-"""Models of other architectures: with experts, with latent attention, and two with layers that keep a state."""
+"""Models of other architectures: latent attention and gated delta net, both with experts, and Mamba 2."""
 
 
 def write(folder: Path, size: str) -> None:
