@@ -17,7 +17,6 @@ from diag.artefacts.names import (
     alert_value,
     claim,
     dashboard_uid,
-    runbook_url,
     subject_labels,
     threshold,
 )
@@ -268,7 +267,7 @@ def annotations(alert: Alert, contract: Contract) -> dict[str, str]:
         "summary": f"{incident.title} on {' '.join((server, *parts))}",
         "description": f"{text}; also true: {also}" if also else text,
         "impact": incident.impact,
-        "runbook_url": runbook_url(site, incident.id),
+        "runbook_url": site.runbook_url(incident.id),
         "dashboard_url": dashboard_url(incident, site),
         "doctor": doctor_command(site),
     }
@@ -373,7 +372,7 @@ def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAl
         "summary": f"diag has no metrics from {shown(instance)}",
         "description": re.sub(r"[^\w.,:;/()?' -]", "?", reason, flags=re.ASCII)[:_LONGEST_REASON],
         "impact": ABSENT.impact,
-        "runbook_url": runbook_url(site, RUNBOOK_PAGE),
+        "runbook_url": site.runbook_url(RUNBOOK_PAGE),
     }
     return FilledAlert(labels, texts, now)
 

@@ -182,6 +182,7 @@ diag_gpu_process_memory_bytes: DCGM does not tell vLLM's processes from others.
 diag_gpu_memory_bandwidth_max_bytes_per_second, diag_gpu_flops_max, diag_gpu_nvlink_max_bytes_per_second: they are of
 data sheets, which diag exporter has.
 diag_gpu_nvlink_active_links, diag_gpu_peer_info: the state of links and their topology are not fields of a GPU.
+diag_gpu_retired_pages, diag_gpu_resets_total: they are of AMD's driver.
 diag_gpu_persistence_mode, diag_gpu_remap_pending: diag preflight reads them, from the page of diag exporter only.
 DCGM_FI_DEV_XID_ERRORS is not a counter: it holds the last Xid and never returns to 0.
 DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL is not a counter of bytes: it is a rate of both directions together."""

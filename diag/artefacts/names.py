@@ -53,10 +53,6 @@ def dashboard_uid(page: str) -> str:
     return f"diag-{page}"
 
 
-def runbook_url(site: Site, page: str) -> str:
-    return f"{site.runbook_base_url}/{page}.md"
-
-
 def subject_labels(incident: Incident, site: Site) -> tuple[str, ...]:
     """Return the labels of one subject at this site: those of a server, then engine or gpu."""
     return (*site.labels, *(label for label in incident.per if label != "instance"))

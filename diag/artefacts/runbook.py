@@ -21,6 +21,7 @@ from diag.artefacts.names import (
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, telemetry_expression
 from diag.core.contract import Contract
 from diag.core.incident import Fix, Incident
+from diag.knowledge import rocm
 from diag.knowledge.formulas import comparison, formula
 from diag.knowledge.rule_set import RuleSet, rule_set
 from diag.promql import metric_names, parse, pretty
@@ -86,6 +87,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
             "- the recording that `diag record http://<instance> DIR --for 120 --log FILE` makes (it holds no secrets)",
             *(f"- {item}" for item in incident.hand_over),
         ],
+        "On AMD GPUs": _on_rocm(incident),
         "Do NOT": [f"- {warning}" for warning in incident.do_not],
         "Threshold rationale": _rationale(incident, contract),
         "Alert expression": _alert_expression(incident, incidents, contract, rules),
@@ -107,6 +109,14 @@ def _meaning(incident: Incident, incidents: Sequence[Incident]) -> list[str]:
         muted = "While this alert fires, Alertmanager mutes those of no higher severity."
         lines += ["", f"Explains: {_links(incident.explains)}. {muted}"]
     return lines
+
+
+def _on_rocm(incident: Incident) -> list[str]:
+    texts = [*incident.mitigate, *incident.hand_over, *incident.do_not]
+    texts += [text for fix in incident.fixes for text in (fix.command, fix.change, fix.rollback)]
+    pairs = rocm.commands_in("\n".join(texts)).items()
+    rows = [re.sub(r"\{(\w+)\}", r"<\1>", f"| `{_escape_cell(a)}` | `{_escape_cell(b)}` |") for a, b in pairs]
+    return ["| instead of | run |", "|---|---|", *rows] if rows else []
 
 
 def _links(names: Sequence[str]) -> str:

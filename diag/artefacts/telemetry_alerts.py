@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from diag.artefacts.names import alert_label, runbook_url
+from diag.artefacts.names import alert_label
 from diag.core.contract import Contract
 from diag.core.incident import regroup
 from diag.knowledge.formulas import formula
@@ -88,7 +88,7 @@ def telemetry_group(contract: Contract) -> dict[str, Any]:
                 "summary": alert.summary.replace(SERVER, server),
                 "description": alert.action,
                 "impact": alert.impact,
-                "runbook_url": runbook_url(site, RUNBOOK_PAGE),
+                "runbook_url": site.runbook_url(RUNBOOK_PAGE),
             },
         }
         for alert in TELEMETRY_ALERTS

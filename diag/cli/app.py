@@ -89,6 +89,7 @@ class BaselineAction(StrEnum):
     """Action on a baseline; `diag doctor --baseline` reads the file."""
 
     save = "save"
+    compare = "compare"
 
 
 class AtEnd(StrEnum):
@@ -166,6 +167,14 @@ def doctor(
         bool, scrape_option("--probe", help="Also send one request for one token; without --probe, diag adds no load.")
     ] = False,
     evidence: EvidenceOptions,
+    stacks: Annotated[
+        bool,
+        evidence_option(
+            "--stacks",
+            help="Also read where each process of a server on this host stands, without stopping it. Needs pip install"
+            " 'diag[stacks]'.",
+        ),
+    ] = False,
     vllm_version: Annotated[
         str,
         evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it."),
@@ -258,6 +267,8 @@ def doctor(
         raise BadUsage("--until needs --watch: it sets the end of the watch")
     if alertmanager and not keep_watching:
         raise BadUsage("--alertmanager needs --watch: it receives alerts as they fire and resolve")
+    if stacks and (keep_watching or why or quiet):
+        raise BadUsage("--stacks adds to a report: leave out --watch, --why and --quiet")
     if keep_watching and form != "terminal":
         raise BadUsage("--watch prints lines as incidents begin and end: leave out --json and --markdown")
     if keep_watching:
@@ -267,7 +278,14 @@ def doctor(
     else:
         is_short = form == "terminal" and not verbose and html is None
         only_suspects = form != "json" and not why
-        report = work.run(options, baseline, only_suspects=only_suspects, with_vitals=not is_short, why=why)
+        report = work.run(
+            options,
+            baseline,
+            only_suspects=only_suspects,
+            with_vitals=not is_short,
+            with_stacks=stacks,
+            why=why,
+        )
         if why:
             work.print_why(report, why)
         else:
@@ -335,10 +353,14 @@ def verify(
 
 @command("Diagnose")
 def ramp(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="URL of a vLLM server; with --attach or --results, also a recording."),
-    ] = "",
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help="URL of a vLLM server; with --attach or --results, also a recording; or results of diag ramp --json.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     vllm_python: Annotated[
         str,
@@ -396,23 +418,28 @@ def ramp(
     timeout: Timeout = None,
     evidence: EvidenceOptions,
     contract: ContractFile = None,
-    as_json: Json = False,
+    against: Annotated[
+        Path | None,
+        output_option("--against", metavar="FILE", help="Compare with an earlier result of diag ramp --json."),
+    ] = None,
+    output: FormatOptions,
     html: Annotated[
         Path | None, output_option("--html", metavar="FILE", help="Also write an HTML page with the curves.")
     ] = None,
 ) -> None:
     """Increase the load on a server step by step to find its ceiling, the binding resource and the flag to change.
 
-    Except for --probe, this is the only load that diag generates. It asks first, and changes no setting.
+    Except for --probe, this is the only load that diag generates. It asks first, and changes no setting. Given finished
+    results, it generates none: --against compares one with an earlier one, and several make a table by time.
     """
     from diag.commands import ramp as work
 
     if sum((attach, bool(results), bool(vllm_python))) > 1:
         raise BadUsage("--vllm-python, --attach and --results exclude each other: choose one source of load")
-    targets = [target] if target or results else [HERE]
-    observed = observe_options(
-        [name for name in targets if name], evidence, every=every, duration=duration, timeout=timeout, contract=contract
-    )
+    given, earlier = targets or ([] if results else [HERE]), work.read_earlier(against)
+    if not (attach or results or vllm_python) and work.are_kept(given):
+        raise typer.Exit(work.print_kept(given, earlier, output.form))
+    observed = observe_options(given, evidence, every=every, duration=duration, timeout=timeout, contract=contract)
     found = work.run(
         work.RampOptions(
             observed,
@@ -431,9 +458,8 @@ def ramp(
         )
     )
     if html:
-        work.write_html(found, html)
-    work.print_report(found, "json" if as_json else "terminal")
-    raise typer.Exit(work.exit_code(found))
+        work.write_html(found, html, earlier)
+    raise typer.Exit(work.print_report(found, output.form, earlier))
 
 
 @command("Collect")
@@ -486,13 +512,51 @@ def record(
 
 
 @command("Collect")
-def baseline(
-    action: Annotated[BaselineAction, typer.Argument(metavar="save", help="Save the observation.")],
+def bundle(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TARGET...",
-            help=f"URLs of vLLM servers or of diag exporters, or one or more recordings.  [default: {HERE}]",
+            help=f"URLs of vLLM servers or of diag exporters, or one recording.  [default: {HERE}]",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    scrape: RecordOptions,
+    evidence: EvidenceOptions,
+    file: Annotated[
+        Path | None,
+        output_option("--output", "-o", metavar="FILE", help="The archive to write, such as sick.tar.zst."),
+    ] = None,
+    as_issue: Annotated[
+        bool, output_option("--issue", help="Print an issue in the form that vLLM's template for bugs asks for.")
+    ] = False,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Put what the next person needs of a sick server into one file, without secrets; nothing is uploaded.
+
+    It holds the recording, the ends of the log, the stacks, facts about the host and the report; diag doctor FILE
+    judges it anywhere.
+    """
+    from diag.commands import bundle as work
+
+    if not (file or as_issue):
+        raise BadUsage("name the file with -o FILE, or print an issue with --issue")
+    typer.echo(work.run(observe_options(targets, scrape, evidence, configuration), file, as_issue=as_issue))
+
+
+@command("Collect")
+def baseline(
+    action: Annotated[
+        BaselineAction,
+        typer.Argument(metavar="save|compare", help="Save the observation, or compare two baseline files."),
+    ],
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET...",
+            help=f"URLs of vLLM servers or of diag exporters, or one or more recordings.  [default: {HERE}] To"
+            " compare: the earlier file and the later one.",
             show_default=False,
         ),
     ] = None,
@@ -516,13 +580,19 @@ def baseline(
     even_ill: Annotated[bool, output_option("--even-ill", hidden=True)] = False,  # the old name of the option
     configuration: ConfigurationOptions,
 ) -> None:
-    """Save the speed of healthy servers at each load, as a baseline for diag doctor --baseline.
+    """Save the speed of healthy servers at each load for diag doctor --baseline, or compare two such files.
 
     The file keeps ITL, TTFT, output tokens/s, energy per token, prefix cache hit rate and start-up phases for each
     model, vLLM release, GPU and set of flags.
     """
-    from diag.commands.verify import save_baseline
+    from diag.commands.verify import compare_baselines, save_baseline
 
+    if action == BaselineAction.compare:
+        if len(targets or ()) != 2:
+            raise BadUsage("diag baseline compare takes two baseline files: the earlier one and the later one")
+        printed, status = compare_baselines(*map(Path, targets or ()))
+        typer.echo(printed)
+        raise typer.Exit(status)
     options = observe_options(targets, prometheus, scrape, evidence, configuration)
     typer.echo(save_baseline(options, file, include_unhealthy or even_ill))
 

@@ -106,17 +106,24 @@ NOTES = {
         exits={0: "fixed", 1: "better, or no effect", 2: "worse", 3: "not comparable", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
+    "bundle": notes(
+        "diag bundle http://127.0.0.1:8000 --log /var/log/vllm.log -o sick.tar.zst",
+        "diag bundle sick.tar.zst --issue",
+        exits={0: "written", **UNREACHABLE},
+        environment=CREDENTIALS,
+    ),
     "baseline": notes(
         "diag baseline save http://127.0.0.1:8000 --file normal.json",
-        "diag baseline save --prometheus http://prom:9090 --window 24h --model 'qwen.*'",
-        exits={0: "saved", **UNREACHABLE},
+        "diag baseline compare january.json november.json",
+        exits={0: "saved, or no speed got worse", 1: "compare: a speed got worse", **UNREACHABLE},
         environment=CREDENTIALS,
     ),
     "ramp": notes(
         "diag ramp http://127.0.0.1:8000 --vllm-python ~/vllm/bin/python",
-        "diag ramp http://127.0.0.1:8000 --attach --for 600 --html ramp.html",
+        "diag ramp november.json --against august.json",
         exits={
-            0: "a ceiling was found",
+            0: "a ceiling was found, or printed",
+            1: "worse than the result of --against",
             2: "even the first step misses the SLO",
             3: "cannot tell: not enough data",
             **UNREACHABLE,

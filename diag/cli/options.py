@@ -189,6 +189,14 @@ class EvidenceOptions(NamedTuple):
             "--launch", metavar="COMMAND", help="The server's launch command, if diag cannot read it from the server."
         ),
     ] = ""
+    nccl_ras: Annotated[
+        str,
+        evidence_option(
+            "--nccl-ras",
+            metavar="HOST:PORT",
+            help="Ask NCCL's RAS service which rank is missing: localhost:28028 unless NCCL_RAS_ADDR is set.",
+        ),
+    ] = ""
 
 
 UserIncidents = Annotated[

@@ -138,24 +138,22 @@ def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuS
     if name:
         return GpuSpec(gpus.memory(name), name)
 
-    from diag.exporter.gpu import nvml
-    from diag.exporter.gpu.readings import MEMORY
+    from diag.exporter.gpu.collector import GpuCollector
 
-    try:
-        nvml.start()
-    except nvml.NvmlUnavailable:
-        return GpuSpec()
-    found = []
-    try:
-        for device in filter(None, nvml.devices()):
-            memory = device.ask(MEMORY[0], *MEMORY[1])
-            if memory is not None:
-                found.append(GpuSpec(memory.total - memory.reserved, str(device.ask("nvmlDeviceGetName") or "")))
-    except (nvml.NvmlUnavailable, nvml.GpuLost):
-        return GpuSpec()
-    finally:
-        nvml.stop()
-    return min(found, key=lambda gpu: gpu.total or 0, default=GpuSpec())
+    found: dict[str, dict[str, float]] = {}
+    names: dict[str, str] = {}
+    for family, labels, value in GpuCollector((), dict, lambda: None).collect().samples:
+        if family == "diag_gpu_info":
+            names[labels[0]] = labels[2]
+        elif family in ("diag_gpu_memory_total_bytes", "diag_gpu_memory_reserved_bytes"):
+            found.setdefault(labels[0], {})[family] = value
+    sizes = [
+        GpuSpec(
+            int(memory["diag_gpu_memory_total_bytes"] - memory.get("diag_gpu_memory_reserved_bytes", 0)), names[gpu]
+        )
+        for gpu, memory in found.items()
+    ]
+    return min(sizes, key=lambda gpu: gpu.total or 0, default=GpuSpec())
 
 
 def _mismatches(options: BudgetOptions, logged: LoggedMemory, found: Ledger) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """`diag doctor`: diagnose a recording, live servers or a Prometheus; print the report and choose the exit status."""
 
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,14 +12,21 @@ from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import instance_name
 from diag.diagnosis.report import Report
+from diag.diagnosis.roll_call import APART, RollCall, roll_call
 from diag.diagnosis.snapshot import Snapshot
 from diag.diagnosis.vitals import vitals
+from diag.http.address import is_here, parse
 from diag.report.sentences import is_fleet
 
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 MOST_COMPARED = 20
 """Unhealthy servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
+_IN_A_POD = (
+    "; in a pod: kubectl debug -n NAMESPACE -it POD --target CONTAINER --profile sysadmin --image python:3.12-slim --"
+    ' sh -c "pip install -q py-spy; grep -lz ^VLLM:: /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs -n1 py-spy dump --pid"'
+)
+"""The command that reads the stacks in a pod: an ephemeral container changes the pod, so a person types it."""
 
 
 def run(
@@ -26,13 +35,24 @@ def run(
     *,
     only_suspects: bool = False,
     with_vitals: bool = True,
+    with_stacks: bool = False,
     why: str = "",
 ) -> Report:
     """Diagnose one recording, live servers, or the servers in a Prometheus, and compare them with their normal speed.
 
     `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`). Without `with_vitals`, the vital signs of the
-    servers are not measured, which the short report does not print. BadUsage if there is no incident `why`.
+    servers are not measured, which the short report does not print; `with_stacks` also reads the stacks of their
+    processes. BadUsage if there is no incident `why`, and for stacks of anything but servers of this host.
     """
+    if with_stacks and options.kind != "servers":
+        raise BadUsage(f"--stacks reads the processes of a server on this host{_IN_A_POD if options.k8s else ''}")
+    report = _compared(options, baseline, only_suspects=only_suspects, with_vitals=with_vitals, why=why)
+    return report._replace(roll_calls=tuple(roll_calls(report, options.targets))) if with_stacks else report
+
+
+def _compared(
+    options: ObserveOptions, baseline: Path | None, *, only_suspects: bool, with_vitals: bool, why: str
+) -> Report:
     contract, incidents = site(options.incidents, options.contract)
     if why and why not in {incident.id for incident in incidents}:
         raise BadUsage(f"there is no incident '{printable(why, 40)}': diag incidents lists them")
@@ -62,6 +82,28 @@ def _with_vitals(snapshot: Snapshot) -> Report:
     if report.observed.endings or is_fleet(report):
         return report
     return report._replace(vitals=vitals(snapshot.queries, snapshot.running))
+
+
+def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
+    """Yield where the processes of each server stand, by two dumps; a server that moves tokens has no suspect."""
+    from diag.exporter.process import stacks
+    from diag.exporter.process.collector import ProcessCollector
+
+    for address in map(parse, targets):
+        if not is_here(address):
+            where = f"Its processes are on another host: run diag doctor --stacks there, on {address.host}."
+            yield RollCall(address.instance, conclusion=where)
+            continue
+        processes = ProcessCollector(address.port)
+        problem = processes.collect().problem
+        owners = processes.owners()
+        dumps = [stacks.take(owners)]
+        if any(stack.frames for stack in dumps[0]):
+            time.sleep(APART)
+            dumps.append(stacks.take(owners))
+        states = {each.state for each in report.progress if instance_name(each.subject) == address.instance}
+        found = roll_call(address.instance, dumps, works=states == {"busy"})
+        yield found._replace(conclusion=f"{problem[0].upper()}{problem[1:]}.") if problem else found
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:

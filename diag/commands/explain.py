@@ -10,7 +10,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.knowledge.catalog import load
 
-_LIKELY, _FEW = 0.75, 5
+_LIKELY, _FEW = 0.75, 8
 
 
 def show(name: str, folder: Path | None, as_markdown: bool) -> None:
@@ -53,7 +53,7 @@ def run(name: str, folder: Path | None) -> str:
     found = found or next((id for id in signals if f":{id}:" in f"{name}:"), "")
     if found:
         return signal_page(signals[found], incidents, contract)
-    close = near(name, [*by_id, *RULES, *CHECKS, *signals, *wrong_advice()])
+    close = [*near(name, list(by_id)), *near(name, [*RULES, *CHECKS, *signals, *wrong_advice()])][:_FEW]
     suggestion = f" (did you mean {', '.join(close)}?)" if close else ""
     raise BadUsage(
         f"there is no incident, signal, lint rule, check or vLLM flag '{printable(name, 40)}'{suggestion}; diag"

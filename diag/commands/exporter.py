@@ -23,13 +23,14 @@ from diag.core.formatting import listed, printable, quantity
 from diag.core.metric_families import Sample, render
 from diag.exporter import http_server as serve
 from diag.exporter.log.tail import STDIN, parse_timezone
+from diag.exporter.network.nccl import parse_address
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse
 from diag.http.vllm_server import Probe
 
 if TYPE_CHECKING:
-    from diag.diagnosis.progress import Health
+    from diag.diagnosis.progress import Health, Liveness
     from diag.sources.recording.replay import Replay
     from diag.vllm.running_config import ServerFacts
 
@@ -37,11 +38,13 @@ log = logging.getLogger("diag.exporter")
 replay_log = logging.getLogger("diag.replay")
 JUDGED_EVERY, PATIENCE, TOO_OLD = 5.0, 4.0, 60.0
 """Seconds between two scrapes for /livez and /readyz, for which one waits, and after which a judgement is void."""
+REPORTED_EVERY = 15.0
+"""Seconds for which a health report is valid: judging takes half a second of CPU time."""
 REPLAY_TIMEOUT = 10.0
 """Seconds that a response of a replayed server may take."""
 LOG_EVERY = 0.2
 """Seconds between two checks which lines of the log are due."""
-WHERE = b"diag exporter: the page is at /metrics, the probes are at /livez and /readyz\n"
+WHERE = b"diag exporter: the page is at /metrics, the probes are at /livez and /readyz, the report at /health_report\n"
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -53,6 +56,7 @@ class ExporterOptions:
     listen: str = "127.0.0.1:9400"
     log: str = ""
     log_timezone: str = ""
+    nccl_ras: str = ""
     gpus: str = ""
     launch: str = ""
     timeout: float = 8.0
@@ -75,6 +79,7 @@ class Exporter:
             log_file,
             parse_timezone(options.log_timezone),
             tuple(filter(None, map(str.strip, options.gpus.split(",")))),
+            parse_address(options.nccl_ras),
         )
         self._probe = ProbeThread(options.probe, self._vllm) if options.probe else None
         self._host_page = HostPage(self._host, render, self._probe.samples if self._probe else tuple)
@@ -90,7 +95,7 @@ class Exporter:
         return b"".join([own, *self._host_page.parts(scraped, collections, seconds)])
 
     def answer(self, path: str, seconds: float) -> serve.Answer:
-        """Return the page at /metrics, the probes at /livez and /readyz, and a list of these paths at /."""
+        """Return the page at /metrics, the probes, the health report, and a list of these paths at /."""
         if path == "/metrics":
             return serve.Answer(200, self.page(seconds), serve.CONTENT_TYPE)
         if path == "/livez":
@@ -99,6 +104,8 @@ class Exporter:
         if path == "/readyz":
             health = self._liveness.health()
             return serve.Answer(200 if health.ready else 503, f"{health.readiness}\n".encode())
+        if path == "/health_report":
+            return serve.Answer(200, self._liveness.report().encode(), "application/json")
         return serve.Answer(200 if path == "/" else 404, WHERE)
 
     def start(self) -> None:
@@ -142,6 +149,26 @@ class LivenessThread:
         self._first = threading.Lock()
         self._health: Health | None = None
         self._judged = 0.0
+        self._liveness: Liveness | None = None
+        self._pages, self._reporting = threading.Lock(), threading.Lock()
+        self._report, self._reported = "", -math.inf
+
+    def report(self) -> str:
+        """Return the health report on the pages that are kept; they are judged at most every REPORTED_EVERY seconds."""
+        from diag.commands.observe import judge_observation, site
+        from diag.report import health_report
+
+        health = self.health()
+        with self._reporting:
+            if self._health is None or self._liveness is None:
+                return health_report.without_data(self._instance, health.liveness)
+            if time.monotonic() - self._reported >= REPORTED_EVERY:
+                contract, incidents = site(None, None)
+                with self._pages:
+                    seen = self._liveness.seen()
+                report = judge_observation(seen, contract, incidents).report
+                self._report, self._reported = health_report.render(report, contract.site), time.monotonic()
+            return self._report
 
     def health(self) -> "Health":
         """Return the last judgement; unknown if it is too old."""
@@ -159,12 +186,14 @@ class LivenessThread:
     def _repeat(self) -> None:
         from diag.diagnosis.progress import Liveness
 
-        liveness = Liveness(self._instance, JUDGED_EVERY)
+        liveness = self._liveness = Liveness(self._instance, JUDGED_EVERY)
         while True:
             at = round(time.time() * 1000)
             begun = time.monotonic()
             try:
-                self._health = liveness.observe(at, self._page())
+                page = self._page()
+                with self._pages:
+                    self._health = liveness.observe(at, page)
                 self._judged = time.monotonic()
             except Exception:  # of any kind: a defect of diag must not restart a server
                 log.exception("the liveness of vLLM cannot be judged")

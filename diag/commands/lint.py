@@ -31,6 +31,7 @@ from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.gpus import named as gpu_named
+from diag.vllm.gpus import visible_gpus
 from diag.vllm.memory import model
 from diag.vllm.memory.model import Model
 
@@ -259,13 +260,13 @@ def gpu_samples(command: Command) -> tuple[Sequence[Sample], str]:
     """Return the samples of this host's GPUs that a launch may use, and why there are none."""
     if command.pod:
         return (), "the GPUs of a pod are on a node of its cluster (--gpu names them)"
-    visible = command.environment.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible = visible_gpus({**os.environ, **command.environment})
     collected = GpuCollector((), dict, lambda: visible if visible and not is_open(visible) else None).collect()
     return collected.samples, f"the GPUs of this host: {collected.problem or 'there are none'}"
 
 
 def _local_gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
-    """Return this host's GPUs, restricted by CUDA_VISIBLE_DEVICES in the command or here, and what is unknown."""
+    """Return this host's GPUs, restricted by the environment of the command or here, and what is unknown."""
     samples, problem = gpu_samples(command)
     found = host_gpus(samples)
     if not found.gpus:

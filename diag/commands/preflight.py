@@ -24,10 +24,11 @@ from diag.http.credentials import from_environment
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
 from diag.lint.rule import is_open
 from diag.lint.rules import RULES
-from diag.preflight import machine, ramp_result
+from diag.preflight import machine
 from diag.preflight.check import Ask, GpuSamples, PreflightFacts
 from diag.preflight.checks import CHECKS, STATUS, Preflight, preflight
 from diag.preflight.machine import Machine, Wheel
+from diag.ramp import kept
 from diag.report import preflight as text
 from diag.sources import source
 from diag.sources.source import Scraping
@@ -74,7 +75,7 @@ def run(options: PreflightOptions) -> Preflight:
         version=options.vllm_version or versions()[-1],
         prometheus=_prometheus(options.prometheus) if options.prometheus else None,
         alertmanager=_alertmanager(options.alertmanager) if options.alertmanager else None,
-        ramp=ramp_result.read(Path(file)) if file else None,
+        ramp=kept.read(Path(file)) if file else None,
         bench=options.bench,
     )
     is_url = options.target.startswith(("http://", "https://"))

@@ -9,23 +9,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from diag.commands.doctor import Format
 from diag.commands.observe import ObserveOptions, observe, running_of, site
+from diag.core.contract import Contract
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import discard_output, exists, refused_in_words, written_whole
 from diag.core.formatting import number, printable
+from diag.core.subjects import instance_name
 from diag.diagnosis.configuration import configurations
+from diag.diagnosis.query_cache import QueryCache
 from diag.http.address import PAGE, parse
 from diag.http.credentials import from_environment
-from diag.ramp import results
+from diag.ramp import kept, results
 from diag.ramp.analysis import Circumstances, MeasuredOn, Ramp, conclude
+from diag.ramp.comparison import RampComparison, compare, trend
+from diag.ramp.kept import RampResult
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
 from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environment
 from diag.ramp.step import Offer, measure, step_from_client
 from diag.report import ramp as text
+from diag.report import ramps as kept_text
 from diag.report.terminal import StepsBar, steps_bar
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
 from diag.sources.observation import Observation
@@ -34,8 +40,14 @@ from diag.vllm.command import parse as command
 
 TRAFFIC = 10.0
 """Seconds for which existing traffic is observed before the first step."""
+POWER_LIMITS = (
+    "max by (instance, gpu) (last_over_time(diag_gpu_power_limit_watts[$window])"
+    " unless on (instance, gpu) $gpus_not_serving)"
+)
 SCRAPES = 8
 """Scrapes of existing traffic in a step, at least: one of fewer is too short once it has settled."""
+MOST_FILES = 200
+"""Results in one table."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +88,19 @@ def exit_code(ramp: Ramp) -> int:
     return 2 if measured and measured[0].breaches(ramp.limits.contract) else 3
 
 
-def print_report(ramp: Ramp, form: Literal["terminal", "json"]) -> None:
-    """Print the report; on standard error if the same Ctrl-C that ended the ramp has ended the reader of the pipe."""
-    shown = text.render_json(ramp) if form == "json" else text.render(ramp)
+def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) -> int:
+    """Print the report, and the comparison with an earlier result; return the exit status, 1 for a worse ramp.
+
+    The report goes to standard error if the same Ctrl-C that ended the ramp has ended the reader of the pipe.
+    """
+    found = _against(ramp, earlier)
+    if form == "json":
+        shown = text.render_json(ramp, {"against": kept_text.comparison_document(found)} if found else {})
+    else:
+        plain = form == "terminal"
+        shown = text.render(ramp) if plain else text.render_markdown(ramp)
+        if found:
+            shown += "\n" + (kept_text.render(found) if plain else kept_text.render_markdown(found))
     try:
         sys.stdout.write(shown)
         sys.stdout.flush()
@@ -88,12 +110,49 @@ def print_report(ramp: Ramp, form: Literal["terminal", "json"]) -> None:
         discard_output()
         with suppress(OSError):
             sys.stderr.write(shown)
+    return 1 if found and found.verdict == "worse" else exit_code(ramp)
 
 
-def write_html(ramp: Ramp, file: Path) -> None:
+def _against(ramp: Ramp, earlier: RampResult | None) -> RampComparison | None:
+    return compare(earlier, kept.parse(text.document(ramp), "this ramp", time.time())) if earlier else None
+
+
+def read_earlier(file: Path | None) -> RampResult | None:
+    """Read the result that a ramp is compared with, before any load is generated; BadUsage if it is none."""
+    return kept.read(file) if file else None
+
+
+def are_kept(targets: Sequence[str]) -> bool:
+    """Return True if targets are files, as results of finished ramps are; recordings are folders."""
+    return any(exists(name) and Path(name).is_file() for name in targets)
+
+
+def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -> int:
+    """Print the trend of finished ramps, or the comparison of one with an earlier one; return the exit status."""
+    if len(files) > MOST_FILES:
+        raise BadUsage(f"{len(files):,} results are given: at most {MOST_FILES} are compared")
+    ramps = [kept.read(Path(file)) for file in files]
+    if earlier is None:
+        found = trend(ramps)
+        forms = {"terminal": kept_text.render_trend, "markdown": kept_text.render_trend_markdown}
+        sys.stdout.write(kept_text.render_json(None, found) if form == "json" else forms[form](found))
+        return 0
+    if len(ramps) != 1:
+        raise BadUsage("--against compares one result: give one TARGET, or leave --against out for a table of them all")
+    compared = compare(earlier, ramps[0])
+    if form == "json":
+        sys.stdout.write(kept_text.render_json(compared, trend([compared.before, compared.after])))
+    else:
+        render = kept_text.render if form == "terminal" else kept_text.render_markdown
+        sys.stdout.write(render(compared))
+    return {"worse": 1, "not comparable": 3}.get(compared.verdict, 0)
+
+
+def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
     """Write a ramp as an HTML page; BadUsage if the file cannot be written."""
     with refused_in_words(file), written_whole(file) as out:
-        out.write(text.render_html(ramp))
+        found = _against(ramp, earlier)
+        out.write(text.render_html(ramp, kept_text.summary(found) if found else ()))
 
 
 # -- the load of another tool ------------------------------------------------------------------------------------------
@@ -113,10 +172,11 @@ def _analyse_results(options: RampOptions, limits: Limits) -> Ramp:
         steps.append(step or step_from_client(offer, client, limits.contract))
     limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
     if seen:
-        return conclude(steps, limits, _circumstances(options, seen))
+        return conclude(steps, limits, _circumstances(options, seen, limits.contract, "a load tool"))
     names = ", ".join(printable(path.name, 60) for path in options.results)
     note = "what binds is not known: no metrics of the server; give a recording as TARGET"
-    return conclude(steps, limits, Circumstances(names, notes=(note,)))
+    measured_on = MeasuredOn(at=max((client.end for _, client in found), default=0.0), load_by="a load tool")
+    return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
 
 
 def _analyse_traffic(options: RampOptions, limits: Limits) -> Ramp:
@@ -132,18 +192,27 @@ def _analyse_traffic(options: RampOptions, limits: Limits) -> Ramp:
         for begin in np.linspace(start, end, parts + 1)[:-1]
     )
     steps = [step for step in measured if step]
-    return conclude(steps, limits, _circumstances(options, seen)._replace(attached=True))
+    known = _circumstances(options, seen, limits.contract, "other clients")
+    return conclude(steps, limits, known._replace(attached=True))
 
 
-def _circumstances(options: RampOptions, seen: Observation) -> Circumstances:
+def _circumstances(options: RampOptions, seen: Observation, contract: Contract, load_by: str = "") -> Circumstances:
     name = seen.instances[0]
+    queries = QueryCache(seen, contract)
+    limits = {
+        subject: float(row[-1])
+        for subject, row in sorted(queries.ask(POWER_LIMITS, (), queries.whole).items())
+        if instance_name(subject) == name and math.isfinite(row[-1])
+    }
     gpus = tuple(gpu.name for server in configurations(seen) if server.instance == name for gpu in server.gpus)
     return Circumstances(
         target=seen.target,
         model=options.model or seen.models.get(name, ""),
         version=seen.versions.get(name, ""),
         running={name: running_of(seen, name)},
-        measured_on=MeasuredOn(seen.launch.get(name, ""), gpus, float(seen.instants[-1]) / 1000),
+        measured_on=MeasuredOn(
+            seen.launch.get(name, ""), gpus, float(seen.instants[-1]) / 1000, tuple(limits.values()), load_by
+        ),
     )
 
 
@@ -163,7 +232,7 @@ def _generate_load(options: RampOptions, limits: Limits) -> Ramp:
             seen = _observe_traffic(watched, tick)
             traffic = own_traffic(seen, limits.contract)
             lengths = request_lengths(seen, options.prompt_tokens, options.output_tokens)
-            known = _circumstances(options, seen)._replace(traffic=traffic, lengths=lengths)
+            known = _circumstances(options, seen, limits.contract)._replace(traffic=traffic, lengths=lengths)
             generator = _generator(options, seen, known.model, lengths)
             if traffic and traffic.requests_per_second > 0:
                 rate = number(traffic.requests_per_second)
@@ -174,7 +243,8 @@ def _generate_load(options: RampOptions, limits: Limits) -> Ramp:
                 _confirm(shown_targets(options.observe.targets), lengths, limits)
             ramp = RampRun(generator, watched, limits, tick, options.first)
             ramp.run()
-    return conclude(ramp.steps, limits, known._replace(stopped=ramp.stopped))
+    measured_on = known.measured_on._replace(at=time.time(), load_by=generator.name)
+    return conclude(ramp.steps, limits, known._replace(stopped=ramp.stopped, measured_on=measured_on))
 
 
 def _observe_traffic(watched: BackgroundScraper, tick: StepsBar) -> Observation:

@@ -1,4 +1,4 @@
-"""`diag verify` compares a server before and after a change; `diag baseline save` keeps the normal speed in a file."""
+"""`diag verify` compares a server before and after a change; `diag baseline` keeps the normal speed in files."""
 
 import sys
 from dataclasses import replace
@@ -12,11 +12,14 @@ from diag.core.files import exists
 from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import instance_name
 from diag.http.address import parse
+from diag.report.layout import paragraph
+from diag.report.sentences import normal_sentence
 from diag.report.verify import render, render_json, render_markdown
 from diag.sources.source import is_path, shown_targets
 from diag.verify.compare import Verification, compare
 
 if TYPE_CHECKING:
+    from diag.diagnosis.report import NormalReading
     from diag.normal.baseline import Baseline
 
 EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}
@@ -93,6 +96,28 @@ def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy:
         why = "no request was running, or too few scrapes were answered"
         raise BadUsage(f"{targets}: {why}: there is nothing to learn; observe it under load, and for longer")
     return "\n".join([*left_out, _summary(goal, new, save(goal, new))])
+
+
+def compare_baselines(old: Path, new: Path) -> tuple[str, int]:
+    """Return the text that says which normal speeds moved from one file to another, and 1 if one got worse, else 0."""
+    from diag.normal.baseline import read
+    from diag.normal.comparison import between
+
+    found = between(read(old), read(new), str(old))
+    moved = [reading for reading in found.readings if reading.notable]
+    usual = listed(list(dict.fromkeys(each.measure for each in found.readings if not each.notable)), most=8)
+    lines = [
+        *("\n".join(paragraph(f"{_direction(reading)}: {normal_sentence(reading)}")) for reading in moved),
+        *([f"no change: {usual}"] if usual else []),
+        *(f"not compared: {reason}" for reason in found.reasons),
+    ]
+    worse = any(_direction(reading) == "worse" for reading in moved)
+    nothing = "nothing to compare: no server is in both files with enough windows or starts"
+    return "\n".join(lines or [nothing]), int(worse)
+
+
+def _direction(reading: "NormalReading") -> str:
+    return "worse" if (reading.value > reading.normal) == (reading.worse == "higher") else "better"
 
 
 def _summary(file: Path, new: "Baseline", known: "Baseline") -> str:

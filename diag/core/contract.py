@@ -58,6 +58,9 @@ class Site(NamedTuple):
     prometheus_url: str = "{{ $externalURL }}"
     prefix: str = OWN
 
+    def runbook_url(self, page: str) -> str:
+        return f"{self.runbook_base_url}/{page}.md"
+
 
 class Intentions(NamedTuple):
     """Intentions of this site for a launch; None or "" if they are not stated.

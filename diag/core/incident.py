@@ -354,7 +354,7 @@ def regroup(promql: str, labels: tuple[str, ...]) -> str:
         names = [name for label in named for name in (labels if label == "instance" else (label,))]
         return f"{found[1]} ({', '.join(dict.fromkeys((*peers, *names)))})"
 
-    return re.sub(r"\b(by|on) ?\(([^()]*)\)", clause, promql)
+    return re.sub(r"\b(by|on|group_left) ?\(([^()]*)\)", clause, promql)
 
 
 def seconds(duration: str) -> float:

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 
 
 class LogEvent(NamedTuple):
-    """One event. `fields` are the numbers in its line, published as diag_vllm_log_value.
+    """One event. `fields` are the numbers in its line, published as diag_vllm_log_value; of those in `summed` the
+    sum over all lines is published too, as diag_vllm_log_value_total.
 
     out_of_memory: memory ran out on a GPU. on_device: the event happens in the engine and its workers, so a line of the
     API server, which logs what clients sent, is no proof of it. start_failure: a reason for a failed start, which the
@@ -19,6 +20,7 @@ class LogEvent(NamedTuple):
     name: str
     meaning: str
     fields: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
     out_of_memory: bool = False
     on_device: bool = False
     start_failure: bool = False
@@ -48,11 +50,22 @@ MULTIMODAL_CACHE_MISS = "multimodal_cache_miss"
 REQUEST_PREPROCESSING_FAILED = "request_preprocessing_failed"
 INPUT_THREAD_DIED = "input_thread_died"
 OUTPUT_CORRUPTED = "output_corrupted"
+KV_SCALES_MISSING = "kv_scales_missing"
+FLOAT16_CAST = "float16_cast"
 CUDA_ERROR = "cuda_error"
 NCCL_TIMEOUT = "nccl_timeout"
 COMPILED_WHILE_SERVING = "compiled_while_serving"
 SCHEDULER_PAUSED = "scheduler_paused"
 SCHEDULER_RESUMED = "scheduler_resumed"
+EXPERT_BALANCE = "eplb_balance"
+ALL_TO_ALL_TIMEOUT = "all_to_all_timeout"
+CUT_AT_SHUTDOWN = "requests_cut_at_shutdown"
+DRAIN_STARTED = "drain_started"
+DRAIN_ENDED = "drain_ended"
+SCALING_STARTED = "elastic_scaling_started"
+SCALING_ENDED = "elastic_scaling_ended"
+WEIGHTS_DISCARDED = "weights_discarded"
+WEIGHTS_RELOADED = "weights_reloaded"
 
 LOG_EVENTS = (
     LogEvent(
@@ -103,7 +116,23 @@ LOG_EVENTS = (
     ),
     LogEvent(SHUT_DOWN, "The server received a request to stop, and stopped in order."),
     LogEvent(
+        CUT_AT_SHUTDOWN,
+        "A request failed because the server was told to stop: in flight, or sent while it waited for those in flight.",
+        ("requests", "refused"),
+    ),
+    LogEvent(
+        DRAIN_STARTED, "An engine that was told to stop waits for its requests in flight.", ("requests", "seconds")
+    ),
+    LogEvent(DRAIN_ENDED, "An engine that was told to stop has no request left."),
+    LogEvent(
         NCCL_TIMEOUT, "A collective operation of the ranks timed out.", on_device=True, start_failure=True, fatal=True
+    ),
+    LogEvent(
+        ALL_TO_ALL_TIMEOUT,
+        "An all-to-all of the expert-parallel ranks (DeepEP, NVSHMEM) timed out or could not be set up.",
+        on_device=True,
+        start_failure=True,
+        fatal=True,
     ),
     LogEvent(CUDA_ERROR, "CUDA, cuBLAS, cuDNN or NCCL failed.", on_device=True, start_failure=True, fatal=True),
     LogEvent(
@@ -133,10 +162,11 @@ LOG_EVENTS = (
         unread="It explains slow tensor parallelism to a reader; tp_interconnect_bound decides by measured traffic.",
     ),
     LogEvent(
-        "eplb_balance",
-        "The load of the expert-parallel ranks, mean / highest, as EPLB logs it if log_balancedness is on.",
+        EXPERT_BALANCE,
+        "The tokens of the expert-parallel ranks in one step: mean and highest, as EPLB logs them with"
+        " log_balancedness.",
         ("balancedness", "avg_tokens", "max_tokens"),
-        unread="It shows how much of their time expert-parallel ranks wait for the busiest one.",
+        summed=("avg_tokens", "max_tokens"),
     ),
     LogEvent(
         "preemption_v0",
@@ -151,7 +181,13 @@ LOG_EVENTS = (
     LogEvent(INPUT_THREAD_DIED, "The engine's input thread ended: no request reaches the scheduler any more."),
     LogEvent(SCHEDULER_PAUSED, "A client paused the scheduler (POST /pause): requests wait, and none is scheduled."),
     LogEvent(SCHEDULER_RESUMED, "The scheduler resumed after a pause (POST /resume)."),
+    LogEvent(SCALING_STARTED, "An engine prepares another number of data-parallel engines (POST /scale_elastic_ep)."),
+    LogEvent(SCALING_ENDED, "The server has, or failed to get, another number of data-parallel engines."),
+    LogEvent(WEIGHTS_DISCARDED, "The weights were discarded without a copy in host memory (POST /sleep?level=2)."),
+    LogEvent(WEIGHTS_RELOADED, "The weights were loaded again into a running server."),
     LogEvent(OUTPUT_CORRUPTED, "Logits were NaN (counted with VLLM_COMPUTE_NANS_IN_LOGITS=1)."),
+    LogEvent(KV_SCALES_MISSING, "The checkpoint has no scales for the FP8 KV cache: vLLM uses 1.0."),
+    LogEvent(FLOAT16_CAST, "A bfloat16 model runs in float16, which overflows at 65,504."),
 )
 OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
 ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)

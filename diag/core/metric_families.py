@@ -77,37 +77,46 @@ THROTTLE_REASONS = {
 LABELS: Mapping[str, str] = {
     "cause": "the exception that the quoted one was raised from; empty if there is none",
     "clock": "sm or memory",
-    "collector": "the part of the page: vllm, nvml, log or process",
-    "compute_capability": "of the GPU, 9.0 for example",
-    "device": "the device that runs the model, cpu or cuda; empty if it is not known",
+    "collective": "the kind of collective as NCCL names it, AllReduce for example; empty if it is not known",
+    "collector": "the part of the page: vllm, nvml (amdsmi where the GPUs are AMD's), log, process, nccl or infiniband",
+    "communicator": "hash of the communicator, as in NCCL's own log",
+    "compute_capability": "of the GPU, 9.0 for example; empty for AMD's",
+    "device": "the device that runs the model, cpu, cuda, rocm, xpu or tpu; empty if it is not known",
     "direction": "tx (sent) or rx (received)",
-    "driver_version": "release of the NVIDIA driver",
+    "driver_version": "release of the NVIDIA or AMD driver",
     "dtype": "the type of the weights: bf16 (also fp16), fp8, fp4, int8, int4 or mxfp4",
     "event": "; ".join(f"{event.name}: {event.meaning}" for event in LOG_EVENTS)
     + "; of a cgroup's memory high, max (its limits were met), oom (an allocation failed), oom_kill",
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
     "file": "the log file, as named on the command line of the exporter; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
-    "gpu": "index of the GPU, as nvidia-smi counts",
-    "host": "name of the host or container in which the PID counts",
-    "kind": "the kind of error: corrected or uncorrected for memory, the name in nvml.h for NVLink",
+    "gpu": "index of the GPU, as nvidia-smi or amd-smi counts",
+    "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
+    "kind": "the kind of error: corrected or uncorrected for memory (AMD also deferred: found, and not read yet), the "
+    "name in nvml.h for NVLink, of the kernel's counter for InfiniBand",
+    "leader": "address and port of the first node, as --master-addr and --master-port name it on every node",
     "line": "number of the line in the file; empty if it is not known",
     "model": "the name under which the model is served",
     "name": "product name of the GPU",
+    "node": "number of the node, --node-rank",
+    "operation": "number of a collective operation of this kind in this communicator, from 1 on; empty if not known",
     "part": "every_step, or experts (the routed ones)",
-    "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`",
+    "path": "nvlink, pix, pxb, phb, node or sys, as in `nvidia-smi topo -m`; xgmi between AMD's GPUs",
     "pci_bus_id": "PCI address of the GPU",
     "peer": "index of the other GPU",
     "prefix": "the prefix of the names of vLLM's metrics: kserve_vllm:, ray_vllm_, vllm_",
     "process": "the process of vLLM that wrote the line, as vLLM calls it; empty if the line does not name it",
+    "port": "device and number of the port, mlx5_0/1 for example",
     "phase": "; ".join(f"{phase.name}: {phase.meaning}" for phase in STARTUP_PHASES),
     "pid": "process id, as this host or container counts",
-    "rank": "rank of a worker within its engine, index of an engine; empty if it is not known",
+    "rank": "rank of a worker within its engine or its NCCL communicator, index of an engine; empty if not known",
     "reason": ", ".join(THROTTLE_REASONS),
     "resource": "cpu, memory or io",
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
-    "sensor": "gpu or memory",
-    "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie",
+    "sensor": "gpu (AMD: the edge of the die), hotspot (AMD only) or memory",
+    "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie; of a "
+    "retired page reserved, pending (until the next reset) or unreservable; for NCCL answering, behind (it has "
+    "launched fewer collectives than its peers), unresponsive or dead",
     "text": "the line without its head, without secrets, up to 300 characters",
     "uuid": "identity of the GPU, the same after a reboot",
     "version": "release of diag, of vLLM",
@@ -125,6 +134,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="It shows which part is slow if a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
+    "diag_vllm_elastic_scaling": _gauge(
+        "1 while vLLM refuses every request with HTTP 503 to change the number of its data-parallel engines; no sample"
+        " otherwise."
+    ),
     "diag_vllm_metrics_renamed": _gauge(
         "1 when vLLM's /metrics named its metrics with this prefix instead of vllm:; no sample if it never did.",
         "prefix",
@@ -183,6 +196,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="The doctor's note that log and metrics conflict quotes it; it is evidence of no incident.",
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
+    "diag_vllm_log_value_total": _counter(
+        "Sum of a number over all log lines that show this event, since the exporter started.", "event", "field"
+    ),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
         *("event", "process", "file", "line", "text", "cause"),
@@ -198,6 +214,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Seconds until the first token of the exporter's last one-token request.", unread=FOR_READERS
     ),
     "diag_vllm_process_start_time_seconds": _gauge("Unix time at which the server's topmost process was started."),
+    "diag_vllm_node_info": _gauge(
+        "Always 1 for a server that spans nodes; the labels name the address of its first node, the number of this node"
+        " and its host.",
+        *("leader", "node", "host"),
+    ),
     "diag_vllm_processes": _gauge(
         "Running processes of this vLLM in this role; 0 once all processes seen of this server have ended.", "role"
     ),
@@ -255,6 +276,21 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Share of the last 10 s in which a task of the server's cgroup waited for this resource (PSI; 0 to 1).",
         "resource",
     ),
+    "diag_nccl_processes": _gauge(
+        "Processes of the server's NCCL job in this state by NCCL's RAS service, in its last two statuses.", "state"
+    ),
+    "diag_nccl_missing_rank_operations": _gauge(
+        "Collective operations by which a rank that is missing from its communicator is behind its peers; the labels "
+        "name the operation that it has not launched. 0 if its process does not answer NCCL's RAS service.",
+        *("communicator", "rank", "host", "state", "collective", "operation"),
+    ),
+    "diag_nccl_dump_timestamp_seconds": _gauge(
+        "Unix time of the newest dump of PyTorch's flight recorder since the server started, 0 without one."
+    ),
+    "diag_infiniband_port_active": _gauge("1 when this InfiniBand or RoCE port is active, 0 when not.", "port", "host"),
+    "diag_infiniband_errors_total": _counter(
+        "Errors of this kind on an InfiniBand or RoCE port since its counters were reset.", "port", "host", "kind"
+    ),
     "diag_gpu_up": _gauge("1 when this GPU answers, 0 when it is lost.", *GPU),
     "diag_gpu_info": _gauge(
         "Always 1; the labels describe this GPU.", *GPU, "name", "pci_bus_id", "driver_version", "compute_capability"
@@ -281,12 +317,14 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Dense operations per second with weights of this type, by the GPU's data sheet.", *GPU, "dtype"
     ),
     "diag_gpu_nvlink_max_bytes_per_second": _gauge(
-        "Bandwidth of all NVLinks of a GPU in one direction in bytes per second, by its data sheet.", *GPU
+        "Bandwidth of all NVLinks or XGMI links of a GPU in one direction in bytes per second, by its data sheet.", *GPU
     ),
     "diag_gpu_energy_joules_total": _counter(
-        "Energy in joules since the driver was loaded.", *GPU, unread="For the energy that tokens cost."
+        "Energy in joules since the driver was loaded or the GPU was reset.",
+        *GPU,
+        unread="For the energy that tokens cost.",
     ),
-    "diag_gpu_utilization_ratio": _gauge("Share of time with at least one kernel running (0 to 1).", *GPU),
+    "diag_gpu_utilization_ratio": _gauge("Share of time in which the GPU ran kernels (0 to 1).", *GPU),
     "diag_gpu_memory_busy_ratio": _gauge(
         "Share of time in which GPU memory was read or written (0 to 1).", *GPU, unread=FOR_READERS
     ),
@@ -300,7 +338,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_gpu_throttle_active": _gauge("1 when this reason holds the clocks down now, 0 when not.", *GPU, "reason"),
     "diag_gpu_throttle_seconds_total": _counter(
-        "Seconds for which this reason has held the clocks down.", *GPU, "reason"
+        "Seconds for which this reason has held the clocks down; on AMD since the exporter started.", *GPU, "reason"
     ),
     "diag_gpu_pcie_bytes_total": _counter("Bytes sent or received over PCIe.", *GPU, "direction"),
     "diag_gpu_pcie_throughput_bytes_per_second": _gauge(
@@ -309,9 +347,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_pcie_link_generation": _gauge("PCIe generation of the link; it falls when idle.", *GPU, "which"),
     "diag_gpu_pcie_link_width": _gauge("Number of PCIe lanes of the link.", *GPU, "which"),
     "diag_gpu_pcie_replays_total": _counter("PCIe packets that were sent again.", *GPU, unread=FOR_READERS),
-    "diag_gpu_nvlink_bytes_total": _counter("Bytes sent or received over all NVLinks.", *GPU, "direction"),
-    "diag_gpu_nvlink_errors_total": _counter("Errors of this kind on all NVLinks.", *GPU, "kind", unread=FOR_READERS),
-    "diag_gpu_nvlink_active_links": _gauge("Number of NVLinks that are up.", *GPU),
+    "diag_gpu_nvlink_bytes_total": _counter(
+        "Bytes sent or received over all NVLinks, on AMD over all XGMI links.", *GPU, "direction"
+    ),
+    "diag_gpu_nvlink_errors_total": _counter("Errors of this kind on all NVLinks.", *GPU, "kind"),
+    "diag_gpu_nvlink_active_links": _gauge("Number of NVLinks that are up, on AMD of XGMI links.", *GPU),
     "diag_gpu_peer_info": _gauge(
         "Always 1; the labels name the path between two GPUs.",
         "gpu",
@@ -319,7 +359,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "path",
         unread="It shows which GPUs a tensor-parallel group should use.",
     ),
-    "diag_gpu_ecc_errors_total": _counter("Memory errors of this kind since the driver was loaded.", *GPU, "kind"),
+    "diag_gpu_ecc_errors_total": _counter(
+        "Errors of this kind that error correction found since the driver was loaded, on AMD in all blocks of the GPU.",
+        *GPU,
+        "kind",
+    ),
     "diag_gpu_remapped_rows": _gauge(
         "Memory rows replaced after errors of this kind.",
         *GPU,
@@ -338,6 +382,13 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_gpu_remap_failure": _gauge("1 when a memory row could not be replaced, 0 when not.", *GPU),
     "diag_gpu_xid_errors_total": _counter("Xid errors of this number since the exporter started.", *GPU, "xid"),
+    "diag_gpu_retired_pages": _gauge(
+        "Memory pages that AMD's driver took out of use after errors.",
+        *GPU,
+        "state",
+        unread="A retired page does no harm; conditions read the errors.",
+    ),
+    "diag_gpu_resets_total": _counter("Resets of an AMD GPU by its driver since the exporter started.", *GPU),
     "diag_gpu_process_memory_bytes": _gauge("GPU memory in bytes of a process on this GPU.", *GPU, *PROCESS),
     "diag_gpu_serving": _gauge("1 when a process of this vLLM uses this GPU, 0 when not.", *GPU),
 }

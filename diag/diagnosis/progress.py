@@ -20,6 +20,8 @@ from diag.exposition.scrapes import Target
 from diag.knowledge.signals import (
     api_server_stopped,
     asleep,
+    changes_under_way,
+    elastic_scaling,
     endpoint_without_vllm,
     engine_death_logged,
     engine_processes,
@@ -45,8 +47,9 @@ from diag.knowledge.signals import (
 )
 from diag.knowledge.signals.halted import processes_stopped
 from diag.knowledge.signals.peers import ranks_out_of_step
+from diag.knowledge.signals.settings import running_value
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
-from diag.sources.observation import Origin, observation
+from diag.sources.observation import Observation, Origin, observation
 
 State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
@@ -71,8 +74,16 @@ SLEEPS = {
     2: "sleep level 2, with weights and KV cache discarded",
 }
 """Reasons by the level of vllm:engine_sleep_state."""
-WAKES_UP = "it serves no requests until POST /wake_up"
-PAUSED = "scheduling is paused (POST /pause), with the weights in place; it serves no requests until POST /resume"
+WAKES_UP = "it serves no requests until POST /wake_up; requests that arrive wait, and no metric counts them"
+PAUSED = (
+    "scheduling is paused (POST /pause), with the weights in place; it serves no requests until POST /resume; requests "
+    "that arrive wait, and no metric counts them"
+)
+CHANGES = (
+    "a weight update, a sleep, a wake-up or an elastic scaling is under way: nothing is scheduled until the call is "
+    "answered"
+)
+SCALES = "it changes the number of its data-parallel engines, and answers HTTP 503 until it has switched"
 REFUSED = "requests wait, none runs and nothing moves: the scheduler admits no requests"
 NEVER = "/metrics never answered: the server is starting, failed to start, or the address is wrong"
 LOG_WOULD_SHOW, LOG_SHOWS_NOT = "; its log would show which (--log)", "; its log does not show which"
@@ -86,6 +97,7 @@ NO_USAGE = (
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
 STARTS = "its log shows a start in progress, and /metrics does not answer yet; diagnose it again once it does"
 THERE = "its processes are running and /metrics does not answer yet"
+HEADLESS = "it is a headless node, which has no API server: diagnose it together with the node that has it"
 LOG_WOULD_SHOW_START = "; its log would show how far the start is (--log)"
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
@@ -146,18 +158,24 @@ def owed_and_still(found: tuple[Progress, ...]) -> bool:
 def judge(queries: QueryCache) -> tuple[tuple[Progress, ...], tuple[NotJudged, ...]]:
     """Return each engine's progress, and why that of others is unknown; ordered by subject.
 
-    The health of an engine that is still starting, or stands still with work to do, is unknown as well.
+    The health of an engine that is still starting, or stands still with work to do, is unknown as well. A headless
+    node has no progress of its own: that of its server counts.
     """
     known: list[Progress] = []
     unknown: list[NotJudged] = []
+    headless: list[NotJudged] = []
     for subject in queries.subjects(ENGINE):
         if not queries.is_gone(subject):
+            last = _LastValues(subject, queries)
+            if last.instance(running_value("headless")) and last.instance(processes):
+                headless.append(NotJudged(HEADLESS, subject))
+                continue
             found = _judge_engine(subject, queries)
             if isinstance(found, Progress):
                 known.append(found)
             if isinstance(found, str) or found.state == "starting" or found.reason == STILL:
                 unknown.append(NotJudged(found if isinstance(found, str) else found.reason, subject))
-    return tuple(known), tuple(unknown)
+    return tuple(known), tuple(unknown if known else [*unknown, *headless])
 
 
 class _LastValues(NamedTuple):
@@ -184,7 +202,7 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
     """Return the state of an engine, or why it is unknown."""
     last = _LastValues(subject, queries)
     lately = queries.live(LATELY)
-    if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way)):
+    if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way, elastic_scaling)):
         if last.instance(server_left_orphans, lately):
             return Progress(subject, "dead", ORPHANED)
         deaths = [why for signal, dead, why in DEATHS if last.instance(signal, lately) == dead]
@@ -203,6 +221,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
             state = "asleep", f"{SLEEPS.get(int(level), 'at an unknown sleep level')}; {WAKES_UP}"
         elif last.engine(scheduler_paused):
             state = "asleep", PAUSED
+        elif last.engine(changes_under_way):
+            state = "asleep", CHANGES
         elif last.engine(requests_not_admitted):
             state = "stalled", REFUSED
         elif state[0] == "idle" and last.instance(ranks_out_of_step):
@@ -224,6 +244,8 @@ def _judge_without_page(last: _LastValues) -> Progress | str:
     """Return the state of a server whose /metrics page does not answer at present, or why it is unknown."""
     if last.instance(starting):
         return Progress(last.subject, "starting", STARTS)
+    if last.instance(elastic_scaling):
+        return Progress(last.subject, "starting", SCALES)
     log = last.queries.ask(LOG_IS_READ, INSTANCE, last.queries.whole).of(last.subject)
     has_log = log is not None and bool(np.nan_to_num(log[-1]))
     there = THERE if has_log else THERE + LOG_WOULD_SHOW_START
@@ -281,14 +303,17 @@ class Liveness:
         self._every = every
         self._failing_since: int | None = None
 
+    def seen(self) -> Observation:
+        """Return the observation of all pages that are kept."""
+        return observation(Origin("scrape", self._target.instance, self._every), [self._target], {})
+
     def observe(self, at: int, page: bytes) -> Health:
         """Add a page that was taken at unix milliseconds, and judge all pages until then."""
         if self._target.size > MOST_VALUES:
             self._target = Target(self._target.instance)
         self._target.scrapes[:] = [scrape for scrape in self._target.scrapes if scrape.at >= at - KEPT]
         self._target.add(at, page)
-        seen = observation(Origin("scrape", self._target.instance, self._every), [self._target], {})
-        queries = QueryCache(seen, Contract())
+        queries = QueryCache(self.seen(), Contract())
         known, unknown = judge(queries)
 
         liveness = _sentences(known) or f"cannot tell: {'; '.join(item.sentence for item in unknown)}"

@@ -21,9 +21,10 @@ from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.query_cache import QueryCache
+from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
-from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu
+from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu, runs_on_rocm
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import UNSET, default, release, releases, versions
@@ -155,6 +156,12 @@ def propose(
     proposer = _Proposer(diagnosis, queries, running, (*(quotes[0].names if quotes else ()), *launch))
     proposals = (proposer.propose(fix) for fix in diagnosis.incident.fixes)
     return tuple(proposal for proposal in proposals if proposal is not None)
+
+
+def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> bool:
+    """Return True if the server's telemetry, or a quoted line of its log, is of AMD GPUs."""
+    proposer = _Proposer(diagnosis, queries, Running(), ())
+    return bool(proposer.value(runs_on_rocm)) or any(rocm.SHOWS.search(f"{one.text} {one.cause}") for one in quotes)
 
 
 def by_failure(failure: KnownFailure) -> Proposal:

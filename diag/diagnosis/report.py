@@ -14,11 +14,13 @@ from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, State, by_scrapes, dated, diagnose, quotes
 from diag.diagnosis.progress import ENGINE, INSTANCE, NotJudged, Progress, judge
-from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, by_subject, propose
+from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
+from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.vitals import Vitals
+from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure, known_failure
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
@@ -65,6 +67,8 @@ class TelemetryFamily(NamedTuple):
     hint: str
 
 
+UNREAD = "xpu|tpu|hpu|neuron"
+"""Devices that diag reads no telemetry of, as vLLM calls them."""
 FAMILIES = {
     "gpu": TelemetryFamily("diag_gpu_.+", "diag_gpu_power_watts", "GPUs", "throttling, power, memory and faults", HOST),
     "log": TelemetryFamily(
@@ -80,6 +84,13 @@ FAMILIES = {
         "processes",
         "stopped or busy-waiting workers",
         HOST,
+    ),
+    "device": TelemetryFamily(
+        "diag_gpu_.+",
+        "diag_gpu_power_watts",
+        "XPUs, TPUs",
+        "throttling, power, memory and faults",
+        "diag reads the GPUs of NVIDIA and AMD only",
     ),
 }
 
@@ -239,7 +250,8 @@ class Finding(NamedTuple):
 class Report(NamedTuple):
     """The whole diagnosis; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
     `shared` the labels that the ill servers of a fleet have and its healthy ones lack, `slo_is_default` whether the
-    site has set none of its own; `vitals` are the vital signs of a few servers.
+    site has set none of its own; `vitals` are the vital signs of a few servers, `roll_calls` where their processes
+    stand, if that was asked for.
 
     `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
     could not be judged because the source refused queries or the observation was too short.
@@ -257,6 +269,7 @@ class Report(NamedTuple):
     shared: tuple[SharedLabel, ...] = ()
     slo_is_default: bool = False
     vitals: tuple[Vitals, ...] = ()
+    roll_calls: tuple[RollCall, ...] = ()
 
     @property
     def present(self) -> tuple[Finding, ...]:
@@ -326,12 +339,13 @@ def build_report(
     judged = judged or queries
     models = {server.name: server.model for server in observed.servers}
     findings = []
-    for diagnosis in dated(diagnose(incidents, judged), judged):
-        if diagnosis.state != "present":
-            findings.append(Finding(diagnosis))
+    for found_here in dated(diagnose(incidents, judged), judged):
+        if found_here.state != "present":
+            findings.append(Finding(found_here))
             continue
-        known = by_subject(running, diagnosis.subject)
-        quoted = quotes(diagnosis, judged) or _lines_of_events(diagnosis, observed)
+        known = by_subject(running, found_here.subject)
+        quoted = quotes(found_here, judged) or _lines_of_events(found_here, observed)
+        diagnosis = _in_words_of_rocm(found_here) if is_on_rocm(found_here, judged, quoted) else found_here
         found = propose(diagnosis, judged, known, quoted)
         linted = lint_findings(known, quoted) if diagnosis.incident.lints else ()
         if linted:  # first the proposals without a restart, which only read
@@ -375,6 +389,18 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
     return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
 
 
+def _in_words_of_rocm(diagnosis: Diagnosis) -> Diagnosis:
+    open_ = tuple(map(rocm.look_alike_in_words, diagnosis.open))
+    return diagnosis._replace(incident=rocm.incident_in_words(diagnosis.incident), open=open_)
+
+
+def _ends_open(ending: LogEnding) -> str:
+    known = known_failure([ending.last], "", "") if ending.state == "starting" else None
+    if known:
+        return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
+    return ENDS_OPEN[ending.state].format(last=ending.last)
+
+
 def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs alone: of incidents that they show, and of how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
@@ -387,7 +413,7 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
     ]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
     not_judged = tuple(
-        NotJudged(ENDS_OPEN[ending.state].format(last=ending.last), (("instance", name),))
+        NotJudged(_ends_open(ending), (("instance", name),))
         for name, ending in observed.endings
         if ending.state in ENDS_OPEN and name not in ill
     )
@@ -475,6 +501,8 @@ def not_measured(queries: QueryCache) -> tuple[str, ...]:
     """Return the families of telemetry that no server has; a family whose query was refused may be there."""
     absent = []
     for name, family in FAMILIES.items():
+        if name == "device":  # known by its servers alone
+            continue
         usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
         if queries.ask(usual, (), queries.whole):
             continue
@@ -482,6 +510,9 @@ def not_measured(queries: QueryCache) -> tuple[str, ...]:
         query = GPUS if name == "gpu" else query  # which servers have GPUs is queried anyway
         if not queries.ask(query, (), queries.whole) and query not in queries.unanswered:
             absent.append(name)
+    unread = f'count by (instance) (last_over_time(diag_vllm_info{{device=~"{UNREAD}"}}[$window]))'
+    if "gpu" in absent and queries.ask(unread, (), queries.whole):
+        absent[absent.index("gpu")] = "device"
     return tuple(absent)
 
 

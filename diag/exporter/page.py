@@ -24,9 +24,13 @@ from diag.core.metric_families import Collector, Sample
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.tail import LogTail
+from diag.exporter.network.infiniband import InfiniBandCollector, read_ports
+from diag.exporter.network.nccl import NcclCollector
 from diag.exporter.process.collector import ProcessCollector
+from diag.exporter.process.table import listeners
 from diag.exporter.vllm_page import CollectorFailed, Scraped
 from diag.http.address import Address, is_here
+from diag.http.failure import SCALES
 from diag.vllm import work
 from diag.vllm.running_config import Config, ServerFacts, settle
 
@@ -121,10 +125,13 @@ class HostCollectors:
     gpus: GpuCollector | None
     log: LogTail | None
     processes: ProcessCollector | None
+    nccl: NcclCollector | None = None
+    infiniband: InfiniBandCollector | None = None
 
     @property
     def collectors(self) -> Sequence[Collector]:
-        return [collector for collector in (self.gpus, self.log, self.processes) if collector]
+        every = (self.gpus, self.log, self.processes, self.nccl, self.infiniband)
+        return [collector for collector in every if collector]
 
     @property
     def has_server(self) -> bool:
@@ -137,6 +144,8 @@ class HostCollectors:
             self.log.start()
 
     def scraped(self, seen: Measurement) -> None:
+        if self.nccl:
+            self.nccl.page_answered(seen.page)
         if self.log:
             started = self.processes.started() if self.processes else None
             processes = self.processes.identities() if self.processes else frozenset()
@@ -149,13 +158,30 @@ class HostCollectors:
         return (self.log.state.completes(facts) if self.log else facts)._replace(process=process)
 
 
-def host_collectors(address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = ()) -> HostCollectors:
-    """Return the collectors of a server; `log` is a path, "-" for standard input, "" for none."""
+def host_collectors(
+    address: Address,
+    log: str,
+    zone: tzinfo | None,
+    gpus: tuple[str, ...] = (),
+    nccl: tuple[str, int] | None = None,
+) -> HostCollectors:
+    """Return the collectors of a server; `log` is a path, "-" for standard input, "" for none.
+
+    `nccl` is the address of NCCL's RAS service; None asks none.
+    """
     tail = LogTail(log, zone) if log else None
     if not is_here(address):
         return HostCollectors(None, tail, None)
     processes = ProcessCollector(address.port)
-    return HostCollectors(GpuCollector(gpus, processes.owners, processes.visible), tail, processes)
+
+    def others(port: int) -> bool:
+        """Return True if a process that is not of this server listens on a port, as far as that is visible."""
+        own = processes.owners().keys()
+        return bool(own and set(listeners(port)) - own)
+
+    asked = NcclCollector(nccl, others) if nccl else None
+    ports = InfiniBandCollector() if any(read_ports()) else None
+    return HostCollectors(GpuCollector(gpus, processes.owners, processes.visible), tail, processes, asked, ports)
 
 
 TURN = 0.01
@@ -221,7 +247,7 @@ class HostPage(Generic[P]):
         nothing = Measurement(self._asked_at, page=False, answers=scraped.answered)
         self._host.scraped(scraped.value.measured(self._asked_at) if scraped.value else nothing)
         results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered[P]]] = {"vllm": scraped, **rendered}
-        own: list[Sample] = []
+        own: list[Sample] = [("diag_vllm_elastic_scaling", (), 1.0)] if SCALES in scraped.problem else []
         for name, result in results.items():
             problem = result.problem or (result.value.problem if result.value else "")
             if problem != self._reported.get(name, ""):

@@ -25,6 +25,10 @@ class WrongAnswer(Failure):
     """A server answers, but not with the requested content: an HTTP status, a missing page."""
 
 
+SCALES = "answered HTTP 503: it changes the number of its engines (elastic expert parallelism)"
+"""The reason of a failed scrape of such a vLLM: it refuses every request in these words until it has switched."""
+
+
 class UnknownName(Failure):
     """The host name cannot be resolved."""
 

@@ -10,7 +10,7 @@ from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
 from diag.http.client import Client, Response, run_in_thread
-from diag.http.failure import VLLM, Failure, WrongAnswer
+from diag.http.failure import SCALES, VLLM, Failure, WrongAnswer
 from diag.vllm.running_config import ServerFacts, from_server_info, number
 
 ACCEPT = "text/plain;version=0.0.4"
@@ -18,6 +18,8 @@ SMALL = 2**20
 _GONE = (404, 405)
 _REFUSED = (401, 403)
 _REJECTED = range(400, 500)
+_SCALES = b"The model is currently scaling"
+"""The answer of vLLM's ScalingMiddleware to every request."""
 _MARKS = (b"# TYPE ", b"vllm:")
 """Every page with vLLM's metrics contains one of these; /health answers 200, too."""
 
@@ -55,6 +57,8 @@ class VllmServer:
         """Read the /metrics page and find its path first; Failure or NotMetrics if there is none."""
         if self.path:
             response = self.client.get(self.path, ACCEPT, self.most_bytes)
+            if response.status == 503 and _SCALES in response.body[:SMALL]:
+                raise WrongAnswer(SCALES, "wait until it has switched")
             if response.status != 200:
                 raise self.client.refusal(response.status)
             refuse_other_formats(response.body)

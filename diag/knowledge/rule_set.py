@@ -45,7 +45,7 @@ DRAWN_OVER, DRAWN = "5m", (bandwidth_share, compute_share, tokens_of_peers)
 LONG = 900.0
 """Seconds from which on a range is long."""
 _WORD = re.compile(r"[\w:]+")
-_RANGE = re.compile(r"\[(\w+)\]")
+_RANGE = re.compile(r"\[(\w+)(?::\w+)?\]")
 
 
 class RecordedSeries(NamedTuple):

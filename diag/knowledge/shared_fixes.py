@@ -4,6 +4,8 @@ from diag.core.incident import Fix, LookAlike, documented, judged, measured
 from diag.knowledge.signals import (
     RESERVE,
     asleep,
+    changes_under_way,
+    flight_recorder_dumps,
     gpu_compute_capability_has_fp8,
     gpu_memory_free_share,
     kv_bytes_with_free_memory,
@@ -24,6 +26,7 @@ QUANTIZED_KV = "https://docs.vllm.ai/en/latest/features/quantization/quantized_k
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 SIGNAL_7 = "https://man7.org/linux/man-pages/man7/signal.7.html"
 PROC_STATE = "https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html"
+FLIGHT = "https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html"
 
 IS_STOPPED = processes_stopped.at_least(1, documented("SIGCONT makes a stopped process go on", SIGNAL_7))
 LET_GO_ON = (
@@ -85,17 +88,37 @@ NOT_PAUSED = LookAlike(
         0, documented("a paused scheduler schedules nothing", "https://docs.vllm.ai/en/stable/training/async_rl/")
     ),
 )
+NOT_CHANGING = LookAlike(
+    "a weight update or an elastic scaling",
+    distinguish="vllm:rl_weight_update_operations_in_flight and vllm:sleep_mode_operations_in_flight (vLLM 0.32) show "
+    "the calls that are not answered yet, `[Elastic EP]` in the log the scaling; nothing is scheduled meanwhile.",
+    requires=changes_under_way.at_most(
+        0,
+        documented(
+            "the engine runs such a call between two steps", "https://docs.vllm.ai/en/stable/training/async_rl/"
+        ),
+    ),
+)
 NO_LONG_PREFILL = standstill_was_prefill.below(
     1, judged("if earlier steps were that long, a standstill counts after two minutes")
 )
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
 SAVE_STACKS = Fix(
-    change="Before any restart, save the stack trace of every rank.",
-    command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
-    effect="the stack traces name the call that does not return, and the rank that is missing from it",
+    change="Before any restart, save on the server's host where each process stands (pip install 'diag[stacks]').",
+    command="diag doctor --stacks",
+    effect="it names the process that the others wait for, and the call that does not return",
     only_if=NOT_HALTED,
     restart=False,
     why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
+)
+READ_DUMPS = Fix(
+    change="Compare the last collectives of all ranks: copy the dumps of all nodes into one folder (the launch names "
+    "theirs by TORCH_FR_DUMP_TEMP_FILE). The command unpickles them: use it on dumps of your own server only.",
+    command="torchfrtrace --prefix comm_lib_trace_rank_ ~/.cache/torch",
+    effect="it names the first collective that some ranks have not entered, and these ranks",
+    only_if=(flight_recorder_dumps.at_least(1, documented("a watchdog writes them when one times out", FLIGHT)),),
+    restart=False,
+    why=documented("torchfrtrace compares the dumps of all ranks", FLIGHT),
 )
 STACK_TRACES = Fix(
     change="Start it with --watchdog-config from then on (vLLM 0.33 or later): a process that makes no progress then "

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diag.core.formatting import GIB, gibibytes, plural
-from diag.lint.rule import Example, LintTarget, Match, number, removal, rule
+from diag.lint.rule import LINKS, Example, LintTarget, Match, number, removal, rule
 from diag.vllm.flags.registry import default
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -146,7 +146,7 @@ def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
     paths = target.gpus.paths if target.gpus else {}
     used = target.used_gpus()[:tensor]
     pairs = [(gpu.index, peer.index) for gpu in used for peer in used if gpu.index < peer.index]
-    slow = [(pair, paths[pair]) for pair in pairs if paths.get(pair, "nvlink") != "nvlink"]
+    slow = [(pair, paths[pair]) for pair in pairs if paths.get(pair, "nvlink") not in LINKS]
     if slow:
         (first, second), path = slow[0]
         more = f", and {plural(len(slow) - 1, 'more pair')}" if len(slow) > 1 else ""

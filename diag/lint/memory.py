@@ -12,6 +12,7 @@ from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
 from diag.vllm.memory.ledger import Ledger, ledger
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
+from diag.vllm.offloading import connector_bytes
 
 _SHARE = "--gpu-memory-utilization"
 _FAR = 0.2
@@ -59,17 +60,21 @@ def usable_share(target: LintTarget, gpu: HostGpu) -> float:
 def offloaded(target: LintTarget) -> tuple[float, str]:
     """Return the bytes of host memory that the ranks on this host pin, and the flags that set them.
 
-    They count as in vllm/config: cpu_offload_gb per GPU, kv_offloading_size over all ranks, swap_space per GPU.
+    They count as in vllm/config: cpu_offload_gb per GPU, kv_offloading_size and the bytes of a connector over all ranks
+    of an engine, swap_space per GPU.
     """
     ranks, buffer = target.local_ranks(), target.command.get("--kv-offloading-backend")
-    replicas = ranks // (target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size"))
+    engine = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")
+    replicas = ranks // engine
     parts = {
         "--cpu-offload-gb": ranks,
         "--kv-offloading-size": 0 if buffer == "lmcache" else replicas,
         "--swap-space": 0 if target.since(V1) else ranks,
     }
-    given = {flag: times * (target.number(flag) or 0) for flag, times in parts.items() if target.has(flag)}
-    return sum(given.values()) * GIB, " and ".join(flag for flag, size in given.items() if size)
+    given = {flag: times * (target.number(flag) or 0) * GIB for flag, times in parts.items() if target.has(flag)}
+    if not given.get("--kv-offloading-size"):  # it replaces the connector and its bytes
+        given["--kv-transfer-config"] = replicas * connector_bytes(target.command, engine)
+    return sum(given.values()), " and ".join(flag for flag, size in given.items() if size)
 
 
 @rule(
@@ -107,7 +112,8 @@ def gpu_memory_given_away(target: LintTarget) -> Iterator[Match]:
 @rule(
     "warning",
     "Offloading takes more memory than this host has",
-    "--cpu-offload-gb of every rank on this host, --kv-offloading-size, and before 0.8.0 --swap-space of every rank,"
+    "--cpu-offload-gb of every rank on this host, --kv-offloading-size or the cpu_bytes_to_use of an offloading"
+    " connector in --kv-transfer-config, and before 0.8.0 --swap-space of every rank,"
     " together above the memory of this host or of its control group.",
     "Offloaded memory is pinned: vLLM fails while it starts, or the kernel kills it",
     "Lower the sizes until they fit the host's memory with room to spare",

@@ -186,8 +186,8 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
 @rule(
     "warning",
     "The memory limit is below what offloading needs",
-    "A memory limit below what the ranks of the pod offload (--cpu-offload-gb, --kv-offloading-size, and --swap-space"
-    " before 0.8.0). An info if the container has no memory limit.",
+    "A memory limit below what the ranks of the pod offload (--cpu-offload-gb, --kv-offloading-size or"
+    " --kv-transfer-config, and --swap-space before 0.8.0). An info if the container has no memory limit.",
     "The container is killed as out of memory (OOMKilled) while the server starts",
     "Raise the memory limit",
     Example(

@@ -35,6 +35,10 @@ class HostGpus:
     paths: Mapping[tuple[str, str], str]
 
 
+LINKS = {"nvlink": "NVLink", "xgmi": "XGMI"}
+"""The vendors' own links, by their paths."""
+
+
 def host_gpus(samples: Iterable[GpuSample]) -> HostGpus:
     gpu_samples = [(family.removeprefix("diag_gpu_"), labels, value) for family, labels, value in samples]
     names = {labels[0]: labels[2] for family, labels, _ in gpu_samples if family == "info"}
@@ -114,7 +118,6 @@ class LintTarget:
         return self.command.get(flag) is not None and flag in known() and known()[flag].in_release(self.version)
 
     def keys(self, flag: str) -> Mapping[str, object]:
-        """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
         return self.command.keys(flag)
 
 

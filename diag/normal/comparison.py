@@ -66,9 +66,34 @@ LOADS = {
 
 def by_baseline(queries: QueryCache, baseline: Baseline, file: str) -> Normality:
     """Compare every engine with the kind of server in the file that is most like it."""
+    measured = measure(queries)
+    if not measured:
+        reasons: tuple[str, ...] = ("no request was running, or too few scrapes were answered",)
+        return Normality(file, tuple(_startups(starts(queries), baseline)), reasons)
+    return _compared(measured, starts(queries), baseline, file)
+
+
+def between(before: Baseline, after: Baseline, file: str) -> Normality:
+    """Compare the servers of one baseline with those of an earlier one, by the medians of their windows and starts."""
+    measured = [Measured((), normal.kind, normal.rows) for normal in after if normal.rows]
+    begun = []
+    for normal in after:
+        phases: dict[str, list[float]] = {}
+        for start in normal.starts:
+            for phase, spent in start.items():
+                phases.setdefault(phase, []).append(spent)
+        begun += [("", normal.kind, {phase: float(np.median(spent)) for phase, spent in phases.items()})]
+    return _compared(measured, begun, before, file)
+
+
+def _compared(
+    measured: Sequence[Measured],
+    begun: Sequence[tuple[str, ServerKind, Mapping[str, float]]],
+    baseline: Baseline,
+    file: str,
+) -> Normality:
     readings: list[NormalReading] = []
     reasons: dict[str, None] = {}
-    measured = measure(queries)
     for seen in measured:
         kind = _closest(seen.kind, [normal.kind for normal in baseline if normal.rows])
         if kind is None:
@@ -82,9 +107,7 @@ def by_baseline(queries: QueryCache, baseline: Baseline, file: str) -> Normality
             ours, theirs = (f"{min(values):.0f} - {max(values):.0f}" for values in running)
             load = f"{ours} requests running, {theirs} in the baseline"
             reasons[f"no {FEWEST} windows of the baseline had this load: {load}"] = None
-    if not measured:
-        reasons = {"no request was running, or too few scrapes were answered": None}
-    return Normality(file, (*readings, *_startups(queries, baseline)), tuple(reasons))
+    return Normality(file, (*readings, *_startups(begun, baseline)), tuple(reasons))
 
 
 def _closest(kind: ServerKind, known: Sequence[ServerKind]) -> ServerKind | None:
@@ -197,10 +220,12 @@ def _normal_band(measured: Measure, row: Row, table: Mapping[str, Floats]) -> _B
     return _Band.of(values) if len(values) >= FEWEST else None
 
 
-def _startups(queries: QueryCache, baseline: Baseline) -> Iterator[NormalReading]:
-    """Compare the phases of the last start with those of earlier ones."""
+def _startups(
+    begun: Sequence[tuple[str, ServerKind, Mapping[str, float]]], baseline: Baseline
+) -> Iterator[NormalReading]:
+    """Compare the phases of a start with those of earlier ones."""
     known = {normal.kind: normal.starts for normal in baseline if normal.starts}
-    for instance, kind, phases in starts(queries):
+    for instance, kind, phases in begun:
         closest = _closest(kind, list(known))
         if closest is None:
             continue

@@ -6,14 +6,12 @@ from datetime import UTC, datetime
 from diag.core.errors import BadUsage
 from diag.core.formatting import number, plural, quantity
 from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
-from diag.preflight.ramp_result import RampResult
-from diag.vllm.command.command import Command
+from diag.ramp.differences import settings
+from diag.ramp.kept import RampResult
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import release
 
 _OLD_DAYS = 90
-_NAMES = ("--host", "--port", "--served-model-name", "--api-key", "--uvicorn-log-level", "--root-path")
-"""Flags that change no performance."""
 _CHECKLIST = "docs/capacity.md"
 
 
@@ -21,12 +19,6 @@ def _ramp(facts: PreflightFacts) -> RampResult:
     if facts.ramp is None:
         raise NotChecked("no ramp result is given: diag ramp URL --json > ramp.json, then --ramp ramp.json")
     return facts.ramp
-
-
-def _settings(command: Command) -> dict[str, str]:
-    """Return the flags that may change the performance, with their last values."""
-    given = {option.name: " ".join(option.values) for option in command.given}
-    return {name: value for name, value in given.items() if name not in _NAMES}
 
 
 @check(
@@ -45,7 +37,7 @@ def ramp_result(facts: PreflightFacts) -> Iterator[Outcome]:
             other.append(f"model {ramp.model}, not {facts.command.model}")
         if ramp.launch:
             try:
-                then, now = _settings(parse(ramp.launch)), _settings(facts.command)
+                then, now = settings(parse(ramp.launch)), settings(facts.command)
             except BadUsage:
                 then = now = {}
             changed = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
@@ -73,11 +65,13 @@ def concurrency(facts: PreflightFacts) -> Iterator[Outcome]:
     ramp, wanted = _ramp(facts), _wanted(facts)
     if ramp.ceiling is None:
         yield failed("the ramp served no load within the SLO", "Read the ramp's own advice (diag ramp)")
-    elif wanted > ramp.ceiling:
-        message = f"{number(wanted)} requests at a time are to come, and the ceiling is {number(ramp.ceiling)}"
-        yield failed(message, f"Start {-int(-wanted // ramp.ceiling)} replicas, or raise the ceiling (diag ramp)")
+        return
+    most = ramp.ceiling.in_flight
+    if wanted > most:
+        message = f"{number(wanted)} requests at a time are to come, and the ceiling is {number(most)}"
+        yield failed(message, f"Start {-int(-wanted // most)} replicas, or raise the ceiling (diag ramp)")
     else:
-        yield passed(f"{number(wanted)} requests at a time, and the ceiling is {number(ramp.ceiling)}")
+        yield passed(f"{number(wanted)} requests at a time, and the ceiling is {number(most)}")
 
 
 @check(
@@ -89,12 +83,12 @@ def concurrency(facts: PreflightFacts) -> Iterator[Outcome]:
 )
 def inter_token_latency(facts: PreflightFacts) -> Iterator[Outcome]:
     ramp, wanted, slo = _ramp(facts), _wanted(facts), facts.contract.itl_seconds
-    step = next((step for step in sorted(ramp.steps) if step.concurrency >= wanted), None)
-    if step is None or step.itl is None:
+    step = min((step for step in ramp.steps if step.in_flight >= wanted), key=lambda step: step.in_flight, default=None)
+    if step is None or step.itl.p99 is None:
         raise NotChecked(f"no step of the ramp has {number(wanted)} requests at a time and an inter-token latency")
-    itl, most, load = quantity(step.itl, "seconds"), quantity(slo, "seconds"), number(step.concurrency)
+    itl, most, load = quantity(step.itl.p99, "seconds"), quantity(slo, "seconds"), number(step.in_flight)
     message = f"p99 {itl} at {load} requests at a time, and the SLO is {most}"
-    yield passed(message) if step.itl <= slo else failed(message, "Lower --max-num-seqs, or start more replicas")
+    yield passed(message) if step.itl.p99 <= slo else failed(message, "Lower --max-num-seqs, or start more replicas")
 
 
 def _wanted(facts: PreflightFacts) -> float:

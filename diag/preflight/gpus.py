@@ -1,9 +1,10 @@
-"""Checks of the GPUs, by NVML here or by the exporter's page of a server that runs."""
+"""Checks of the GPUs, by their driver here or by the exporter's page of a server that runs."""
 
 import os
 from collections.abc import Iterator
 
 from diag.core.formatting import gibibytes, listed, plural
+from diag.lint.rule import LINKS
 from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
 from diag.vllm.flags.registry import release
 
@@ -17,6 +18,14 @@ _LEAST_MARGIN = 25.0
 _LOW_POWER = 0.95
 _A_DESKTOP = 2**29
 """Bytes of GPU memory that the server of a screen may hold."""
+
+
+def _is_amd(facts: PreflightFacts) -> bool:
+    return facts.gpu_name.startswith(("AMD ", "Radeon "))
+
+
+def _reset(facts: PreflightFacts, gpu: str) -> str:
+    return f"amd-smi reset --gpureset -g {gpu}" if _is_amd(facts) else f"nvidia-smi --gpu-reset -i {gpu}"
 
 
 def _gpus(numbers: list[str]) -> str:
@@ -38,7 +47,9 @@ def compute_capability(facts: PreflightFacts) -> Iterator[Outcome]:
         if labels.get("compute_capability")
     }
     if not capabilities:
-        raise NotChecked("the driver does not tell the compute capability")
+        raise NotChecked(
+            "AMD's GPUs have none" if _is_amd(facts) else "the driver does not tell the compute capability"
+        )
     is_13 = release(facts.wheel.cuda) >= (13,)
     least = _LEAST_OF_CUDA_13 if is_13 else _LEAST_CAPABILITY
     old = [gpu for gpu, found in capabilities.items() if found < least]
@@ -64,6 +75,8 @@ def compute_capability(facts: PreflightFacts) -> Iterator[Outcome]:
 )
 def driver_for_toolkit(facts: PreflightFacts) -> Iterator[Outcome]:
     facts.need_gpus()
+    if _is_amd(facts):
+        raise NotChecked("the GPUs are AMD's, and diag does not know which driver a release of ROCm needs")
     toolkit = facts.wheel.cuda
     if not facts.wheel.torch:
         raise NotChecked("no vLLM is installed beside diag (--vllm-python names another Python)")
@@ -121,8 +134,8 @@ def peer_to_peer(facts: PreflightFacts) -> Iterator[Outcome]:
         return
     facts.need_gpus()
     paths = {labels["path"] for labels, _ in facts.gpus.get("diag_gpu_peer_info", ())}
-    if paths == {"nvlink"}:
-        yield passed("NVLink connects all GPUs")
+    if len(paths) == 1 and (link := LINKS.get(min(paths))):
+        yield passed(f"{link} connects all GPUs")
         return
     machine = facts.on_host()
     bridges = machine.redirecting_bridges()
@@ -217,11 +230,11 @@ def memory_errors(facts: PreflightFacts) -> Iterator[Outcome]:
     for gpu in failures:
         yield failed(f"GPU {gpu} has a memory row that could not be replaced", "Take the GPU out of service (RMA)")
     for gpu in pending:
-        yield warned(f"GPU {gpu} has a memory row that waits to be replaced", f"nvidia-smi --gpu-reset -i {gpu}")
+        yield warned(f"GPU {gpu} has a memory row that waits to be replaced", _reset(facts, gpu))
     for gpu, count in errors.items():
         if count and gpu not in (*failures, *pending):
             message = f"GPU {gpu} has {plural(int(count), 'uncorrected memory error')} since the driver was loaded"
-            yield warned(message, f"nvidia-smi --gpu-reset -i {gpu}")
+            yield warned(message, _reset(facts, gpu))
     if not (failures or pending or any(errors.values())):
         yield passed("no uncorrected memory error")
 

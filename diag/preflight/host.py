@@ -89,7 +89,7 @@ def shared_memory(facts: PreflightFacts) -> Iterator[Outcome]:
 @check(
     "host",
     "Locked memory",
-    reads="RLIMIT_MEMLOCK of this process, and whether the launch uses InfiniBand",
+    reads="RLIMIT_MEMLOCK and the capability CAP_IPC_LOCK of this process, and whether the launch uses InfiniBand",
     why="RDMA registers its buffers as locked memory: below a few MiB ibv_reg_mr fails and NCCL aborts",
     source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
 )
@@ -99,7 +99,7 @@ def locked_memory(facts: PreflightFacts) -> Iterator[Outcome]:
         return
     if not facts.on_host().infiniband():
         return
-    limit = machine.hard_limit(resource.RLIMIT_MEMLOCK)
+    limit = machine.lockable_bytes()
     if limit < _LEAST_MEMLOCK:
         yield failed(f"{limit / 1024:,.0f} KiB may be locked", "ulimit -l unlimited, or docker run --ulimit memlock=-1")
     else:

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from diag.exporter.network.infiniband import InfiniBandPort, read_ports
 from diag.exporter.process.kernel import control_group, read_file, whole
 
 _PROBE_BYTES, _PROBE_SECONDS, _CHUNK = 2**28, 1.0, 2**22
@@ -23,19 +24,11 @@ _BRIDGE, _EXTENDED, _ACS, _REDIRECTS = "0x0604", 0x100, 0x0D, 0x1C
 """PCI class of a bridge; place of the extended capabilities; access control's number, and its bits that send
 peer-to-peer traffic through the root complex (PCIe 6, section 7.7.11)."""
 _MOST_CAPABILITIES = 64
+_CAP_IPC_LOCK = 14
+"""Bit of the capability (linux/capability.h); with it the kernel does not apply RLIMIT_MEMLOCK."""
 _ASSIGNED = re.compile(r"^(\w+)(?:: \S+)? = '([^']*)'$", re.MULTILINE)
 _DISTRIBUTION = re.compile(r"vllm(?:_cpu)?-")
 _PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
-_ERRORS = ("symbol_error", "link_downed", "port_rcv_errors", "link_error_recovery", "local_link_integrity_errors")
-
-
-class InfiniBandPort(NamedTuple):
-    """One port: "mlx5_0/1", its state ("4: ACTIVE"), its rate ("400 Gb/sec (4X NDR)"), and its errors by counter."""
-
-    name: str
-    state: str
-    rate: str
-    errors: dict[str, int]
 
 
 class Wheel(NamedTuple):
@@ -131,19 +124,20 @@ class Machine:
         return {each.name: read_file(f"{each}/operstate") for each in sorted((self.sys / "class/net").glob("*"))}
 
     def infiniband(self) -> tuple[InfiniBandPort, ...]:
-        ports = []
-        for port in sorted((self.sys / "class/infiniband").glob("*/ports/*")):
-            counts = {name: whole([read_file(f"{port}/counters/{name}")]) for name in _ERRORS}
-            errors = {name: count for name, count in counts.items() if count}
-            name = f"{port.parent.parent.name}/{port.name}"
-            ports.append(InfiniBandPort(name, read_file(f"{port}/state"), read_file(f"{port}/rate"), errors))
-        return tuple(ports)
+        return tuple(read_ports(self.sys))
 
 
 def hard_limit(kind: int) -> float:
     """Return the hard limit of a resource of this process, infinite if there is none."""
     limit = resource.getrlimit(kind)[1]
     return float("inf") if limit == resource.RLIM_INFINITY else float(limit)
+
+
+def lockable_bytes() -> float:
+    """Return the bytes that this process may lock in memory; a process with CAP_IPC_LOCK has no limit."""
+    status = read_file("/proc/self/status")
+    held = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+    return float("inf") if held >> _CAP_IPC_LOCK & 1 else hard_limit(resource.RLIMIT_MEMLOCK)
 
 
 def has_user_name() -> bool:

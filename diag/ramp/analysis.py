@@ -57,11 +57,16 @@ class BoundBy(NamedTuple):
 
 
 class MeasuredOn(NamedTuple):
-    """Circumstances of a measurement: the launch command, "" if unknown, the GPUs by name, the unix time, or 0."""
+    """Circumstances of a measurement: the launch command, "" if unknown, the GPUs by name, the unix time, or 0.
+
+    `power_limits` are those of the GPUs in watts, as far as they are known; `load_by` names the origin of the load.
+    """
 
     launch: str = ""
     gpus: tuple[str, ...] = ()
     at: float = 0.0
+    power_limits: tuple[float, ...] = ()
+    load_by: str = ""
 
 
 class Ramp(NamedTuple):

@@ -31,10 +31,11 @@ from diag.sources.observation import Observation
 
 HOST = """
 import argparse, json, os, sys
+import vllm
 from vllm.benchmarks.serve import add_cli_args, main
 parser = argparse.ArgumentParser()
 add_cli_args(parser)
-print(json.dumps({"status": 0}), flush=True)
+print(json.dumps({"status": 0, "version": getattr(vllm, "__version__", "")}), flush=True)
 for line in sys.stdin:
     arguments = json.loads(line)
     child = os.fork()
@@ -72,7 +73,7 @@ class GeneratorFailed(Exception):
 class Generator:
     """Makes the load: the interpreter with vLLM, the server, the model's names, the lengths of requests.
 
-    `folder` holds the result of a step, and vLLM's output.
+    `folder` holds the result of a step, and vLLM's output. `version` is that of the interpreter's vLLM, once loaded.
     """
 
     python: str
@@ -82,6 +83,7 @@ class Generator:
     lengths: RequestLengths
     environment: Mapping[str, str]
     folder: Path = field(default_factory=Path)
+    version: str = ""
     _host: "subprocess.Popen[bytes] | None" = None
     _unread: bytes = b""
 
@@ -108,6 +110,10 @@ class Generator:
                             os.killpg(self._host.pid, number)
                         with suppress(subprocess.TimeoutExpired):
                             self._host.wait(ENDS)
+
+    @property
+    def name(self) -> str:
+        return f"vllm bench serve {printable(self.version, 40)}".rstrip()
 
     def run(self, offer: Offer, prompts: int, most_seconds: float, tick: Callable[[], bool]) -> ClientResult:
         """Make the load of a step; GeneratorFailed if it fails or does not end.
@@ -158,6 +164,7 @@ class Generator:
         pid = 0
         while True:
             message = self._message()
+            self.version = str(message.get("version", self.version))
             if status := message.get("status"):
                 output = ""
                 with suppress(OSError):

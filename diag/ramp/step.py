@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
-from diag.core.subjects import Floats
+from diag.core.subjects import Floats, label_value
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, LATENCIES
 from diag.ramp.steady import FEWEST_SCRAPES, Counted, steady_part
@@ -56,13 +57,18 @@ class Offer(NamedTuple):
 
 
 class Latency(NamedTuple):
-    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None if unknown."""
+    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None if unknown.
+
+    `bucket` has the edges of the histogram's bucket in which p99 lies, the upper one None if it has none; None for a
+    client's exact percentiles.
+    """
 
     p50: float | None = None
     p90: float | None = None
     p99: float | None = None
     observed: float = 0.0
     late: float | None = None
+    bucket: tuple[float, float | None] | None = None
 
 
 class GeneratorUse(NamedTuple):
@@ -141,7 +147,8 @@ class Step(NamedTuple):
     `by` is "client" if there are only the results of a load tool. `growth` is the growth of requests in flight from the
     first to the last third of the step, per finished request. `queries` are the samples of the steady part, and
     `scrapes` how many there are, None if there is no server. `crowded` is the sentence about a host whose CPUs others
-    use, "" otherwise.
+    use, "" otherwise. `quarters` are the tokens/s in each quarter of the steady part, empty if it has too few scrapes.
+    `cpu_wait` is the share of the time for which a process of vLLM waited for a CPU under pressure, None if unknown.
     """
 
     offer: Offer
@@ -166,6 +173,8 @@ class Step(NamedTuple):
     scrapes: int | None = None
     interval: float = 0.0
     crowded: str = ""
+    quarters: tuple[float, ...] = ()
+    cpu_wait: float | None = None
 
     @property
     def is_short(self) -> bool:
@@ -234,6 +243,7 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     seconds = queries.span + queries.source.interval
     rates = {name: (value(queries, promql) or 0.0) / seconds for name, promql in RATES.items()}
     finished = rates["requests_per_second"] * seconds
+    waits = value(queries, "$longest_cpu_wait"), value(queries, "$cpu_pressure_mean")
     third = len(known) // 3
     growth = float(known[-third:].mean() - known[:third].mean()) / finished if third and finished > 0 else 0.0
     ttft, itl, e2e = (_latency(queries, name) for name in SLOS)
@@ -261,8 +271,21 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
         failures=failures,
         scrapes=len(known),
         interval=observed.interval,
-        crowded=_crowded(queries, uses),
+        crowded=_crowd("a process of vLLM", *waits) or generator_crowded(uses),
+        quarters=_quarters(times[steady], so_far["tokens"][steady]),
+        cpu_wait=None if waits[0] is None or waits[1] is None else min(waits[0], waits[1]),
     )
+
+
+def _quarters(times: Floats, tokens: Floats) -> tuple[float, ...]:
+    """Return the tokens/s in each quarter; none if a quarter would be shorter than two scrape intervals."""
+    known = np.isfinite(tokens)
+    times, tokens = times[known], tokens[known]
+    if len(times) < 9:
+        return ()
+    edges = np.linspace(0, len(times) - 1, 5).round().astype(int)
+    rates = np.diff(tokens[edges]) / np.diff(times[edges])
+    return tuple(map(float, rates)) if (rates >= 0).all() else ()
 
 
 def _failures(whole: QueryCache, client: ClientResult | None, aborted: Floats) -> Failures | None:
@@ -282,15 +305,6 @@ def _failures(whole: QueryCache, client: ClientResult | None, aborted: Floats) -
     return Failures(client.failed - cut, client.completed + client.failed - cut, "client")
 
 
-def _crowded(queries: QueryCache, uses: Sequence[GeneratorUse]) -> str:
-    """Return the sentence about processes that waited for a CPU most of the time; "" if none did.
-
-    Waiting alone is none: processes of one server that spin on the same core wait for each other and serve well.
-    """
-    waited, pressure = value(queries, "$longest_cpu_wait"), value(queries, "$cpu_pressure_mean")
-    return _crowd("a process of vLLM", waited, pressure) or generator_crowded(uses)
-
-
 def generator_crowded(uses: Sequence[GeneratorUse]) -> str:
     """Return the sentence about a load generator that waited for a CPU most of the time; "" if it did not."""
     waited = [(use.at, use.waited) for use in uses if use.waited is not None]
@@ -302,6 +316,10 @@ def generator_crowded(uses: Sequence[GeneratorUse]) -> str:
 
 
 def _crowd(who: str, waited: float | None, pressure: float | None) -> str:
+    """Return the sentence about processes that waited for a CPU most of the time; "" if none did.
+
+    Waiting alone is none: processes of one server that spin on the same core wait for each other and serve well.
+    """
     if waited is None or pressure is None or min(waited, pressure) <= CROWDED:
         return ""
     shares = quantity(waited, "share"), quantity(pressure, "share")
@@ -328,7 +346,20 @@ def _latency(queries: QueryCache, name: str) -> Latency:
     p50, p90, p99 = map(quantile, (0.5, 0.9, 0.99))
     count, in_time = (value(queries, promql) for promql in LATENCIES[name])
     late = max(0.0, 1 - in_time / count) if count and in_time is not None else None
-    return Latency(p50, p90, p99, count or 0.0, late)
+    buckets = (_bucket(queries, metric) for metric in HISTOGRAMS[name])
+    return Latency(p50, p90, p99, count or 0.0, late, next(filter(None, buckets), None))
+
+
+def _bucket(queries: QueryCache, metric: str) -> tuple[float, float | None] | None:
+    """Return the edges of the bucket in which the 99th percentile of a histogram lies; None without observations."""
+    rows = queries.ask(f"sum by (le) (increase({metric}_bucket[$window]))", (), queries.whole)
+    with suppress(ValueError):  # an edge that is no number
+        counts = sorted((float(label_value(subject, "le")), row[-1]) for subject, row in rows.items())
+        if counts and counts[-1][1] > 0:
+            at = next(place for place, (_, count) in enumerate(counts) if count >= 0.99 * counts[-1][1])
+            upper = counts[at][0]
+            return counts[at - 1][0] if at else 0.0, upper if math.isfinite(upper) else None
+    return None
 
 
 def value(queries: QueryCache, promql: str) -> float | None:

@@ -25,7 +25,7 @@ def render(report: Report) -> str:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """Build the JSON document, in the schema's order; only the report of a fleet has `shared`."""
+    """Build the JSON document, in the schema's order; `shared` is about fleets, `stacks` needs --stacks."""
     shared = [
         {
             "incident": found.incident,
@@ -41,6 +41,19 @@ def document(report: Report) -> dict[str, Any]:
             "sentence": words.shared_sentence(found, report),
         }
         for found in report.shared
+    ]
+    names = ("pid", "role", "rank", "waits", "place", "moved", "halted", "problem")
+    stacks = [
+        {
+            "server": call.server,
+            "conclusion": call.conclusion,
+            "next": call.next,
+            "processes": [
+                {**{name: getattr(each, name) for name in names}, "suspect": each.pid in call.suspects}
+                for each in call.standing
+            ],
+        }
+        for call in report.roll_calls
     ]
     return {
         "schema": SCHEMA,
@@ -69,6 +82,7 @@ def document(report: Report) -> dict[str, Any]:
         ],
         "thresholds": list(report.contract),
         "normal": _normality(report.normality),
+        **({"stacks": stacks} if stacks else {}),
         **({"shared": shared} if shared else {}),
     }
 

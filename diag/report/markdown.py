@@ -36,6 +36,11 @@ def render(report: Report, verbose: bool = False) -> str:
     for finding in words.detailed(report):
         parts += _finding(finding, report, verbose)
 
+    for call in report.roll_calls:
+        parts.append(f"## Stacks of {escape(call.server)}\n\n{escape(words.roll_call(call))}")
+        rows = [tuple(map(escape, row)) for row in words.standing_rows(call)]
+        parts += [table(("process", "within 2 s", "where it stands"), rows)] if rows else []
+
     footer = {
         "Source": [words.source(report, moment)],
         "Load at the end": words.vitals(report),

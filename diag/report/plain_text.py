@@ -89,6 +89,19 @@ LAST = (
 """The parts to shorten next, if the launch command has been left out and there is still no room."""
 
 
+# -- where the processes stand -----------------------------------------------------------------------------------------
+
+
+def roll_call_lines(report: Report) -> Lines:
+    """Lay out where the processes of each server stand, those that stand together in one row, the suspects first."""
+    lines: Lines = []
+    for call in report.roll_calls:
+        title = "Stacks" if len(report.roll_calls) == 1 else call.server
+        lines += ["", *paragraph(f"{title}: {words.roll_call(call)}")]
+        lines += table(words.standing_rows(call)) if call.standing else []
+    return lines
+
+
 # -- the short report -------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +140,7 @@ def short_report(report: Report) -> str:
     if len(lines) > most:
         parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
         lines = _shorten(parts, FIRST + LAST, most)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
 
 
 def _shorten(parts: Mapping[str, Forms], order: Sequence[tuple[str, int]], most: int) -> Lines:
@@ -337,7 +350,7 @@ def full_report(report: Report) -> str:
         "note": words.notes(report),
     }
     lines += ["", *(line for label, texts in footer.items() for line in labelled(label, texts))]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
 
 
 def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> list[str]:

@@ -5,7 +5,7 @@ The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,10 +16,12 @@ from diag.core.formatting import number, plural, quantity
 from diag.diagnosis.proposals import Proposal, written
 from diag.ramp.analysis import BoundBy, Ramp
 from diag.ramp.plan import holds, why_unusable
-from diag.ramp.step import SLOS, Step
+from diag.ramp.step import SLOS, Latency, Step
 from diag.report import svg
 from diag.report.html import page
 from diag.report.layout import labelled, paragraph, table
+from diag.report.markdown import escape
+from diag.report.markdown import table as markdown_table
 from diag.report.svg import element, pixels
 
 SCHEMA = "diag.ramp/1"
@@ -144,11 +146,19 @@ def _step_row(ramp: Ramp, step: Step) -> list[str]:
     return [*cells, remark]
 
 
+def render_markdown(ramp: Ramp) -> str:
+    """Render the report as GitHub-flavoured Markdown."""
+    parts = [f"**{escape(_headline(ramp))}**"]
+    parts.append("\n".join(f"- {label}: {escape('; '.join(texts))}" for label, texts in _summary(ramp) if texts))
+    rows = [[escape(cell) for cell in _step_row(ramp, step)] for step in ramp.steps]
+    return "\n\n".join([*parts, *([markdown_table(HEAD, rows)] if rows else [])]) + "\n"
+
+
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
 
-def render_html(ramp: Ramp) -> str:
-    """Render the page, which is XML as well: the plain text and the curves."""
+def render_html(ramp: Ramp, more: Sequence[tuple[str, Sequence[str]]] = ()) -> str:
+    """Render the page, which is XML as well: the plain text, with more labels and sentences, and the curves."""
     slo = ramp.limits.contract
     curves = (
         ("requests per second", "1/s", lambda step: step.requests_per_second, None),
@@ -161,7 +171,7 @@ def render_html(ramp: Ramp) -> str:
     return page(
         "ramp.xhtml.j2",
         title=_headline(ramp),
-        summary=[(label, texts) for label, texts in _summary(ramp) if texts],
+        summary=[(label, texts) for label, texts in (*_summary(ramp), *more) if texts],
         curves=[(curve[0], _plot(ramp, *curve)) for curve in curves],
         head=HEAD,
         rows=[_step_row(ramp, step) for step in ramp.steps],
@@ -215,8 +225,9 @@ def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def render_json(ramp: Ramp) -> str:
-    return json.dumps(document(ramp), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+def render_json(ramp: Ramp, more: Mapping[str, Any] = {}) -> str:
+    """Render the document of a ramp, with more keys at its end."""
+    return json.dumps({**document(ramp), **more}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def document(ramp: Ramp) -> dict[str, Any]:
@@ -229,9 +240,13 @@ def document(ramp: Ramp) -> dict[str, Any]:
         "vllm": ramp.version,
         "launch": ramp.measured_on.launch or None,
         "gpus": list(ramp.measured_on.gpus),
+        "gpu_power_limits": list(ramp.measured_on.power_limits),
         "measured_at": _moment(ramp.measured_on.at),
         "prompt_tokens": ramp.lengths.prompt if ramp.lengths else None,
         "output_tokens": ramp.lengths.output if ramp.lengths else None,
+        "prefix_tokens": ramp.lengths.prefix if ramp.lengths else None,
+        "length_spread": ramp.lengths.spread if ramp.lengths else None,
+        "load_by": ramp.measured_on.load_by or None,
         "slo": {name: getattr(contract, name) for name in (*SLOS.values(), "objective")},
         "ceiling": _step_document(ramp, ramp.ceiling.step) if ramp.ceiling else None,
         "knee": ramp.ceiling.knee.offer.concurrency if ramp.ceiling and ramp.ceiling.knee else None,
@@ -283,13 +298,20 @@ def _step_document(ramp: Ramp, step: Step) -> dict[str, Any]:
         "measured_by": step.by,
         "counts": step.counts(ramp.limits.seconds),
         "within_slo": not step.breaches(ramp.limits.contract),
+        "holds": holds(step, ramp.limits),
         **{name: getattr(step, name) for name in ("seconds", "requests", *rates, "prompt_tokens_per_second", *gauges)},
-        **{name: getattr(step, name)._asdict() for name in latencies},
+        **{name: _latency_document(getattr(step, name)) for name in latencies},
         "scrapes": step.scrapes,
+        "quarters": list(step.quarters),
+        "cpu_wait": step.cpu_wait,
         "failures": step.failures._asdict() if step.failures else None,
         "unusable": why_unusable(step, ramp.limits),
         "client": {name: getattr(client, name) for name in ("completed", "failed", "seconds", *rates, "cores")}
-        | {name: getattr(client, name)._asdict() for name in latencies}
+        | {name: _latency_document(getattr(client, name)) for name in latencies}
         if client
         else None,
     }
+
+
+def _latency_document(latency: Latency) -> dict[str, Any]:
+    return {**latency._asdict(), "bucket": list(latency.bucket) if latency.bucket else None}

@@ -12,6 +12,7 @@ from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
+from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.vitals import MEASURES, Vitals
 from diag.sources.prometheus.properties import Property
@@ -229,10 +230,13 @@ def also(report: Report) -> list[str]:
     if is_fleet(report):
         where = grouped((f"{d.severity}: {d.incident.id}", place(d.subject)) for d in others)
         return [f"{name} on {listed(sorted(places))}" for name, places in where.items()]
-    return [
-        f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, time_format(report))}: {d.symptoms[0].sentence}"
-        for d in others
-    ]
+    texts = []
+    for d in others:
+        numbers = [reading for reading in evidence(d) if reading.condition.signal.unit != "bool"]
+        shown = numbers or d.symptoms[:1]
+        since = f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, time_format(report))}"
+        texts.append(f"{since}: {'; '.join(reading.sentence for reading in shown)}")
+    return texts
 
 
 def evidence(diagnosis: Diagnosis) -> list[Reading]:
@@ -474,3 +478,25 @@ def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+# -- where processes stand ---------------------------------------------------------------------------------------------
+
+
+def roll_call(call: RollCall) -> str:
+    """Return the conclusion from the stacks of a server, with the next step."""
+    return " ".join(filter(None, (call.conclusion, call.next)))
+
+
+def standing_rows(call: RollCall) -> list[tuple[str, str, str]]:
+    """Return the processes, those that stand at one place in one row, what they do, and whether they moved."""
+    together: dict[tuple[bool, str, str, str], list[str]] = {}
+    for each in call.standing:
+        does = f"{each.waits}: {each.place}" if each.place else each.problem or each.waits
+        moved = {None: "", True: "moved", False: "did not move"}[each.moved]
+        together.setdefault((each.pid not in call.suspects, each.role, does, moved), []).append(each.rank)
+    titles = {"api_server": "API server", "engine": "engine", "worker": "worker"}
+    return [
+        (f"{titles.get(role, role)} {listed(ranks, most=8)}", moved, does)
+        for (_, role, does, moved), ranks in sorted(together.items())
+    ]

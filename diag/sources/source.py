@@ -74,6 +74,7 @@ class SourceOptions:
     probe: bool = False
     log: str = ""
     log_timezone: str = ""
+    nccl_ras: str = ""
     prometheus: str = ""
     scope: Scope = field(default_factory=Scope)
     k8s: str = ""
@@ -136,9 +137,11 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
         path = options.targets[0]
         if not exists(path):
             raise BadUsage(f"{printable(path)} does not exist: name the folder of a recording, or a URL")
+        from diag.sources.recording.bundle import unpacked
         from diag.sources.recording.reader import read
 
-        return read(Path(path), launch=options.launch)
+        with unpacked(Path(path)) as recording:
+            return read(recording, launch=options.launch, shown="" if recording == Path(path) else path)
 
     from diag.sources.live.scrape import scrape
 
@@ -195,13 +198,15 @@ def scrape_plan(
 def _host_pages(options: SourceOptions, server: "VllmServer") -> "JoinedPages | None":
     """Return the pages of GPUs, processes and log of a server on this host, or of a server whose log was named."""
     from diag.exporter.log.tail import parse_timezone
+    from diag.exporter.network.nccl import parse_address
     from diag.exporter.page import host_collectors
     from diag.http.address import is_here
     from diag.sources.live.joined_pages import JoinedPages
 
     if not options.log and not is_here(server.address):
         return None
-    return JoinedPages(server, host_collectors(server.address, options.log, parse_timezone(options.log_timezone)))
+    zone, nccl = parse_timezone(options.log_timezone), parse_address(options.nccl_ras)
+    return JoinedPages(server, host_collectors(server.address, options.log, zone, nccl=nccl))
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------

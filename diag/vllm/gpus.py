@@ -40,7 +40,7 @@ _WITHOUT_SHEET: Mapping[str, tuple[float, float]] = {
 
 GB10 shares the memory with the host, which keeps a part of its own: logs have 119.63 to 121.69.
 """
-_BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce")
+_BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce", "radeon")
 
 
 class GpuModel(NamedTuple):
@@ -139,6 +139,20 @@ def _without_sheet(name: str) -> tuple[float, float] | None:
     key = _normalized(name).replace("-ti", "ti")
     known = _WITHOUT_SHEET.get(key) or _WITHOUT_SHEET.get(key.removeprefix("rtx"))
     return known or _WITHOUT_SHEET.get(key.partition("-")[0])
+
+
+def visible_gpus(environment: Mapping[str, str]) -> str | None:
+    """Return the GPUs that the variables of a process leave visible, as indices or UUIDs; None if all are.
+
+    HIP reads HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, and counts among those that ROCR_VISIBLE_DEVICES leaves.
+    """
+    chosen = environment.get("HIP_VISIBLE_DEVICES", environment.get("CUDA_VISIBLE_DEVICES"))
+    left = environment.get("ROCR_VISIBLE_DEVICES")
+    if left is None or chosen is None:
+        return left if chosen is None else chosen
+    names = [name.strip() for name in left.split(",")]
+    numbers = [name.strip() for name in chosen.split(",")]
+    return ",".join(names[int(at)] if at.isdigit() and int(at) < len(names) else at for at in numbers)
 
 
 def _normalized(name: str) -> str:

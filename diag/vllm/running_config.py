@@ -3,16 +3,18 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, reduce
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.formatting import flag_integer, printable
+from diag.core.formatting import GIB, flag_integer, printable
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER
+from diag.vllm.offloading import connector_bytes
 
 Value = float | str
 Config = dict[str, float]
@@ -30,21 +32,21 @@ FLAGS: Mapping[str, Kind] = {
             *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
             *("data_parallel_size_local", "api_server_count", "max_loras", "max_cpu_loras", "stream_interval"),
             *("block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
-            "kv_cache_size_tokens",
+            *("kv_cache_size_tokens", "enlarged_block_size", "prefix_match_unit"),
         ),
         "size",
     ),
     **dict.fromkeys(
         (
             *("kv_cache_max_concurrency", "gpu_memory_utilization", "watermark", "cpu_offload_gb"),
-            "swap_space",
+            *("swap_space", "kv_offloading_size"),
         ),
         "share",
     ),
     **dict.fromkeys(
         (
             *("enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"),
-            "disable_custom_all_reduce",
+            *("disable_custom_all_reduce", "headless"),
         ),
         "switch",
     ),
@@ -65,12 +67,14 @@ WORDS = (
 """Settings that are a word, harmless if they look like one; shown in reports, never published as a metric."""
 _FLAG_ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 _WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
-_VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE")
+_VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE", "HIP_", "ROCR_")
 _VARIABLE_VALUE = re.compile(r"[A-Za-z0-9_.:,|=+*^-]{1,60}")
 _ADDRESS = re.compile(r"\d+\.\d+\.\d|[A-Za-z]\.|\.[A-Za-z]|::|(?:[0-9A-Fa-f]+:){3}|(?<!\w)[A-Za-z][A-Za-z0-9-]*:\d{2}")
 _ADDRESSED = re.compile(r".*_(?:IPS?|HOST|HOSTNAME|ADDR|ADDRESS|URL|SERVER)")
 SET = "(set)"
 """Replaces a value that is not shown, or cannot be read."""
+_ROCM = re.compile(r"VLLM_ROCM_|HIP_VISIBLE|ROCR_VISIBLE").match
+_OTHERS = ("xpu", "tpu", "hpu", "neuron")
 _LEFT_TO_VLLM = ("", "auto", "-1", "None")
 """Values with which vLLM chooses a number itself."""
 
@@ -78,12 +82,13 @@ _LEFT_TO_VLLM = ("", "auto", "-1", "None")
 class Launch(NamedTuple):
     """The settings in FLAGS and WORDS that a command gives, and its environment; SET for a hidden value.
 
-    `incomplete` is the reason why other flags may be set, "" if none can be.
+    `incomplete` is the reason why other flags may be set, "" if none can be; `image` is the container's, "" if unknown.
     """
 
     flags: Mapping[str, Value] = {}
     environment: Mapping[str, str] = {}
     incomplete: str = "the launch command is unknown"
+    image: str = ""
 
 
 def read_launch(text: str) -> Launch:
@@ -110,7 +115,7 @@ def read_launch(text: str) -> Launch:
         is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
         if is_harmless and not _ADDRESSED.fullmatch(name) and not _ADDRESS.search(value):
             environment[name] = value
-    return Launch(_flags(command), environment, incomplete)
+    return Launch(_flags(command), environment, incomplete, command.image)
 
 
 def _flags(command: Command) -> Mapping[str, Value]:
@@ -133,7 +138,10 @@ def _flags(command: Command) -> Mapping[str, Value]:
             value = SET if parsed is None else parsed
         if value is not None:
             found[name] = value
-    return found
+    engine = (found.get(f"{kind}_parallel_size", 1.0) for kind in ("tensor", "pipeline"))
+    ranks = prod(size for size in engine if not isinstance(size, str))
+    offloaded = connector_bytes(command, int(ranks)) / GIB
+    return {"kv_offloading_size": offloaded, **found} if offloaded else found
 
 
 def word(value: object) -> str | None:
@@ -196,7 +204,8 @@ class ServerFacts(NamedTuple):
     """Facts about a server from outside its page: /version, /v1/models, /server_info, its log, its launch command.
 
     `root` is the model's folder or id in /v1/models; `process` is the command of the server's process, if that was
-    found; `launch` is the command that the user gave; `log_whole` is True if the log has everything that was set.
+    found; `launch` is the command that the user gave; `log_whole` is True if the log has everything that was set;
+    `platform` is vLLM's own word for its hardware, rocm for example, as it logs it.
     """
 
     version: str = ""
@@ -208,6 +217,7 @@ class ServerFacts(NamedTuple):
     process: str = ""
     log_whole: bool = False
     root: str = ""
+    platform: str = ""
 
 
 class SourcedValue(NamedTuple):
@@ -238,7 +248,7 @@ class RunningConfig(NamedTuple):
     """The settings and the environment of a running server, by name.
 
     `incomplete` is "" if everything that was set is here, so that other flags have their defaults; else the reason.
-    `device` is "cpu" or "cuda", "" if no source names it.
+    `device` is "cpu", "cuda", "rocm", "xpu", "tpu" ..., "" if no source names it.
     """
 
     settings: Mapping[str, Setting] = {}
@@ -362,13 +372,17 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
         found[name] = Setting(name, first.value, first.source, tuple(others))
 
     on_cpu = facts.version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in command.environment)
+    names = (facts.platform, facts.version, given.image)  # rocm, 0.14.0+rocm700, rocm/vllm or vllm/vllm-openai-rocm
+    on_rocm = any("rocm" in name for name in names) or any(map(_ROCM, command.environment))
     device = str(found["device"].value) if "device" in found else SET
+    own = "cpu" if on_cpu else "rocm" if on_rocm else facts.platform if facts.platform in _OTHERS else ""
     return RunningConfig(
         settings=found,
         environment=command.environment,
         incomplete="" if facts.server_info or facts.log_whole else command.incomplete,
         problems=tuple(filter(None, (process_problem, launch_problem))),
-        device=device.partition(":")[0] if device != SET else "cpu" if on_cpu else "",
+        # vLLM calls the device of ROCm cuda, as torch does
+        device=own if device == SET or (on_rocm and device.startswith("cuda")) else device.partition(":")[0],
     )
 
 

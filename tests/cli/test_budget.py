@@ -145,8 +145,10 @@ def test_json_has_whole_bytes_and_ranges() -> None:
 
 @pytest.mark.parametrize("log", ["", *sorted(each.name for each in LOGS.glob("*.log"))])
 def test_the_json_keeps_its_schema(log: str) -> None:
-    for model in MODELS.iterdir():
-        for gpu in ("", "h100", "cpu"):
+    """Each model with each log, each model with each GPU, and each log with each GPU."""
+    gpus = ("", "h100", "cpu")
+    for at, model in enumerate(sorted(MODELS.iterdir())):
+        for gpu in (gpus[at % 3],) if log else gpus:
             told = run(
                 BudgetOptions(str(model), gpu, log=str(LOGS / log) if log else "", version="0.32.0"), as_json=True
             )[0]

@@ -115,7 +115,7 @@ def test_without_a_command_diag_prints_its_help() -> None:
 @pytest.mark.parametrize(
     ("name", "close"),
     [
-        ("kv", {"kv_eviction_cascade", "kv_pool_saturated", "kv_pool_undersized", "kv_budget_too_small"}),
+        ("kv", {"kv_eviction_cascade", "kv_pool_saturated", "kv_cache_filling", "kv_budget_too_small"}),
         ("sats", {"kv_pool_saturated", "queue_saturation"}),
         ("KV-pool", {"kv_pool_saturated", "kv_pool_undersized"}),
         ("engine_daed", {"engine_dead"}),

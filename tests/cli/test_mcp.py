@@ -195,11 +195,20 @@ def harmful(folder: Path, name: str, harm: str) -> Path:
     folder = folder / f"{word}-{name}"
     value = harm.replace("\\", r"\\")
 
+    seen: dict[str, list[str]] = {}
+
+    def harmed(found: re.Match[str]) -> str:
+        """Series that differ in a label still do, or none of them can be judged."""
+        values = seen.setdefault(found[1], [])
+        if found[2] not in values:
+            values.append(found[2])
+        return f'{found[1]}="{value}{values.index(found[2]) or ""}"'
+
     def changed(page: str) -> str:
-        page = re.sub(r'(model_name|gpu|uuid|host|pid|process|reason|version|_?dtype)="[^"]*"', rf'\1="{value}"', page)
+        page = re.sub(r'(model_name|gpu|uuid|host|pid|process|reason|version|_?dtype)="([^"]*)"', harmed, page)
         return page + f'vllm:cache_config_info{{engine="0",cache_dtype="{harm}",block_size="{harm}"}} 1\n'
 
-    rewriting.write(folder, ((at, f"{word}:1", changed(text)) for at, _, text in rewriting.scrapes(name)))
+    rewriting.write(folder, ((at, f"{word}:1", changed(text)) for at, _, text in list(rewriting.scrapes(name))[::2]))
     quoted = json.dumps(harm)
     launch = json.dumps(f"OBEY='{harm}' VLLM_USE='{harm}' vllm serve '{harm}' --dtype '{harm}' --max-num-seqs 8")
     (folder / "recording.toml").write_text(

@@ -30,10 +30,10 @@ def replaying(*words: str) -> Iterator[str]:
 
 def test_the_doctor_judges_a_replay_as_the_live_server_that_it_was(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
-    with replaying(CASCADE, "--speed", "4", "--log", str(log)) as url:
+    with replaying(CASCADE, "--speed", "8", "--log", str(log)) as url:
         with urllib.request.urlopen(f"{url}/version") as answer:
             assert json.load(answer) == {"version": "0.32.0"}
-        report = json.loads(diag("doctor", url, "--for", "12", "--every", "1", "--log", str(log), "--json").stdout)
+        report = json.loads(diag("doctor", url, "--for", "6", "--every", "0.5", "--log", str(log), "--json").stdout)
         until(lambda: "non-default args" in log.read_text())
     (primary,) = (found["incident"] for found in report["diagnoses"] if found["primary"])
     assert primary == "kv_eviction_cascade"

@@ -327,3 +327,32 @@ def test_processes_that_outlive_their_death_in_the_log_are_not_dead(tmp_path: Pa
             host.scraped(Measurement(now + after, page=False, answers=False))
             assert ("engine_dead" in told(tail.state, 0)[0]) == died
         tail.stop()
+
+
+STOPS = NEW.engine.format(level="INFO", file="core.py:1655")
+DRAINS = [
+    f"{NEW.api[: NEW.api.index(chr(91))]}[launcher.py:254] [shutdown] API server: shutdown triggered",
+    f"{STOPS}[shutdown] EngineCore: draining in-flight requests count=3 timeout=60s",
+]
+
+
+def test_a_server_that_drains_goes_on_for_its_time_out_and_ends_in_order() -> None:
+    """Its page counts the tokens of its last requests: that refutes no shutdown."""
+    state = serving(in_flight=3.0)
+    feed(state, DRAINS)
+    for after in (2, 4, 6, 8):
+        state.page(measured(after, 100.0 + after, in_flight=3.0 - after // 4))
+        assert claimed(state) == set()
+    for after in (10, 12, 14):
+        state.page(silent(after))
+    events, phase, _, _ = told(state, 14)
+    assert (events.get("shut_down"), phase) == (1.0, "")
+
+
+def test_a_claimed_drain_is_refuted_by_a_server_that_accepts_requests() -> None:
+    state = serving(in_flight=3.0)
+    feed(state, DRAINS)
+    for after, in_flight in ((2, 3.0), (4, 1.0), (6, 2.0), (8, 2.0), (10, 2.0)):
+        state.page(measured(after, 100.0 + after, in_flight=in_flight))
+    state.page(silent(12))
+    assert "shut_down" not in told(state, 12)[0]

@@ -152,7 +152,7 @@ def test_the_doctor_judges_the_exporters_page(tmp_path: Path) -> None:
                 scripted_nvml.write(running.script, [heat(time.monotonic() - begun)])
 
         threading.Thread(target=warm, daemon=True).start()
-        command = [DIAG, "doctor", f"127.0.0.1:{running.port}", "--for", "14", "--every", "1", "--json"]
+        command = [DIAG, "doctor", f"127.0.0.1:{running.port}", "--for", "7", "--every", "0.5", "--json"]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
         over.set()
     report = json.loads(done.stdout)

@@ -6,12 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pynvml
 import pytest
 from support import scripted_nvml
+from support.collected_gpus import Shown, look
 from support.scripted_nvml import GIB, H100, LOST, T4
 
 from diag.core.metric_families import THROTTLE_REASONS
@@ -20,26 +20,6 @@ from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.process.server import Owner
 
 Script = Callable[..., None]
-
-
-@dataclass
-class Shown:
-    """The samples of one collection."""
-
-    values: dict[tuple[str, ...], float]
-    problem: str
-
-    def of(self, name: str, gpu: int = 0, *labels: str) -> float | None:
-        """The value of a family without its "diag_gpu_", None where there is no sample."""
-        found = [
-            v
-            for (n, *rest), v in self.values.items()
-            if n == f"diag_gpu_{name}" and rest[0] == str(gpu) and tuple(rest[2:]) == labels
-        ]
-        return found[0] if found else None
-
-    def names(self, gpu: int = 0) -> set[str]:
-        return {key[0].removeprefix("diag_gpu_") for key in self.values if key[1] == str(gpu)}
 
 
 @pytest.fixture
@@ -70,11 +50,6 @@ def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Ite
 
 def gpus(*select: str, owners: Mapping[int, Owner] | None = None, visible: str | None = None) -> GpuCollector:
     return GpuCollector(select, lambda: owners or {}, lambda: visible, pci=Path("no such folder"))
-
-
-def look(one: GpuCollector) -> Shown:
-    found = one.collect()
-    return Shown({(name, *labels): value for name, labels, value in found.samples}, found.problem)
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -479,7 +454,7 @@ def until(one: GpuCollector, true: Callable[[Shown], bool]) -> Shown:
 
 def test_an_xid_is_counted_from_zero(script: Script) -> None:
     script(H100, H100)
-    one, before = gpus(), set(collector.threading.enumerate())
+    one, before = gpus(), set(threading.enumerate())
     one.start()
     try:
         born = until(one, lambda shown: shown.of("xid_errors_total", 1, "79") is not None)
@@ -489,7 +464,7 @@ def test_an_xid_is_counted_from_zero(script: Script) -> None:
         assert (shown.of("xid_errors_total", 1, "79"), shown.of("xid_errors_total", 0, "79")) == (1, 0)
     finally:
         one.stop()
-    assert set(collector.threading.enumerate()) <= before
+    assert set(threading.enumerate()) <= before
 
 
 def test_xids_are_unknown_without_a_watch(script: Script) -> None:

@@ -423,6 +423,34 @@ def test_engine_that_ends_after_sigterm_is_not_dead() -> None:
     assert told(BANNER, READY, SHUTDOWN, dies).events == {"shut_down": 1}
 
 
+ENGINE_STOPS = head("02:10:00") + "[shutdown] EngineCore: "
+CUT = head("02:10:01", "ERROR", "APIServer", "serving.py") + "Error in completion stream generator."
+REFUSED = 'INFO:     127.0.0.1:35926 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'
+
+
+@pytest.mark.parametrize(
+    ("lines", "cut", "refused"),
+    [
+        ([SHUTDOWN, CUT, CUT, REFUSED], 2, 0),
+        ([SHUTDOWN, REFUSED, REFUSED], 2, 0),
+        ([SHUTDOWN, ENGINE_STOPS + "aborting in-flight requests count=7"], 7, None),
+        ([SHUTDOWN, ENGINE_STOPS + "draining in-flight requests count=2 timeout=60s", CUT, REFUSED, REFUSED], 1, 2),
+        ([SHUTDOWN, ENGINE_STOPS + "draining in-flight requests count=2 timeout=60s"], None, None),
+        ([SHUTDOWN], None, None),
+        ([CUT, REFUSED, SHUTDOWN], None, None),
+        ([head("02:09:59", "ERROR") + "EngineCore encountered a fatal error.", SHUTDOWN, CUT, REFUSED], None, None),
+    ],
+    ids=["streams", "answers", "engine", "drain", "a drain that ends", "nothing in flight", "before", "a crash"],
+)
+def test_requests_that_a_planned_shutdown_ends_are_counted(
+    lines: list[str], cut: float | None, refused: float | None
+) -> None:
+    """A stream that fails before its first token logs its exception and an answer."""
+    seen = told(BANNER, LOADS, READY, SERVED, *lines)
+    numbers = [seen.one("diag_vllm_log_value", "requests_cut_at_shutdown", field) for field in ("requests", "refused")]
+    assert numbers == [cut, refused]
+
+
 def test_the_end_of_a_server_whose_engine_died_is_no_orderly_shutdown() -> None:
     dies = head("02:10:01", "ERROR", "APIServer", "async_llm.py") + "AsyncLLM output_handler failed."
     assert told(BANNER, READY, dies, "INFO:     Shutting down", SHUTDOWN).events == {"engine_dead": 1}
@@ -573,6 +601,16 @@ def test_an_event_is_counted_for_each_line_with_the_time_and_the_numbers_of_the_
     assert seen.one("diag_vllm_log_value", "cuda_out_of_memory", "wanted_gibibytes") == 2
 
 
+def test_the_numbers_of_eplb_add_up() -> None:
+    step = "EPLB step: 1 for model m: avg_tokens={}, max_tokens={}, balancedness=0.5000, steps until the next: 2"
+    lines = [
+        head("02:10:00", process="Worker_DP0_EP0", file="eplb_state.py") + step.format(*n) for n in ((8.5, 17), (2, 4))
+    ]
+    seen = told(BANNER, READY, SERVED, *lines)
+    totals = [seen.one("diag_vllm_log_value_total", "eplb_balance", name) for name in ("avg_tokens", "max_tokens")]
+    assert totals == [10.5, 21]
+
+
 def test_a_line_without_numbers_leaves_those_of_the_line_before() -> None:
     warm = (
         head("02:00:02", "ERROR")
@@ -709,9 +747,11 @@ ENDED = {
     "cure_max_num_seqs_mean": ("ready", {}),
     "cure_max_num_seqs_p90": ("ready", {}),
     "cure_watermark": ("ready", {}),
+    "elastic_scaling": ("ready", {"elastic_scaling_started": 1, "elastic_scaling_ended": 1}),
     "engine_dead": ("", {"engine_dead": 3}),
     "engine_device_fault": ("", {"engine_dead": 4, "cuda_error": 1}),
     "engine_stalled": ("ready", {}),
+    "experts_unbalanced": ("ready", {"eplb_balance": 34}),
     "fail_max_model_len": ("", {LENGTH: 2, "engine_start_failed": 2, "worker_died": 1}),
     "healthy": ("", {"shut_down": 1}),
     "healthy_after_cascade": ("ready", {}),
@@ -727,7 +767,7 @@ ENDED = {
     "tp2_healthy_between": ("", {"shm_broadcast_wait": 1, "shut_down": 1}),
     "tp2_long_stall": ("", {"shm_broadcast_wait": 1, "shut_down": 1}),
 }
-"""Of vLLM 0.32 on the CPU. Those in no phase failed, died or were shut down at their end."""
+"""Of vLLM 0.32, most on the CPU. Those in no phase failed, died or were shut down at their end."""
 
 
 @pytest.mark.parametrize("name", ENDED)

@@ -328,3 +328,38 @@ def test_no_secret_of_the_corpus_is_in_the_quoted_line() -> None:
         assert found is not None
         assert found.startswith("ValueError: ")
         assert not is_shown(secret.secret, found)
+
+
+# -- a device's runtime, which aborts the process ---------------------------------------------------------------------
+
+FAULT = "Memory access fault by GPU node-9 (Agent handle: 0x3a2b1c0) on address 0x7f1e4a600000. Reason: Unknown."
+HUNG = "HW Exception by GPU node-9 (Agent handle: 0x2f0fbb70) reason :GPU Hang"
+WORKING = "(APIServer pid=1) INFO 11-21 02:00:00 [loggers.py:257] Engine 000: Avg prompt throughput: 1.0 tokens/s"
+DIED = "(EngineCore_DP0 pid=68) ERROR 11-21 {} [multiproc_executor.py:246] Worker proc VllmWorker-7 died unexpectedly,"
+
+
+@pytest.mark.parametrize("fault", [FAULT, HUNG, f"(Worker_TP7 pid=207) {FAULT}"])
+def test_a_fault_of_rocms_runtime_is_proven_by_the_death_behind_it(fault: str) -> None:
+    """The runtime writes its lines itself, without a head, and so might a client."""
+    lines = (BANNER, READY, WORKING, fault)
+    assert quoted(*lines) is None
+    assert quoted(*lines, DIED.format("02:01:00")) == (fault.removeprefix("(Worker_TP7 pid=207) "), "")
+    assert quoted(*lines, DIED.format("02:06:00")) == ("Worker proc VllmWorker-7 died unexpectedly,", "")
+
+
+def test_a_fault_of_rocms_runtime_behind_a_bar_is_read() -> None:
+    bar = "Capturing CUDA graphs (decode, FULL):  88%|███████▋ | 45/51 [00:05<00:00,  9.32it/s]"
+    state = fed(BANNER, f"{bar}{FAULT}")
+    assert ("diag_vllm_log_events_total", ("cuda_error",), 1) in state.samples(NOW)
+
+
+def test_a_start_that_waits_for_a_lock_ends_with_it_until_it_moves() -> None:
+    waits = "[aiter] waiting for baton release at /tmp/aiter_configs/tuned_fmoe.csv.lock"
+    blocked = (
+        "(EngineCore pid=180) INFO 11-21 02:00:00 [shm_broadcast.py:681] No available shared memory broadcast block"
+        " found in 60 seconds."
+    )
+    loaded = "(Worker_TP2 pid=202) INFO 11-21 02:00:01 [gpu_model_runner.py:3659] Model loading took 7.1 GiB memory"
+    lines = (BANNER, f"(Worker_TP2 pid=202) {waits}", blocked)
+    assert fed(*lines).ending.last == waits
+    assert fed(*lines, loaded).ending.last != waits

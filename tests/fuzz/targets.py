@@ -6,6 +6,7 @@ which a page or a server's answer counts as a failed one) are answers; anything 
 
 import asyncio
 import gzip
+import io
 import json
 import os
 import re
@@ -47,6 +48,8 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
+from diag.exporter.network.nccl import nccl_samples
+from diag.exporter.network.nccl_status import NcclStatus, NotRas, read_status
 from diag.exporter.process import table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
 from diag.exporter.process.table import ProcessEntry
@@ -62,11 +65,14 @@ from diag.knowledge.catalog import CatalogEntry, check, load
 from diag.normal.baseline import learn, save
 from diag.normal.baseline import read as read_baseline
 from diag.normal.comparison import by_baseline
-from diag.report import html, markdown, settings, terminal
+from diag.ramp import kept
+from diag.ramp.comparison import compare, trend
+from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
 from diag.sources.kubernetes.cluster import Api, Cluster, Place
 from diag.sources.kubernetes.servers import find_with
+from diag.sources.recording.bundle import MAGIC, pack, unpacked
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
 from diag.vllm.command.free_text import hidden
@@ -196,6 +202,15 @@ def recording(text: bytes) -> str:
     return printed + _every_form(judge_observation(seen, Contract(), load()).report)
 
 
+def bundle(text: bytes) -> str:
+    """An archive that `diag bundle` may have written."""
+    with tempfile.NamedTemporaryFile(suffix=".tar.zst") as file:
+        file.write(MAGIC + text)
+        file.flush()
+        with unpacked(Path(file.name)) as folder:
+            return " ".join(sorted(each.name for each in folder.iterdir()))
+
+
 def k8s(text: bytes) -> str:
     """Pods, events and a container's log as an API server answers them: found, told, and their logs followed."""
     pods, events, said = [*text.split(BETWEEN), b"{}", b""][:3]
@@ -226,6 +241,19 @@ def results(text: bytes) -> str:
     return ramp_report.render(ramp) + ramp_report.render_json(ramp) + ramp_report.render_html(ramp)
 
 
+def ramp(text: bytes) -> str:
+    """A finished ramp, compared with another one and shown in every form."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "ramp.json")
+        file.write_bytes(text)
+        read = [kept.read(name) for name in (CORPUS / "ramp" / "three_steps.json", file)]
+    shown = []
+    for before, after in (read, read[::-1]):
+        found = compare(before, after)
+        shown += [ramps.render(found), ramps.render_markdown(found), ramps.render_json(found, trend(read))]
+    return "".join([*shown, ramps.render_trend(trend(read)), ramps.render_trend_markdown(trend(read))])
+
+
 def kernel(text: bytes) -> str:
     """Files of a process and its control group, and the kernel's log: each part has a file's name and its text.
 
@@ -250,6 +278,15 @@ def kernel(text: bytes) -> str:
         finally:
             table.read_from("/proc")
         return plain(samples).decode() + told
+
+
+def nccl(text: bytes) -> str:
+    """Two statuses of NCCL's RAS service, as samples."""
+    statuses: list[NcclStatus] = []
+    for part in [*text.split(BETWEEN), text][:2]:
+        with suppress(NotRas):
+            statuses.append(read_status(part.decode("utf-8", "replace")))
+    return plain(nccl_samples(statuses[-1], statuses[0])).decode() if statuses else ""
 
 
 def model(text: bytes) -> str:
@@ -383,6 +420,14 @@ def _pages(name: str, most: int) -> Iterator[bytes]:
     yield from scrapes[:: max(1, len(scrapes) // most)][:most]
 
 
+def _bundles() -> Iterator[bytes]:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place, "server.log").write_bytes(b"INFO 11-20 02:16:07 [core.py:1] a line\n")
+        out = io.BytesIO()
+        pack(Path(place), {"server.log": "the log"}, (), out)
+        yield out.getvalue().removeprefix(MAGIC)
+
+
 def _recordings(*names: str, most: int = 4) -> Iterator[bytes]:
     for name in names:
         files = [(RECORDINGS / name / file) for file in FILES[1:]]
@@ -467,10 +512,13 @@ TARGETS: Mapping[str, Target] = {
     "recording": Target(
         recording, lambda: _recordings("healthy", "kv_cascade", "engine_dead", "startup_hang", "lora_thrash")
     ),
+    "bundle": Target(bundle, _bundles),
     "k8s": Target(k8s, lambda: iter(())),
     "results": Target(results, _results),
+    "ramp": Target(ramp, lambda: iter(())),
     "kernel": Target(kernel, lambda: iter(())),
     "model": Target(model, _models),
+    "nccl": Target(nccl, lambda: iter(())),
     "web_config": Target(web_config, lambda: iter(())),
     "arguments": Target(arguments, lambda: iter(()), 20.0),
     "prometheus": Target(prometheus, lambda: iter(()), 20.0),

@@ -60,7 +60,23 @@ def most_share() -> str:
 
 SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"', "sh")
 """A namespace whose /dev/shm holds 8 MiB."""
+CONNECTOR = Path(__file__).resolve().parents[1] / "support/live"
+LOCKING = {"kv_connector": "LockingConnector", "kv_connector_module_path": "locking_connector", "kv_role": "kv_both"}
+UNLOCKED = (
+    *("unshare", "--mount", "sh", "-c"),
+    "set -e; mount -t tmpfs tmpfs /mnt; cp -a /sys/class/net /mnt; port=/mnt/infiniband/mlx5_0/ports/1; mkdir -p $port"
+    '; echo "4: ACTIVE" > $port/state; mount --bind /mnt /sys/class; exec "$@"',
+    *("sh", "setpriv", "--bounding-set", "-ipc_lock", "prlimit", "--memlock=65536:65536"),
+)
+"""A host with an InfiniBand port, on which 64 KiB may be locked in memory."""
 BROKEN = {
+    "memlock": Broken(
+        "locked_memory",
+        "Cannot allocate memory",
+        ("--load-format", "dummy", "--kv-transfer-config", json.dumps(LOCKING)),
+        ("VLLM_CPU_KVCACHE_SPACE=1", f"PYTHONPATH={CONNECTOR}"),
+        within=UNLOCKED,
+    ),
     "port": Broken("port_free", "Address already in use", around=listening),
     "memory": Broken(
         "cpu_memory_free", "is less than requested memory for kv", environment=("VLLM_CPU_KVCACHE_SPACE=900",)
@@ -78,8 +94,9 @@ BROKEN = {
 }
 
 
-if subprocess.run([*SMALL, "true"], capture_output=True, check=False).returncode:
-    del BROKEN["shm"]  # only root may make a namespace, and not in every container
+for name in [name for name, start in BROKEN.items() if start.within]:
+    if subprocess.run([*BROKEN[name].within, "true"], capture_output=True, check=False).returncode:
+        del BROKEN[name]  # only root may make a namespace, and not in every container
 
 
 def launch(folder: Path, port: int, flags: tuple[str, ...], environment: tuple[str, ...] = ()) -> str:

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from support.live import load, ramps, server
 
+from diag.ramp import kept
+from diag.ramp.comparison import compare
+
 pytestmark = [pytest.mark.live, server.needed]
 OPTIONS = ("--from", "4", "--most", "16", "--rates", "0", "--step-seconds", "15")
 
@@ -18,6 +21,9 @@ def test_a_ramp_measures_the_steady_part_of_its_steps(tmp_path: Path) -> None:
     with server.running(tmp_path, ramps.EIGHT.size, ramps.EIGHT.flags) as vllm, load.alone():
         found = ramps.ramp(vllm.url, ramps.EIGHT.tokens, *OPTIONS)
     told = json.dumps(found, indent=1)
+    read = kept.parse(json.loads(told), "ramp.json", 0.0)
+    assert read.load_by == f"vllm bench serve {found['vllm']}", told
+    assert compare(read, read).verdict == ("no change" if read.ceiling else "not comparable"), told
     for step in found["steps"]:
         assert (step["failures"]["failed"], step["failures"]["by"]) == (0, "server"), told
     crowded = [step for step in found["steps"] if "crowded" in step["unusable"]]

@@ -18,7 +18,7 @@ from support.alert_rules import in_no_recording, rules
 from support.dashboards import PAGES, panels, plain, queries
 from support.paths import ROOT
 from support.prometheus_server import PLACES, Server, hasty, program, serving
-from support.scenarios import gpu, memory, workers
+from support.scenarios import gpu, log, memory, workers
 from support.timelines import blocks
 from support.waiting import until
 
@@ -261,7 +261,9 @@ HOT = {
 
 OTHERS = (
     "speculation_ineffective",
+    "speculation_lost_at_length",
     "kv_offload_ineffective",
+    "kv_offload_oversized",
     "kv_transfer_failing",
     "output_corrupted",
     "host_cpu_starved",
@@ -270,19 +272,23 @@ OTHERS = (
 )
 """The recordings whose metrics a cascade does not have: each is a server of its own."""
 
-LONG_AGO = re.compile("offset 1h|before_the_upgrade")
-"""In what compares with a time that this Prometheus does not have: tests/prometheus/test_upgrades.py."""
+LONG_AGO = re.compile("offset 1h|before_the_upgrade|speculation_lost_at_length|_(short|long)_contexts:")
+"""In what reads a time that this Prometheus does not have: tests/prometheus/test_upgrades.py and test_alerts.py."""
+BESIDE = {"output_corrupted": (log("ready", {}, start=timelines.LEAD, float16_cast=60, kv_scales_missing=60),)}
+"""What stands beside the pages of a recording."""
 
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One with the generated rules and samples up to now: a cascade on a host that shows all, OTHERS, and a start."""
+    """One with the generated rules and samples up to now: a cascade, whose host shows all, OTHERS, a start, an end."""
     rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
     rules.write_text(hasty((ROOT / "alerts" / "diag.rules.yaml").read_text()))
     grows = memory(lambda t: 0.5 + 0.0001 * t)
     host = (gpu(0, **HOT), gpu(1, **HOT), workers(1.0, 0.9), grows, *timelines.TOLD)
     cascade = timelines.timeline("kv_cascade", *host, before=timelines.CALM)
-    others = [*map(timelines.timeline, OTHERS), timelines.faulty("startup_slow")[0]]
+    pages = [timelines.timeline(name, *BESIDE.get(name, ())) for name in OTHERS]
+    hosts = (timelines.faulty(name)[0] for name in ("startup_slow", "shutdown_drops_requests"))
+    others = [*pages, *hosts]
     beside = {key | {("instance", f"h:{n}")}: each[key] for n, each in enumerate(others, 2) for key in each}
     held = blocks({**cascade, **beside})
     config = f"rule_files: [{rules}]"

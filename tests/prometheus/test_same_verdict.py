@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support import healthy_day, prometheus_server, recorded_series, rewriting, scenarios, timelines
 from support import victoria_metrics as victoria
-from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.paths import OF_ONE_SERVER, RECORDINGS, SEVERAL_SERVERS
 from support.timelines import blocks
 
 from diag.commands import doctor
@@ -33,7 +33,7 @@ from diag.sources.source import open_prometheus
 
 pytestmark = pytest.mark.prometheus
 PLACES = (*prometheus_server.PLACES, "victoria")
-NAMES = sorted(path.name for path in ALL_RECORDINGS)
+NAMES = sorted(path.name for path in OF_ONE_SERVER)
 SERVER = {"instance": "h:1", "job": "vllm"}
 PROMETHEUS3 = "DIAG_PROMETHEUS3"
 
@@ -115,6 +115,21 @@ def test_the_verdict_is_that_of_the_recording(engines: Callable[[str], Server], 
     assert quoted(there) == quoted(here)
     assert [each.state for each in there.progress] == [each.state for each in here.progress]
     assert there.verdict == here.verdict
+
+
+@pytest.mark.parametrize("name", sorted(SEVERAL_SERVERS))
+def test_several_exporters_of_one_server_get_the_verdict_of_the_recording(name: str) -> None:
+    seen = recorded(name)
+    blocks = [
+        block._replace(labels=tuple({**each, "job": "vllm"} for each in block.labels))
+        for block in seen.samples.select([])
+    ]
+    with serving(PROMETHEUS3, blocks) as held:
+        there, here = asked_of(held, seen), judged(name)
+    assert [(each.diagnosis.subject, each.diagnosis.culprits) for each in there.present] == [
+        (each.diagnosis.subject, each.diagnosis.culprits) for each in here.present
+    ]
+    assert (there.verdict, states(there)) == (here.verdict, states(here))
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -165,6 +165,21 @@ def test_slower_start_is_reported_by_phase(tmp_path: Path) -> None:
     }
 
 
+def test_two_baseline_files_are_compared_at_the_same_load(tmp_path: Path) -> None:
+    before, after = tmp_path / "normal.json", tmp_path / "later.json"
+    cli.diag("baseline", "save", "tests/recordings/healthy", "--file", str(before))
+    cli.diag("baseline", "save", rewritten(tmp_path / "slow", slower), "--file", str(after))
+    done = cli.diag("baseline", "compare", str(before), str(after))
+    assert done.returncode == 1
+    assert re.match(r"worse: ITL \(mean\) 37.4 ms: 1.79x this server's normal \(20.9 ms .*\)", done.stdout)
+    assert "no change: TTFT (mean)" in done.stdout
+    assert cli.diag("baseline", "compare", str(after), str(before)).stdout.startswith("better: ITL")
+    same = cli.diag("baseline", "compare", str(before), str(before))
+    assert (same.returncode, same.stdout.partition(":")[0]) == (0, "no change")
+    alone = cli.diag("baseline", "compare", str(before))
+    assert (alone.returncode, alone.stderr.count("\n")) == (64, 1)
+
+
 def test_other_flags_of_the_baseline_are_named(tmp_path: Path) -> None:
     file = saved(tmp_path, "healthy")
     known = json.loads(file.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import connector_pages as kv
 from support import rewriting
-from support.scenarios import found
+from support.scenarios import GIB, Beside, config, found, memory, text
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -128,3 +128,56 @@ def sizeless(page: str) -> str:
 )
 def test_offloading_is_judged_by_stored_and_hit_blocks(tmp_path: Path, change: Change, expected: str) -> None:
     assert state(judged(tmp_path, change), OFFLOAD) == expected
+
+
+OVERSIZED = "kv_offload_oversized"
+HALF_OF_THE_RANKS = (lambda _: [("diag_vllm_processes", ("worker",), 8.0)], config(tensor_parallel_size=16))
+TWO_ENGINES = (lambda _: [("diag_vllm_processes", ("engine",), 2.0)],)
+CONNECTOR = (
+    """vllm serve m --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both","""
+    f""" "kv_connector_extra_config": {{"cpu_bytes_to_use": {96 * GIB:.0f}}}}}'"""
+)
+
+
+def buffered(folder: Path, change: Change, *beside: Beside, launch: str = "") -> Report:
+    """A server with a buffer for offloaded KV blocks, and what stands beside its page."""
+    scrapes = list(kv.pages("healthy", change))
+    pages = ((at, host, page + text(at - scrapes[0][0], page, beside)) for at, host, page in scrapes)
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", pages))], launch=launch))
+
+
+@pytest.mark.parametrize(
+    ("size", "backend", "beside", "launch", "expected"),
+    [
+        (96, "native", (), "", "present"),
+        (40, "native", (), "", "absent"),
+        ("None", "native", (), "", "absent"),
+        (96, "lmcache", (), "", "absent"),
+        (96, "native", HALF_OF_THE_RANKS, "", "absent"),
+        (40, "native", TWO_ENGINES, "", "present"),
+        ("None", "native", (), CONNECTOR, "present"),
+    ],
+    ids=["oversized", "fits", "none", "LMCache", "two hosts", "two engines", "a connector's bytes"],
+)
+def test_a_buffer_above_the_hosts_memory_is_reported(
+    tmp_path: Path, size: object, backend: str, beside: tuple[Beside, ...], launch: str, expected: str
+) -> None:
+    """The host has 64 GiB."""
+    of_host = memory(lambda _: 0.45)
+    report = buffered(tmp_path, lambda page: kv.buffered(page, size, backend), of_host, *beside, launch=launch)
+    assert state(report, OVERSIZED) == expected
+    if expected == "present":
+        change = found(report, OVERSIZED).proposals[0].changes[0]
+        assert (change.name, change.after) == ("--kv-offloading-size", 26 if beside else 51)
+
+
+def test_a_buffer_is_unknown_without_the_hosts_memory(tmp_path: Path) -> None:
+    assert state(buffered(tmp_path / "some", lambda page: kv.buffered(page, 96)), OVERSIZED) == "unknown"
+    assert state(buffered(tmp_path / "none", str), OVERSIZED) == "absent"
+
+
+def test_host_memory_that_runs_out_gives_back_a_large_buffer(tmp_path: Path) -> None:
+    """40 GiB, less what is in use above 80 % of 64 GiB."""
+    report = buffered(tmp_path, lambda page: kv.buffered(page, 40), memory(lambda t: 0.93 + 0.0005 * t))
+    change = next(each.changes[0] for each in found(report, "host_memory_exhausted").proposals if each.changes)
+    assert (change.name, change.after) == ("--kv-offloading-size", 30)

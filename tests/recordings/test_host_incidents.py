@@ -14,7 +14,7 @@ from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
-from diag.report.sentences import lacking
+from diag.report.sentences import lacking, not_collected
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -472,3 +472,14 @@ def test_an_orphan_is_critical_unless_the_server_of_the_page_answers(
     diagnosis = found(report, "engine_orphaned").diagnosis
     assert (diagnosis.severity, diagnosis.culprits) == (severity, ("PID 91 on gpu-7",))
     assert {each.state for each in report.progress} == ({"dead"} if severity == "critical" else {"busy"})
+
+
+# -- devices whose telemetry nothing reads ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("device", "named"), [("xpu", "XPUs, TPUs"), ("tpu", "XPUs, TPUs"), ("cuda", "GPUs")])
+def test_devices_that_are_not_read_are_named(tmp_path: Path, device: str, named: str) -> None:
+    def info(_: float) -> Iterable[Sample]:
+        yield "diag_vllm_info", ("0.32.0", "tiny", device), 1.0
+
+    assert not_collected(judge(tmp_path, HEALTHY, info))[0].startswith(f"{named}: throttling")

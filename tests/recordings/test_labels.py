@@ -56,7 +56,8 @@ def possible_verdicts(name: str) -> tuple[str, ...]:
 
 
 def text(report: Report) -> str:
-    whole = terminal.render(report, verbose=True).replace(FOREIGN, "abc")
+    wrapped = r"\s+".join(map(re.escape, FOREIGN.split()))
+    whole = re.sub(wrapped, "abc", terminal.render(report, verbose=True))
     return re.sub(r"…[^…\n]*-rf ", "abc ", whole)  # where a long name is elided
 
 

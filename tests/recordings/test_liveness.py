@@ -17,6 +17,8 @@ DEAD = {
     "gpu_fault",
     "host_memory_killed",
 }
+LOG_TELLS = {"elastic_scaling", "shutdown_drained", "shutdown_drops_requests"}
+"""Servers that do not answer for a minute on purpose, as their log alone shows."""
 ALL = sorted(folder.name for folder in RECORDINGS.iterdir() if (folder / "metrics.prom.gz").exists())
 
 
@@ -26,9 +28,9 @@ def healths(seen: Iterable[Scrape], every: float = 5.0) -> list[tuple[float, Hea
     return [(at, liveness.observe(round(1000 * at), (page or NO_PAGE).encode())) for at, _, page in seen]
 
 
-def thinned_to(name: str, every: float) -> list[Scrape]:
+def thinned_to(name: str, every: float, beside: bool = False) -> list[Scrape]:
     kept: list[Scrape] = []
-    for scrape in scrapes(name):
+    for scrape in scrapes(name, beside):
         if not kept or scrape[0] - kept[-1][0] > every - 0.25:
             kept.append(scrape)
     return kept
@@ -40,10 +42,15 @@ def going_on(seen: list[Scrape], seconds: float) -> list[Scrape]:
     return [*seen, *((last + step, instance, page) for step in range(5, round(seconds) + 1, 5))]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in DEAD])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in DEAD | LOG_TELLS])
 def test_only_recorded_deaths_fail_livez(name: str) -> None:
     """Busy, idle, paused, starting, failing to start, long prefills and short hangs."""
     assert [health.liveness for _, health in healths(thinned_to(name, 5.0)) if not health.alive] == []
+
+
+@pytest.mark.parametrize("name", ["shutdown_drained", "shutdown_drops_requests"])
+def test_a_requested_shutdown_does_not_fail_livez(name: str) -> None:
+    assert [health.liveness for _, health in healths(thinned_to(name, 5.0, beside=True)) if not health.alive] == []
 
 
 @pytest.mark.parametrize("name", sorted(DEAD))

@@ -126,3 +126,38 @@ def test_nan_in_logits_is_reported_if_counted(tmp_path: Path, share: float | Non
     report = doctor.run(ObserveOptions([str(re.write(tmp_path / "recording", pages))]))
     assert state(report, CORRUPTED) == expected
     assert report.verdict == {0.5: "critical", 0.02: "warning"}.get(share or 0.0, "healthy")
+
+
+QUANTIZED = ('cache_dtype="auto"', 'cache_dtype="fp8"')
+
+
+@pytest.mark.parametrize(
+    ("lines", "label", "fix"),
+    [
+        ({"float16_cast": 90}, ("", ""), ("--dtype", "bfloat16")),
+        ({"kv_scales_missing": 90}, QUANTIZED, ("--kv-cache-dtype", "auto")),
+        ({"kv_scales_missing": 90}, ("", ""), ("", None)),
+        ({"kv_scales_missing": 5000}, QUANTIZED, ("", None)),
+        ({}, QUANTIZED, ("", None)),
+    ],
+    ids=["a cast to float16", "no scales", "a KV cache that needs none", "an earlier start", "nothing said"],
+)
+def test_nan_is_blamed_on_what_the_log_of_this_start_names(
+    tmp_path: Path, lines: dict[str, float], label: tuple[str, str], fix: tuple[str, object]
+) -> None:
+    start = next(iter(re.scrapes(CORRUPTED)))[0]
+    beside = logged(CORRUPTED, **{"float16_cast": start, "kv_scales_missing": start, **lines})
+    began = f"process_start_time_seconds {start - 100}\n"
+    pages = ((at, host, page.replace(*label) + beside(0) + began) for at, host, page in re.scrapes(CORRUPTED))
+    report = doctor.run(ObserveOptions([str(re.write(tmp_path / "recording", pages))]))
+    first = found(report, CORRUPTED).proposals[0]
+    assert (first.name, first.after) == fix
+
+
+@pytest.mark.parametrize(("share", "checked"), [(0.0, True), (0.5, False)])
+def test_a_peer_without_nan_sends_to_the_weights_and_the_gpu(tmp_path: Path, share: float, checked: bool) -> None:
+    peer = re.changed(re.scrapes("healthy"), nans(share))
+    pages = re.side_by_side(re.scrapes(CORRUPTED), peer)
+    report = doctor.run(ObserveOptions([str(re.write(tmp_path / "recording", pages))]))
+    texts = [proposal.text for proposal in found(report, CORRUPTED).proposals]
+    assert any(text.startswith("Check the weights") for text in texts) == checked

@@ -79,6 +79,12 @@ def offload(page: str, hits: float, before: float = 600_000.0) -> str:
     return asked(page, tokens, tokens * hits // 1) + stored + loaded
 
 
+def buffered(page: str, size: object, backend: str = "native") -> str:
+    """A server with --kv-offloading-size."""
+    page = page.replace('kv_offloading_size="None"', f'kv_offloading_size="{size}"')
+    return page.replace('kv_offloading_backend="native"', f'kv_offloading_backend="{backend}"')
+
+
 def pages(name: str, change: object, every: float = 2.0) -> Iterator[Scrape]:
     """The recording's pages so changed, thinned."""
     return rewriting.changed(rewriting.thinned(rewriting.scrapes(name), every), change)  # type: ignore[arg-type]

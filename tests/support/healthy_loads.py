@@ -29,6 +29,10 @@ class Kind:
     prompt: float = 600
     answer: float = 200
     scatter: float = 0.6
+    longest: int = 2000
+    """The longest answer."""
+    history: int = 0
+    """Requests that finished before the first scrape."""
     cached: float = 0.3
     bursts: tuple[int, float] = (0, 300.0)
     clients: int = 0
@@ -120,7 +124,13 @@ class Scrape:
 
 def scraped(name: str, seed: int, times: list[float], begun: float, length: float = HOUR) -> Iterator[Scrape]:
     """Simulate a kind for so many seconds from `begun` on (unix seconds), scraped at these times after it."""
-    kind = KINDS[name]
+    yield from scraped_kind(KINDS[name], name, seed, times, begun, length)
+
+
+def scraped_kind(
+    kind: Kind, name: str, seed: int, times: list[float], begun: float, length: float = HOUR
+) -> Iterator[Scrape]:
+    """Simulate a load that is not in the table; its name decides about chance."""
     for replica in range(kind.replicas):
         server = _Server(kind, name, replica, random.Random(f"{name} {seed} {replica}"), begun)
         yield from server.scraped(times, length)
@@ -144,6 +154,10 @@ class _Server:
         engines = [Engine(self.kind.limits, born, index) for index in range(self.kind.engines)]
         for engine in engines:
             engine.now = self.begun + serves
+            for earlier in (self._request(born) for _ in range(self.kind.history)):
+                engine.seen["vllm:request_prompt_tokens"].add(earlier.prompt)
+                engine.seen["vllm:request_generation_tokens"].add(earlier.answer)
+                engine.count["vllm:prefix_cache_hits_total"] += earlier.cached
             for _ in range(self.kind.clients // self.kind.engines):
                 request = self._request(engine.now + self.chance.uniform(0, 3 + self.kind.think))
                 request.client = self.kind.think
@@ -226,7 +240,7 @@ class _Server:
         kind, chance = self.kind, self.chance
         prompt = max(4, round(kind.prompt * math.exp(chance.gauss(0, kind.scatter))))
         answer = max(1, round(kind.answer * math.exp(chance.gauss(0, kind.scatter))))
-        prompt, answer = min(prompt, kind.limits.max_model_len - 2100), min(answer, 2000)
+        prompt, answer = min(prompt, kind.limits.max_model_len - kind.longest - 100), min(answer, kind.longest)
         request = Request(at, prompt, 1 if kind.answer == 1 else answer)
         request.cached = int(prompt * min(0.98, kind.cached * chance.uniform(0.6, 1.2))) // 16 * 16
         if chance.uniform(0, 100) < kind.lost:

@@ -17,14 +17,14 @@ OLD_NAMES = {
 }
 
 
-def scrapes(name: str) -> Iterator[Scrape]:
-    """The scrapes of a recording that ships with the repository."""
+def scrapes(name: str, beside: bool = False) -> Iterator[Scrape]:
+    """The scrapes of a recording that ships with the repository; of a failed one, `beside` keeps what its host said."""
     text = gzip.decompress((RECORDINGS / name / "metrics.prom.gz").read_bytes()).decode()
     for part in f"\n{text}".split("\n# scrape")[1:]:
         header, _, page = part.partition("\n")
         failed, _, rest = header.partition(" ")
         time, instance, *_ = rest.split(" ")
-        yield float(time), instance, "" if failed else page.rstrip("\n") + "\n"
+        yield float(time), instance, "" if failed and not (beside and page.strip()) else page.rstrip("\n") + "\n"
 
 
 def pages_alone(folder: Path, name: str) -> Path:

@@ -44,10 +44,23 @@ def everything(folder: Path) -> Path:
     beside += (model("mixtral-8x7b", "--tensor-parallel-size 2"),)
     scrapes = list(rewriting.scrapes("kv_cascade"))
     start = scrapes[0][0]
+    beside += (network,)
     spent = dict.fromkeys(PHASES[:-1], 10.0)
     told = (log("ready", spent, 600, start, cuda_out_of_memory=500, engine_start_failed=900), *map(_numbers, NUMBERS))
     pages = ((t, host, page + text(t - start, page, (*beside, *told))) for t, host, page in scrapes)
     return rewriting.write(folder / "everything", pages)
+
+
+def network(t: float) -> Iterable[Sample]:
+    """A first node of two, an InfiniBand port that counts errors, and a rank that NCCL misses."""
+    yield "diag_vllm_node_info", ("10.0.0.1:29501", "0", "node-a"), 1
+    yield "diag_infiniband_port_active", ("mlx5_0/1", "node-a"), float(t < 20)
+    yield "diag_infiniband_errors_total", ("mlx5_0/1", "node-a", "link_downed"), float(t >= 20)
+    yield "diag_nccl_processes", ("behind",), float(t >= 20)
+    yield "diag_nccl_dump_timestamp_seconds", (), 0.0
+    if t >= 20:
+        labels = ("cf264af53edbe986", "1", "10.0.0.2", "behind", "AllReduce", "7")
+        yield "diag_nccl_missing_rank_operations", labels, 1.0
 
 
 NUMBERS = {
@@ -208,8 +221,18 @@ def log(
     `ago`: events, by how many seconds before the first scrape they came.
     """
     events = ("cuda_out_of_memory", "max_model_len_exceeds_kv_cache", "free_memory_below_requested")
-    ends = ("engine_start_failed", "engine_dead", "worker_died", "shut_down", "cuda_error", "nccl_timeout")
-    every = (*events, *ends, "no_kv_cache_memory", "shm_broadcast_wait", "compiled_while_serving")
+    ends = (
+        "engine_start_failed",
+        "engine_dead",
+        "worker_died",
+        "shut_down",
+        "cuda_error",
+        "nccl_timeout",
+        "all_to_all_timeout",
+    )
+    told = ("kv_scales_missing", "float16_cast")
+    others = ("no_kv_cache_memory", "shm_broadcast_wait", "compiled_while_serving")
+    every = dict.fromkeys((*events, *ends, *told, *others, *ago))
 
     def beside(t: float) -> Iterable[Sample]:
         for each in PHASES:
@@ -253,3 +276,16 @@ def logged(event: str, rate: float) -> Beside:
 def said(event: str, **numbers: float) -> Beside:
     """The numbers in the last line of that kind."""
     return lambda _: [("diag_vllm_log_value", (event, field), value) for field, value in numbers.items()]
+
+
+def eplb(mean: float, busiest: float, version: str = "0.32.0", lines: float = 1.0) -> Beside:
+    """The lines of EPLB that an exporter has read: the tokens of the mean and the busiest rank, lines a second."""
+
+    def beside(t: float) -> Iterable[Sample]:
+        count = float(int(lines * t))
+        yield "diag_vllm_info", (version, "m", "cuda"), 1.0
+        yield "diag_vllm_log_events_total", ("eplb_balance",), count
+        yield "diag_vllm_log_value_total", ("eplb_balance", "avg_tokens"), mean * count
+        yield "diag_vllm_log_value_total", ("eplb_balance", "max_tokens"), busiest * count
+
+    return beside

@@ -38,7 +38,9 @@ class Limits:
     each: float = 0.00015
     token: float = 0.00006
     drafted: int = 0
-    """Tokens that speculation proposes in a step; three quarters are accepted."""
+    """Tokens that speculation proposes in a step; three quarters are accepted, none beyond `draft_context`."""
+    draft_context: float = math.inf
+    """Tokens that the running requests may hold on average, so that their drafts are accepted."""
     adapters: int = 0
     connector: str = ""
     """kv_producer or kv_consumer of a disaggregated pair."""
@@ -190,11 +192,12 @@ class Engine:
         if not filling:
             next_event = [*(each.arrived for each in self.coming[:1]), *(at for at, _ in self.deferred)]
             ahead = min([until, *next_event, *(each.until for each in decoding)])
-            each_step = 1 + limits.drafted * 3 // 4
+            held = sum(each.filled + each.made for each in decoding) / len(decoding)
+            each_step = 1 + (limits.drafted * 3 // 4 if held <= limits.draft_context else 0)
             fewest = min(-(-(each.answer - each.made) // each_step) for each in decoding)
             steps = max(1, min(fewest, math.ceil((ahead - self.now) / pace)))
             self._spend(steps, pace, len(decoding) * each_step)
-            self._decode(decoding, steps, pace, each_step)
+            self._decode(decoding, steps, pace, each_step, drafts=bool(limits.drafted))
         else:
             budget, done = limits.max_num_batched_tokens - len(decoding), []
             spent = 0
@@ -224,16 +227,18 @@ class Engine:
         self.busy += steps * pace
         self.seen["vllm:iteration_tokens_total"].add(tokens, steps)
 
-    def _decode(self, decoding: list[Request], steps: int, pace: float, each_step: int) -> None:
+    def _decode(
+        self, decoding: list[Request], steps: int, pace: float, each_step: int, *, drafts: bool = False
+    ) -> None:
         for request in decoding:
             made = min(steps * each_step, request.answer - request.made)
             request.made += made
             request.last = self.now
             self.count["vllm:generation_tokens_total"] += made
         self.seen["vllm:inter_token_latency_seconds"].add(pace, steps * len(decoding))
-        if self.limits.drafted and each_step > 1:
-            drafts = steps * len(decoding)
-            self.count["drafts"] += drafts
+        if drafts:
+            self.count["drafts"] += steps * len(decoding)
+            self.count["accepted"] += steps * len(decoding) * (each_step - 1)
 
     def _begin(self, request: Request) -> None:
         request.made, request.last = request.made + 1, self.now
@@ -309,7 +314,7 @@ class Engine:
             lines.append(f'vllm:lora_requests_info{{max_lora="{self.limits.adapters}",{both}}} {at}\n')
         if drafted := self.limits.drafted:
             drafts = self.count["drafts"]
-            made = {"drafts": drafts, "draft_tokens": drafts * drafted, "accepted_tokens": drafts * (drafted * 3 // 4)}
+            made = {"drafts": drafts, "draft_tokens": drafts * drafted, "accepted_tokens": self.count["accepted"]}
             own = f'{{engine="{self.index}",model_name="{self.model}"}}'
             lines += [f"vllm:spec_decode_num_{name}_total{own} {value}\n" for name, value in made.items()]
         return "".join(lines)

@@ -14,7 +14,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from support.paths import RECORDINGS
-from support.scenarios import GIB, PHASES, Beside, config, crashed, gpu, log, logged, memory, model, reading, workers
+from support.scenarios import (
+    GIB,
+    PHASES,
+    Beside,
+    config,
+    crashed,
+    eplb,
+    gpu,
+    log,
+    logged,
+    memory,
+    model,
+    reading,
+    said,
+    workers,
+)
 from support.thinning import truth
 
 from diag.core.metric_families import FAMILIES
@@ -39,7 +54,9 @@ STRETCHES = {
     "compiling_while_serving": (20.0, 30.0, 58.0),  # from 22 s to 26 s
     "engine_dead": (27.0, 27.0, 63.0),  # killed at 24 s
     "data_parallel_lockstep": (12.0, 12.0, 58.0),  # one page from 10 s on
+    "tp_rank_missing_on_node_b": (24.0, 24.0, 56.0),  # from 14 s on, which NCCL shows from 22 s on
     "engine_device_fault": (20.0, 27.0, 63.0),  # the same, from before that
+    "weights_not_reloaded": (30.0, 60.0, 148.0),  # asleep until 56 s
     "host_memory_killed": (20.0, 27.0, 63.0),
     "gpu_fault": (20.0, 27.0, 63.0),  # lost at 23 s
 }
@@ -103,13 +120,16 @@ class Recording:
 
 @cache
 def recording(name: str) -> Recording:
-    """One that ships with the repository, on the times of its `up`."""
+    """One that ships with the repository, on the times of its `up`; its first server, if it has several."""
     seen = read(RECORDINGS / name)
     blocks = seen.samples.select([])
-    times = next(block.times for block in blocks if block.labels[0]["__name__"] == "up")
+    up = next(block for block in blocks if block.labels[0]["__name__"] == "up")
+    times, server = up.times, up.labels[0]["instance"]
     series: Series = {}
     for block in blocks:
-        for labels, values in zip(block.labels, _spread(times, block), strict=True):
+        own = [number for number, labels in enumerate(block.labels) if labels["instance"] == server]
+        for number, values in zip(own, _spread(times, block)[own], strict=True):
+            labels = block.labels[number]
             series[frozenset((name, value) for name, value in labels.items() if name != "instance")] = values
     return Recording((times - times[0]) / 1000, series, times[0] / 1000, truth(RECORDINGS / name))
 
@@ -283,6 +303,7 @@ RECORDED = {
     "prefix_cache_ineffective": "prefix_unique",
     "replicas_unbalanced": "queue_saturation",
     "speculation_ineffective": "speculation_ineffective",
+    "speculation_lost_at_length": "speculation_lost_at_length",
     "lora_thrash": "lora_thrash",
     "api_server_bound": "api_server_bound",
     "data_parallel_lockstep": "data_parallel_lockstep",
@@ -292,23 +313,41 @@ RECORDED = {
     "requests_aborted": "requests_aborted",
     "requests_cancelled": "requests_cancelled",
     "requests_failing": "requests_failing",
+    "weights_not_reloaded": "weights_not_reloaded",
 }
 """The recording that shows an incident from vLLM's page alone."""
-CHRONIC = ("prefix_cache_ineffective", "speculation_ineffective")
+CHRONIC = ("prefix_cache_ineffective", "speculation_ineffective", "speculation_lost_at_length")
 """Infos about the mix of clients, judged over an hour: their alerts wait for hours, longer than a timeline is."""
+JUDGED_AFTER = {"speculation_lost_at_length": 720.0}
+"""Seconds until a chronic one can be judged: it compares two kinds of load, which come one after the other."""
 PEERS = {"replicas_unbalanced": ("healthy", "healthy")}
 """What other servers of the same model do meanwhile, where an incident is about one of them."""
 CALM = (gpu(0), gpu(1), TWO, workers(1.0, 1.0))
 HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "crash_loop": ("", (log("load_weights", {}, start=LEAD), crashed(3), workers(1.0)), ()),
     "cuda_graph_capture_hang": ("", (log("cuda_graph_capture", CAPTURE, start=LEAD), TWO, workers(1.0, 1.0)), ()),
+    "elastic_scaling": ("healthy", (log("ready", {}, 600, LEAD, elastic_scaling_started=-1),), ()),
     "engine_device_fault": ("engine_dead", (log("ready", {}, 600, LEAD, engine_dead=-2, cuda_error=-1),), ()),
+    "experts_unbalanced": ("healthy", (eplb(20_000, 50_000),), (eplb(20_000, 23_000),)),
     "gpu_fault": ("healthy", (gpu(0), gpu(1, up=0)), CALM),
     "gpu_memory_contended": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 10 * GIB}),), CALM),
     "gpu_out_of_memory": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=-1),), ()),
     "gpu_power_brake": ("healthy", (gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t),), CALM),
     "gpu_thermal_throttling": ("healthy", (hot(1800e6),), CALM),
     "host_memory_exhausted": ("healthy", (memory(lambda t: 0.95 + 0.0005 * t),), (memory(lambda _: 0.95),)),
+    "kv_offload_oversized": (
+        "healthy",
+        (memory(lambda _: 0.45), config(kv_offloading_size=96)),
+        (memory(lambda _: 0.45), config(kv_offloading_size=40)),
+    ),
+    "shutdown_drops_requests": (
+        "healthy",
+        (
+            log("ready", {}, 600, LEAD, requests_cut_at_shutdown=-1),
+            said("requests_cut_at_shutdown", requests=6, refused=2),
+        ),
+        (),
+    ),
     "startup_failed": ("", (log("load_weights", {}, silent=10, start=LEAD, engine_start_failed=-1),), ()),
     "startup_slow": ("", (log("load_weights", {"load_weights": 900}, start=LEAD), workers(1.0), reading(60e6)), ()),
     "structured_output_failing": ("healthy", (logged("grammar_rejected", 0.5),), (logged("grammar_rejected", 0),)),
@@ -325,6 +364,7 @@ CURED: dict[str, tuple[Beside, ...]] = {
     "gpu_out_of_memory": READY,
     "startup_failed": READY,
     "startup_slow": READY,
+    "weights_not_reloaded": (log("ready", {}, start=float(TIMES[-1]), weights_reloaded=-1),),
 }
 """What the host of a server says after recovery, where it said nothing before the fault."""
 

@@ -1,6 +1,7 @@
 """The doctor's decision is that of the alert, over raw series and over those that the rules record, on any samples."""
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 import numpy as np
 import pytest
@@ -91,6 +92,12 @@ def doctors(incident: Incident, samples: promql.Samples, instant: int) -> Iterat
             yield dict(found.subject)
 
 
+@cache
+def written_out(incident: Incident, window: str) -> promql.Formula:
+    return conjunction(incident, window, Contract())
+
+
+@cache
 def recorded(incident: Incident, window: str) -> promql.Formula:
     """The conjunction over what the rules for this window record, each over what those before it do."""
     alert = conjunction(incident, window, Contract())
@@ -104,7 +111,7 @@ def recorded(incident: Incident, window: str) -> promql.Formula:
 def prometheus(incident: Incident, samples: promql.Samples, instant: int, rules: bool) -> Iterator[Mapping[str, str]]:
     asked = QueryCache(SampleSource(samples, TIMES, STEP), Contract())
     window = asked.window(incident).text
-    alert = recorded(incident, window) if rules else conjunction(incident, window, Contract())
+    alert = recorded(incident, window) if rules else written_out(incident, window)
     vector = promql.evaluate(alert, samples, np.array([instant], np.int64))
     for labels, present in zip(vector.labels, vector.present, strict=True):
         if present[0]:

@@ -18,6 +18,12 @@ from diag.vllm import gpus
         ("NVIDIA GeForce RTX 5090", "rtx5090"),
         ("Tesla V100-SXM2-32GB", "v100-32"),
         ("AMD Instinct MI300X OAM", "mi300x"),
+        ("AMD Instinct MI355X", "mi355x"),
+        ("AMD Instinct MI250X/MI250", "mi250"),
+        ("AMD Radeon RX 7900 XTX", "rx7900xtx"),
+        ("Radeon RX 7900 XTX", "rx7900xtx"),
+        ("AMD Radeon PRO W7900", "w7900"),
+        ("AMD Radeon 8060S Graphics", "strix-halo"),
         ("L40S", "l40s"),
     ],
 )

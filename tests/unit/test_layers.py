@@ -28,6 +28,7 @@ ONE_FILE: dict[str, str | tuple[str, ...]] = {
     "pandas": "report/dataframe.py",
     "prometheus_api_client": "sources/prometheus/client.py",
     "psutil": "exporter/process/table.py",
+    "amdsmi": "exporter/gpu/amdsmi.py",
     "pynvml": "exporter/gpu/nvml.py",
     "requests": "sources/prometheus/client.py",
     "http.client": ("http/", "exporter/http_server.py"),

@@ -14,16 +14,18 @@ from diag.commands import doctor
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.tools import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
+from diag.commands.ramp import MOST_FILES
 from diag.core import files, yaml
 from diag.diagnosis import decision_table
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
+from diag.exporter.network import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
 from diag.normal import baseline
 from diag.promql import parser
-from diag.ramp import results
+from diag.ramp import kept, results
 from diag.sources import observation
 from diag.sources.kubernetes import cluster, servers
 from diag.sources.prometheus import client as queries
@@ -64,12 +66,16 @@ STATED = {
     "log of a container (`--k8s`)": f"first {servers.FIRST_BYTES // 1024} KiB and last {servers.LAST_LINES:,} lines",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
+    "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept.MOST_BYTES // MIB} MiB; {MOST_FILES} results",
     "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",
     "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
     "`--for`": f"{options.LONGEST_DURATION:,.0f} s",
     "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",
+    "status of NCCL's ranks (`--nccl-ras`)": f"{nccl.MOST_BYTES // MIB} MiB, {nccl.ANSWER_SECONDS:g} s; "
+    f"{nccl.MOST_NAMED} ranks",
+    "InfiniBand ports of a host": f"{infiniband.MOST_PORTS}",
     "`/version`, `/v1/models`, `/server_info`": f"{vllm_server.SMALL // MIB} MiB",
 }
 

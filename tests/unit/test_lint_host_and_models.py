@@ -103,6 +103,17 @@ def test_expert_parallelism_of_one_rank_needs_every_size(words: str, expected: b
     assert ("expert_parallel_of_one_rank" in findings(f"vllm serve m {words}")) is expected
 
 
+CONNECTOR = "--kv-transfer-config"
+OFFLOADING = (
+    '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both",'
+    ' "kv_connector_extra_config": {"cpu_bytes_to_use": %d}}'
+)
+SEVERAL = '{"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [%s]}}'
+PER_RANK = (
+    '{"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_extra_config": {"cpu_bytes_to_use_per_rank": %d}}'
+)
+
+
 @pytest.mark.parametrize(
     ("words", "version", "memory", "expected"),
     [
@@ -112,6 +123,14 @@ def test_expert_parallelism_of_one_rank_needs_every_size(words: str, expected: b
         ("--kv-offloading-size 40 -tp 4", "0.32.0", 32, True),
         ("--kv-offloading-size 20 -tp 4", "0.32.0", 32, False),  # of all ranks together
         ("--kv-offloading-size 40 --kv-offloading-backend lmcache", "0.32.0", 32, False),
+        (f"{CONNECTOR} '{OFFLOADING % 40e9}' -tp 4", "0.32.0", 32, True),
+        (f"{CONNECTOR} '{OFFLOADING % 20e9}' -tp 4", "0.32.0", 32, False),  # of all ranks together
+        (f"{CONNECTOR} '{OFFLOADING % 20e9}' -tp 4 -dp 2", "0.32.0", 32, True),
+        (f"{CONNECTOR} '{SEVERAL % OFFLOADING % 40e9}'", "0.32.0", 32, True),
+        (f"{CONNECTOR} '{PER_RANK % 10e9}' -tp 4", "0.32.0", 32, True),
+        (f"{CONNECTOR} '{PER_RANK % 10e9}'", "0.32.0", 32, False),
+        (f"{CONNECTOR} '{OFFLOADING % 40e9}' --kv-offloading-size 20", "0.32.0", 32, False),
+        (f"{CONNECTOR} '{OFFLOADING.replace('Offloading', 'LMCache') % 40e9}'", "0.32.0", 32, False),
         ("--swap-space 16 -tp 4", "0.7.3", 32, True),
         ("--swap-space 16 -tp 4", "0.10.0", 32, False),
     ],

@@ -61,6 +61,19 @@ def scrape_times(observed: Observation, server: Server) -> Any:
     return next(each.times for each in observed.samples.select([]) if each.labels[0]["instance"] == server.instance)
 
 
+SCALING = Reply(b'{"error":"The model is currently scaling. Please try again later."}', status=503)
+
+
+@pytest.mark.parametrize(("reply", "expected"), [(SCALING, 1.0), (Reply(b"no upstream", status=503), np.nan)])
+def test_vllm_that_refuses_requests_because_it_scales_is_told_from_one_that_is_gone(
+    reply: Reply, expected: float
+) -> None:
+    with serving(on_metrics(Reply(PAGE), reply, reply, reply, reply, reply)) as server:
+        observed = look(server, should_go_on=three(server))
+    found = values(observed, "last_over_time(diag_vllm_elastic_scaling[1m])")
+    assert [row[-1] for row in found] == ([expected] if expected == 1.0 else [])
+
+
 # What is good
 
 

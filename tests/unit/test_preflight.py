@@ -25,10 +25,11 @@ from diag.core.contract import Contract, Intentions
 from diag.core.errors import BadContract, BadUsage
 from diag.core.yaml import load as load_yaml
 from diag.knowledge.catalog import load
-from diag.preflight import machine, ramp_result
+from diag.preflight import machine
 from diag.preflight.check import PreflightFacts, State
 from diag.preflight.checks import CHECKS, Preflight, preflight
 from diag.preflight.machine import Machine, Wheel
+from diag.ramp import kept
 from diag.report import preflight as text
 from diag.vllm.command.parse import parse
 
@@ -270,8 +271,8 @@ def ramp_file(folder: Path, **changes: object) -> Path:
 
 
 def of_capacity(folder: Path, load: float, **changes: object) -> dict[str, State]:
-    kept = ramp_result.read(ramp_file(folder, **changes))
-    known = replace(facts(ramp=kept), contract=Contract(preflight=Intentions(concurrency=load)))
+    ramp = kept.read(ramp_file(folder, **changes))
+    known = replace(facts(ramp=ramp), contract=Contract(preflight=Intentions(concurrency=load)))
     return {each.id: each.state for each in preflight(known, "m").results if each.group == "capacity"}
 
 
@@ -293,14 +294,6 @@ def test_a_load_above_the_ceiling_needs_replicas(tmp_path: Path) -> None:
 )
 def test_a_ramp_of_something_else_is_a_warning(changes: dict[str, object], tmp_path: Path) -> None:
     assert of_capacity(tmp_path, 30, **changes)["ramp_result"] == "warn"
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "diag.ramp/1"}', '{"schema": "diag.doctor/1"}'])
-def test_a_file_that_is_no_ramp_is_refused(content: str, tmp_path: Path) -> None:
-    file = tmp_path / "ramp.json"
-    file.write_text(content)
-    with pytest.raises(BadUsage, match=r"is no result of diag ramp --json"):
-        ramp_result.read(file)
 
 
 # -- any launch --------------------------------------------------------------------------------------------------------
@@ -422,13 +415,14 @@ def test_each_check_has_a_page_and_a_line_in_the_reference(id: str) -> None:
     assert page.startswith(f"# {id}: ") and CHECKS[id].source in page
 
 
-def under_a_limit(kind: str, limit: int, id: str, known: PreflightFacts) -> str:
-    """The states of a check in a process of its own, whose limit can be lowered."""
-    code = f"import resource, pickle, sys; resource.setrlimit(resource.{kind}, ({limit}, {limit}));"
-    code += "from diag.preflight.checks import CHECKS; from diag.preflight.check import results;"
-    code += f"f = pickle.load(sys.stdin.buffer); print(*[r.state for r in results(CHECKS['{id}'], f)])"
+def judged_after(change: str, id: str, known: PreflightFacts) -> str:
+    """The states of a check in a process of its own that has changed its limits or its user, unprivileged as root."""
+    code = "import os, resource, pickle, sys; from diag.preflight.checks import CHECKS;"
+    code += f"from diag.preflight.check import results; f = pickle.load(sys.stdin.buffer); {change};"
+    code += f"print(*[r.state for r in results(CHECKS['{id}'], f)])"
     given = pickle.dumps(replace(known, incidents=()))
-    ran = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, check=True)
+    bound = ["setpriv", "--bounding-set", "-ipc_lock"] if os.geteuid() == 0 else []
+    ran = subprocess.run([*bound, sys.executable, "-c", code], input=given, capture_output=True, check=True)
     return ran.stdout.decode().strip()
 
 
@@ -436,12 +430,20 @@ def test_locked_memory_for_infiniband(tmp_path: Path) -> None:
     port = "class__infiniband__mlx5_0__ports__1__"
     host = node(tmp_path, **NET, **{f"{port}state": "4: ACTIVE", f"{port}rate": "400 Gb/sec (4X NDR)"})
     known = facts(command=parse(NODES), machine=host)
-    assert under_a_limit("RLIMIT_MEMLOCK", 65_536, "locked_memory", known) == "fail"
+    low = "resource.setrlimit(resource.RLIMIT_MEMLOCK, (65_536, 65_536))"
+    assert judged_after(low, "locked_memory", known) == "fail"
     assert states(preflight(replace(known, command=parse(LAUNCH)), "m"), "locked_memory") == set()
 
 
 def test_a_low_limit_of_open_files() -> None:
-    assert under_a_limit("RLIMIT_NOFILE", 1024, "open_files", facts(machine=Machine())) == "warn"
+    low = "resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))"
+    assert judged_after(low, "open_files", facts(machine=Machine())) == "warn"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take another user's id")
+def test_a_user_id_without_a_name() -> None:
+    nameless = "os.environ.clear(); os.setuid(54_321)"
+    assert judged_after(nameless, "user_name", facts(machine=Machine())) == "warn"
 
 
 def test_weights_larger_than_the_disk() -> None:

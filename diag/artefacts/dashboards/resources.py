@@ -37,6 +37,7 @@ MEMORY = "max by ($by) (diag_gpu_memory_used_bytes or diag_gpu_memory_total_byte
 OTHERS = 'sum by ($by) (diag_gpu_process_memory_bytes{role="other"}) or 0 * max by ($by) (diag_gpu_memory_total_bytes)'
 PCIE = "sum by ($by) (rate(diag_gpu_pcie_bytes_total[$window]) or diag_gpu_pcie_throughput_bytes_per_second)"
 NVLINK = "sum by ($by) (rate(diag_gpu_nvlink_bytes_total[$window]))"
+RESETS = "sum by ($by) (increase(diag_gpu_resets_total[$window]))"
 XID = "sum by ($by) (increase(diag_gpu_xid_errors_total[$window]))"
 ECC = 'sum by ($by) (increase(diag_gpu_ecc_errors_total{kind="uncorrected"}[$window]))'
 WORKER_CORES = 'sum by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="worker"}[$window]))'
@@ -70,7 +71,9 @@ GPU_PANELS = (
         ("gpu",),
         {"PCIe": PCIE, "NVLink": NVLINK},
     ),
-    LinePanel(PanelHeader("GPU faults", "Healthy: 0."), ("gpu",), {"Xid": XID, "uncorrected ECC": ECC}),
+    LinePanel(
+        PanelHeader("GPU faults", "Healthy: 0."), ("gpu",), {"Xid": XID, "resets": RESETS, "uncorrected ECC": ECC}
+    ),
 )
 
 

@@ -14,7 +14,6 @@ from diag.artefacts.names import (
     claim,
     expression,
     in_words,
-    runbook_url,
     subject_labels,
 )
 from diag.core.contract import Site
@@ -169,5 +168,5 @@ def annotations(scope: DashboardScope) -> dict[str, tuple[str, str, str]]:
 
 def links(page: str, site: Site) -> dict[str, str]:
     """Return links to all dashboards of diag, and to the runbook if it is on the web."""
-    runbook = runbook_url(site, page)
+    runbook = site.runbook_url(page)
     return {"vLLM dashboards": "", **({"runbook": runbook} if runbook.startswith("http") else {})}

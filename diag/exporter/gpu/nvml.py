@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pynvml
 
+from diag.exporter.gpu.driver import DriverUnavailable, GpuLost
+
 MEMORY_V2 = 0x02000028
 """nvmlMemory_v2: its `used` leaves out what the driver keeps for itself, which is `used` in the first version."""
 WAIT = 500
@@ -36,14 +38,6 @@ _VALUES = struct.Struct("=24xii8s")
 """nvmlFieldValue_t: field, scope, timestamp and latency, then valueType, nvmlReturn and the value."""
 _TYPES = {0: "=d", 1: "=I4x", 2: "=Q", 3: "=Q", 4: "=q", 5: "=i4x", 6: "=H6x"}
 _DECODE = {kind: struct.Struct(form).unpack for kind, form in _TYPES.items()}
-
-
-class NvmlUnavailable(Exception):
-    """NVML cannot be used; the message is a sentence."""
-
-
-class GpuLost(Exception):
-    """This GPU does not answer, the others may."""
 
 
 class Field(NamedTuple):
@@ -194,7 +188,7 @@ class Device:
 
     def _failed(self, code: int, requests: Collection[Request]) -> None:
         if code in _AWAY:
-            raise NvmlUnavailable(_SENTENCES[code])
+            raise DriverUnavailable(_SENTENCES[code])
         if code in _LOST:
             raise GpuLost
         if code in _REFUSED:
@@ -205,7 +199,7 @@ class Device:
 
 
 class Events:
-    """Xid errors of these GPUs from now on (NVML keeps no history). Raises NvmlUnavailable without events."""
+    """Xid errors of these GPUs from now on (NVML keeps no history). Raises DriverUnavailable without events."""
 
     def __init__(self, devices: Iterable[Device]) -> None:
         self._set = _or_unavailable("nvmlEventSetCreate")
@@ -227,7 +221,7 @@ class Events:
         except pynvml.NVMLError as error:
             if error.value == _TIMEOUT:
                 return None
-            raise (GpuLost if error.value in _LOST else NvmlUnavailable(_sentence(error))) from error
+            raise (GpuLost if error.value in _LOST else DriverUnavailable(_sentence(error))) from error
         uuid = self._uuids.get(_address(event.device))
         return (uuid, int(event.eventData)) if uuid is not None else None
 
@@ -237,7 +231,7 @@ class Events:
 
 
 def start() -> None:
-    """Start NVML; each start needs a stop, since NVML counts its users. Raises NvmlUnavailable."""
+    """Start NVML; each start needs a stop, since NVML counts its users. Raises DriverUnavailable."""
     _or_unavailable("nvmlInit")
 
 
@@ -248,12 +242,12 @@ def stop() -> None:
 
 
 def count() -> int:
-    """Return the number of GPUs that the driver lists; it may list a lost one. Raises NvmlUnavailable."""
+    """Return the number of GPUs that the driver lists; it may list a lost one. Raises DriverUnavailable."""
     return int(_or_unavailable("nvmlDeviceGetCount"))
 
 
 def devices() -> list[Device | None]:
-    """Return the GPUs in the order of the PCI bus; None for one that does not answer. Raises NvmlUnavailable."""
+    """Return the GPUs in the order of the PCI bus; None for one that does not answer. Raises DriverUnavailable."""
     found: list[Device | None] = []
     for index in range(count()):
         try:
@@ -298,7 +292,7 @@ def _or_unavailable(name: str) -> Any:
     try:
         return _function(name)()
     except pynvml.NVMLError as error:
-        raise NvmlUnavailable(_sentence(error)) from error
+        raise DriverUnavailable(_sentence(error)) from error
 
 
 def _sentence(error: Any) -> str:

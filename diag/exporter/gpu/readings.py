@@ -1,4 +1,4 @@
-"""Readings of one GPU: families, NVML's fields and functions, their units, and how often each is read.
+"""Readings of one NVIDIA GPU: families, NVML's fields and functions, their units, and how often each is read.
 
 Numbers and units: nvml.h 13.5. A function of readings returns the same tuple for the same arguments, so that
 `nvml.Device` plans it once.
@@ -12,7 +12,8 @@ from itertools import permutations
 
 from diag.core.metric_families import THROTTLE_REASONS, Sample
 from diag.exporter.gpu import nvml
-from diag.exporter.gpu.nvml import Device, Field, GpuLost, NvmlCall, NvmlReading
+from diag.exporter.gpu.driver import GpuLost
+from diag.exporter.gpu.nvml import Device, Field, NvmlCall, NvmlReading
 from diag.vllm import work
 
 E3, E6, E9 = 1_000, 1_000_000, 1_000_000_000
@@ -227,7 +228,7 @@ class Gpu:
         return str(self.index), self.uuid
 
     def read(self, now: float) -> list[Sample]:
-        """Read all samples; none if the GPU is lost. Raises NvmlUnavailable."""
+        """Read all samples; none if the GPU is lost. Raises DriverUnavailable."""
         self.is_up, device = False, self.device
         if device is None:
             return []
@@ -290,6 +291,14 @@ class Gpu:
         if self.about:
             yield "diag_gpu_info", (*self.labels, *self.about), 1.0
 
+    def is_named(self, names: Sequence[str]) -> bool:
+        """Return True if `names` has its index or, as in CUDA, the beginning of its UUID; a MIG UUID names its GPU."""
+        for name in filter(None, map(str.strip, names)):
+            uuid = nvml.uuid_of_instance(name) if name.startswith("MIG-") else name
+            if name == str(self.index) or (uuid.startswith("GPU-") and self.uuid.startswith(uuid)):
+                return True
+        return False
+
 
 def _as_samples(found: Found) -> list[Sample]:
     return [(family, labels, value) for (family, labels), value in found.items()]
@@ -315,15 +324,6 @@ def identify_gpu(index: int, device: Device | None, version: str, known: Gpu | N
         return Gpu(index, device, uuid, about)
     except GpuLost:
         return Gpu(index, None, known.uuid if known else "", known.about if known else ())
-
-
-def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
-    """Return True if `names` has its index or, as in CUDA, the beginning of its UUID; a MIG UUID names its GPU."""
-    for name in filter(None, map(str.strip, names)):
-        uuid = nvml.uuid_of_instance(name) if name.startswith("MIG-") else name
-        if name == str(gpu.index) or (uuid.startswith("GPU-") and gpu.uuid.startswith(uuid)):
-            return True
-    return False
 
 
 def peers(gpus: Sequence[Gpu]) -> Iterator[Sample]:

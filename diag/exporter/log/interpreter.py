@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from diag.core.log_events import (
     COMPILED_WHILE_SERVING,
+    CUT_AT_SHUTDOWN,
+    DRAIN_ENDED,
+    DRAIN_STARTED,
     ENGINE_DEAD,
     ENGINE_START_FAILED,
     KILLED_BY_SIGNAL,
@@ -27,7 +30,7 @@ from diag.core.log_events import (
     LogEnding,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import RESOLUTION, MeasuredServer
+from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
 from diag.exporter.log.parse_line import ANSWER, PROGRESS_BAR, ParsedLine
 from diag.exporter.log.patterns import RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -38,6 +41,7 @@ from diag.exporter.log.recognise import (
     RecordTracker,
     TracebackTracker,
     is_exception,
+    read_values,
     recognise,
 )
 from diag.exporter.log.trackers import (
@@ -63,6 +67,8 @@ _AT_WORK = "EngineCore encountered a fatal error"
 FARTHEST = 3_600.0
 """Seconds that lines in doubt may lead on in time: what stands in them may be a client's."""
 MOST_PENDING = 64
+LONGEST_DRAIN = 3_600.0
+"""Seconds of a drain that are believed."""
 ANSWERS = "http_requests_total"
 """The metric that counts the answers of the access log."""
 MOST_ROUTES = 1_000
@@ -76,6 +82,8 @@ _ENDED_FROM_OUTSIDE = re.compile(
 """Lines of a shell, of Slurm, of Docker, and of Python's helper process, which outlives the server."""
 _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
 """A start goes on only when somebody adds GPUs to the Ray cluster."""
+_WAITS_FOR_LOCK = re.compile(r"(?:\[aiter\] )?waiting for baton release at ")
+"""A rank waits for the compiler of another one, which may have died; the others then wait for the rank."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
 """torch.compile compiles a graph that no cache has."""
 
@@ -125,6 +133,9 @@ class LogInterpreter:
         self._listens = False
         self._ending: set[str] = set()
         self._was_told_to_stop = False
+        self._cut: Counter[str] = Counter()
+        self.drains_until = 0.0
+        """Unix time until which the page of a server that drains may come; 0 if it was not told to stop, or at once."""
         self._last_text = ""
         self._is_vllm = False
         """True if a line was logged by a file of vLLM's, or about a route of its API: others use uvicorn too."""
@@ -142,6 +153,10 @@ class LogInterpreter:
         self._file = file
         self._root_cause = self._crashed = RootCauseTracker(file)
         self._dead = False
+        self._waits_for = ""
+        """The line of a rank that waits for a lock, until the start moves."""
+        self._aborting: tuple[Pattern, ParsedLine, float] | None = None
+        """The first unproven line of a device's runtime that aborts a process."""
         self._pending: list[ErrorLine] = []
         """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
         self._begun: float | None = None
@@ -189,11 +204,14 @@ class LogInterpreter:
 
     def take_request(self, text: str, own: float | None, read_at: float, live: bool) -> None:
         """Interpret a line of uvicorn's access log, `text` from the client's address on; `own` is its own time."""
-        self._count_answer(text)
-        self._serve(self._resolve_time(own, read_at, live))
+        at = self._resolve_time(own, read_at, live)
+        self._count_answer(text, at)
+        self._serve(at)
 
-    def _count_answer(self, text: str) -> None:
+    def _count_answer(self, text: str, at: float) -> None:
         if answer := ANSWER.match(text):
+            if answer["status"] == "5":
+                self._cut_off("answers", at)
             self._is_vllm = self._is_vllm or answer["route"].startswith("/v1/")
             self.answers[answer["route"], f"{answer['status']}xx"] += 1
             if len(self.answers) > MOST_ROUTES:
@@ -225,6 +243,8 @@ class LogInterpreter:
             self._ended_from_outside = False
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._last_text = f"{line.text} ({line.source})" if line.source else line.text
+        if self.phase == "starting" and _WAITS_FOR_LOCK.match(line.text):
+            self._waits_for = line.text
         origin = self._records.origin(
             line, pattern, self._phase_of(line, live), read_at if live else None, self._last_time
         )
@@ -296,7 +316,7 @@ class LogInterpreter:
     @property
     def ending(self) -> LogEnding:
         """Return the state of the server at the last line."""
-        startup, last = self._startup, quote(self._last_text, MOST_TEXT)
+        startup, last = self._startup, quote(self._waits_for or self._last_text, MOST_TEXT)
         file = quote(self._file, MOST_NAME)
         lines = tuple(
             EventLine(event, quote(line.text, MOST_TEXT), file, line.number, line.process, at)
@@ -397,6 +417,9 @@ class LogInterpreter:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
         elif pattern.kind == "event" and not self._was_stopped:
             self._events.note_unproven(pattern.name, at)
+            is_first = self._aborting is None or at - self._aborting[2] > SURVIVED
+            if pattern.aborts and is_first and line.level == RAW:
+                self._aborting = pattern, line, at
 
     @property
     def _was_stopped(self) -> bool:
@@ -428,6 +451,8 @@ class LogInterpreter:
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
+        self._waits_for, self._aborting = "", None
+        self._cut, self.drains_until = Counter(), 0.0
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
@@ -435,6 +460,7 @@ class LogInterpreter:
 
     def _reach(self, stage: int, at: float) -> None:
         self._pending.clear()
+        self._waits_for = ""
         self._startup.reach(stage, at)
         if self._serves:
             self._crashes.ready(at)
@@ -462,11 +488,24 @@ class LogInterpreter:
 
     def _on_progress(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._pending.clear()
+        self._waits_for = ""
         self._startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        self._count_answer(line.text)
+        self._count_answer(line.text, at)
         self._serve(at)
+
+    def _cut_off(self, kind: str, at: float) -> None:
+        """Note a request that failed after the server was told to stop.
+
+        A stream that fails before its first token logs both its exception and an answer: the larger number counts.
+        While the engine drains, its API server still accepts requests, and answers them with HTTP 500.
+        """
+        if self._was_stopped and self._was_told_to_stop and not self._dead:
+            self._cut[kind] += 1
+            streams, answers = self._cut["streams"], self._cut["answers"]
+            cut, refused = (streams, answers) if self.drains_until else (max(streams, answers), 0)
+            self._events.count(CUT_AT_SHUTDOWN, at, requests=cut, refused=refused)
 
     def _serve(self, at: float) -> None:
         self._reach(READY_STAGE, at)
@@ -495,12 +534,23 @@ class LogInterpreter:
         is_of_startup = pattern.name == COMPILED_WHILE_SERVING and not self._serves
         is_of_shutdown = pattern.name in DEATHS and self._was_stopped
         is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
-        if is_of_startup or is_of_shutdown or (is_api_server and pattern.name in ON_DEVICE):
+        is_of_no_drain = pattern.name == DRAIN_ENDED and not self.drains_until
+        if is_of_startup or is_of_shutdown or is_of_no_drain or (is_api_server and pattern.name in ON_DEVICE):
+            return
+        if pattern.name == DRAIN_STARTED:
+            seconds = float(read_values(pattern, line.text).get("seconds", 0.0))
+            self.drains_until = at + min(seconds, LONGEST_DRAIN) + LINGERS
+        if pattern.name == CUT_AT_SHUTDOWN and not pattern.numbers:
+            self._cut_off("streams", at)
             return
         if (
             line.text.startswith(_HIT) and not self._startup.is_ready
         ):  # the frames of its traceback tell whether it was at work
             return
+        if pattern.name in DEATHS and self._aborting is not None:
+            aborted, self._aborting = self._aborting, None
+            if at - aborted[2] <= SURVIVED:
+                self._on_event(*aborted)
         if pattern.name in QUOTED:
             self._quote(pattern, line, at)
         if pattern.name == ENGINE_START_FAILED:

@@ -58,9 +58,9 @@ PROGRESS_BAR = re.compile(
 )
 _GLUED = re.compile(
     r"(.{3,120}?: +\d{1,3}%.{0,200}?\| *\d+/\d+ \[[^\]]{0,80}\])"
-    r"(\(\w[^()]{0,80} pid=\d+.*|(?:DEBUG|INFO|WARNING|ERROR) \d.*)"
+    r"(\(\w[^()]{0,80} pid=\d+.*|(?:DEBUG|INFO|WARNING|ERROR) \d.*|(?:Memory access fault|HW Exception) by GPU node-.*)"
 )
-"""An unfinished progress bar, and another process's text behind it on the same line."""
+"""An unfinished progress bar, and the text of another process or of ROCm's runtime behind it on the same line."""
 _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LAYOUT = ("pod", "service", "iso", "stream", "host", "short")
 _PLAIN = ("(", "INFO", " ", "Traceback", "ERROR", "WARNING", "DEBUG")

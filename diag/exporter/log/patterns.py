@@ -39,7 +39,8 @@ class Pattern:
     the event, or flags of the configuration. `logger` names the files, one space between them, that have logged it in
     any release, as they stand in a line's head: once clients are served, the line counts from them only. It is "" for a
     text without a head of vLLM's: an exception, a bar, uvicorn's lines, the output of a library or a shell. An
-    exception counts in a record of the end of an engine or a worker, or in one that shows `record_event`.
+    exception counts in a record of the end of an engine or a worker, or in one that shows `record_event`. A device's
+    runtime prints a line that `aborts` before it aborts its process: once clients are served, a death proves the line.
     """
 
     kind: Kind
@@ -51,12 +52,14 @@ class Pattern:
     numbers: str = ""
     logger: str = ""
     record_event: str = ""
+    aborts: bool = False
 
 
 _banner, _hint, _stage = partial(Pattern, "banner"), partial(Pattern, "hint"), partial(Pattern, "stage")
 _setting, _event, _fatal = partial(Pattern, "setting"), partial(Pattern, "event"), partial(Pattern, "fatal")
 _progress, _ends = partial(Pattern, "progress", ""), partial(Pattern, "ends", "")
 _serves = partial(Pattern, "serves", "")
+_core = partial(_event, logger="core.py core_client.py")
 
 _TAG = r"(?:\[\w+\] )?"
 _SIZE = r"[\d.]+ ?(?:[KMG]i?B|bytes)?"
@@ -97,6 +100,9 @@ _NCCL = "ProcessGroupNCCL.cpp ProcessGroupNCCL.hpp"
 _DEADLY = r"(?:Killed|Segmentation fault|Aborted|Bus error|Illegal instruction)"
 """A shell reports so that a signal ended a child, behind the script, its line and the PID."""
 
+_HSA = r"Memory access fault|HW Exception"
+_QUEUE = r":0:\S{1,60} *: ?\d{1,6} ?: .{0,200}aborting with error : HSA_STATUS_ERROR"
+"""ROCm's runtime prints the place in its own code before the queue that failed."""
 _EXECUTABLE = r"(?:\S{0,300}/)?vllm|exec: (?:\S{0,300}/)?(?:vllm|python[\d.]{0,8})"
 _SCRIPT = r"\S{1,300}: (?:line \d{1,9}: |\d{1,9}: )?"
 """The script and its line, as bash and dash print them."""
@@ -106,6 +112,12 @@ _NIXL = "nixl_connector.py worker.py base_worker.py pull_worker.py push_worker.p
 _COLLECTIVE = "custom_all_reduce.py"
 _MOONCAKE = "mooncake_connector.py"
 _SCHEDULER = "scheduler.py"
+_STREAM = "serving.py serving_chat.py serving_completion.py speech_to_text.py"
+_STOPS = r"\[shutdown\] EngineCore: "
+_COUNT = r"count=(?P<requests>\d+)"
+_DRAIN = _COUNT + r" timeout=(?P<seconds>\d+)"
+_ALLOCATOR = r"(?:CuMem|XpuMem)Allocator: sleep freed [\d.]+ GiB memory in total, of which "
+_RELOAD = "gpu_model_runner.py model_runner.py inplace.py"
 _PREPROCESSING = "request_preprocessing_failed"
 _STATS = r"(?:Engine \d+: |\d+ Engines Aggregated: )?Avg prompt throughput: "
 _CORRUPTED = r".{0,400}, Corrupted: [1-9]"
@@ -123,7 +135,14 @@ PATTERNS: tuple[Pattern, ...] = (
         logger=f"api_server.py {_UTILS}",
     ),
     _banner("args", r"(?:non-default )?args: ", INFO, logger=f"api_server.py cli_args.py {_UTILS}"),
-    _hint("platform", r"Automatically detected platform ", INFO, "0.6.6", logger="__init__.py"),
+    _hint(
+        "platform",
+        r"Automatically detected platform ",
+        INFO,
+        "0.6.6",
+        numbers=r"platform (?P<platform>\w{1,20})",
+        logger="__init__.py",
+    ),
     _hint(
         "config",
         r"Initializing (?:an|a V\d) LLM engine \(v",
@@ -201,6 +220,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _setting("", r"Using max model len ", INFO, "0.10.0", numbers=r"len (?P<max_model_len>\d+)"),
     _setting(
         "", r"Chunked prefill is enabled with ", INFO, numbers=r"max_num_batched_tokens=(?P<max_num_batched_tokens>\d+)"
+    ),
+    _setting(
+        "", r"Setting attention block size to \d", INFO, "0.10.0", numbers=r"to (?P<enlarged_block_size>\d+) tokens"
     ),
     _serves(rf"{_STATS}(?!{_CORRUPTED})", INFO, logger="loggers.py metrics.py"),
     _serves(r"Received request ", INFO, logger="logger.py request_logger.py"),
@@ -304,6 +326,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("nccl_timeout", r"Timeout at (?:NCCL work|collective): ", FAILED, logger=_NCCL),
     _event("nccl_timeout", r"Some NCCL operations have failed or timed out", FAILED, logger=_NCCL),
     _event("nccl_timeout", r"ProcessGroupNCCL's watchdog got stuck ", FAILED, logger=_NCCL),
+    _event("all_to_all_timeout", r"DeepEP (?:[\w-]{1,20} ){0,6}?timeout\b", NO_HEAD),
+    _event("all_to_all_timeout", r"DeepEP error: (?:\w+ ){0,4}timeout|Fault detected in EP all2all ", FAILED),
+    _event("all_to_all_timeout", r"\S{0,300}: (?:non-zero status: \d{1,5}:? )?nvshmem [\w ]{1,60} failed", NO_HEAD),
     _event("driver_too_old", _CUDA + r"The NVIDIA driver on your system is too old", FAILED),
     _event("driver_too_old", _CUDA + r"CUDA driver version is insufficient", FAILED),
     _event("driver_mismatch", _CUDA + r"system has unsupported display driver", FAILED),
@@ -314,7 +339,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("cuda_error", r"(?:CUBLAS|CUDNN|CUSOLVER|HIPBLAS)_STATUS_|cu[A-Z]\w+ error: ", FAILED),
     _event("cuda_error", r"Triton Error \[\w+\]: (?!out of memory)", FAILED),
     _event("cuda_error", r"NCCL error(?: in)?: ", FAILED),
-    _event("cuda_error", r"Memory access fault by GPU node|HW Exception by GPU node|HSA_STATUS_ERROR", FAILED),
+    _event("cuda_error", rf"(?:{_HSA}) by GPU node|HSA_STATUS_ERROR|{_QUEUE}", FAILED, aborts=True),
     _event("cuda_error", r"Failed to execute the model status=\d", FAILED),  # Neuron
     _event(
         "compiled_while_serving",
@@ -354,6 +379,15 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _event("output_corrupted", _STATS + _CORRUPTED, INFO, "0.11.1", logger="loggers.py"),
     _event("output_corrupted", r"NaNs detected in logits: ", FAILED, "0.32.0"),
+    _event(
+        "kv_scales_missing",
+        r"Using FP8 KV cache but no scaling factors provided",
+        WARNING,
+        last="0.6.6.post1",
+        logger="model_runner.py",
+    ),
+    _event("kv_scales_missing", r"Using KV cache scaling factor 1\.0 for fp8", WARNING, logger="kv_cache.py"),
+    _event("float16_cast", r"Casting torch\.bfloat16 to torch\.float16", WARNING, logger="config.py model.py"),
     _event("kv_transfer_failed", r"NIXL transfer failure: ", ERROR, "0.13.0", logger=_NIXL),
     _event(
         "kv_transfer_failed",
@@ -381,5 +415,15 @@ PATTERNS: tuple[Pattern, ...] = (
     _event(_PREPROCESSING, r"Unexpected error pre-processing request ", ERROR, "0.11.1", logger="core.py"),
     _event("scheduler_paused", r"setting pause state to PAUSED_(?:NEW|ALL)$", INFO, "0.21.0", logger=_SCHEDULER),
     _event("scheduler_resumed", r"setting pause state to UNPAUSED$", INFO, "0.21.0", logger=_SCHEDULER),
+    # -- planned: shutdowns, elastic expert parallelism, sleep ---------------------------------------------------------
+    _event("requests_cut_at_shutdown", r"Error in [\w ]{4,40} stream generator\.$", ERROR, logger=_STREAM),
+    _core("requests_cut_at_shutdown", rf"{_STOPS}aborting in-flight requests ", INFO, "0.28.0", numbers=_COUNT),
+    _core("drain_started", rf"{_STOPS}draining in-flight requests ", INFO, "0.28.0", numbers=_DRAIN),
+    _core("drain_ended", rf"{_STOPS}request processing complete", INFO, "0.28.0"),
+    _core("elastic_scaling_started", r"\[Elastic EP\] Received reconfiguration request ", INFO, "0.17.0"),
+    _core("elastic_scaling_ended", r"\[Elastic EP\] Scale (?:up|down) completed, ", INFO, "0.17.0"),
+    _event("elastic_scaling_ended", r"Scale failed: ", ERROR, "0.17.0", logger="api_router.py"),
+    _event("weights_discarded", rf"{_ALLOCATOR}0\.00 GiB is backed up ", INFO, "0.11.1", logger="cumem.py xpumem.py"),
+    _event("weights_reloaded", r"Reloading (?:weights inplace|and processing )", INFO, "0.11.1", logger=_RELOAD),
     _event("input_thread_died", r"Exception in thread Thread-\d+ \(process_input_sockets\):", NO_HEAD, "0.8.0"),
 )

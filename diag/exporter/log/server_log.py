@@ -5,6 +5,7 @@ line on the log is interpreted both ways, and what is measured beside the log (c
 interpretations counts.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from datetime import tzinfo
 
@@ -62,6 +63,8 @@ class ServerLog:
         """The other interpretation, as if the server that the log showed at work had ended without a line."""
         self._silent_since = 0.0
         self._silent_scrapes = 0
+        self._fewest = math.inf
+        """The fewest requests in flight since a claimed drain began."""
 
     @property
     def _interpreter(self) -> LogInterpreter:
@@ -98,7 +101,8 @@ class ServerLog:
         config = self._interpreter.config
         log: dict[str, float | str] = {**config.config, **config.words}
         version = facts.version or self.version
-        return facts._replace(version=version, models=models, log=log, log_whole=config.has_all_args)
+        whole, platform = config.has_all_args, config.platform
+        return facts._replace(version=version, models=models, log=log, log_whole=whole, platform=platform)
 
     def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
         """Read one line, or one redrawing of a bar, without its end; if `live`, a line without a time gets `read_at`.
@@ -149,9 +153,13 @@ class ServerLog:
         if self._measured.see(seen, bool(self._open)):  # another process: what ended the last one is no claim
             self._settle(self._claimed or self._proven)
             self._refuted = {}
+        if self._claimed is not None and self._claimed.drains_until and seen.page:
+            self._fewest = min(self._fewest, seen.in_flight)
+            if seen.in_flight > self._fewest:  # a server that drains accepts no more requests
+                self._claimed.drains_until = 0.0
         if self._open:
             newest = max(self._open.values(), key=lambda claim: claim.read_at)
-            if self._measured.refutes(newest):
+            if not self._drains(seen.at) and self._measured.refutes(newest):
                 self._refuted |= {
                     name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()
                 }
@@ -165,9 +173,14 @@ class ServerLog:
         self._silent_since = self._silent_since if self._silent_scrapes else seen.at
         self._silent_scrapes += 1
 
+    def _drains(self, now: float) -> bool:
+        """Return True if the server was told to stop and still waits for its requests: it answers and generates."""
+        return self._claimed is not None and now < self._claimed.drains_until
+
     def _settle(self, interpreter: LogInterpreter) -> None:
         """Keep one interpretation for good."""
         self._proven, self._claimed, self._open = interpreter.doubting(self._measured), None, {}
+        self._fewest = math.inf
 
     @property
     def ending(self) -> LogEnding:
@@ -202,11 +215,11 @@ class ServerLog:
     def samples(self, now: float) -> list[Sample]:
         """Return the samples of the interpretation that counts, and the claims that do not."""
         interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self._interpreter
-        return [*interpreter.samples(now), *self._claims()]
+        return [*interpreter.samples(now), *self._claims(now)]
 
-    def _claims(self) -> Iterator[Sample]:
+    def _claims(self, now: float) -> Iterator[Sample]:
         """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
-        if not self._measured.answers or (self._open and self._measured.confirms()):
+        if self._drains(now) or not self._measured.answers or (self._open and self._measured.confirms()):
             return
         for claim in (
             *self._refuted.values(),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from diag.core.formatting import printable
-from diag.core.log_events import READY, WARM_UP
+from diag.core.log_events import LOG_EVENTS, READY, WARM_UP
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import RESOLUTION, SURVIVED
 from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
@@ -171,6 +171,7 @@ class EventCounts:
         self._counts = dict.fromkeys(EVENTS, 0)
         self._times = dict.fromkeys(EVENTS, 0.0)
         self._values: dict[str, dict[str, float]] = {}
+        self._sums = {(event.name, field): 0.0 for event in LOG_EVENTS for field in event.summed}
         self._unproven: dict[str, float] = {}
 
     @property
@@ -178,10 +179,12 @@ class EventCounts:
         """The events that were counted."""
         return frozenset(event for event, count in self._counts.items() if count)
 
-    def count(self, event: str, at: float) -> None:
-        """Count an event that no line with numbers shows."""
+    def count(self, event: str, at: float, **numbers: float) -> None:
+        """Count an event; `numbers` are those that several lines add up to."""
         self._counts[event] += 1
         self._times[event] = max(at, self._times[event])
+        if numbers:
+            self._values[event] = numbers
 
     def read(self, pattern: Pattern, text: str, at: float) -> None:
         """Count the event of a line, and read the line's numbers."""
@@ -189,6 +192,9 @@ class EventCounts:
         found = {name: parse_amount(value) for name, value in read_values(pattern, text).items()}
         if found:
             self._values[pattern.name] = found
+        for field, value in found.items():
+            if (pattern.name, field) in self._sums:
+                self._sums[pattern.name, field] += value
 
     def note_unproven(self, event: str, at: float) -> None:
         """Note a line that shows an event, without proof that vLLM wrote it."""
@@ -203,6 +209,8 @@ class EventCounts:
         for event, fields in self._values.items():
             for field, value in fields.items():
                 yield "diag_vllm_log_value", (event, field), value
+        for labels, total in self._sums.items():
+            yield "diag_vllm_log_value_total", labels, total
 
 
 _TOKEN = re.compile(
@@ -245,6 +253,7 @@ class LoggedConfig:
         self.words: Mapping[str, str] = {}
         self.version = ""
         self.model = ""
+        self.platform = ""
         self.has_all_args = False
         """True if vLLM's own list of the non-default arguments was read."""
         self.compiles = True
@@ -256,6 +265,7 @@ class LoggedConfig:
             found |= parse_settings(text)
         self.has_all_args = self.has_all_args or pattern.name == "args"
         self.version = printable(found.get("version", self.version), 40)
+        self.platform = found.get("platform", self.platform)
 
         served, model = found.get("served_model_name", "None"), found.get("model", "None")
         if served != "None":

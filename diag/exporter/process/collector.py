@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
+from diag.exporter.network.flight_recorder import newest_dump
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
 from diag.exporter.process.server import (
     Owner,
@@ -67,6 +68,7 @@ class ProcessCollector:
     def __init__(self, port: int | None, proc: str = "/proc") -> None:
         self._port = port
         self._view: ProcessView | None = None
+        self._server: ServerProcess | None = None
         self._group_of = 0
         self._group: ControlGroup | None = None
         self._oom_kills: int | None = None
@@ -105,8 +107,14 @@ class ProcessCollector:
         ended |= {"api_server", "engine"} if any(engines.values()) else set()  # an orphan serves nobody
         self._view = replace(view, roles=view.roles | running.keys() | ended)
         samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
+        self._server = view.server or self._server  # a watchdog writes its dump and then ends the server
+        if self._server:
+            dumped = newest_dump(self._server.dumps, self._server.started)
+            samples.append(("diag_nccl_dump_timestamp_seconds", (), dumped))
         if view.server:
             samples.append(("diag_vllm_process_start_time_seconds", (), view.server.started))
+            if view.server.node:
+                samples.append(("diag_vllm_node_info", (*view.server.node, host), 1.0))
             if self._group_of != view.server.pid:  # the group stays after the server's end
                 self._group_of, self._group = view.server.pid, control_group(view.server.pid, proc())
         group = self._group.samples() if self._group else ()
@@ -133,7 +141,7 @@ class ProcessCollector:
         return server.launch if server else ""
 
     def visible(self) -> str | None:
-        """Return the server's CUDA_VISIBLE_DEVICES; None if it is not set or must not be read."""
+        """Return the GPUs that the server's environment leaves visible; None if it is not set or must not be read."""
         server = self._last().server
         return server.visible if server else None
 

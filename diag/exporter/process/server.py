@@ -3,33 +3,54 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
+from diag.core.errors import BadUsage
+from diag.exporter.network.flight_recorder import dump_prefixes
+from diag.exporter.process.kernel import whole
 from diag.exporter.process.table import SETTLED, ProcessEntry, ProcessTable, ancestry, read_table
+from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import placeholder
 from diag.vllm.command.shown import shown
+from diag.vllm.gpus import visible_gpus
 
 _SETTINGS = re.compile(
-    r"(?:VLLM|NCCL|TORCH_NCCL)_\w+|CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
-    r"|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|PYTORCH_(?:CUDA_)?ALLOC_CONF|GLOO_SOCKET_IFNAME"
+    r"(?:VLLM|NCCL|TORCH_NCCL|RCCL)_\w+|CUDA_(?:VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|MODULE_LOADING)"
+    r"|(?:HIP|ROCR)_VISIBLE_DEVICES|HSA_OVERRIDE_GFX_VERSION|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|OMP_NUM_THREADS|PYTORCH_(?:CUDA_)?ALLOC_CONF|GLOO_SOCKET_IFNAME"
 )
 """Harmless variables that configure a server, not its host."""
+_MASTER_PORT = "29501"
+"""vLLM's default of --master-port."""
+_ADDRESS = re.compile(r"[\w.:-]{1,80}", re.ASCII)
 _SECRETS = ("VLLM_API_KEY", "HF_TOKEN")
 """Secrets that a relaunch needs, or the server is open to every client; only the fact that they are set is kept."""
 
 
+class NodeOfServer(NamedTuple):
+    """One of the nodes of a server that spans several: the address of the first one, and the number of this one."""
+
+    leader: str
+    number: str
+
+
 @dataclass(frozen=True)
 class ServerProcess:
-    """The topmost process of a vLLM server; unless it `listens`, only its command line names the port."""
+    """The topmost process of a vLLM server; unless it `listens`, only its command line names the port.
+
+    `node` is None for a server of one node; `dumps` are beginnings of paths of its flight recorder's dumps.
+    """
 
     pid: int
     listens: bool
     started: float
     launch: str
     visible: str | None
+    node: NodeOfServer | None
+    dumps: Sequence[str]
 
 
 def find_server(
@@ -99,7 +120,22 @@ def _server(table: ProcessTable, pid: int, listens: bool) -> ServerProcess:
     ]
     secrets = [f'{name}="{placeholder(name)}"' for name in _SECRETS if environment.get(name)]
     launch = "" if top.role else shown(" ".join([*secrets, *settings, shlex.join(top.argv)]))
-    return ServerProcess(pid, listens, table[pid].created, launch, environment.get("CUDA_VISIBLE_DEVICES"))
+    visible, dumps = visible_gpus(environment), dump_prefixes(environment)
+    return ServerProcess(pid, listens, table[pid].created, launch, visible, parse_node(launch), dumps)
+
+
+def parse_node(launch: str) -> NodeOfServer | None:
+    """Return the node that a launch starts, by --nnodes with --node-rank and --master-addr, which all nodes share."""
+    try:
+        command = parse(launch)
+    except BadUsage:
+        return None
+    nodes, number, address = (command.get(flag) for flag in ("--nnodes", "--node-rank", "--master-addr"))
+    port = command.get("--master-port") or _MASTER_PORT
+    if not (address and _ADDRESS.fullmatch(f"{address}:{port}")) or whole([nodes or ""]) in (None, 0, 1):
+        return None
+    place = whole([number or "0"])
+    return None if place is None else NodeOfServer(f"{address}:{port}", str(place))
 
 
 # -- orphans -----------------------------------------------------------------------------------------------------------

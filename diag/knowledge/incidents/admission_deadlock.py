@@ -1,7 +1,14 @@
 """The scheduler admits no request: the one at the head of the queue does not fit the KV cache, even an empty one."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY, NO_LONG_PREFILL, NOT_ASLEEP, NOT_PAUSED
+from diag.knowledge.shared_fixes import (
+    MORE_KV_CAPACITY,
+    NO_LONG_PREFILL,
+    NOT_ASLEEP,
+    NOT_CHANGING,
+    NOT_PAUSED,
+    SAVE_STACKS,
+)
 from diag.signals import (
     kv_cache_usage_peak,
     longest_that_is_admitted,
@@ -58,6 +65,7 @@ incident = Incident(
             refuted_by=NOT_ADMITTED,
         ),
         NOT_PAUSED,
+        NOT_CHANGING,
     ),
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
@@ -69,6 +77,7 @@ incident = Incident(
             while_it_lasts=True,
             why=measured("its client gave up after 50 s, and the queue moved within a second", "admission_deadlock"),
         ),
+        SAVE_STACKS,
         Fix(
             flag="--max-model-len",
             value=longest_that_is_admitted,

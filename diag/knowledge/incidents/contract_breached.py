@@ -1,7 +1,14 @@
 """The latency SLO is violated, for any cause: the alert that pages."""
 
 from diag.incident import BurnRateWindow, Fix, Incident, LookAlike, documented, judged
-from diag.signals import NEAR_BANDWIDTH, NEAR_COMPUTE, error_budget_burn_rate, requests_running, waiting_share
+from diag.signals import (
+    NEAR_BANDWIDTH,
+    NEAR_COMPUTE,
+    budget_spent_early,
+    error_budget_burn_rate,
+    requests_running,
+    waiting_share,
+)
 
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 
@@ -30,6 +37,7 @@ incident = Incident(
         ),
     ),
     supports=(
+        budget_spent_early,
         waiting_share.above(0.33, judged("a high share means that TTFT is queue time, not computation")),
         requests_running.at_least(1, judged("the engine is processing requests")),
         NEAR_BANDWIDTH,

@@ -1,6 +1,7 @@
 """CUDA-graph capture never finishes: the port stays closed, so only the log and the GPUs show it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.knowledge.shared_fixes import SAVE_STACKS
 from diag.signals import (
     in_graph_capture,
     not_set,
@@ -49,13 +50,7 @@ incident = Incident(
     ),
     explains=("startup_slow",),
     fixes=(
-        Fix(
-            change="Before any restart, save the stack trace of every rank.",
-            command="for p in $(pgrep -f 'VLLM::'); do py-spy dump --pid $p; done",
-            effect="the stack traces name the call that does not return: a collective or a kernel",
-            restart=False,
-            why=judged("a hang in a collective needs a different fix from a hang in a kernel"),
-        ),
+        SAVE_STACKS,
         Fix(
             flag="--disable-custom-all-reduce",
             value="",

@@ -1,14 +1,20 @@
 """The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
+from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_CHANGING, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
 from diag.signals import (
     engines,
+    engines_missing,
+    infiniband_link_errors,
+    infiniband_ports_down,
+    nccl_ranks_missing,
     requests_running,
     requests_stuck_on_all_engines,
 )
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
+RAS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"
+INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 DRIFT = "https://github.com/vllm-project/vllm/issues/43547"
 
 incident = Incident(
@@ -33,6 +39,18 @@ incident = Incident(
         engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
         requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
     ),
+    supports=(
+        nccl_ranks_missing.at_least(1, documented("NCCL names the process that has not entered a collective", RAS)),
+        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        engines_missing.at_least(
+            1,
+            reported(
+                "the peers of a missing rank busy-wait in their collective, and it uses no CPU itself",
+                "https://github.com/vllm-project/vllm/issues/42354",
+            ),
+        ),
+    ),
     looks_like=(
         LookAlike(
             "engine_stalled",
@@ -44,6 +62,7 @@ incident = Incident(
             distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
         ),
         NOT_PAUSED,
+        NOT_CHANGING,
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
         LookAlike(
             "prefill_decode_contention",
@@ -55,11 +74,7 @@ incident = Incident(
     explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
         *LET_GO_ON,
-        SAVE_STACKS._replace(
-            change="Before any restart, save the stack trace of every engine and worker: those that wait in a "
-            "collective name it, and the one that is not in it is the cause.",
-            effect="the stack traces name the engine that left the collective",
-        ),
+        SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart all of its engines together: one that is restarted "
             "alone does not join the collectives of the others.",

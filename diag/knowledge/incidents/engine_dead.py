@@ -4,6 +4,7 @@ from diag.incident import Fix, Incident, LookAlike, judged, measured
 from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG
 from diag.signals import (
     crashed_lately,
+    elastic_scaling,
     engine_death_logged,
     engine_processes,
     engines_lost,
@@ -45,6 +46,11 @@ incident = Incident(
             "startup_slow",
             distinguish="A start is under way, however long it takes: the log or the process table shows it.",
             requires=start_under_way.at_most(0, judged("a server that is being started comes back by itself")),
+        ),
+        LookAlike(
+            "elastic_scaling",
+            distinguish="While the number of engines changes, /metrics and /health answer HTTP 503 as well.",
+            requires=elastic_scaling.at_most(0, judged("a server that scales answers again when it has switched")),
         ),
         LookAlike("engine_stalled", distinguish="/metrics keeps answering, and the engine process is there."),
         LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state shows the sleep."),

@@ -1,13 +1,15 @@
 """The engine's program failed on its device: a CUDA error, or a collective of the ranks that timed out."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import READ_LOG, TROUBLESHOOTING
+from diag.knowledge.shared_fixes import READ_DUMPS, READ_LOG, TROUBLESHOOTING
 from diag.signals import device_fault, logged, quoted_error, tokens_or_shutdown
 
 CASE = "https://github.com/vllm-project/vllm/issues/40756"
 SAID = judged("the line in the log decides which of these cases it is")
 CUDA = (logged("cuda_error").at_least(1, SAID),)
 COLLECTIVE = (logged("nccl_timeout").at_least(1, SAID),)
+ALL_TO_ALL = (logged("all_to_all_timeout").at_least(1, SAID),)
+DEEPEP = "https://github.com/vllm-project/vllm/issues/46509"
 
 incident = Incident(
     id="engine_device_fault",
@@ -42,6 +44,7 @@ incident = Incident(
     quotes=quoted_error,
     fixes=(
         *READ_LOG,
+        READ_DUMPS,
         Fix(
             change="Restart the server; if it fails again, look for the request that it was working on.",
             effect="/metrics answers again and tokens are generated",
@@ -61,6 +64,25 @@ incident = Incident(
             only_if=COLLECTIVE,
             restart=False,
             why=documented("the vendor's and vLLM's guide ask for it", TROUBLESHOOTING),
+        ),
+        Fix(
+            change="Find the rank that the all-to-all of the experts waited for: in vLLM's `Mask: [...]` it is the one "
+            "that differs, in DeepEP's lines the rank that does not print `timeout` while its peers do. Compare its "
+            "log and its host with the others: a kernel that compiles for minutes, a slow disk, a dead process.",
+            effect="the rank that lagged, and what it did meanwhile, is known",
+            only_if=ALL_TO_ALL,
+            restart=False,
+            why=reported("every rank but the cause times out in the barrier of DeepEP", DEEPEP),
+        ),
+        Fix(
+            change="If no rank lagged, test the network of the experts alone: NVSHMEM's perftest and ib_write_bw "
+            "between the nodes, NVSHMEM_IB_GID_INDEX and NVSHMEM_HCA_LIST, and IBGDA in the driver. Until it works, "
+            "serve with --all2all-backend allgather_reducescatter.",
+            effect="dispatch and combine end in time",
+            only_if=ALL_TO_ALL,
+            risk="the other backend needs more bandwidth between the nodes",
+            rollback="the former --all2all-backend",
+            why=reported("RDMA between nodes failed, and each dispatch timed out", DEEPEP),
         ),
         Fix(
             change="Run the vendor's diagnostics (dcgmi diag -r 3) if other models or requests fail on this GPU too.",

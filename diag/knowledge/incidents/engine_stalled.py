@@ -5,6 +5,7 @@ from diag.knowledge.shared_fixes import (
     LET_GO_ON,
     NO_LONG_PREFILL,
     NOT_ASLEEP,
+    NOT_CHANGING,
     NOT_HALTED,
     NOT_PAUSED,
     SAVE_STACKS,
@@ -52,6 +53,7 @@ incident = Incident(
         ),
         NOT_ASLEEP,
         NOT_PAUSED,
+        NOT_CHANGING,
         LookAlike(
             "tp_communication_stall",
             distinguish="vLLM's metrics look the same. The distinguishing signs are one worker without CPU time, a "
@@ -69,10 +71,7 @@ incident = Incident(
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         *LET_GO_ON,
-        SAVE_STACKS._replace(
-            change="Before any restart, save the stack traces of EngineCore and of every worker.",
-            effect="the stack traces name the call that does not return",
-        ),
+        SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",

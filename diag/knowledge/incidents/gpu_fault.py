@@ -30,7 +30,10 @@ incident = Incident(
         ),
         LookAlike("tp_communication_stall", distinguish="The GPUs answer; only the ranks wait for each other."),
     ),
-    explains=("engine_device_fault", "engine_dead", "tp_communication_stall", "engine_stalled", "contract_breached"),
+    explains=(
+        *("engine_device_fault", "engine_dead", "tp_communication_stall", "engine_stalled", "contract_breached"),
+        "output_corrupted",
+    ),
     fixes=(
         Fix(
             command="nvidia-smi -i {gpu} -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT; dmesg -T | grep -i xid",

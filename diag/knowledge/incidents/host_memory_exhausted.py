@@ -1,21 +1,27 @@
 """Host memory runs out: the kernel is about to kill the server, or has killed it."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.signals import (
     NEARLY_FULL,
     SECONDS_TO_DRAIN,
     host_memory_ends,
     host_memory_share,
     host_memory_time_left,
+    kv_offload_share,
+    kv_offload_with_room,
     memory_killed,
     running_value,
     share_of_growth,
 )
 
 CGROUP = "https://docs.kernel.org/admin-guide/cgroup-v2.html#memory"
+TWICE_THE_BUFFER = "https://github.com/vllm-project/vllm/issues/53042"
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 FULL = host_memory_share.above(NEARLY_FULL, judged("a server that has room is not about to be killed"))
 SOON = host_memory_time_left.below(SECONDS_TO_DRAIN, judged("time to drain a server and to start another one"))
+LARGE_BUFFER = kv_offload_share.at_least(
+    0.25, reported("a buffer took 1.92 times its size as shared memory, and the pod was killed", TWICE_THE_BUFFER)
+)
 RESERVED = documented("vLLM reserves it in host memory", CONSERVING_MEMORY)
 
 incident = Incident(
@@ -79,6 +85,17 @@ incident = Incident(
             only_if=(share_of_growth.below(0.5, judged("vLLM's processes are not what grows")),),
             restart=False,
             why=judged("vLLM's processes are not what grows"),
+        ),
+        Fix(
+            flag="--kv-offloading-size",
+            value=kv_offload_with_room,
+            direction="lower",
+            change="Keep a smaller buffer for offloaded KV blocks: the kernel cannot give up its memory.",
+            effect=f"host memory in use stays below {FULL.limit_with_unit} of the limit",
+            only_if=(LARGE_BUFFER,),
+            risk="fewer evicted prefixes are found again",
+            rollback="set the old size again and restart",
+            why=LARGE_BUFFER.why,
         ),
         Fix(
             flag="--mm-processor-cache-gb",

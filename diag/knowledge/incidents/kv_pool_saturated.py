@@ -8,6 +8,7 @@ from diag.signals import (
     kv_cache_usage_with_next,
     queue_time_share,
     requests_waiting_median,
+    ttft_missed_soon,
     waiting_share,
 )
 
@@ -32,6 +33,7 @@ incident = Incident(
     supports=(
         kv_cache_usage_peak.above(0.95, measured("usage peaks at 99 %", "kv_saturated_fit")),
         waiting_share.above(0.33, judged("a third of the requests in the server do nothing but wait")),
+        ttft_missed_soon,
     ),
     looks_like=(
         LookAlike(

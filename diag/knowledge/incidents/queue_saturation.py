@@ -20,6 +20,7 @@ from diag.signals import (
     running_share_of_cap,
     running_value,
     tokens_prefilled_within_pause,
+    ttft_missed_soon,
     twice_the_token_budget,
     waiting_share,
 )
@@ -85,6 +86,7 @@ incident = Incident(
         ),
         NEAR_BANDWIDTH,
         NEAR_COMPUTE,
+        ttft_missed_soon,
     ),
     looks_like=(
         LookAlike(

@@ -1,6 +1,7 @@
 """One start-up phase takes longer than usual."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.knowledge.shared_fixes import SAVE_STACKS
 from diag.signals import (
     probe_failures_allowed,
     starting,
@@ -80,6 +81,7 @@ incident = Incident(
             rollback="remove the flag and restart",
             why=documented("recommended for models on network filesystems", LOADING),
         ),
+        SAVE_STACKS,
         Fix(
             change="Keep the compile cache (~/.cache/vllm) and the weights on a persistent volume.",
             effect="the phases compile and load_weights are shorter at the next start",

@@ -1,8 +1,27 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NOT_HALTED, SAVE_STACKS, STACK_TRACES, TROUBLESHOOTING
-from diag.signals import log_waits, not_set, nvlinks, progress, ranks, ranks_missing_from_collective, ranks_out_of_step
+from diag.knowledge.shared_fixes import (
+    LET_GO_ON,
+    NOT_CHANGING,
+    NOT_HALTED,
+    READ_DUMPS,
+    SAVE_STACKS,
+    STACK_TRACES,
+    TROUBLESHOOTING,
+)
+from diag.signals import (
+    infiniband_link_errors,
+    infiniband_ports_down,
+    log_waits,
+    not_set,
+    nvlinks,
+    nvlinks_trained_again,
+    progress,
+    ranks,
+    ranks_missing_from_collective,
+    ranks_out_of_step,
+)
 
 SPIN = reported(
     "96 % utilisation at about 20 W; by processes: one rank uses no CPU while its peer uses a full core",
@@ -10,6 +29,8 @@ SPIN = reported(
 )
 OUT_OF_STEP = ranks_out_of_step.at_least(1, SPIN)
 ON_PCIE = nvlinks.at_most(0, documented("peer-to-peer access over PCIe is what breaks", TROUBLESHOOTING))
+INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
+NVLINK = "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html"
 
 incident = Incident(
     id="tp_communication_stall",
@@ -31,6 +52,9 @@ incident = Incident(
         ranks_missing_from_collective.at_least(1, SPIN),
     ),
     supports=(
+        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        nvlinks_trained_again.above(0, documented("an NVLink was trained again after errors", NVLINK)),
         OUT_OF_STEP,
         log_waits.at_least(1, measured("after 60 s the log reports a rank waiting", "tp2_long_stall")),
     ),
@@ -41,6 +65,7 @@ incident = Incident(
             distinguish="The log has the same line, but the rank that compiles uses a full core: no rank stands still.",
             refuted_by=OUT_OF_STEP,
         ),
+        NOT_CHANGING,
         LookAlike("gpu_fault", distinguish="The driver reports an Xid error, or the GPU does not answer."),
     ),
     explains=(
@@ -55,6 +80,7 @@ incident = Incident(
     fixes=(
         *LET_GO_ON,
         SAVE_STACKS,
+        READ_DUMPS,
         Fix(
             change="Take the server out of rotation and restart it: requests in flight are lost either way.",
             effect="tokens are generated again",
@@ -99,8 +125,8 @@ incident = Incident(
         "recover by itself, unless a process was merely stopped.",
     ),
     hand_over=(
-        "the stack trace of every rank, the log of the next start with `NCCL_DEBUG=INFO`, `nvidia-smi topo -m`, and "
-        "`ethtool -S` of each NIC where ranks span hosts",
+        "the stack trace of every rank, NCCL's own status (`ncclras -v`), the log of the next start with "
+        "`NCCL_DEBUG=INFO`, `nvidia-smi topo -m`, and `ethtool -S` of each NIC where ranks span hosts",
     ),
     do_not=(
         "Do not add replicas or load: the server is not busy, it is stalled.",

@@ -3,6 +3,7 @@
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
     half_of_the_ranks,
+    infiniband_link_errors,
     links_saturated,
     nvlinks,
     odd_ranks,
@@ -16,6 +17,7 @@ from diag.signals import (
     twice_the_stages,
 )
 
+INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 PARALLELISM = "https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html"
 
 incident = Incident(
@@ -45,6 +47,7 @@ incident = Incident(
     supports=(
         pcie_share.above(0.7, judged("the mean over steps, in which the link is idle while the ranks compute")),
         pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes")),
+        infiniband_link_errors.above(0, documented("a link with errors sends packets again", INFINIBAND)),
         slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),
     ),
     looks_like=(

@@ -26,10 +26,12 @@ CONFIG = (
     "block_size",
     "data_parallel_size",
     "enable_chunked_prefill",
+    "enlarged_block_size",
     "gpu_memory_utilization",
     "kv_cache_max_concurrency",
     "kv_cache_memory_bytes",
     "kv_cache_size_tokens",
+    "kv_offloading_size",
     "max_cpu_loras",
     "max_model_len",
     "max_num_active_seqs",
@@ -37,6 +39,7 @@ CONFIG = (
     "max_num_seqs",
     "num_gpu_blocks_override",
     "pipeline_parallel_size",
+    "prefix_match_unit",
     "tensor_parallel_size",
 )
 """Settings of a running server that expressions read, each as the part `config_NAME`."""

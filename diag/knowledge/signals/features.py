@@ -5,9 +5,11 @@ A server without the feature has the value 0; on a release that does not export 
 
 from diag.core.incident import Part, Signal
 from diag.core.log_events import (
+    FLOAT16_CAST,
     GRAMMAR_FAILED,
     GRAMMAR_REJECTED,
     INPUT_THREAD_DIED,
+    KV_SCALES_MISSING,
     MULTIMODAL_CACHE_MISS,
     OUTPUT_CORRUPTED,
     REQUEST_PREPROCESSING_FAILED,
@@ -15,11 +17,14 @@ from diag.core.log_events import (
 from diag.knowledge.signals.expressions import GENERATING_ROUTES, any_of
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME
+from diag.knowledge.signals.peers import MODEL, PEERS
 
 WORTHWHILE = 0.3
 """The draft acceptance rate below which speculation does not pay off."""
 ENOUGH_DRAFTED = 200
 """Draft tokens below which their acceptance rate may be chance."""
+SHORT_CONTEXT, LONG_CONTEXT = 4096, 16_384
+"""Tokens per running request: what drafts are trained on, and where drafts trained on short texts are lost."""
 RECENT = "300"
 """Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together; its value is the last time."""
 ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
@@ -107,6 +112,25 @@ PARTS: tuple[Part, ...] = (
     ),
     # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set
     Part("corrupted_requests", "sum by ($by) (increase(vllm:corrupted_requests_total[$window]))", "requests"),
+    Part("corrupted_of_model", f"$corrupted_requests by ($by, {MODEL})", "requests"),
+    Part("clean_of_model", f"$corrupted_of_model == 0 and $finished_requests by ($by, {MODEL}) >= {ENOUGH}"),
+    Part(
+        "clean_peers",
+        f"max by ($by) (0 * $corrupted_of_model + on ({MODEL}) group_left ()"
+        f" (count {PEERS} ($clean_of_model) or 0 * (count {PEERS} ($corrupted_of_model) > 1)))",
+        "engines",
+    ),
+    # a line of the start: a later start without it has begun after it
+    *(
+        Part(
+            f"{event}_in_this_start",
+            f"($time_of_{event} by (instance) > bool 0)"
+            f" * (($time_of_{event} by (instance) >= bool $latest_start_time by (instance))"
+            f" or ($time_of_{event} by (instance) > bool 0))",
+            "bool",
+        )
+        for event in (KV_SCALES_MISSING, FLOAT16_CAST)
+    ),
     # -- requests that fail before the scheduler has seen them: a request passes the API server, a socket and the
     # engine's input thread before a gauge counts it. One that is lost there is in flight for its client only: its HTTP
     # request ends and the engine finishes none, or the probe fails.
@@ -180,6 +204,23 @@ first_token_acceptance_rate = Signal(
     " / ($drafts > 0)",
     "the first draft token is accepted in {value} of the drafts",
     "share",
+)
+# Acceptance beside the context of the running requests, in periods of two minutes: in each of them all requests count.
+acceptance_at_short_contexts = Signal(
+    "draft acceptance rate at short contexts",
+    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] < {SHORT_CONTEXT})"
+    "[$window:2m])",
+    f"draft acceptance rate while requests hold fewer than {SHORT_CONTEXT:,} tokens on average: {{value}}",
+    "share",
+    needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens",
+)
+acceptance_at_long_contexts = Signal(
+    "draft acceptance rate at long contexts",
+    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] >= {LONG_CONTEXT})"
+    "[$window:2m])",
+    f"draft acceptance rate while requests hold {LONG_CONTEXT:,} tokens and more on average: {{value}}",
+    "share",
+    needs=f"two minutes with contexts of {LONG_CONTEXT:,} tokens",
 )
 worthwhile_draft_length = Signal(
     "draft length with a sufficient acceptance rate",
@@ -291,6 +332,25 @@ corrupted_share = Signal(
     "$corrupted_requests / ($finished_requests > 0)",
     "{value} of the finished requests had NaN in their logits",
     "share",
+)
+
+clean_peers = Signal(
+    "peers of the same model without NaN",
+    "$clean_peers",
+    f"other engines of the same model that finished {ENOUGH} requests without NaN: {{value}}",
+    "engines",
+)
+kv_scales_missing = Signal(
+    "FP8 KV cache without scales",
+    f"0 * $corrupted_requests + on (instance) group_left () ${KV_SCALES_MISSING}_in_this_start",
+    "the log says that the checkpoint has no scales for the FP8 KV cache: {value}",
+    "bool",
+)
+cast_to_float16 = Signal(
+    "bfloat16 model in float16",
+    f"0 * $corrupted_requests + on (instance) group_left () ${FLOAT16_CAST}_in_this_start",
+    "the log says that a bfloat16 model is cast to float16: {value}",
+    "bool",
 )
 
 # -- requests that fail before the scheduler ---------------------------------------------------------------------------

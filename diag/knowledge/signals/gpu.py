@@ -46,6 +46,7 @@ PARTS: tuple[Part, ...] = (
     Part("gpu_up", "min by ($by) (last_over_time(diag_gpu_up[$window]))", "bool"),
     Part("gpu_lost", "1 - $gpu_up", "bool"),
     Part("xid_errors", f"sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))", "errors"),
+    Part("gpu_resets", "sum by ($by) (increase(diag_gpu_resets_total[$window]))", "resets"),
     Part(
         "uncorrectable_memory_errors",
         'sum by ($by) (increase(diag_gpu_ecc_errors_total{kind="uncorrected"}[$window]))',
@@ -56,6 +57,7 @@ PARTS: tuple[Part, ...] = (
         "faults_of_all_kinds",
         'sum by ($by) (label_replace($gpu_lost, "sign", "GPU lost", "", "")'
         ' or label_replace($xid_errors, "sign", "Xid", "", "")'
+        ' or label_replace($gpu_resets, "sign", "reset", "", "")'
         ' or label_replace($uncorrectable_memory_errors, "sign", "uncorrectable memory error", "", "")'
         ' or label_replace($rows_not_replaced, "sign", "row that could not be replaced", "", ""))',
         "faults",
@@ -149,15 +151,16 @@ sustained_power = Signal(
 
 gpu_faults = Signal(
     "GPU faults",
-    # a board does not count every kind of fault; but without a count of Xid errors most faults stay unseen
-    "($faults_of_all_kinds > 0) or ($faults_of_all_kinds and $xid_errors)",
-    "GPU faults (GPU lost, Xid errors, uncorrectable memory errors, failed row remaps): {value}",
+    # a board does not count every kind of fault; but without Xid errors (NVIDIA) or resets (AMD) most stay unseen
+    "($faults_of_all_kinds > 0) or ($faults_of_all_kinds and ($xid_errors or $gpu_resets))",
+    "GPU faults (GPU lost, Xid errors, resets, uncorrectable memory errors, failed row remaps): {value}",
     "faults",
-    needs="a count of Xid errors",
+    needs="a count of Xid errors, on AMD of resets",
     window_scaling="peak",
     culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
     ' "named", "Xid $$1", "xid", "(.+)")'
     ' or label_replace(($gpu_lost) > 0, "named", "GPU lost", "", "")'
+    ' or label_replace(($gpu_resets) > 0, "named", "GPU reset", "", "")'
     ' or label_replace(($uncorrectable_memory_errors) > 0, "named", "uncorrectable memory error", "", "")'
     ' or label_replace(($rows_not_replaced) > 0, "named", "row that could not be replaced", "", "")',
     culprit_label="{named}",

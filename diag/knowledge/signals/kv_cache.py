@@ -13,6 +13,10 @@ from diag.knowledge.signals.load import ENOUGH
 
 FEW = 2.5
 """Failures; fewer than three are no rate. `increase` extrapolates, so a count is not a whole number."""
+LARGEST_KERNEL_BLOCK = 256
+"""Tokens of the largest KV block that an attention backend asks for; a hybrid model's is larger (528, 1,056, 3,584)."""
+FINE = 64
+"""Tokens to which vLLM's documentation lowers --prefix-match-unit for a start."""
 FLAT = 0.95
 """Share of the sequence cap from which on the number of running requests is a flat line at it."""
 
@@ -91,6 +95,19 @@ PARTS: tuple[Part, ...] = (
         "$unshared_prompt_tokens / on (instance) group_left () $config_kv_cache_size_tokens"
         " or $kv_cache_usage_mean / ($requests_running_mean > 0)",
         "share",
+    ),
+    # Hits end at a whole block, or at a multiple of --prefix-match-unit (0.26). vLLM enlarges the blocks of a hybrid
+    # model until one holds a Mamba state. Early releases (vllm#42966) export the old size; their log has the new one.
+    Part(
+        "prefix_match_tokens",
+        "$config_prefix_match_unit or $config_enlarged_block_size or $config_block_size",
+        "tokens",
+    ),
+    Part(
+        "coarse_prefix_match_tokens",
+        f"$prefix_match_tokens > {LARGEST_KERNEL_BLOCK}"
+        ' unless max by (instance) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window]))',
+        "tokens",
     ),
     # -- KV connectors
     Part(
@@ -275,11 +292,34 @@ prefix_cache_hit_rate = Signal(
     needs=f"{ENOUGH} finished requests",
 )
 blocks_per_prompt = Signal(
-    "KV blocks / prompt",
-    "$mean_prompt_tokens / on (instance) group_left () $config_block_size",
+    "shareable parts / prompt",
+    # the prefixes of a hybrid model are as long as those of others: its large blocks must not hide them
+    "$mean_prompt_tokens / on (instance) group_left ()"
+    f" ({FINE} + 0 * $coarse_prefix_match_tokens or $prefix_match_tokens)",
+    f"a prompt spans {{value}} parts that could be shared on average: KV blocks, or {FINE} tokens if blocks are larger",
+    "parts",
+    needs="3 finished requests",
+    formerly=("KV blocks / prompt",),
+)
+prefix_match_length = Signal(
+    "tokens of which each prefix cache hit is a multiple",
+    "$prefix_match_tokens + on (instance) group_right () 0 * $mean_prompt_tokens",
+    "each prefix cache hit is a multiple of {value} tokens",
+    "tokens",
+    needs="3 finished requests",
+)
+whole_blocks_per_prompt = Signal(
+    "whole KV blocks / prompt",
+    "$mean_prompt_tokens / on (instance) group_left () $prefix_match_tokens",
     "a prompt spans {value} KV blocks on average; only whole blocks can be shared",
     "blocks",
     needs="3 finished requests",
+)
+stores_mamba_states = Signal(
+    "Mamba states in the prefix cache",
+    cache_config_has("mamba_cache_mode", "align"),
+    "the prefix cache stores Mamba states at the ends of blocks: {value}",
+    "bool",
 )
 prompt_share_from_connector = Signal(
     "prompt tokens from a KV connector",

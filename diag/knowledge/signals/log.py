@@ -12,8 +12,10 @@ from diag.core.log_events import (
     LOG_EVENTS,
     MAX_MODEL_LEN_EXCEEDS_KV_CACHE,
     OUT_OF_MEMORY,
+    SCALING_STARTED,
     SCHEDULER_PAUSED,
     SHUT_DOWN,
+    WEIGHTS_DISCARDED,
     WORKER_DIED,
 )
 from diag.knowledge.signals.expressions import setting_value
@@ -25,7 +27,15 @@ LOG_ERROR = "diag_vllm_log_error_timestamp_seconds"
 RECENT = "5m"
 LEAST_SHARE = 0.3
 """A smaller share of a GPU's memory holds no model worth a server: the GPU has to be freed instead."""
-SINCE_START = ("engine_death", ENGINE_START_FAILED, SCHEDULER_PAUSED, SHUT_DOWN, WORKER_DIED)
+SINCE_START = (
+    "engine_death",
+    ENGINE_START_FAILED,
+    SCALING_STARTED,
+    SCHEDULER_PAUSED,
+    SHUT_DOWN,
+    WEIGHTS_DISCARDED,
+    WORKER_DIED,
+)
 """Events that matter until the next start, each as the part `NAME_since_start`."""
 
 

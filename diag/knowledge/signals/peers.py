@@ -7,8 +7,9 @@ what is usual; with two, the other engine does.
 """
 
 from diag.core.incident import GROUP, Part, Signal
-from diag.core.log_events import SHM_BROADCAST_WAIT
+from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.network import as_of_first_node
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -17,6 +18,9 @@ AT_WORK = 0.25
 """Share of its power limit above which a GPU at full utilisation computes."""
 STILL, SPINS = 0.05, 0.8
 """CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
+BY_RANK = "0[.]3[2-9].*|0[.][4-9][0-9].*|[1-9][0-9]*[.].*"
+"""Releases of vLLM that log the balance of ranks; before, EPLB compared the layers of each rank (vllm#51784)."""
+FEWEST_BALANCES = 3
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
 """Shares of power below which a busy GPU busy-waits."""
 
@@ -27,6 +31,11 @@ def _beside_peers(own: str, operator: str, other: str, of_all: str) -> str:
     `own`, `other` and `of_all` keep the label of the model until they are joined.
     """
     return f"max by ($by) ({own} {operator} {other} or {own} {operator} on ({MODEL}) group_left () {of_all})"
+
+
+def _tokens_of_ranks(field: str) -> str:
+    """Return the sum of a number of tokens in EPLB's lines; each line adds up the MoE layers of one step."""
+    return f'sum by ($by) (increase(diag_vllm_log_value_total{{event="{EXPERT_BALANCE}",field="{field}"}}[$window]))'
 
 
 def _of_the_other(each: str) -> Part:
@@ -117,10 +126,14 @@ PARTS: tuple[Part, ...] = (
         "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
         "share",
     ),
+    Part("worker_cores_of_nodes", as_of_first_node("$worker_cores", "host, pid, rank", "leader, host"), "cores"),
+    Part(
+        "worker_cores_of_server", "$worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes"
+    ),
     Part(
         "still_workers",
-        f"(count by ($by) ($worker_cores < {STILL}) and max by ($by) ($worker_cores) > {SPINS})"
-        " or 0 * (count by ($by) ($worker_cores) >= $world_size)",
+        f"(count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})"
+        " or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)",
         "ranks",
     ),
     Part(
@@ -136,14 +149,33 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "named_still_worker",
-        f"label_replace(($worker_cores < {STILL}) and on (instance) (max by (instance) ($worker_cores) > {SPINS}),"
-        ' "named", "rank $$1", "rank", "(.+)")',
+        f"label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})"
+        f" and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}),"
+        ' "one", "rank $$1", "rank", "(.+)"), "place", " on $$1", "host", "(.+)"), "named", "", "one", "place")',
     ),
     Part(
         "named_still_gpu",
         "label_join(label_replace(label_replace("
         "$still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) $still_gpus"
         ', "one", "GPU $$1", "gpu", "(.+)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")',
+    ),
+    # -- expert-parallel ranks, whose tokens EPLB logs with log_balancedness
+    Part("balance_lines", f'sum by ($by) (increase(diag_vllm_log_events_total{{event="{EXPERT_BALANCE}"}}[$window]))'),
+    Part("tokens_of_mean_rank", _tokens_of_ranks("avg_tokens"), "tokens"),
+    Part("tokens_of_busiest_rank", _tokens_of_ranks("max_tokens"), "tokens"),
+    Part(
+        "balance_is_by_rank",
+        f'count by (instance) (last_over_time(diag_vllm_info{{version=~"{BY_RANK}"}}[$window]))',
+        "series",
+    ),
+    # An engine without workers computes in its own process. Where engines share experts, all of them take part in each
+    # pass: one that uses no CPU is missing from a pass in which the others busy-wait.
+    Part("engine_process_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])', "cores"),
+    Part("cores_of_ranks", "$worker_cores or ($engine_process_cores unless on (instance) $worker_cores)", "cores"),
+    Part(
+        "missing_ranks",
+        f"($cores_of_ranks < {STILL}) and on (instance) (max by (instance) ($cores_of_ranks) > {SPINS})",
+        "cores",
     ),
 )
 
@@ -212,6 +244,33 @@ requests_stuck_on_all_engines = Signal(
     culprit_label="engine {engine}",
 )
 
+engines_missing = Signal(
+    "engines missing from a pass",
+    "count by ($by) ($missing_ranks) or 0 * count by ($by) ($cores_of_ranks)",
+    "engines or workers that use no CPU while a peer uses a whole core: {value}",
+    "processes",
+    culprit_promql='label_replace(label_replace($missing_ranks, "named", "$$1", "rank", "([0-9]+)([.].*|)"),'
+    ' "named", "0", "rank", "")',
+    culprit_label="engine {named} lags (PID {pid})",
+)
+expert_balance = Signal(
+    "expert balance (mean rank / busiest rank)",
+    f"$tokens_of_mean_rank / ($tokens_of_busiest_rank > 0 and $balance_lines >= {FEWEST_BALANCES})"
+    " and on (instance) $balance_is_by_rank or 1 + 0 * ($balance_lines == 0)",
+    "the mean expert-parallel rank gets {value} of the tokens of the busiest one",
+    "share",
+    needs=f"{FEWEST_BALANCES} lines of EPLB's balance (--eplb-config, log_balancedness), of vLLM 0.32 or later",
+)
+ranks_of_the_server = Signal(
+    "ranks of the server", "$world_size", "ranks of all engines of this server: {value}", "ranks"
+)
+tokens_of_expert_ranks = Signal(
+    "tokens per rank and step",
+    "$tokens_of_mean_rank / ($balance_lines > 0) or $balance_lines",
+    "tokens of a rank in a step, added up over its MoE layers: {value}",
+    "tokens",
+)
+
 # -- tensor-parallel ranks ---------------------------------------------------------------------------------------------
 
 WHICH_RANK = "$named_still_worker or $named_still_gpu"
@@ -247,11 +306,11 @@ stood_still = Signal(
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
-    # the log decides if neither processes nor GPUs are observed
-    "$ranks_out_of_step or $log_waits_for_a_rank",
-    "ranks missing from a collective (by processes, GPUs or the log): {value}",
+    # the log decides if neither processes nor GPUs are observed; NCCL does not count captured graphs: none is no proof
+    "($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
+    "ranks missing from a collective (by NCCL, processes, GPUs or the log): {value}",
     "ranks",
-    culprit_promql=WHICH_RANK,
+    culprit_promql=f"$named_nccl_rank or ({WHICH_RANK}) unless on (instance) $named_nccl_rank",
     culprit_label="{named}",
 )
 ranks = Signal(

@@ -1,17 +1,27 @@
 """Signals of the host's memory and CPU time for a server's processes and its cgroup, and of device faults."""
 
+from diag.core.formatting import GIB
 from diag.core.incident import Part, Signal
-from diag.core.log_events import COMPILED_WHILE_SERVING, CUDA_ERROR, ENGINE_START_FAILED, NCCL_TIMEOUT
+from diag.core.log_events import (
+    ALL_TO_ALL_TIMEOUT,
+    COMPILED_WHILE_SERVING,
+    CUDA_ERROR,
+    ENGINE_START_FAILED,
+    NCCL_TIMEOUT,
+)
 from diag.knowledge.signals.expressions import ITL, any_of
 from diag.knowledge.signals.forward_progress import SOON
 from diag.knowledge.signals.log import EVENT_TIME, event_time
 
+DEVICE_FAULTS = (CUDA_ERROR, NCCL_TIMEOUT, ALL_TO_ALL_TIMEOUT)
 LATE = 0.25
 """Seconds between two tokens: slower than reading speed."""
 SLOWER = 3
 """Multiple of a server's own fast tokens that load alone seldom causes while its engine waits for a CPU (judged)."""
 NEARLY_FULL = 0.9
 """Share of its memory from which on a host may run out of it."""
+ROOM = 0.8
+"""Share of the host's memory that a smaller buffer aims at: below NEARLY_FULL, with room for bursts."""
 SECONDS_TO_DRAIN = 900
 """Seconds in which a server drains and another one starts; the sentence of `host_memory_ends` writes them in words."""
 
@@ -91,6 +101,23 @@ PARTS: tuple[Part, ...] = (
         ),
         "bool",
     ),
+    # -- a buffer for offloaded KV blocks; --kv-offloading-size is in GiB, for all ranks of one engine, also those on
+    # other hosts. An LMCache server of its own holds it instead if that is the backend.
+    Part(
+        "engines_worth_of_ranks",
+        'max by (instance) (last_over_time(diag_vllm_processes{role="worker"}[$window]) > 0)'
+        " / ($config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size))"
+        ' or max by (instance) (last_over_time(diag_vllm_processes{role="engine"}[$window]) > 0)'
+        " or 1 + 0 * $config_kv_offloading_size",
+        "engines",
+    ),
+    Part(
+        "kv_offload_buffer",
+        f"{GIB} * $config_kv_offloading_size * $engines_worth_of_ranks"
+        ' unless max by (instance) (last_over_time(vllm:cache_config_info{kv_offloading_backend="lmcache"}[$window]))',
+        "bytes",
+    ),
+    Part("kv_offload_share", "$kv_offload_buffer / ($host_memory_limit > 0)", "share"),
     # -- CPU time
     Part("cpu_wait", "rate(diag_vllm_process_cpu_wait_seconds_total[$window])", "share"),
     Part(
@@ -143,7 +170,7 @@ PARTS: tuple[Part, ...] = (
         "bool",
     ),
     # -- faults of a device
-    Part("time_of_device_fault", event_time(CUDA_ERROR, NCCL_TIMEOUT), "unix time"),
+    Part("time_of_device_fault", event_time(*DEVICE_FAULTS), "unix time"),
     Part(
         "device_fault_logged",
         "($time_of_device_fault > bool 0) * ($time_of_device_fault >= bool $last_startup_progress)"
@@ -202,6 +229,28 @@ memory_killed = Signal(
     any_of(group="($oom_kills_in_the_cgroup > bool 0)", host="$killed_by_the_kernel"),
     "the kernel has killed a process for lack of memory: {value}",
     "bool",
+)
+
+kv_offload_share = Signal(
+    "KV offloading buffer / host memory",
+    # nothing is offloaded unless a setting says so; releases before 0.11.1 cannot
+    "$kv_offload_share or (0 * ($host_memory_limit"
+    ' or max by (instance) (last_over_time(vllm:cache_config_info{kv_offloading_size=~"None|"}[$window])))'
+    " unless on (instance) $kv_offload_buffer)",
+    "the buffer for offloaded KV blocks is {value} of the memory that the server may use",
+    "share",
+)
+kv_offload_that_fits = Signal(
+    "KV offloading size that fits host memory",
+    f"{ROOM} * $host_memory_limit / {GIB} / $engines_worth_of_ranks",
+    f"a --kv-offloading-size of {{value}} GiB takes {100 * ROOM:g} % of the memory that the server may use",
+    "GiB",
+)
+kv_offload_with_room = Signal(
+    "KV offloading size that leaves room",
+    f"$config_kv_offloading_size - ($host_memory - {ROOM} * $host_memory_limit) / {GIB} / $engines_worth_of_ranks",
+    f"with a --kv-offloading-size of {{value}} GiB, at most {100 * ROOM:g} % of the memory is in use",
+    "GiB",
 )
 
 # -- CPU time ---------------------------------------------------------------------------------------------------------
@@ -265,7 +314,7 @@ device_fault = Signal(
     "the log reports a CUDA error or a collective that timed out, or the driver an error of the dead engine's program:"
     " {value}",
     "bool",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{CUDA_ERROR}|{NCCL_TIMEOUT}"}}[$window]) > 0)'
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(DEVICE_FAULTS)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))",
     culprit_label="{event}",
 )

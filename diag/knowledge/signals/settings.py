@@ -48,6 +48,13 @@ runs_on_cpu = Signal(
     "vLLM runs on the CPU: {value}",
     "bool",
 )
+runs_on_rocm = Signal(
+    "vLLM runs on ROCm",
+    'max by (instance) (last_over_time(diag_vllm_info{device="rocm"}[$window])'
+    ' or on (instance) last_over_time(diag_gpu_info{name=~"(AMD|Radeon) .+"}[$window]))',
+    "vLLM runs on ROCm: {value}",
+    "bool",
+)
 gpu_memory_total = Signal(
     "GPU memory (smallest GPU)",
     "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
@@ -71,9 +78,11 @@ kv_bytes_with_free_memory = Signal(
     "bytes",
 )
 gpu_compute_capability_has_fp8 = Signal(
-    "GPUs with FP8 (compute capability 8.9 or later)",
-    'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window]))'
-    ' or 0 * count by (instance) (last_over_time(diag_gpu_info{compute_capability!=""}[$window]))',
+    "GPUs with FP8 (compute capability 8.9 or later, MI300 or later)",
+    'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window])'
+    ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI3.+"}[$window]))'
+    ' or 0 * count by (instance) (last_over_time(diag_gpu_info{compute_capability!=""}[$window])'
+    ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI[12].+|AMD Radeon .+"}[$window]))',
     "GPUs that support FP8: {value}",
     "GPUs",
 )

@@ -12,7 +12,7 @@ from diag.core.metric_families import Sample, labelled, plain
 from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Target
 from diag.http.client import run_in_thread
-from diag.http.failure import Failure
+from diag.http.failure import SCALES, Failure
 from diag.http.vllm_server import Probe, VllmServer
 from diag.vllm.running_config import ServerFacts
 
@@ -114,6 +114,8 @@ class ScrapedServer:
             hint = "use the address of the server itself"
             self.failure = error if isinstance(error, Failure) else Failure(reason, hint)
             beside = ServerPage(b"", error.beside if isinstance(error, Unanswered) else ())
+            if SCALES in reason and not beside.samples:
+                beside = beside._replace(samples=[("diag_vllm_elastic_scaling", (), 1.0)])
             if beside.samples:
                 self.answered, self.published = True, self.published or self.probed is not None
                 beside = self._with_probe(beside)

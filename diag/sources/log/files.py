@@ -24,7 +24,7 @@ FIRST, LAST = 4 * 2**20, 16 * 2**20
 """Bytes read of the beginning and of the end of a log."""
 _PAGE = re.compile(rb"(?m)^# (?:scrape|HELP|TYPE) ")
 """Lines of a recording, or of a page of metrics that was saved."""
-_GZIP = b"\x1f\x8b"
+_GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def is_log(target: str) -> bool:
@@ -41,6 +41,8 @@ def is_log(target: str) -> bool:
     try:
         with opened(path) as stream:
             head = stream.read(STEP)
+        if head.startswith(_ZSTANDARD):
+            return False  # a bundle
         text = next(Gunzip().feed(head), b"") if head.startswith(_GZIP) else head
     except (OSError, zlib.error):
         return False

@@ -65,15 +65,15 @@ def read_pages(path: Path) -> Recorded:
     return Recorded(gathered.kept, facts, gathered.log_file, gathered.log_zone)
 
 
-def read(path: Path, launch: str = "") -> Observation:
+def read(path: Path, launch: str = "", shown: str = "") -> Observation:
     """Read a recording from its folder or its file of pages; `launch` replaces the recorded command of the server.
 
-    Raises BadRecording if there is nothing to judge.
+    The observation is called by `shown` instead of its path. Raises BadRecording if there is nothing to judge.
     """
-    file, about, gathered = _gather(path)
+    file, about, gathered = _gather(path, shown=shown)
     origin = Origin(
         "recording",
-        str(path),
+        shown or str(path),
         every=min(LONGEST_INTERVAL, _typed(float, about.get("scrape_interval_seconds", 0.0), file)),
         notes=(*_typed(list, about.get("remarks", []), file), *gathered.notes()),
     )
@@ -133,12 +133,12 @@ def _typed(kind: type[T], value: object, file: Path) -> T:
 class RecordedLog:
     """Replays a log beside the scrapes of its server; times are unix seconds."""
 
-    def __init__(self, file: Path, zone: tzinfo, first: float) -> None:
-        """`first` is the time of a scrape, which supplies the year that the lines lack."""
+    def __init__(self, file: Path, shown: str, zone: tzinfo, first: float) -> None:
+        """`shown` is its path in messages, `first` the time of a scrape: the lines lack the year."""
         from diag.exporter.log.parse_line import read_timed_lines, skipped_note
         from diag.exporter.log.server_log import ServerLog
 
-        self.state = ServerLog(zone, str(file))
+        self.state = ServerLog(zone, shown)
         self._begun = False
         self._rest = deque(read_timed_lines(file, zone, first))
         self.skipped = skipped_note(file)
@@ -166,6 +166,7 @@ class RecordedLog:
 @dataclass
 class _Gathered:
     log_file: Path
+    log_shown: str
     log_zone: tzinfo
     keep: bool
     kept: dict[str, list[RecordedScrape]] = field(default_factory=dict)
@@ -221,7 +222,7 @@ class _Gathered:
         is_first = self.targets.keys() <= {instance}  # the log is that of the first server
         if is_first and not is_exported and self.log_file.is_file():
             if instance not in self.logs:
-                self.logs[instance] = RecordedLog(self.log_file, self.log_zone, at / 1000)
+                self.logs[instance] = RecordedLog(self.log_file, self.log_shown, self.log_zone, at / 1000)
             log = self.logs[instance].until(at / 1000, page if answers else b"")
         if header[1]:
             target.fail(at, reason, page, log)
@@ -239,7 +240,7 @@ class _Gathered:
         return next((f"{most[name]:,} {name}" for name, count in counts.items() if count >= most[name]), "")
 
 
-def _gather(path: Path, keep: bool = False) -> tuple[Path, Mapping[str, Any], _Gathered]:
+def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapping[str, Any], _Gathered]:
     """Read a recording; return the file of the pages, the content of recording.toml, and the scrapes."""
     if not exists(path):
         raise BadRecording(f"there is no recording at {printable(str(path))}")
@@ -257,7 +258,8 @@ def _gather(path: Path, keep: bool = False) -> tuple[Path, Mapping[str, Any], _G
     except ValueError as error:
         raise BadRecording(f"{about_file} is not valid TOML: {error}") from error
 
-    gathered = _Gathered(file.parent / LOG, _log_zone(about, file), keep)
+    place = Path(shown) if shown else file.parent
+    gathered = _Gathered(file.parent / LOG, str(place / LOG), _log_zone(about, file), keep)
     try:
         for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
             whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""

@@ -81,7 +81,6 @@ _GEMMA = Architecture(tied=True)
 _GEMMA2 = Architecture(norms=4, tied=True, every=2, defaults={"head_dim": 256})
 _GEMMA3 = Architecture(norms=4, tied=True, qk_norm="head", every=6, defaults=_GEMMA3_SIZES)
 _GEMMA4 = Architecture(norms=4, tied=True, qk_norm="head", per_layer=True, both=True, defaults={"vocab_size": 262_144})
-_DEEPSEEK = Architecture()
 _QWEN3_NEXT = Architecture(qk_norm="head", gate="full", shared_gate=True)
 _QWEN3_5 = replace(_QWEN3_NEXT, defaults={"vocab_size": 248_320, "head_dim": 256})
 _GLM4 = Architecture(norms=4, out_bias=False)
@@ -94,22 +93,12 @@ _MAMBA_ONLY = Architecture(bare=True, norms=1, tied=True)
 FAMILIES: Mapping[str, Architecture] = {
     **dict.fromkeys(
         (
-            *("llama", "mistral", "mistral3", "ministral", "ministral3", "pixtral", "phi3", "phi3v", "phi4mm", "solar"),
-            *("internlm3", "iquestcoder", "telechat3", "aquila", "xverse", "internlm2", "seedoss", "smollm3", "arctic"),
-            *("ernie45", "ernie45moe", "ernie45vlmoe", "mixtral", "idefics3", "smolvlm"),
-            *("deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa", "glm4moelite", "kimik25", "kimivl"),
-            *("kimilinear", "axk1", "mistral4", "mistrallarge3", "bailingmoe", "solaropen", "teleflm", "minicpm"),
-            *(
-                "minicpm3",
-                "helium",
-                "decilm",
-                "hyperclovax",
-                "exaone",
-                "youtu",
-                "voxtral",
-                "openpangu",
-                "panguultramoe",
-            ),
+            *("llama", "mistral", "mistral3", "ministral", "ministral3", "pixtral", "phi3", "phi3v", "solar"),
+            *("aquila", "internlm3", "iquestcoder", "telechat3", "xverse", "internlm2", "seedoss", "smollm3"),
+            *("mixtral", "exaone", "ernie45", "ernie45moe", "ernie45vlmoe", "idefics3", "smolvlm", "voxtral"),
+            *("helium", "minicpm", "youtu", "deepseek", "deepseekv2", "deepseekv3", "deepseekv32", "glmmoedsa"),
+            *("glm4moelite", "kimik25", "kimivl", "kimilinear", "axk1", "mistral4", "mistrallarge3"),
+            *("solaropen", "minicpm3", "decilm"),
         ),
         LLAMA,
     ),
@@ -117,7 +106,7 @@ FAMILIES: Mapping[str, Architecture] = {
     "bamba": Architecture(linear="mamba2"),
     **dict.fromkeys(("minimax", "minimaxtext01", "minimaxm1"), LLAMA),
     **dict.fromkeys(("qwen2", "qwen2vl", "qwen25vl", "qwen2audio", "dotsocr"), _QWEN2),
-    **dict.fromkeys(("qwen25omni", "qwen25omnithinker", "opencua"), _QWEN2),
+    **dict.fromkeys(("qwen25omni", "qwen25omnithinker"), _QWEN2),
     "qwen2moe": replace(_QWEN2, shared_gate=True),
     **dict.fromkeys(("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "qwen3omnimoe", "qwen3omnimoethinker"), _QWEN3),
     **dict.fromkeys(("qwen3asr", "lightonocr", "mellum", "hyv3"), _QWEN3),

@@ -133,7 +133,7 @@ _HARMLESS = re.compile(
     r"|top_k|topk_group|n_group|num_expert_group|pretraining_tp|chunk_size\w*|num_logits_to_keep|bos|eos|pad"
     r"|max_position_embeddings|(original_)?max_\w*|seq_length|model_max_length|num_nextn_predict_layers|mtp_\w*"
     r"|vocab_size|(text|vision|audio|quantization|compression|llm|generation)_\w*|image_\w*|video_\w*|audio_\w*|vision_\w*"
-    r"|rotary_\w*|partial_rotary_factor|torch_dtype|initializer\w*|transformers\w*|attention_value_scale|task_\w*"
+    r"|rotary_\w*|partial_rotary_factor|torch_dtype|initializer\w*|transformers\w*|attention_value_scale|query_pre_attn_scalar|task_\w*"
 )
 """Names of fields that say nothing of a layer's shape."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from diag.vllm.memory.architectures import stem
-from diag.vllm.memory.config import Config
+from diag.vllm.memory.config import MOST, Config
 
 Connector = Literal["merger", "projector", "merge and project", "linear", "none"]
 
@@ -47,13 +47,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "patch": ("patch_size",),
     "channels": ("num_channels", "in_channels", "in_chans"),
     "image": ("image_size",),
-    "positions": (
-        "num_position_embeddings",
-        "max_source_positions",
-        "num_patches",
-        "init_pos_emb_height",
-        "pos_emb_height",
-    ),
+    "positions": ("num_position_embeddings", "max_source_positions", "num_patches", *_SQUARE),
     "out": ("out_hidden_size", "output_dim"),
     "bins": ("num_mel_bins",),
 }
@@ -66,14 +60,13 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
     def size(name: str, default: int = 0) -> int:
         found = next((value for other in _NAMES[name] if (value := config.get(other)) is not None), default)
         found = found[0] if isinstance(found, list) and found else found
-        return found if isinstance(found, int) and found >= 0 else default
+        return found if isinstance(found, int) and 0 <= found <= MOST else default
 
     kind = ENCODERS.get(_stem(fields), Encoder())
     hidden, layers, out = size("hidden"), size("layers"), size("out") or hidden_of_text
     ratio = config.get("mlp_ratio")
-    width = size("width") or round(
-        hidden * (ratio if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO else 4)
-    )
+    ratio = ratio if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO else 4
+    width = size("width") or round(hidden * ratio)
     if config.has("embed_dim") and not config.has("out_hidden_size"):
         out = config.count("hidden_size", out)  # Qwen 2 VL
     if not (hidden and layers):

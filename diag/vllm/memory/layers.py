@@ -285,7 +285,7 @@ def dense_width(config: Config, family: Architecture) -> int:
 def feed_forward(config: Config, family: Architecture, width: int, block: str = "mlp") -> Iterator[WeightPart]:
     """Yield the matrices of a feed-forward part, with a gate or without."""
     hidden = config.size("hidden_size")
-    names = ("gate", "up", "down") if family.gated and config.get("hidden_act") != "relu2" else ("up", "down")
+    names = ("gate", "up", "down") if family.gated else ("up", "down")
     yield linear(len(names) * hidden * width, *(f"{block}.{name}_proj" for name in names))
     if config.any_switch("mlp_bias", "use_bias", "bias") if family.mlp_bias is None else family.mlp_bias:
         yield WeightPart((len(names) - 1) * width, MOST_WAYS)

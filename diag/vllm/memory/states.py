@@ -13,8 +13,8 @@ def mamba1(config: Config) -> Mixer:
     hidden = config.size("hidden_size")
     inner = config.size("mamba_expand", 2) * hidden
     state, kernel = config.size("mamba_state", 16), config.size("mamba_conv", 4)
-    rank = config.get("mamba_rank")
-    rank = rank if isinstance(rank, int) else -(-hidden // 16)
+    is_auto = not isinstance(config.get("mamba_rank"), int)
+    rank = -(-hidden // 16) if is_auto else config.size("mamba_rank")
     parts = (
         linear(2 * hidden * inner, "mamba.in_proj"),
         linear(inner * (rank + 2 * state), "mamba.x_proj"),
@@ -31,9 +31,8 @@ def mamba2(config: Config) -> Mixer:
     hidden = config.size("hidden_size")
     heads = config.size("mamba_heads", 128)
     inner = config.count("mamba_width") or config.count("mamba_expand", 2) * hidden
-    size = config.get("mamba_head_dim")
-    if isinstance(size, int) and not config.has("mamba_width"):
-        inner = heads * size
+    if isinstance(config.get("mamba_head_dim"), int) and not config.has("mamba_width"):
+        inner = heads * config.size("mamba_head_dim")
     groups, state = config.size("mamba_groups", 1), config.size("mamba_state", 128)
     kernel = config.size("mamba_conv", 4)
     convolved = inner + 2 * groups * state

@@ -30,9 +30,8 @@ LARGE_CONTEXT = ("--max-model-len", "8192", "--block-size", "32", "--num-gpu-blo
 DEAD = everywhere("critical engine_dead", "engine_dead", livez="503")
 STOPPED = everywhere("critical engine_stalled", "engine_stalled", livez="503")
 GOES_ON = Row("healthy", "healthy", "warning engine_stalled (ended)", livez="200")
-STOPPING = everywhere("unknown", NONE, livez=NOT_ASKED)
-STARTING = everywhere("unknown starting", NONE)
-SERVES = everywhere("healthy", NONE)
+STOPPING = everywhere("warning shutdown_drops_requests", "shutdown_drops_requests", livez=NOT_ASKED)
+DROPPED = everywhere("warning shutdown_drops_requests", "shutdown_drops_requests")
 ALL_FAIL = everywhere(
     "critical requests_failing or critical structured_output_failing",
     "structured_output_failing or requests_failing or requests_failing, structured_output_failing",
@@ -152,13 +151,13 @@ def slow_restart(stage: Stage) -> Iterator[Outcome]:
         vllm.stop()
         with server.starting(stage.folder, "tiny", (*FLAGS, "--load-format", "slow"), vllm.port, **slow) as again:
             time.sleep(UNDER_WAY)
-            got, _ = look(who, STARTING)
+            got, _ = look(who, DROPPED)
             server.wait_until_ready(again)
             if time.time() - since < OVER_TWO_MINUTES:
                 raise RuntimeError("the restart took less than two minutes")
-            yield outcome("restart over two minutes", who, STARTING, got, since)
+            yield outcome("restart over two minutes", who, DROPPED, got, since)
             time.sleep(SETTLES)
-            yield outcome("after that restart", who, SERVES, look(who, SERVES)[0], since)
+            yield outcome("after that restart", who, DROPPED, look(who, DROPPED)[0], since)
 
 
 def crash_loop(stage: Stage) -> Iterator[Outcome]:

@@ -1,0 +1,113 @@
+"""The stack of a process of vLLM: py-spy's dump of its Python frames (the only caller of py-spy), or the kernel's view.
+
+The memory of a process is read while it runs (--nonblocking): to stop it would take seconds on a host whose CPUs are
+busy, and fails in a process that is stopped already. A stack that changes meanwhile may be refused, and is read again.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diag.exporter.process.kernel import read_file
+from diag.exporter.process.server import Owner
+
+TIMEOUT = 10.0
+"""Seconds that one dump may take."""
+MOST_FRAMES, ATTEMPTS = 200, 3
+_HALTED = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": "zombie"}
+"""States in /proc/PID/status in which a process does not run; each has the name that `diag_vllm_process_state` has."""
+INSTALL = "pip install 'diag[stacks]'"
+
+
+class StackFrame(NamedTuple):
+    """One call: "acquire_read", the file as Python names it, the line that is executed."""
+
+    function: str
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The call as it is printed: "acquire_read (shm_broadcast.py:864)"."""
+        return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
+
+
+@dataclass(frozen=True)
+class ProcessStack:
+    """The stack of the main thread, the innermost frame first.
+
+    `halted` is the kernel's state if the process does not run, "" if it does. `holder` names another thread that holds
+    the lock of the Python interpreter. `kernel` is the kernel's function or system call, if it may be read; `problem`
+    why there are no frames.
+    """
+
+    pid: int
+    owner: Owner
+    halted: str = ""
+    frames: tuple[StackFrame, ...] = ()
+    holder: str = ""
+    kernel: str = ""
+    problem: str = ""
+
+
+def take(owners: Mapping[int, Owner]) -> list[ProcessStack]:
+    """Return the stacks of these processes, one after the other; those that have ended meanwhile are left out."""
+    program = _py_spy()
+    return [_stack(pid, owner, program) for pid, owner in owners.items() if Path(f"/proc/{pid}").exists()]
+
+
+def _py_spy() -> str | None:
+    beside = Path(sys.executable).parent / "py-spy"  # the virtual environment of diag may not be activated
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
+    status = dict(line.partition(":")[::2] for line in read_file(f"/proc/{pid}/status").splitlines())
+    halted = _HALTED.get(status.get("State", "").strip()[:1], "")
+    waits = read_file(f"/proc/{pid}/wchan")
+    called = read_file(f"/proc/{pid}/syscall").split(" ")[0]
+    seen = ProcessStack(pid, owner, halted, kernel=waits if waits not in ("", "0") else f"system call {called or '?'}")
+    if program is None:
+        return replace(seen, problem=f"py-spy is not installed: {INSTALL}")
+    if halted == "zombie":
+        return replace(seen, problem="the process has ended and waits for its parent")
+    command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    try:
+        for _ in range(ATTEMPTS):
+            ran = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)
+            if ran.returncode == 0:
+                break
+        threads = json.loads(ran.stdout) if ran.returncode == 0 else None
+    except subprocess.TimeoutExpired:
+        return replace(seen, problem=f"py-spy did not answer within {TIMEOUT:.0f} s")
+    except (OSError, ValueError, RecursionError) as error:
+        return replace(seen, problem=f"py-spy could not be used: {str(error).splitlines()[0]}")
+    if not isinstance(threads, list):
+        return replace(seen, problem=_reason(ran.stderr.decode(errors="replace")))
+    with suppress(KeyError, TypeError, AttributeError, ValueError):
+        main = next(each for each in threads if each.get("os_thread_id") == pid or each["thread_name"] == "MainThread")
+        holders = [str(each["thread_name"]) for each in threads if each["owns_gil"] and each is not main]
+        return replace(seen, frames=tuple(_frames(main)), holder=next(iter(holders), ""))
+    return replace(seen, problem="py-spy's answer has no main thread")
+
+
+def _frames(thread: Mapping[str, Any]) -> Iterator[StackFrame]:
+    for each in thread["frames"][:MOST_FRAMES]:
+        yield StackFrame(
+            str(each["name"]).rpartition(".")[2], str(each["short_filename"] or each["filename"]), int(each["line"])
+        )
+
+
+def _reason(written: str) -> str:
+    """Return why py-spy has no stack, from what it wrote."""
+    if "ermission" in written or "EPERM" in written:
+        return "this user may not read its memory: run diag as the server's user or as root (CAP_SYS_PTRACE)"
+    lines = [line.strip() for line in written.splitlines() if line.strip()]
+    causes = [line.partition(": ")[2] for line in lines if line[:2] in ("0:", "1:")]
+    return f"py-spy: {[*causes[-1:], *lines[:1], 'no answer'][0]}"

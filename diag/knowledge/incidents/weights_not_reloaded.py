@@ -1,0 +1,75 @@
+"""The engine woke from a sleep that discarded its weights, and nothing has loaded them again: answers are garbage."""
+
+from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.signals import progress, woken_without_weights
+
+SLEEP = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
+GARBAGE = "https://github.com/vllm-project/vllm/pull/54235"
+
+WOKEN = woken_without_weights.at_least(
+    1, reported("the answer was '!!!!!!!!!!!!' after /sleep?level=2 and /wake_up, without a warning", GARBAGE)
+)
+
+incident = Incident(
+    id="weights_not_reloaded",
+    title="Weights not reloaded after sleep level 2",
+    severity="warning",
+    per=("instance",),
+    window="1m",
+    cause="""
+        POST /sleep?level=2 discards the weights, and keeps no copy in host memory. POST /wake_up allocates their memory
+        again and fills it with nothing: a trainer has to send the weights, or reload_weights has to read them from
+        disk. Level 1 keeps a copy in host memory, and wakes up complete.
+    """,
+    impact="every answer is garbage and ends with HTTP 200, so neither latency nor errors show it",
+    symptoms=(
+        WOKEN,
+        progress.above(0, judged("as long as no request is processed, the weights may still come")),
+    ),
+    looks_like=(
+        LookAlike(
+            "a wake-up from level 1",
+            distinguish="vllm:engine_sleep_state showed weights_offloaded.",
+            refuted_by=WOKEN,
+        ),
+        LookAlike(
+            "a weight update by a trainer",
+            distinguish="A call of /collective_rpc, /update_weights or another route that may load weights was "
+            "counted since the start, or the log shows the reload.",
+            refuted_by=WOKEN,
+        ),
+        LookAlike("output_corrupted", distinguish="Logits are NaN although the weights were never discarded."),
+    ),
+    fixes=(
+        Fix(
+            command="curl -X POST http://HOST:PORT/collective_rpc -H 'Content-Type: application/json' "
+            """-d '{"method": "reload_weights"}'""",
+            change="Load the weights again from the model's files, without a restart (the route needs "
+            "VLLM_SERVER_DEV_MODE=1, as /sleep does; add the server's API key, if it has one). With a trainer: have it "
+            "send the weights.",
+            effect="answers make sense again: compare one prompt at temperature 0 with a healthy replica",
+            restart=False,
+            while_it_lasts=True,
+            risk="the engine answers nothing while it reads them",
+            why=documented("after a wake-up from level 2 the weights have to be reloaded", SLEEP),
+        ),
+        Fix(
+            command="curl -X POST http://HOST:PORT/reset_prefix_cache",
+            change="Then drop the prefix cache: its blocks were computed from what was in place of the weights.",
+            effect="no later request continues from a wrong cache",
+            restart=False,
+            while_it_lasts=True,
+            why=judged("a block that was computed with other weights is still found by its prompt"),
+        ),
+        Fix(
+            change="Wake up in three calls: POST /wake_up?tags=weights, then reload_weights or the trainer's update, "
+            "then POST /wake_up?tags=kv_cache. Or sleep at level 1, which keeps the weights in host memory.",
+            effect="no request is scheduled before the weights are there",
+            restart=False,
+            why=documented("the scheduler resumes once all memory is back", SLEEP),
+        ),
+    ),
+    mitigate=("Take the server out of rotation: every answer since the wake-up is wrong, whatever its status.",),
+    hand_over=("the calls of /sleep, /wake_up and /collective_rpc with their times, and one prompt with its answer",),
+    do_not=("Do not keep the answers since the wake-up: caches, logs of rollouts and training data have them, too.",),
+)

@@ -1,0 +1,306 @@
+"""Compare kept ramps: the ceiling, latencies at the old rates, what binds, and what changed between them.
+
+Two runs of one server differ: each figure has the range in which another run may lie, and a difference counts only if
+the ranges do not overlap.
+
+- A rate scatters as much as the quarters of its step, and as the steps from the ceiling on, which all serve what the
+  server can. Without quarters (an older diag, a load tool), by chance alone: two standard errors of its requests.
+- A ceiling lies between the highest rate that held and the lowest one that did not; it is unbounded if the ramp reached
+  no limit, or that of its own client.
+- While its processes waited for a CPU, a server served less than it could.
+- An exact p99 scatters with the few values above it: two standard errors of their number, on an exponential tail from
+  p90 to p99. A p99 read off a histogram is anywhere in its bucket.
+- Between two measured rates a latency is at least that of the lower one, since latency rises with the load.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from diag.ramp.analysis import RECOMPUTES
+from diag.ramp.differences import Difference, differences, unknown
+from diag.ramp.kept import Kind, LoadStep, RampResult
+from diag.ramp.plan import GAIN
+
+NOTABLE = 0.1
+"""The least difference that is reported: a smaller one is not worth a search (judged)."""
+SAME_RATE = 0.05
+"""Rates that differ by less are one load: so much differ the steps of two runs on a calm host (judged)."""
+NEAR_LIMIT = 0.85
+"""Share of the highest rate from which on the latency depends on the concurrency, and no longer on the rate: a step at
+the knee serves 90 % (`plan.TOP`), and closed-loop steps of twice the concurrency and latency hardly more."""
+ERRORS = 2.0
+"""Standard errors that chance explains, in 95 % of cases."""
+MOST_RATES = 20
+"""Rates of a ramp that are tried as the common one of a trend: the highest."""
+NOT_MEASURED, NEAR = "not measured at this rate", "near the limit"
+Verdict = Literal["worse", "better", "no change", "not comparable"]
+Measure = Literal["ITL", "TTFT"]
+MEASURES: tuple[Measure, ...] = ("ITL", "TTFT")
+
+
+class Figure(NamedTuple):
+    """A measured value, and the range in which another run of the same server may lie."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ComparedFigure(NamedTuple):
+    """A figure of both ramps; `rate` are the requests/s at which a latency was measured, None for a ceiling.
+
+    `why` is the reason for a figure without a value after, and `is_interpolated` true for one between two steps.
+    """
+
+    name: Literal["ceiling", "highest rate inside the SLO"] | Measure
+    worse: Literal["higher", "lower"]
+    before: Figure | None
+    after: Figure | None
+    rate: float | None = None
+    why: str = ""
+    is_interpolated: bool = False
+
+    @property
+    def change(self) -> float | None:
+        """The difference as a share of the value before."""
+        if self.before is None or self.after is None or not self.before.value:
+            return None
+        return self.after.value / self.before.value - 1
+
+    @property
+    def scatter(self) -> float | None:
+        """The least difference in this direction that chance does not explain, as a share of the value before."""
+        if self.before is None or self.after is None or not self.before.value:
+            return None
+        if self.after.value < self.before.value:
+            apart = self.before.value - self.before.low + self.after.high - self.after.value
+        else:
+            apart = self.before.high - self.before.value + self.after.value - self.after.low
+        return apart / self.before.value
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.change is None or self.scatter is None or math.isinf(self.scatter):
+            return "not comparable"
+        if abs(self.change) <= max(self.scatter, NOTABLE):
+            return "no change"
+        return "worse" if (self.change > 0) == (self.worse == "higher") else "better"
+
+
+class RampComparison(NamedTuple):
+    """Two ramps; `rates` are the ceiling and the highest rate inside the SLO, `latencies` those at the old rates.
+
+    `differences` are the circumstances that changed, `unknown` those that one of both does not tell.
+    """
+
+    before: RampResult
+    after: RampResult
+    rates: tuple[ComparedFigure, ...]
+    latencies: tuple[ComparedFigure, ...]
+    differences: tuple[Difference, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def lost_ceiling(self) -> bool:
+        """True if no load is served inside the SLO any more, not even less than that of the old ceiling."""
+        old = self.before.ceiling
+        loads = [step.in_flight for step in self.after.steps]
+        return bool(old and not self.after.ceiling and loads and min(loads) <= old.in_flight)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Judge by the rates, and by a latency that differs at two of the old rates, or at the only one measured."""
+        found = [figure.verdict for figure in self.rates]
+        for measure in MEASURES:
+            all_of_it = [figure.verdict for figure in self.latencies if figure.name == measure]
+            each: list[Verdict] = [verdict for verdict in all_of_it if verdict != "not comparable"]
+            wanted: tuple[Verdict, ...] = ("worse", "better")
+            found += [verdict for verdict in wanted if each.count(verdict) >= min(2, max(len(each), 1))]
+            if each:
+                found.append("no change")
+        order: tuple[Verdict, ...] = ("worse", "better", "no change")
+        return "worse" if self.lost_ceiling else next((each for each in order if each in found), "not comparable")
+
+
+def compare(before: RampResult, after: RampResult) -> RampComparison:
+    """Compare a ramp with an earlier one."""
+    ceilings, highest = ((before.ceiling, after.ceiling), (_highest(before), _highest(after)))
+    rates: list[ComparedFigure] = []
+    for old, new in dict.fromkeys((ceilings, highest)):
+        figures = old and _limit(before, old), new and _limit(after, new)
+        why = "" if new else "no load was inside the SLO"
+        rates.append(ComparedFigure("highest rate inside the SLO" if rates else "ceiling", "lower", *figures, why=why))
+    return RampComparison(
+        before,
+        after,
+        tuple(rates),
+        tuple(_latencies(before, after)),
+        differences(before, after),
+        unknown(before, after),
+    )
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+
+
+def _highest(ramp: RampResult) -> LoadStep | None:
+    """Return the step that served most inside the SLO, in either loop: open-loop rates are tried in steps of 15 %."""
+    return max((step for step in ramp.steps if step.holds), key=lambda step: step.served, default=None)
+
+
+def _is_limited(ramp: RampResult) -> bool:
+    """Return True if a ramp reached a limit of the server; one of its client hides those of the server."""
+    if ramp.binds:
+        return ramp.binds != "client"
+    closed = sorted((step for step in ramp.steps if step.kind == "closed"), key=lambda step: step.in_flight)
+    is_flat = len(closed) > 1 and closed[-1].served < GAIN * closed[-2].served
+    return is_flat or not all(step.holds for step in ramp.steps)
+
+
+def _limit(ramp: RampResult, step: LoadStep) -> Figure:
+    """Return the rate of the best step, whose true limit lies below the next rate at which a step did not hold."""
+    value, low, high = served(ramp, step)
+    if not _is_limited(ramp) or not value:
+        return Figure(value, low, math.inf)
+    is_open = step.kind == "open"
+    more = [other.served for other in ramp.steps if other.served > value and (other.kind == "open") == is_open]
+    return Figure(value, low, high * min(more, default=value) / value)
+
+
+def served(ramp: RampResult, step: LoadStep) -> Figure:
+    """Return the requests/s of a step."""
+    if step.quarters and min(step.quarters) > 0:
+        # four quarters reach, from the lowest to the highest, over four standard errors of their mean
+        mean = sum(step.quarters) / len(step.quarters)
+        low, high = min(step.quarters) / mean, max(step.quarters) / mean
+    else:
+        error = ERRORS / math.sqrt(max(step.requests, 1.0))
+        low, high = max(1 - error, 0.0), 1 + error
+    full = [other for other in ramp.steps if other.kind == "closed" and other.in_flight >= step.in_flight]
+    rates = [other.served for other in full if other.preemptions <= RECOMPUTES * other.requests]
+    if step.kind == "closed" and step == _highest(ramp) and len(rates) > 1:
+        apart = (max(rates) - min(rates)) / (max(rates) + min(rates))
+        low, high = min(low, 1 - apart), max(high, 1 + apart)
+    return Figure(step.served, step.served * low, step.served * high / (1 - min(step.cpu_wait or 0.0, 0.9)))
+
+
+# -- latencies at the old rates ----------------------------------------------------------------------------------------
+
+
+def _latencies(before: RampResult, after: RampResult) -> list[ComparedFigure]:
+    """Compare p99 ITL and TTFT at the rates of the ramp before that were inside the SLO."""
+    found: list[ComparedFigure] = []
+    highest, now = _highest(before), rising(after.steps)
+    up_to = min(comparable_up_to(before), comparable_up_to(after))
+    for step in rising(before.steps):
+        if highest is None or step.served > highest.served:
+            continue
+        same = [other for other in now if other.kind == step.kind]
+        for measure in MEASURES:
+            exact = all(_exact(each, measure) is not None for each in (step, *same))
+            old, new, why, between = latency(step, measure, exact), None, NEAR, False
+            if step.served < up_to:
+                new, between = at_rate(same, step.served, measure, exact)
+                why = NOT_MEASURED if new is None else ""
+            if old is not None:
+                found.append(ComparedFigure(measure, "higher", old, new, step.served, why, between))
+    return found
+
+
+def comparable_up_to(ramp: RampResult) -> float:
+    """Return the requests/s below which a rate determines the latency."""
+    top = max((step.served for step in ramp.steps), default=0.0)
+    return NEAR_LIMIT * top if _is_limited(ramp) else math.inf
+
+
+def rising(steps: Sequence[LoadStep]) -> list[LoadStep]:
+    """Return the steps of each kind in which a higher load clearly served more, so that one rate is one load."""
+    found: list[LoadStep] = []
+    kinds: tuple[Kind, ...] = ("seen", "closed", "open")
+    for kind in kinds:
+        top = 0.0
+        for step in sorted((step for step in steps if step.kind == kind), key=lambda step: step.in_flight):
+            if step.served > GAIN * top:
+                found.append(step)
+                top = step.served
+    return found
+
+
+def at_rate(steps: Sequence[LoadStep], rate: float, measure: Measure, exact: bool) -> tuple[Figure | None, bool]:
+    """Return the p99 at a rate, and True if it lies between two steps; None beyond the steps."""
+    near = min(steps, key=lambda step: abs(step.served - rate), default=None)
+    if near and abs(near.served - rate) <= SAME_RATE * rate:
+        return latency(near, measure, exact), False
+    for lower, upper in pairwise(sorted(steps, key=lambda step: step.served)):
+        if lower.served <= rate <= upper.served:
+            less, more = latency(lower, measure, exact), latency(upper, measure, exact)
+            if less is not None and more is not None:
+                share = (rate - lower.served) / (upper.served - lower.served)
+                value = less.value + share * (more.value - less.value)
+                return Figure(value, min(less.low, value), max(more.high, value)), True
+    return None, False
+
+
+def latency(step: LoadStep, measure: Measure, exact: bool) -> Figure | None:
+    """Return the p99 of a step: the client's if `exact`, else that of the server's histogram."""
+    if not exact:
+        found = step.itl if measure == "ITL" else step.ttft
+        low, high = found.bucket or (-math.inf, None)  # an older diag keeps no bucket: its p99 may be anywhere
+        return None if found.p99 is None else Figure(found.p99, min(low, found.p99), math.inf if high is None else high)
+    return _exact(step, measure)
+
+
+def _exact(step: LoadStep, measure: Measure) -> Figure | None:
+    found = step.client_itl if measure == "ITL" else step.client_ttft
+    if found is None or found.p99 is None:
+        return None
+    # tokens of one engine step are late together: each step counts once
+    count = step.output_tokens * step.seconds / step.in_flight if measure == "ITL" else found.observed
+    lower, times = (found.p50, 50.0) if found.p90 is None else (found.p90, 10.0)
+    tail = 0.0 if lower is None else max(found.p99 - lower, 0.0) / math.log(times)
+    error = ERRORS * tail / math.sqrt(max(0.01 * count, 0.1))
+    return Figure(found.p99, max(found.p99 - error, 0.0), found.p99 + error)
+
+
+# -- many ramps --------------------------------------------------------------------------------------------------------
+
+
+class TrendLine(NamedTuple):
+    """A ramp, its p99 ITL at the common rate, and its comparison with the ramp before it, None for the first one."""
+
+    ramp: RampResult
+    itl: Figure | None
+    against: RampComparison | None
+
+
+class Trend(NamedTuple):
+    """Ramps in order of their time; `rate` are the requests/s at which most of them have an ITL, None if none has."""
+
+    rate: float | None
+    lines: tuple[TrendLine, ...]
+
+
+def trend(ramps: Sequence[RampResult]) -> Trend:
+    """Line up ramps by their time; the common rate is one of the last ramp's: the highest that most others measured."""
+    ordered = sorted(ramps, key=lambda ramp: ramp.measured)
+    loads = [rising(ramp.steps) for ramp in ordered]
+    loads = [[step for step in steps if step.kind == "closed"] or steps for steps in loads]
+    limits = [comparable_up_to(ramp) for ramp in ordered]
+
+    def itls(rate: float) -> list[Figure | None]:
+        exact = [all(_exact(step, "ITL") is not None for step in steps) for steps in loads]
+        return [
+            at_rate(steps, rate, "ITL", each)[0] if rate < limit else None
+            for steps, limit, each in zip(loads, limits, exact, strict=True)
+        ]
+
+    def measured(rate: float) -> tuple[int, float]:
+        return sum(itl is not None for itl in itls(rate)), rate
+
+    rates = [step.served for step in loads[-1][-MOST_RATES:]] if loads else []
+    count, rate = max(map(measured, rates), default=(0, 0.0))
+    comparisons = [None, *(compare(*pair) for pair in pairwise(ordered))]
+    lines = zip(ordered, itls(rate), comparisons, strict=True)
+    return Trend(rate if count else None, tuple(TrendLine(*line) for line in lines))

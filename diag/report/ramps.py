@@ -1,0 +1,284 @@
+"""Kept ramps in print: two of them compared, or the trend of many; as plain text, Markdown and JSON.
+
+The JSON has the schema "diag.ramps/1" (diag.ramps.schema.json).
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from diag import __version__
+from diag.core.formatting import escaped, listed, number, plural, quantity
+from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
+from diag.ramp.kept import RampResult
+from diag.report.layout import labelled, one_line_each, paragraph, shortened, table
+from diag.report.markdown import escape
+from diag.report.markdown import table as markdown_table
+
+SCHEMA = "diag.ramps/1"
+LABEL = 11
+NOT_KNOWN = "not known"
+REASONS: Mapping[str, str] = {
+    "no change": f"differences are below {quantity(NOTABLE, 'share')}, or as two runs of one server differ",
+    "not comparable": "no limit was reached, and no rate was measured in both",
+}
+TREND_HEAD = ("when", "vLLM", "GPU", "model", "req/s", "ITL p99", "bound by", "changed")
+MOST_MODEL, MOST_GPU = 16, 14
+"""Columns of a model and a GPU in a line of the trend."""
+
+
+class _RampPart(NamedTuple):
+    """A label with sentences, or a table with a head."""
+
+    label: str
+    texts: Sequence[str] = ()
+    head: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
+# -- two ramps, for every form -----------------------------------------------------------------------------------------
+
+
+def headline(found: RampComparison) -> str:
+    """Return the verdict with the figures that decide it: "WORSE: ceiling 18.5 -> 11.6 requests/s (-37 %)"."""
+    if found.lost_ceiling:
+        return "WORSE: no load is served inside the SLO any more"
+    moved: dict[str, list[str]] = {"worse": [], "better": []}
+    for figure in found.rates:
+        if figure.verdict in moved:
+            moved[figure.verdict].append(f"{figure.name} {_values(figure)} ({_change(figure)})")
+    for measure in MEASURES:
+        for verdict, texts in moved.items():
+            figures = [f for f in found.latencies if f.name == measure and f.verdict == verdict]
+            if figures:
+                at = f" at {number(figures[-1].rate or 0.0)} requests/s"
+                texts.append(f"p99 {measure} {_values(figures[-1])} ({_change(figures[-1])}){at}")
+    parts = [f"{verdict}: {'; '.join(texts)}" for verdict, texts in moved.items() if texts]
+    if found.verdict in REASONS:  # one latency of many may differ by chance
+        parts = [f"{found.verdict}: {REASONS[found.verdict]}", *parts]
+    elif found.verdict == "better":
+        parts.reverse()
+    first, *rest = parts
+    word, _, text = first.partition(":")
+    return "; ".join([f"{word.upper()}:{text}", *rest])
+
+
+def sections(found: RampComparison) -> Iterator[_RampPart]:
+    """Return the parts of a comparison in their order."""
+    rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
+    yield _RampPart("Rates", head=("", "before -> after", "", ""), rows=rows)
+    by_rate: dict[float, dict[str, str]] = {}
+    for figure in found.latencies:
+        cell = f"{_values(figure)} {_change(figure)} {_short_remark(figure)}"
+        by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
+    head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
+    rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
+    yield _RampPart("Latency", head=head, rows=rows)
+    then, now = (ramp.bound_by or "no limit found" for ramp in (found.before, found.after))
+    next_ = f"; next: {found.after.next}" if found.after.next else ""
+    yield _RampPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
+    yield _RampPart("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
+    yield _RampPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
+    yield _RampPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
+    yield _RampPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
+
+
+def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:
+    """Return a comparison as labels with sentences, for a page."""
+    parts = [
+        (part.label, part.texts or ["  ".join(filter(None, row)) for row in part.rows]) for part in sections(found)
+    ]
+    return [("Against", [headline(found)]), *parts]
+
+
+def cause(found: RampComparison) -> str:
+    """Return the category of the only difference, "several", or "none known"."""
+    if not found.differences:
+        return "none known"
+    return found.differences[0].category if len(found.differences) == 1 else "several"
+
+
+def cause_sentence(found: RampComparison) -> str:
+    """Return what may explain a worse ramp."""
+    missing = f"; not known for both: {', '.join(found.unknown)}" if found.unknown else ""
+    names = listed([difference.sentence for difference in found.differences], "; ", most=4)
+    if cause(found) == "none known":
+        return f"release, flags, traffic and hardware are as before, as far as they are known{missing}"
+    if cause(found) == "several":
+        return f"changed together, cannot tell which: {names}{missing}"
+    return f"{found.differences[0].category}: {names}, the only known difference{missing}"
+
+
+def _values(figure: ComparedFigure) -> str:
+    unit = "" if figure.rate is None else "seconds"
+    then, now = (
+        "-" if each is None else quantity(each.value, unit) if unit else number(each.value)
+        for each in (figure.before, figure.after)
+    )
+    return f"{then} -> {'~' if figure.is_interpolated else ''}{now}{'' if unit else ' requests/s'}"
+
+
+def _change(figure: ComparedFigure) -> str:
+    return "" if figure.change is None else f"{'+' if figure.change >= 0 else ''}{100 * figure.change:.0f} %"
+
+
+def _remark(figure: ComparedFigure) -> str:
+    if figure.why or figure.before is None:
+        return figure.why or "no load was inside the SLO before"
+    if figure.verdict == "not comparable":
+        return "not comparable: no limit was reached, or only that of the client"
+    if figure.verdict == "no change" and figure.scatter is not None:
+        return f"no change: two runs may differ by {quantity(max(figure.scatter, 0.0), 'share')}"
+    return figure.verdict
+
+
+def _short_remark(figure: ComparedFigure) -> str:
+    if figure.why:
+        return f"({figure.why})"
+    return {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}.get(figure.verdict, "")
+
+
+def _when(ramp: RampResult) -> str:
+    return ramp.measured.strftime("%Y-%m-%d") if ramp.is_dated else NOT_KNOWN
+
+
+# -- the trend ---------------------------------------------------------------------------------------------------------
+
+
+def _trend_row(line: TrendLine) -> list[str]:
+    ramp, against = line.ramp, line.against
+    gpus = list(dict.fromkeys(name.removeprefix("NVIDIA ") for name in ramp.gpus))
+    count = f"{len(ramp.gpus)}x" if len(ramp.gpus) > 1 else ""
+    changed = ""
+    if against:
+        names = ", ".join(dict.fromkeys(difference.category for difference in against.differences)) or "-"
+        verdict = against.verdict if against.verdict in ("worse", "better") else ""
+        changed = f"{verdict}: {names}" if verdict else names
+    return [
+        _when(ramp),
+        shortened(ramp.version or NOT_KNOWN, 10),
+        shortened(count + ", ".join(gpus) if gpus else NOT_KNOWN, MOST_GPU),
+        shortened(ramp.model.rpartition("/")[2] or NOT_KNOWN, MOST_MODEL),
+        number(ramp.ceiling.served) if ramp.ceiling else "-",
+        quantity(line.itl.value, "seconds") if line.itl else "-",
+        shortened(ramp.binds or "-", 12),
+        changed,
+    ]
+
+
+def _trend_title(found: Trend) -> str:
+    at = f"p99 ITL at {number(found.rate)} requests/s" if found.rate is not None else "no common rate for the p99 ITL"
+    return (
+        f"{plural(len(found.lines), 'ramp')} by time: ceiling in requests/s, {at}, and what changed to the line before"
+    )
+
+
+# -- plain text and Markdown ------------------------------------------------------------------------------------------
+
+
+def render(found: RampComparison) -> str:
+    """Render a comparison as plain text of at most 100 columns."""
+    lines = [*paragraph(headline(found)), ""]
+    for section in sections(found):
+        if section.rows:
+            lines += table([section.head, *section.rows], label=section.label, width=LABEL)
+        else:
+            lines += labelled(section.label, section.texts, LABEL)
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def render_markdown(found: RampComparison) -> str:
+    """Render a comparison as GitHub-flavoured Markdown."""
+    parts = [f"**{escape(headline(found))}**"]
+    for section in sections(found):
+        if section.rows:
+            parts.append(markdown_table(section.head, [tuple(map(escape, row)) for row in section.rows]))
+        elif section.texts:
+            parts.append("\n".join([f"{section.label}:", "", *(f"- {escape(text)}" for text in section.texts)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def render_trend(found: Trend) -> str:
+    """Render one line of at most 100 columns for each ramp."""
+    rows = [TREND_HEAD, *map(_trend_row, found.lines)]
+    changed = len(TREND_HEAD) - 1
+    return "\n".join([*paragraph(_trend_title(found)), "", *one_line_each(rows, changed, right=(4, 5))]) + "\n"
+
+
+def render_trend_markdown(found: Trend) -> str:
+    """Render the trend as a table, with every change in words."""
+    rows = []
+    for line in found.lines:
+        differences = line.against.differences if line.against else ()
+        words = [difference.sentence for difference in differences] or _trend_row(line)[-1:]
+        verdict = f"{line.against.verdict}: " if line.against else ""
+        rows.append([*map(escape, _trend_row(line)[:-1]), escape(verdict + "; ".join(words))])
+    return f"{escape(_trend_title(found))}\n\n{markdown_table(TREND_HEAD, rows)}\n"
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def render_json(comparison: RampComparison | None, found: Trend) -> str:
+    document = {
+        "schema": SCHEMA,
+        "diag": __version__,
+        "common_rate": found.rate,
+        "results": [_line_document(line) for line in found.lines],
+        "comparison": comparison_document(comparison) if comparison else None,
+    }
+    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _line_document(line: TrendLine) -> dict[str, Any]:
+    ramp, against = line.ramp, line.against
+    return {
+        "file": ramp.file,
+        "measured_at": ramp.measured.isoformat(timespec="seconds") if ramp.is_dated else None,
+        "vllm": ramp.version or None,
+        "model": ramp.model or None,
+        "gpus": list(ramp.gpus),
+        "ceiling": ramp.ceiling.served if ramp.ceiling else None,
+        "itl_p99": line.itl.value if line.itl else None,
+        "binds": ramp.binds or None,
+        "verdict": against.verdict if against else None,
+        "differences": [difference._asdict() for difference in against.differences] if against else [],
+    }
+
+
+def comparison_document(found: RampComparison) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict,
+        "headline": escaped(headline(found)),
+        "before": found.before.file,
+        "after": found.after.file,
+        "rates": [_figure_document(figure) for figure in found.rates],
+        "latencies": [_figure_document(figure) for figure in found.latencies],
+        "binds": {"before": found.before.binds or None, "after": found.after.binds or None},
+        "differences": [difference._asdict() for difference in found.differences],
+        "unknown": list(found.unknown),
+        "cause": cause(found) if found.verdict == "worse" else None,
+    }
+
+
+def _figure_document(figure: ComparedFigure) -> dict[str, Any]:
+    return {
+        "name": figure.name,
+        "unit": "requests/s" if figure.rate is None else "seconds",
+        "rate": figure.rate,
+        "before": _range(figure.before),
+        "after": _range(figure.after),
+        "interpolated": figure.is_interpolated,
+        "change": figure.change,
+        "scatter": None if figure.scatter is None or math.isinf(figure.scatter) else figure.scatter,
+        "verdict": figure.verdict,
+        "why": figure.why,
+    }
+
+
+def _range(figure: Figure | None) -> dict[str, float | None] | None:
+    if figure is None:
+        return None
+    low, high = (None if math.isinf(edge) else edge for edge in (figure.low, figure.high))
+    return {"value": figure.value, "low": low, "high": high}

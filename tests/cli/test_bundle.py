@@ -1,0 +1,110 @@
+"""A bundle: judged elsewhere as the recording was, without secrets, bounded, and refused if it was changed."""
+
+import io
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from support.cli import diag
+from support.paths import ROOT
+from support.secrets import corpus, is_shown
+
+KEPT = ROOT / "tests/recordings"
+MIB = 2**20
+
+
+def members(bundle: Path) -> dict[str, bytes]:
+    with zstandard.open(bundle, "rb") as stream, tarfile.open(fileobj=io.BytesIO(stream.read())) as archive:
+        return {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
+
+
+def repacked(files: dict[str, bytes], to: Path, link: str = "") -> Path:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        if link:
+            member = tarfile.TarInfo("server.log")
+            member.type, member.linkname = tarfile.SYMTYPE, link
+            archive.addfile(member)
+    to.write_bytes(zstandard.compress(raw.getvalue()))
+    return to
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("bundle") / "sick.tar.zst"
+    assert diag("bundle", str(KEPT / "engine_dead"), "-o", str(file)).returncode == 0
+    return file
+
+
+def test_it_is_judged_as_the_recording_was(kept: Path) -> None:
+    there, here = (diag("doctor", str(each), "--json") for each in (KEPT / "engine_dead", kept))
+    assert there.returncode == here.returncode == 2
+    assert there.stdout == here.stdout.replace(str(kept), str(KEPT / "engine_dead"))
+
+
+def test_no_secret_of_a_log_is_in_any_of_its_files(tmp_path: Path) -> None:
+    folder, file = tmp_path / "recording", tmp_path / "sick.tar.zst"
+    shutil.copytree(KEPT / "engine_dead", folder)
+    secrets = list(corpus())
+    with (folder / "server.log").open("a", encoding="utf-8") as log:
+        log.writelines(f"{each.text}\n" for each in secrets)
+    assert diag("bundle", str(folder), "-o", str(file)).returncode == 0
+    text = b"\n".join(members(file).values()).decode(errors="replace")
+    assert [each for each in secrets if is_shown(each.secret, text)] == []
+
+
+def test_of_a_log_of_a_gigabyte_both_ends_are_kept(tmp_path: Path) -> None:
+    folder, file = tmp_path / "recording", tmp_path / "sick.tar.zst"
+    shutil.copytree(KEPT / "engine_dead", folder)
+    text = (folder / "server.log").read_bytes()
+    with (folder / "server.log").open("wb") as log:
+        log.write(text * (4 * MIB // len(text)))
+        log.seek(1024 * MIB)
+        log.write(text * (16 * MIB // len(text)))
+    assert diag("bundle", str(folder), "-o", str(file)).returncode == 0
+    assert file.stat().st_size < 20 * MIB
+    log_kept = members(file)["server.log"]
+    assert b"[... left out ...]" in log_kept and log_kept.count(text.splitlines()[-1]) > 2
+
+
+def test_an_issue_has_the_sections_of_the_template(kept: Path) -> None:
+    text = diag("bundle", str(kept), "--issue").stdout
+    sections = ["### Your current environment", "### 🐛 Describe the bug", "### Before submitting a new issue..."]
+    assert [line for line in text.splitlines() if line.startswith("### ")] == sections
+    assert "engine_dead" in text and "vLLM 0.32.0" in text and "--model" in text
+
+
+def changed(kept: Path, folder: Path) -> Iterator[Path]:
+    files = members(kept)
+    yield repacked({**files, "server.log": b"another"}, folder / "changed")
+    yield repacked({**files, "../outside": b"x"}, folder / "outside")
+    yield repacked(files, folder / "link", link="/etc/passwd")
+    yield repacked({name: text for name, text in files.items() if name != "manifest.json"}, folder / "bare")
+    cut = folder / "cut"
+    cut.write_bytes(kept.read_bytes()[:2000])
+    yield cut
+    bomb = folder / "bomb"
+    member = tarfile.TarInfo("server.log")
+    member.size = 2**31
+    bomb.write_bytes(zstandard.compress(member.tobuf() + bytes(2**20)))
+    yield bomb
+
+
+def test_a_bundle_that_was_changed_is_refused_in_a_sentence(kept: Path, tmp_path: Path) -> None:
+    for bad in changed(kept, tmp_path):
+        refused = diag("doctor", str(bad))
+        assert refused.returncode == 64 and "is no bundle of diag, or damaged: " in refused.stderr, (bad, refused)
+        assert len(refused.stderr.splitlines()) == 1 and not refused.stdout
+    assert not (tmp_path.parent / "outside").exists()
+
+
+def test_a_file_that_exists_is_not_overwritten(kept: Path) -> None:
+    again = diag("bundle", str(KEPT / "engine_dead"), "-o", str(kept))
+    assert again.returncode == 64 and "already exists" in again.stderr

@@ -1,0 +1,42 @@
+"""GET /health_report: the report of the exporter's own scrapes, in the form that machines read."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.bad_servers import closed_port
+from support.rewriting import scrapes
+from support.schemas import validator
+
+from diag.commands.exporter import Exporter, ExporterOptions
+from diag.commands.observe import judge_observation, site
+from diag.diagnosis.progress import Liveness
+from diag.report import health_report
+
+SCHEMA = Path(health_report.__file__).parent / "diag.health_report.schema.json"
+
+
+@pytest.mark.parametrize(
+    ("recording", "status", "present"), [("kv_cascade", "red", "kv_eviction_cascade"), ("healthy", "green", "")]
+)
+def test_it_says_what_doctor_says(recording: str, status: str, present: str) -> None:
+    contract, incidents = site(None, None)
+    liveness = Liveness("server:8000", 2.0)
+    for at, _, page in scrapes(recording):
+        liveness.observe(round(1000 * at), page.encode())
+    report = judge_observation(liveness.seen(), contract, incidents).report
+    content = json.loads(health_report.render(report, contract.site))
+    validator(SCHEMA).validate(content)
+    assert (content["server"], content["status"]) == ("server:8000", status)
+    assert next(iter(content["indicators"]), "") == present
+    if present:
+        (diagnosis,) = content["indicators"][present]["diagnosis"]
+        assert diagnosis["help_url"] == f"runbooks/{present}.md" and diagnosis["action"] and diagnosis["cause"]
+
+
+def test_before_the_first_scrape_it_cannot_tell() -> None:
+    exporter = Exporter(ExporterOptions(f"http://127.0.0.1:{closed_port()}"))
+    answer = exporter.answer("/health_report", 1.0)
+    content = json.loads(answer.body)
+    validator(SCHEMA).validate(content)
+    assert (answer.status, answer.kind, content["status"]) == (200, "application/json", "unknown")

@@ -1,0 +1,41 @@
+"""Draft acceptance beside context length: a collapse is found where both lengths were seen, and nothing like it is."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support import rewriting
+from support.rewriting import Scrape
+from support.speculation import LONG, SHORT, scrapes
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+
+LOST, LOW = "speculation_lost_at_length", "speculation_ineffective"
+SHORTER_DRAFT = 8192.0
+
+
+def states(folder: Path, pages: Iterable[Scrape]) -> dict[str, str]:
+    report = doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", pages))]))
+    found = {each.diagnosis.incident.id: each.diagnosis.state for each in report.findings}
+    return {name: found[name] for name in (LOST, LOW)}
+
+
+@pytest.mark.parametrize("every", [2, 10, 30])
+def test_a_collapse_with_context_is_found_at_every_cadence(tmp_path: Path, every: float) -> None:
+    """Today's other incident stays silent: over the whole hour, 38 % are accepted."""
+    assert states(tmp_path, scrapes(every, SHORTER_DRAFT)) == {LOST: "present", LOW: "absent"}
+
+
+@pytest.mark.parametrize(
+    ("pages", "expected"),
+    [
+        (scrapes(15), "absent"),
+        (scrapes(15, drafted=0), "absent"),
+        (scrapes(15, SHORTER_DRAFT, (LONG, LONG)), "unknown"),
+        (scrapes(15, SHORTER_DRAFT, (SHORT, SHORT)), "unknown"),
+    ],
+    ids=["accepted at any length", "no speculation", "long contexts only", "short contexts only"],
+)
+def test_drafts_without_a_collapse_are_no_such_incident(tmp_path: Path, pages: Iterable[Scrape], expected: str) -> None:
+    assert states(tmp_path, pages)[LOST] == expected

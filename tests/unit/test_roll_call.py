@@ -1,0 +1,92 @@
+"""The process that the others wait for, from the stacks of processes as vLLM 0.32 and earlier releases have them."""
+
+import pytest
+
+from diag.diagnosis.roll_call import RollCall, roll_call, waits
+from diag.exporter.process.server import Owner
+from diag.exporter.process.stacks import ProcessStack, StackFrame
+
+LOOP = ("worker_busy_loop (vllm/v1/executor/multiproc_executor.py:1040)",)
+NEXT_STEP = ("acquire_read (vllm/distributed/device_communicators/shm_broadcast.py:864)", *LOOP)
+MODEL = ("execute_model (vllm/v1/worker/gpu_model_runner.py:3940)", *LOOP)
+ALL_REDUCE = ("all_reduce (vllm/distributed/parallel_state.py:724)", *MODEL)
+SPINS = ("poll (zmq/sugar/poll.py:106)", "wait (vllm/distributed/device_communicators/shm_broadcast.py:210)")
+ANSWERS = (*SPINS, *NEXT_STEP[:1], "get_response (vllm/v1/executor/multiproc_executor.py:433)")
+IDLE = ("wait (threading.py:327)", "get (queue.py:171)", "_process_input_queue (vllm/v1/engine/core.py:1588)")
+CLIENTS = ("run (asyncio/runners.py:118)", "run (uvloop/__init__.py:92)")
+FULL = ("wait (threading.py:327)", "put (queue.py:140)", "step (vllm/v1/engine/core.py:700)")
+GPU = ("synchronize (torch/cuda/streams.py:90)", *MODEL)
+
+
+def stack(pid: int, role: str, rank: str, *calls: str, halted: str = "", line: int = 0) -> ProcessStack:
+    frames = []
+    for call in calls:
+        function, _, place = call.rstrip(")").partition(" (")
+        file, _, number = place.rpartition(":")
+        frames.append(StackFrame(function, file, int(number) + line))
+    return ProcessStack(pid, Owner(role, rank), halted, tuple(frames))
+
+
+def server(engine: tuple[str, ...], *workers: tuple[str, ...], works: bool = False) -> RollCall:
+    dump = [stack(1, "api_server", "0", *CLIENTS), stack(2, "engine", "0", *engine)]
+    dump += [stack(10 + rank, "worker", str(rank), *calls) for rank, calls in enumerate(workers)]
+    return roll_call("h:1", [dump, dump], works)
+
+
+def test_the_rank_that_is_not_in_the_collective() -> None:
+    found = server(ANSWERS, *[ALL_REDUCE] * 3, ("blocked (plugin.py:12)", *MODEL), *[ALL_REDUCE] * 4)
+    assert (found.suspects, found.conclusion) == ((13,), "The others wait for worker 3.")
+    assert found.standing[5].place == "blocked (plugin.py:12)"
+
+
+def test_the_engine_for_which_all_ranks_wait() -> None:
+    found = server(FULL, NEXT_STEP, NEXT_STEP)
+    assert (found.suspects, found.conclusion) == ((2,), "The others wait for engine 0.")
+
+
+def test_all_ranks_in_one_collective_name_none() -> None:
+    found = server(ANSWERS, ALL_REDUCE, ALL_REDUCE)
+    assert found.suspects == () and found.conclusion == "All 2 workers wait for each other." and "xid" in found.next
+
+
+def test_a_lost_message_between_the_engine_and_its_workers() -> None:
+    assert "is lost" in server(ANSWERS, NEXT_STEP, NEXT_STEP).conclusion
+
+
+def test_ranks_whose_gpu_does_not_answer() -> None:
+    assert server(ANSWERS, GPU, NEXT_STEP).conclusion == "The others wait for worker 0."
+
+
+@pytest.mark.parametrize("engine", [IDLE, ANSWERS])
+def test_a_server_without_a_fault_has_no_suspect(engine: tuple[str, ...]) -> None:
+    works = engine is ANSWERS
+    workers = (MODEL, ALL_REDUCE) if works else (NEXT_STEP, NEXT_STEP)
+    assert server(engine, *workers, works=works).suspects == ()
+
+
+def test_a_process_that_moves_is_no_suspect() -> None:
+    calls = tuple(f"call_{number} (a.py:{number})" for number in range(6))
+    before, now = (stack(10, "worker", "0", *calls, *LOOP), stack(10, "worker", "0", *MODEL))
+    assert roll_call("h:1", [[before], [now]], works=False).suspects == ()
+
+
+def test_a_loop_that_polls_does_not_move() -> None:
+    before = stack(10, "worker", "0", "stat (pathlib.py:9)", "exists (pathlib.py:7)", "held (a.py:5)", *MODEL)
+    now = stack(10, "worker", "0", "held (a.py:6)", *MODEL)
+    assert roll_call("h:1", [[before], [now]], works=False).suspects == (10,)
+
+
+def test_a_halted_process_comes_before_all_others() -> None:
+    dump = [stack(10, "worker", "0", *ALL_REDUCE), stack(11, "worker", "1", *MODEL, halted="stopped")]
+    found = roll_call("h:1", [dump, dump], works=False)
+    assert found.suspects == (11,) and found.next.startswith("kill -CONT 11 ")
+
+
+def test_without_stacks_the_reason_is_given() -> None:
+    blind = ProcessStack(10, Owner("worker", "0"), problem="this user may not read its memory")
+    assert "may not read" in roll_call("h:1", [[blind]], works=False).conclusion
+
+
+def test_each_wait_has_an_id_of_its_own() -> None:
+    ids = [wait.id for wait in waits()]
+    assert len(set(ids)) == len(ids) > 15
