@@ -16,24 +16,13 @@ from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import versions
-from diag.vllm.memory.ledger import (
-    ACTIVATIONS,
-    BUDGET,
-    GRAPHS,
-    KV_CACHE,
-    NON_TORCH,
-    WEIGHTS,
-    Ledger,
-    Measured,
-    ledger,
-    safe_length,
-    safe_sequences,
-    suggestions,
-)
+from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
+from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.memory.model import Model, find, is_folder
 from diag.vllm.memory.model import read as read_model
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
 from diag.vllm.memory.usage import ByteRange
+from diag.vllm.offers import offers
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 ALIKE = 0.03
@@ -112,6 +101,7 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         suggestions=tuple((change.flag, change.value) for change in changes),
         longest=safe_length(found),
         sequences=safe_sequences(found),
+        offers=tuple(offers(model, planned, gpus.find(gpu.name))),
     )
 
 

@@ -24,7 +24,8 @@ from diag.vllm.gpus import GpuModel, gpus
 from diag.vllm.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, invalid, setup, size
-from diag.vllm.roofline import SizedReplica, Sizing, choices, configurations
+from diag.vllm.offers import Sizing, offers
+from diag.vllm.roofline import SizedReplica, choices, chosen, configurations
 
 _MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
 _RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"
@@ -138,6 +139,8 @@ def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
     first = set_up(kinds[0])
     tensors = (first.tensor,) if started.get("--tensor-parallel-size") else TENSORS
     found: tuple[SizedReplica, ...] = tuple(configurations(model, set_up, kinds, tensors, concurrency))
+    best = chosen(found, concurrency, prices)
+    larger = offers(model, best.setup, best.gpu, concurrency, prices.get(best.gpu.name)) if best else []
     return Sizing(
         model=model_label(model),
         version=version,
@@ -148,6 +151,7 @@ def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
         utilisation=_parse_utilisation(options.utilisation),
         measured=had.output_rate if had else None,
         choices=tuple(choices(model, found, concurrency, prices)),
+        offers=tuple(larger),
     )
 
 

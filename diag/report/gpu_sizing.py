@@ -4,7 +4,7 @@ Each has plain text of at most 100 columns and JSON: schemas "diag.budget/2" and
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -14,12 +14,15 @@ from diag.core.formatting import GIB, gibibytes, plural, quantity
 from diag.report.layout import paragraph, table
 from diag.vllm.memory.ledger import Ledger
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.roofline import REACHED, Ceiling, Sizing
+from diag.vllm.offers import LaunchChange, Sizing
+from diag.vllm.roofline import REACHED, Ceiling
 
 BUDGET_SCHEMA = "diag.budget/2"
 SIZING_SCHEMA = "diag.sizing/1"
 _RIGHT = (1, 3, 4, 5, 6, 8, 9)
 """Columns of the table of GPUs that are aligned at the right."""
+WIDE = 0.2
+"""A range that is wider than this share of the estimate is explained: the estimate is off by 10 % at its ends."""
 _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
 
 
@@ -27,8 +30,9 @@ _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
 class Budget:
     """The memory ledger of a server and what follows from it.
 
-    `suggestions` are flags with the value that makes it fit; `longest` and `sequences` are the safe values, None if
-    unknown. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log prints them.
+    `suggestions` are flags with the value that makes it fit, `offers` larger changes; `longest` and `sequences` are the
+    safe values, None if unknown. `logged` has tokens, length, concurrency, longest and needed (GiB) as far as the log
+    prints them.
     """
 
     model: str
@@ -39,6 +43,7 @@ class Budget:
     suggestions: tuple[tuple[str, str], ...] = ()
     longest: int | None = None
     sequences: int | None = None
+    offers: tuple[LaunchChange, ...] = ()
 
 
 # -- the memory of one server -----------------------------------------------------------------------------------------
@@ -58,7 +63,7 @@ def render_budget(budget: Budget) -> str:
 
     rows = [("GiB" if setup.cpu else "GiB on one GPU", "computed", "log", "difference", "source")]
     for row in found.rows:
-        computed = _range_text(row.computed, lambda size: f"{size / GIB:.2f}") if row.computed else "unknown"
+        computed = _estimate_text(row.computed, lambda size: f"{size / GIB:.2f}") if row.computed else "unknown"
         logged = f"{(row.logged.low + row.logged.high) / 2 / GIB:.2f}" if row.logged else ""
         difference = "" if row.difference is None else f"{row.difference / GIB:+.2f}"
         if row.difference is not None and abs(row.difference) < 0.005 * GIB:
@@ -72,12 +77,15 @@ def render_budget(budget: Budget) -> str:
 
     cache = list(_cache_rows(budget))
     lines += ["", *table(cache)] if cache else []
+    if found.doubt and found.tokens and found.tokens.high - found.tokens.low > WIDE * found.tokens.central:
+        lines += paragraph(f"The range of the KV cache is wide because of {found.doubt}.", "  - ", "    ")
 
     if found.verdict != "fits" and found.kv_cache and found.layout:
         heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
         if not budget.suggestions:
             heading = "  No single change that diag can compute makes it fit for certain."
         lines += ["", heading, *(f"    {flag} {value}" for flag, value in budget.suggestions)]
+    lines += _offer_lines(budget.offers)
     return "\n".join(lines) + "\n"
 
 
@@ -101,7 +109,7 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
     if found.tokens and found.blocks and found.concurrency:
         low, high = (f"{bound:.2f}" for bound in found.concurrency)
         requests = f"{low if low == high else f'{low} to {high}'} requests of {setup.length:,} tokens"
-        yield "KV cache size", f"{_range_text(found.tokens, '{:,}'.format)} tokens", logged("tokens")
+        yield "KV cache size", _tokens_text(found.tokens), logged("tokens")
         yield "KV blocks", f"{_range_text(found.blocks, '{:,}'.format)} of {layout.block} tokens", ""
         yield "concurrency", requests, logged("concurrency")
 
@@ -116,6 +124,68 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
 def _range_text(size: ByteRange, written: Callable[[int], str]) -> str:
     low, high = written(size.low), written(size.high)
     return low if low == high else f"{low} to {high}"
+
+
+def _estimate_text(size: ByteRange, written: Callable[[int], str]) -> str:
+    """Return the central estimate with its bounds; one number if it is exact as printed."""
+    bounds = _range_text(size, written)
+    return bounds if written(size.low) == written(size.high) else f"{written(size.central)} ({bounds})"
+
+
+_EXACT = 0.002
+"""Bounds that are closer than this share are those of a log, whose figures are rounded."""
+
+
+def _tokens_text(tokens: ByteRange) -> str:
+    if tokens.high - tokens.low <= _EXACT * tokens.high:
+        return f"{_range_text(tokens, '{:,}'.format)} tokens"
+    central, low, high = (f"{_rounded(size):,}" for size in (tokens.central, tokens.low, tokens.high))
+    return f"about {central} tokens, {low} to {high}"
+
+
+def _rounded(size: int) -> int:
+    """Round to three digits."""
+    unit: int = 10 ** max(len(str(abs(size))) - 3, 0)
+    return round(size / unit) * unit
+
+
+def _offer_lines(offers: Sequence[LaunchChange]) -> list[str]:
+    """Lay out the larger changes, those with the most KV cache for a GPU first."""
+    if not offers:
+        return []
+    head = ["change", "GPUs", "KV tokens", "requests", "output/s"] + ["$/M"] * any(offer.cost for offer in offers)
+    rows = []
+    for offer in offers:
+        tokens = offer.ledger.tokens
+        cells = [
+            offer.change,
+            str(offer.gpus),
+            f"{_rounded(tokens.central):,}" if tokens else "",
+            f"{offer.requests:,}",
+            f"{offer.output_rate:,.0f}" if offer.output_rate else "",
+            f"{offer.cost:.2f}" if offer.cost else "",
+        ]
+        rows.append((*cells[: len(head)], "another checkpoint" if offer.checkpoint else offer.flags))
+    return [
+        "",
+        "  What changes most, for each replica:",
+        *table([(*head, "how"), *rows], right=(1, 2, 3, 4, 5)[: len(head) - 1]),
+    ]
+
+
+def _offer_document(offer: LaunchChange) -> dict[str, Any]:
+    return {
+        "change": offer.change,
+        "flags": offer.flags,
+        "needs_checkpoint": offer.checkpoint,
+        "gpus": offer.gpus,
+        "max_model_len": offer.ledger.setup.length,
+        "kv_cache_tokens": _pair(offer.ledger.tokens),
+        "kv_cache_tokens_estimate": offer.ledger.tokens.central if offer.ledger.tokens else None,
+        "requests": offer.requests,
+        "output_tokens_per_second": offer.output_rate,
+        "dollars_per_million_output_tokens": offer.cost,
+    }
 
 
 def render_budget_json(budget: Budget) -> str:
@@ -136,6 +206,7 @@ def render_budget_json(budget: Budget) -> str:
                 "basis": row.basis,
                 "source": row.source,
                 "bytes": _pair(row.computed),
+                "estimate_bytes": row.computed.central if row.computed else None,
                 "log_bytes": _pair(row.logged),
             }
             for row in found.rows
@@ -146,12 +217,15 @@ def render_budget_json(budget: Budget) -> str:
             "needed_bytes": found.needed,
             "blocks": _pair(found.blocks),
             "tokens": _pair(found.tokens),
+            "tokens_estimate": found.tokens.central if found.tokens else None,
+            "range_because": found.doubt or None,
             "concurrency": [round(bound, 4) for bound in found.concurrency] if found.concurrency else None,
             "logged": dict(budget.logged),
         },
         "max_model_len": {"requested": setup.length, "safe": budget.longest},
         "max_num_seqs": {"requested": setup.sequences, "safe": budget.sequences},
         "suggestions": [{"flag": flag, "value": value} for flag, value in budget.suggestions],
+        "offers": [_offer_document(offer) for offer in budget.offers],
     }
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -182,6 +256,7 @@ def render_sizing(sizing: Sizing) -> str:
         legend.append("sizes above the first that holds all requests are in --json only")
     for sentence in (*legend, *sizing.choices):
         lines += paragraph(sentence, "  - ", "    ")
+    lines += _offer_lines(sizing.offers)
     return "\n".join(lines) + "\n"
 
 
@@ -234,6 +309,7 @@ def render_sizing_json(sizing: Sizing) -> str:
                 "verdict": replica.ledger.verdict,
                 "reasons": list(replica.ledger.reasons),
                 "kv_cache_tokens": _pair(replica.ledger.tokens),
+                "kv_cache_tokens_estimate": replica.ledger.tokens.central if replica.ledger.tokens else None,
                 "requests": replica.requests,
                 "batch": replica.batch,
                 "decode": _ceiling_document(replica.decode, sizing.costs(replica, replica.decode)),
@@ -242,6 +318,7 @@ def render_sizing_json(sizing: Sizing) -> str:
             for replica in sizing.configurations
         ],
         "choices": list(sizing.choices),
+        "offers": [_offer_document(offer) for offer in sizing.offers],
     }
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 

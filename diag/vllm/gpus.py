@@ -1,6 +1,7 @@
 """GPUs by name: their memory, bandwidth, arithmetic, links and power, each from its vendor's data sheet (gpus.toml)."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -11,8 +12,34 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 
 _ALIASES = {"a100": "a100-80", "v100": "v100-16", "3090": "rtx3090", "4090": "rtx4090", "5090": "rtx5090"}
-_WITHOUT_SHEET = {"h20": 9.0, "h800": 9.0}
-"""CUDA's compute capability of GPUs that have no public data sheet."""
+_WITHOUT_SHEET: Mapping[str, tuple[float, float]] = {
+    "h20": (9.0, 95.1),
+    "h800": (9.0, 79.1),
+    "a800": (8.0, 79.14),
+    "l20": (8.9, 44.5),
+    "b300": (10.3, 267.69),
+    "gb10": (12.1, 120.6),
+    "thor": (11.0, 122.8),
+    "a30": (8.0, 23.5),
+    "a5000": (8.6, 23.67),
+    "a4000": (8.6, 15.73),
+    "rtx2080ti": (7.5, 10.75),
+    "rtx3080": (8.6, 9.77),
+    "rtx3090ti": (8.6, 23.68),
+    "rtx4060ti": (8.9, 15.6),
+    "rtx4080": (8.9, 15.7),
+    "rtx5080": (12.0, 15.45),
+    "p100": (6.0, 15.89),
+    "mi50": (0.0, 15.98),
+    "mi210": (0.0, 63.98),
+    "mi250x": (0.0, 63.98),
+    "mi350x": (0.0, 287.98),
+    "mi355x": (0.0, 287.98),
+}
+"""GPUs whose ceilings are not computed: CUDA's compute capability, 0 for AMD, and GiB as processes report the total.
+
+GB10 shares the memory with the host, which keeps a part of its own: logs have 119.63 to 121.69.
+"""
 _BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce", "radeon")
 
 
@@ -64,7 +91,17 @@ def find(name: str) -> GpuModel | None:
     """Find a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None if it is unknown or a part of a GPU (MIG)."""
     key = _normalized(name)
     product = next((short for short, row in _rows().items() if key in map(_normalized, row["nvml"])), None)
-    return gpus().get(product or _ALIASES.get(key, key))
+    return gpus().get(product or _ALIASES.get(key, key)) or _found_by_words(key)
+
+
+def _found_by_words(key: str) -> GpuModel | None:
+    """Find a GPU by a name with more words than its own, "A100 80GB", if the memory in it is that of the GPU."""
+    words = key.split("-")
+    size = next((int(word[:-2]) for word in words if re.fullmatch(r"\d{2,3}gb", word)), 0)
+    if "mig" in words or "(" in key or (not size and not {"blackwell"} & set(words)):
+        return None
+    kin = [gpu for gpu in gpus().values() if gpu.name.split("-")[0] == words[0]]
+    return next((gpu for gpu in kin if not size or 0.85 * size * GIB < gpu.memory < size * GIB), None)
 
 
 def named(name: str) -> GpuModel:
@@ -79,6 +116,9 @@ def named(name: str) -> GpuModel:
 
 def memory(name: str) -> int:
     """Return the bytes of a GPU by its name; BadUsage with the known names if there is none."""
+    known = _without_sheet(name)
+    if known and not find(name):
+        return round(known[1] * GIB)
     try:
         return named(name).memory
     except BadUsage as error:
@@ -91,7 +131,14 @@ def capability(name: str) -> float:
     if found:
         return found.capability
     kin = (gpu.capability for gpu in gpus().values() if gpu.name.partition("-")[0] == family)
-    return next(kin, _WITHOUT_SHEET.get(family, 0.0))
+    known = _without_sheet(name)
+    return next(kin, known[0] if known else 0.0)
+
+
+def _without_sheet(name: str) -> tuple[float, float] | None:
+    key = _normalized(name).replace("-ti", "ti")
+    known = _WITHOUT_SHEET.get(key) or _WITHOUT_SHEET.get(key.removeprefix("rtx"))
+    return known or _WITHOUT_SHEET.get(key.partition("-")[0])
 
 
 def visible_gpus(environment: Mapping[str, str]) -> str | None:

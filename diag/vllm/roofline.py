@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm import work
 from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.fitting import supports_fp8_cache
 from diag.vllm.memory.kv_layout import NUMBER_BYTES
-from diag.vllm.memory.ledger import Ledger, ledger, supports_fp8_cache
+from diag.vllm.memory.ledger import Ledger, ledger
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.work import Work, matrix_rate, matrix_type
@@ -141,41 +142,6 @@ def configuration(model: Model, setup: Setup, gpu: GpuModel, concurrency: int | 
 def cost_per_million(price: float, gpus: int, tokens_per_second: float, utilisation: float = 1.0) -> float:
     """Return the cost of a million tokens at a price per GPU-hour, at a share `utilisation` of the ceiling."""
     return price * gpus / 3600 / (tokens_per_second * utilisation) * 1e6
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """Several GPUs for one model; `concurrency` None stands for as many requests as each replica holds.
-
-    `prices` are dollars per GPU hour by GPU name, `utilisation` the share of a ceiling that is served; `measured` are
-    the output tokens/s of the observed server.
-    """
-
-    model: str
-    version: str
-    context: int
-    concurrency: int | None
-    configurations: tuple[SizedReplica, ...]
-    prices: Mapping[str, float]
-    utilisation: float | None
-    choices: tuple[str, ...]
-    measured: float | None = None
-
-    def load(self, replica: SizedReplica) -> float | None:
-        """Return the served share of the decode ceiling; above 1 the replica cannot serve the measured load."""
-        measured = self.measured / replica.output_rate if self.measured and replica.decode else None
-        return self.utilisation or measured
-
-    def costs(self, replica: SizedReplica, ceiling: Ceiling | None) -> list[float | None]:
-        """Return dollars per million tokens at the ceiling, and at the served share of it; None if unknown."""
-        price, load = self.prices.get(replica.gpu.name), self.load(replica)
-        shares = (1.0, load if load and load <= 1 else None)
-        return [
-            cost_per_million(price, replica.setup.tensor, ceiling.tokens_per_second, share)
-            if price and ceiling and share
-            else None
-            for share in shares
-        ]
 
 
 MATTERS = 1.1

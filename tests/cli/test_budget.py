@@ -23,14 +23,15 @@ SCHEMA = validator(Path(report.__file__).parent / "diag.budget.schema.json")
 WITH_A_LOG = """\
 FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
 
-  GiB on one GPU        computed    log  difference  source
-  budget                   72.91                     92 % of 79.25 GiB
-  weights                  14.99  14.99        none  the shape in config.json
-  activations       0.78 to 5.48                     a step of 8,192 tokens, logits of 1,024
-                                                     requests (estimated)
-  CUDA graphs       0.10 to 2.00   0.52        none  counted since vLLM 0.20.0 (estimated)
-  non-torch         0.05 to 0.40                     buffers of CUDA libraries (estimated)
-  KV cache        50.04 to 56.99  51.10        none  the budget minus all of the above (estimated)
+  GiB on one GPU                computed    log  difference  source
+  budget                           72.91                     92 % of 79.25 GiB
+  weights                          14.99  14.99        none  the shape in config.json
+  activations        0.97 (0.80 to 1.77)                     a step of 8,192 tokens, logits of 1,024
+                                                             requests (estimated)
+  CUDA graphs        1.49 (0.45 to 3.27)   0.52        none  counted since vLLM 0.20.0 (estimated)
+  non-torch          0.40 (0.15 to 0.70)                     buffers of CUDA libraries (estimated)
+  KV cache        55.06 (52.17 to 56.53)  51.10       -1.07  the budget minus all of the above
+                                                             (estimated)
 
   KV cache per token  131,072 bytes
   for 8,192 tokens    1.00 GiB, 512 blocks
@@ -39,6 +40,15 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
   concurrency         51.09 to 51.10 requests of 8,192 tokens  log: 51.1
   safe context        --max-model-len 131072
   safe concurrency    --max-num-seqs 51 without preemption
+
+  What changes most, for each replica:
+  change                       GPUs  KV tokens  requests  output/s  how
+  as it is                        1    451,000        52     2,460
+  FP8 KV cache                    1    902,000       104     4,921  --kv-cache-dtype fp8
+  AWQ or GPTQ weights, 4 bits     1    530,000        61     2,914  another checkpoint
+  FP8 weights                     1    504,000        58     2,765  --quantization fp8
+  half the context                1    451,000       104     4,921  --max-model-len 4096
+  more GPUs                       2  1,020,000       117     5,541  -tp 2
 """
 
 
@@ -121,11 +131,13 @@ def test_json_has_whole_bytes_and_ranges() -> None:
     assert (status, told["schema"], told["verdict"]) == (2, "diag.budget/2", "does not fit")
     assert told["kv_cache"]["needed_bytes"] == 24 * 2**30
     weights = 2 * 30_532_122_624 + 2 * 262_144 * 128  # the matrices and the rotary table, which is 64 MiB
+    weights += 2**20  # embedding and head end half a MiB before whole steps of 2 MiB
     assert told["rows"][1] == {
         "name": "weights",
         "basis": "exact",
         "source": "the shape in config.json",
         "bytes": [weights, weights],
+        "estimate_bytes": weights,
         "log_bytes": None,
     }
     assert {each["flag"] for each in told["suggestions"]} == {"--max-model-len", "--tensor-parallel-size"}

@@ -148,15 +148,6 @@ class Command(NamedTuple):
         found = self.all(flag)
         return " ".join(found[-1].values) if found else None
 
-    def switched(self, flag: str) -> bool | None:
-        """Return True or False for a switch; None if it is not given."""
-        found = [
-            given.option.on and "".join(given.values).lower() not in ("false", "0")
-            for given in self.all(flag)
-            if given.option
-        ]
-        return found[-1] if found else None
-
     def keys(self, flag: str) -> Mapping[str, object]:
         """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
         found: dict[str, object] = {}
@@ -173,6 +164,15 @@ class Command(NamedTuple):
                 if isinstance(content, dict):
                     found |= content
         return found
+
+    def switched(self, flag: str) -> bool | None:
+        """Return True or False for a switch; None if it is not given."""
+        found = [
+            given.option.on and "".join(given.values).lower() not in ("false", "0")
+            for given in self.all(flag)
+            if given.option
+        ]
+        return found[-1] if found else None
 
 
 def is_server(word: str) -> bool:

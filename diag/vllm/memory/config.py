@@ -167,7 +167,7 @@ _RENAMED: Mapping[str, str] = {
     **dict.fromkeys(("in_proj_b", "in_proj_a"), "in_proj_ba"),
 }
 """Parts of a module's name that some architectures name otherwise."""
-_FUSED: Mapping[str, str] = {
+FUSED: Mapping[str, str] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
 }
@@ -186,7 +186,7 @@ class Modules:
         if not self.names and not self.patterns:
             return False
         before, _, last = module.rpartition(".")
-        for name in {module, f"{before}.{_FUSED.get(last, last)}"}:
+        for name in {module, f"{before}.{FUSED.get(last, last)}"}:
             words = name.split(".")
             runs = (".".join(words[start:end]) for start, end in combinations(range(len(words) + 1), 2))
             if any(run in self.names for run in runs):

@@ -6,7 +6,7 @@ puts blocks outermost (DeepSeek V4, and whoever sets VLLM_KV_CACHE_LAYOUT) pack 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from diag.vllm.command import redaction
@@ -132,8 +132,15 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     """Return the KV cache layout of a model on one GPU; NotCovered if it is unknown."""
     if model.unknown:
         raise NotCovered(model.unknown)
+    stack = [(model, setup, layer) for layer in model.stack]
+    if setup.draft:
+        of_draft = replace(setup, tensor=setup.draft.tensor)
+        stack += [(setup.draft.model, of_draft, layer) for layer in setup.draft.layers]
+    block, padded = block_tokens(model, setup)
     caches = [
-        (at, cache) for at, layer in enumerate(model.stack) for cache in _layer_caches(model, setup, layer.mixers)
+        (at, cache)
+        for at, (owner, owner_setup, layer) in enumerate(stack)
+        for cache in _layer_caches(owner, owner_setup, layer.mixers, block, padded)
     ]
     if not caches:
         raise NotCovered("the model keeps nothing of a request in a KV cache")
@@ -148,9 +155,8 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     return CacheLayout(block, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
 
 
-def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer]) -> Iterable[_Cache]:
-    """Yield what the mixers of a layer keep."""
-    block, padded = block_tokens(model, setup)
+def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: int, padded: int) -> Iterable[_Cache]:
+    """Yield what the mixers of a layer keep, in blocks of so many tokens and states of so many bytes."""
     for mixer in mixers:
         if not mixer.cached:
             continue

@@ -1,33 +1,28 @@
 """The memory ledger of one GPU, its verdict, and flags that make a server fit."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
-from math import floor
 from typing import Literal
 
-from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.kv_layout import NUMBER_BYTES, RESERVED, CacheLayout, NotCovered, cache_layout
+from diag.vllm.memory import profiling
+from diag.vllm.memory.additions import adapter_bytes, draft_bytes
+from diag.vllm.memory.kv_layout import RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.profiling import Estimate
 from diag.vllm.memory.setup import CPU_SPACE, Setup, check
 from diag.vllm.memory.usage import (
     Basis,
     ByteRange,
     Stage,
-    activations,
     weights,
 )
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 BUDGET, WEIGHTS, ACTIVATIONS = "budget", "weights", "activations"
+DRAFT, ADAPTERS = "draft model", "LoRA adapters"
 GRAPHS, NON_TORCH, KV_CACHE = "CUDA graphs", "non-torch", "KV cache"
-GRAPHS_GIB = 0.1, 2.0
-"""Captured CUDA graphs in public logs: 0.23 (8B), 0.37 (0.6B), 0.67 (7B), 1.62 estimated (35B MoE)."""
-NON_TORCH_GIB, NON_TORCH_GIB_PARALLEL = (0.05, 0.4), (0.2, 1.2)
-"""Memory outside torch: 0.05 - 0.26 on one GPU; 0.20 - 0.33 with TP 2 and 4, 0.95 with expert parallelism."""
 CONTEXT_GIB = 0.3, 0.6
 """A CUDA context, outside the budget: 78.84 of 79.25 and 22.93 of 23.56 free when vLLM starts."""
 USUAL_GRAPHS_GIB = 0.5
@@ -46,6 +41,8 @@ class Row:
     basis: Basis
     source: str
     logged: ByteRange | None = None
+    why: str = ""
+    """The reason why the bounds of an estimate are apart."""
 
     @property
     def size(self) -> ByteRange | None:
@@ -103,10 +100,17 @@ class Ledger:
         """Return the tokens that the KV cache holds, as vLLM's log counts them."""
         if not (self.layout and self.blocks):
             return None
-        bounds = (
-            self.layout.logged_tokens(blocks, self.setup.length) for blocks in (self.blocks.low, self.blocks.high)
-        )
-        return ByteRange(*bounds)
+        sizes = (self.blocks.low, self.blocks.high, self.blocks.central)
+        return ByteRange(*(self.layout.logged_tokens(blocks, self.setup.length) for blocks in sizes))
+
+    @property
+    def doubt(self) -> str:
+        """Return the reason why the KV cache has a range: that of the widest estimate; "" for an exact size."""
+        if any(row.name == KV_CACHE and (row.logged or row.basis == "exact") for row in self.rows):
+            return ""
+        counted = [row for row in self.rows if row.size and not row.logged and row.basis == "estimated" and row.why]
+        widest = max(counted, key=lambda row: row.size.high - row.size.low if row.size else 0, default=None)
+        return f"{widest.name}: {widest.why}" if widest else ""
 
     @property
     def longest(self) -> ByteRange | None:
@@ -127,10 +131,17 @@ class _LedgerWriter:
     measured: Measured
     rows: list[Row] = field(default_factory=list)
 
-    def write(self, name: str, size: ByteRange | None, basis: Basis, source: str) -> ByteRange | None:
-        self.rows.append(Row(name, size, basis, source, self.measured.get(name)))
+    def write(self, name: str, size: ByteRange | None, basis: Basis, source: str, why: str = "") -> ByteRange | None:
+        self.rows.append(Row(name, size, basis, source, self.measured.get(name), why))
         row = self.rows[-1]
         return row.computed if KV_CACHE in self.measured and name != KV_CACHE else row.size
+
+    def write_part(self, name: str, size: ByteRange, source: str, why: str) -> ByteRange | None:
+        """Write a row that the logged weights contain: it is taken out of them."""
+        logged = next((row.logged for row in self.rows if row.name == WEIGHTS), None)
+        basis: Basis = "exact" if size.low == size.high else "estimated"
+        used = self.write(name, size, basis, source, why)
+        return ByteRange.of(0) if logged and KV_CACHE not in self.measured else used
 
 
 def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledger:
@@ -175,7 +186,10 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
     writer = _LedgerWriter(measured)
-    block_bytes = layout.block_bytes(stage.layers) if layout else 0
+    span = stage.layers
+    if setup.draft and span.stop == model.layers:  # the last stage drafts
+        span = range(span.start, span.stop + len(setup.draft.layers))
+    block_bytes = layout.block_bytes(span) if layout else 0
     usage: list[ByteRange | None] = []
     source = "the budget minus all of the above"
     if setup.cpu:
@@ -198,7 +212,7 @@ def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheL
 
     blocks = None
     if size and block_bytes:
-        blocks = ByteRange(*(max(bound, 0) // block_bytes for bound in (size.low, size.high)))
+        blocks = ByteRange(*(max(bound, 0) // block_bytes for bound in (size.low, size.high, size.central)))
     return Ledger(setup, model, tuple(writer.rows), layout, block_bytes, blocks, "cannot tell")
 
 
@@ -211,24 +225,51 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     else:
         size = ByteRange.of(round(setup.total * setup.utilization))
         usage = [writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")]
-    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source))
+    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, _WEIGHTS_DOUBT))
+
+    usage += _additions(writer, model, setup)
 
     step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
-    peak = activations(model, setup) if model.stack else None
-    usage.append(writer.write(ACTIVATIONS, peak, "estimated" if peak else "unknown", step))
+    if model.stack:
+        usage.append(writer.write(ACTIVATIONS, *_estimated(profiling.activations(model, setup), step)))
+    else:
+        usage.append(writer.write(ACTIVATIONS, None, "unknown", step))
 
     if setup.eager:
         captured = writer.write(GRAPHS, ByteRange.of(0), "exact", "none with --enforce-eager")
     else:
         where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
-        captured = writer.write(GRAPHS, ByteRange.gib(GRAPHS_GIB), "estimated", where)
+        captured = writer.write(GRAPHS, *_estimated(profiling.graphs(model, setup), where))
     usage += [captured] if setup.graphs_in_budget else []
 
     is_parallel = setup.gpus * setup.data > 1
     buffers = "buffers of NCCL and CUDA libraries" if is_parallel else "buffers of CUDA libraries"
-    bounds = NON_TORCH_GIB_PARALLEL if is_parallel else NON_TORCH_GIB
-    usage.append(writer.write(NON_TORCH, ByteRange.gib(bounds), "estimated", buffers))
+    usage.append(writer.write(NON_TORCH, *_estimated(profiling.non_torch(setup), buffers)))
     return usage
+
+
+_WEIGHTS_DOUBT = "the bytes of scales and of layers that stay in 16 bits are estimated"
+
+
+def _additions(writer: _LedgerWriter, model: Model, setup: Setup) -> Iterator[ByteRange | None]:
+    """Write the rows of a draft model and of adapters; the weights in a log contain both."""
+    if setup.draft:
+        size = ByteRange(*draft_bytes(setup.draft, setup.float32))
+        sources = {"model": "the draft model's shape", "eagle": "the head's layers", "mtp": "the model's MTP layers"}
+        yield writer.write_part(DRAFT, size, sources[setup.draft.kind], "a draft may share the embedding and the head")
+    if setup.adapters:
+        low, high = adapter_bytes(model, setup.adapters, setup.tensor, setup.version)
+        slots, rank = setup.adapters
+        source = f"--max-loras {slots}, --max-lora-rank {rank}"
+        yield writer.write_part(ADAPTERS, ByteRange(low, high, low), source, "not every release adapts every layer")
+
+
+def _estimated(found: Estimate, source: str) -> tuple[ByteRange, Basis, str, str]:
+    return found.size, "estimated", source, found.why
+
+
+_PROFILED_ENCODERS = (0, 9, 0)
+"""Releases before this profile as many images as --limit-mm-per-prompt allows, whatever a step may have."""
 
 
 def uncounted(found: Ledger) -> list[str]:
@@ -236,8 +277,11 @@ def uncounted(found: Ledger) -> list[str]:
     if any(row.name == KV_CACHE and row.logged for row in found.rows):
         return []
     missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
-    sees = found.model.encoders and not found.setup.text_only  # 17.91 GiB instead of 1.41 in one report
-    vision = ["activations of the vision encoder"] if sees else []
+    setup, vision = found.setup, list[str]()
+    if found.model.encoders and not setup.text_only:  # 17.91 GiB instead of 1.41 in one report of an old release
+        is_known = profiling.encoder_peak(found.model, setup).high > 0 or setup.skips_encoder
+        if not is_known or release(setup.version) < _PROFILED_ENCODERS:
+            vision = ["activations of the vision encoder"]
     doubt = [found.model.doubt] if found.model.doubt else []
     return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 
@@ -265,116 +309,3 @@ def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
     outside = gibibytes(max(left.low, 0))
     reason = f"{outside} of the GPU remain for {what}, which may take {usual:.1f} GiB"
     return [(reason, left.high < CONTEXT_GIB[0] * GIB)] if left.low < usual * GIB else []
-
-
-MOST_GPUS = 64
-LEAST_LENGTH = 2048
-"""Shorter contexts are of no practical use: other changes are tried."""
-_STEPS = ((65536, 4096), (8192, 1024), (0, 256))
-"""Lengths from which on a multiple is usual, and the multiple."""
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """A flag with the value that makes it fit."""
-
-    flag: str
-    value: str
-    setup: Setup
-    measured: Measured
-    """The rows of the log that are valid with this value too."""
-
-
-def rounded(length: int, most: int) -> int:
-    """Round down to a usual length: a multiple of 4,096 from 65,536 on, of 1,024 from 8,192 on, of 256; or `most`."""
-    if length >= most:
-        return most
-    return length - length % next(step for start, step in _STEPS if length >= start)
-
-
-def safe_length(found: Ledger) -> int | None:
-    """Return the longest context that fits for certain; None if it is unknown."""
-    return rounded(found.longest.low, found.model.longest) if found.longest and not uncounted(found) else None
-
-
-def safe_sequences(found: Ledger) -> int | None:
-    """Return the requests of the longest context that certainly run at a time without preemption; None if unknown."""
-    if not (found.layout and found.blocks) or uncounted(found):
-        return None
-    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
-
-
-def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
-    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
-    model, start = found.model, Suggestion("", "", found.setup, measured)
-    kinds = (_larger_share(start), _fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
-    alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]
-    if any(alone):
-        return [suggestion for suggestion in alone if suggestion]
-    first = chain(_fp8_cache(model, start), _more_gpus(model, start))
-    pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion))
-    return list(islice((pair for pair in pairs if _fits(model, pair)), 2))
-
-
-def _fits(model: Model, suggestion: Suggestion) -> bool:
-    return ledger(model, suggestion.setup, suggestion.measured).verdict == "fits"
-
-
-def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
-    """Yield the longest context that fits after the changes of `before`."""
-    length = safe_length(ledger(model, before.setup, before.measured)) or 0
-    if LEAST_LENGTH <= length < before.setup.length:
-        setup = replace(before.setup, length=length, auto_length=False)
-        value = f"{before.value} --max-model-len {length}" if before.flag else str(length)
-        yield Suggestion(before.flag or "--max-model-len", value, setup, before.measured)
-
-
-def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
-    """Yield larger shares of the GPU, the smallest first; a smaller one if too little is left outside the budget."""
-    setup, total = start.setup, start.setup.total
-    if total is None or setup.cpu or setup.kv_cache_bytes is not None or setup.blocks is not None:
-        return
-    now = setup.utilization
-    outside = CONTEXT_GIB[1] + (0 if setup.eager or setup.graphs_in_budget else USUAL_GRAPHS_GIB)
-    most = floor(100 * min(1 - outside * GIB / total, 1 if setup.free is None else setup.free / total))
-    for hundredth in range(floor(100 * now + 1e-6) + 1, most + 1) if most > 100 * now else (most,):
-        share = hundredth / 100
-        more = ByteRange.of(round((share - now) * total))
-        grown = {name: size.plus(more) for name, size in start.measured.items() if name == KV_CACHE}
-        measured = {name: size for name, size in start.measured.items() if name != BUDGET} | grown
-        if share > 0:
-            yield Suggestion("--gpu-memory-utilization", f"{share:.2f}", replace(setup, utilization=share), measured)
-
-
-def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
-    if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, start.setup):
-        yield Suggestion("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
-
-
-def supports_fp8_cache(model: Model, setup: Setup) -> bool:
-    """Return True if vLLM finds kernels by itself for an fp8 cache on this GPU; False if that is unknown.
-
-    Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first
-    backend that can, FlashInfer from compute capability 8.0 on; before, Hopper's or Blackwell's own, or none
-    (https://github.com/vllm-project/vllm/issues/26431). MLA and attention sinks have kernels of their own, which do fp8
-    on Hopper and datacentre Blackwell only.
-    """
-    version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0)
-    if model.latent:
-        return is_datacentre and version >= (0, 11, 0)
-    if model.architecture == "GptOssForCausalLM":
-        return is_datacentre and version >= (0, 16, 0)
-    if setup.capability == 9.0:
-        return version >= (0, 8, 5)
-    return (is_datacentre and version >= (0, 11, 0)) or (setup.capability >= 8.0 and version >= (0, 11, 1))
-
-
-def _more_gpus(model: Model, start: Suggestion) -> Iterator[Suggestion]:
-    """Yield more GPUs of one kind among which vLLM can divide the model; the log has no measurements of them."""
-    tensor = 2 * start.setup.tensor
-    while not start.setup.cpu and tensor <= MOST_GPUS:
-        setup = replace(start.setup, tensor=tensor)
-        with suppress(BadUsage):
-            check(model, setup)
-            yield Suggestion("--tensor-parallel-size", str(tensor), setup, {})
-        tensor *= 2

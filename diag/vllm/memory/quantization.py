@@ -14,15 +14,27 @@ from diag.vllm.memory.parts import WeightPart
 HALF = 16.0
 _BITS: Mapping[str, float] = {
     **dict.fromkeys(("mxfp4", "w4a8_mxfp4_fp8", "fp4_mx"), 4 + 8 / 32),
-    **dict.fromkeys(("nvfp4", "w4a16_nvfp4", "nvfp4_awq", "modelopt_fp4"), 4 + 8 / 16),
+    **dict.fromkeys(("nvfp4", "w4a16_nvfp4", "nvfp4_awq", "modelopt_fp4", "petit_nvfp4"), 4 + 8 / 16),
     **dict.fromkeys(("w4a8_awq", "int4_awq"), 4 + 16 / 128),
     **dict.fromkeys(("mxfp8", "fp8_mx"), 8 + 8 / 32),
-    **dict.fromkeys(("fp8", "fp8_per_channel_per_token", "fp8_pb_wo", "fbgemm_fp8", "ptpc_fp8", "experts_int8"), 8.0),
+    **dict.fromkeys(
+        (
+            "fp8",
+            "fp8_per_channel_per_token",
+            "fp8_pb_wo",
+            "fbgemm_fp8",
+            "ptpc_fp8",
+            "experts_int8",
+            "fp8_per_tensor",
+            "fp8_per_block",
+        ),
+        8.0,
+    ),
     **dict.fromkeys(("int8", "int8_sq", "w8a8", "fp8_e4m3", "fp8_e5m2"), 8.0),
     **dict.fromkeys(("fp4", "fp4_e2m1"), 4 + 8 / 32),
 }
 """Bits by the names of algorithms in files of ModelOpt and Quark, and of --quantization."""
-_GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "autoround", "inc", "moe_wna16")
+_GROUPED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "auto_round", "autoround", "inc", "moe_wna16")
 """Methods whose files state bits and a group of inputs that share a scale."""
 
 
@@ -61,7 +73,10 @@ def precision(settings: Mapping[str, Any], wanted: str = "", float32: bool = Fal
     if mixed_precision(settings):
         return Precision(plain, plain, plain, False, f"{method}, matrix by matrix")
     bits = _bits(settings, method)
-    return Precision(bits, bits, plain, False, f"{method}, {bits:.3g} bits with its scales") if bits else None
+    linear = plain if method == "experts_int8" else bits
+    return (
+        Precision(linear, bits, plain, False, f"{method}, {bits:.3g} bits with its scales") if bits and linear else None
+    )
 
 
 def _bits(settings: Mapping[str, Any], method: str) -> float | None:
@@ -89,8 +104,9 @@ def _packed(settings: Mapping[str, Any]) -> float | None:
     if width not in (2, 3, 4, 5, 6, 8):
         return None
     group = _group(settings)
-    # NVFP4 and MXFP4 have scales of 8 bits; integers have one of 16 bits and a zero point
-    scale = 8 if settings.get("type") == "float" else HALF + width
+    # NVFP4 and MXFP4 have scales of 8 bits; integers have one of 16 bits, and a zero point unless they are symmetric
+    zero_point = 0 if True in (settings.get("symmetric"), settings.get("sym")) else width
+    scale = 8 if settings.get("type") == "float" else HALF + zero_point
     return float(width + (scale / group if width < 8 and isinstance(group, int) and group > 0 else 0.0))
 
 

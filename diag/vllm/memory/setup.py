@@ -11,6 +11,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import default, release, versions
 from diag.vllm.gpus import capability
+from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import block_size, group_size
 from diag.vllm.memory.weights import feed_forward_width
@@ -18,11 +19,6 @@ from diag.vllm.memory.weights import feed_forward_width
 MOST, MOST_TOKENS = 2**42, 2**26
 """Most bytes of a memory, and most tokens or requests of a step: a larger value is a typing error."""
 _UNCOUNTED: Mapping[str, str] = {
-    "--speculative-config": "the draft model",
-    "--speculative-model": "the draft model",
-    "--spec-model": "the draft model",
-    "--enable-lora": "LoRA adapters",
-    "--lora-modules": "LoRA adapters",
     "--quantization-param-path": "the scales of --quantization-param-path",
     "--rope-scaling": "what --rope-scaling changes",
     "--num-redundant-experts": "redundant experts",
@@ -37,6 +33,7 @@ _SAVINGS: Mapping[str, str] = {
 _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
+FLASHINFER = "VLLM_USE_FLASHINFER_SAMPLER"
 HYBRID_PREFIXES = (0, 27, 0)
 """The first release that caches prefixes of models with states by default (vllm-project/vllm#50991)."""
 CPU_WINDOWS = (0, 32, 0)
@@ -66,7 +63,10 @@ class Setup:
     keeps each expert whole on one GPU. `hybrid` is True if layers with a window drop what is before it, `hybrid_chunks`
     if layers with chunks do. `prefix_caching` is True if layers that keep a state keep it for later prompts too, as
     `mamba_mode` says; `state_type` and `mamba_type` are types of states, "" for the model's. `capability` is the GPU's
-    in CUDA, 0 if it is unknown. `uncounted` names memory that is in no row, `savings` names what may reduce a row.
+    in CUDA, 0 if it is unknown. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
+    `skips_encoder` is True if the profiling run leaves the encoders out; `flashinfer` is True or False if the launch
+    chooses the sampler; `pooling` is True if requests end in vectors instead of tokens. `uncounted` names memory that
+    is in no row, `savings` names what may reduce a row.
     """
 
     version: str
@@ -102,6 +102,13 @@ class Setup:
     savings: tuple[str, ...] = ()
     capability: float = 0
     expert_parallel: bool = False
+    captured: int | None = None
+    skips_encoder: bool = False
+    flashinfer: bool | None = None
+    pooling: bool = False
+    adapters: Adapters | None = None
+    draft: Draft | None = None
+    is_amd: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -159,6 +166,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
         savings.append(f"how {PARTITION} divides the layers")
 
+    drafting, unknown = draft(command, model, _count(command, "--tensor-parallel-size"), version)
     return Setup(
         version=version,
         total=gpu.total,
@@ -188,13 +196,41 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         state_type=(command.get("--mamba-ssm-cache-dtype") or "").replace("auto", ""),
         mamba_type=(command.get("--mamba-cache-dtype") or "").replace("auto", ""),
         cpu=cpu,
-        text_only=bool(command.switched("--language-model-only")),
+        text_only=bool(command.switched("--language-model-only")) or _has_no_items(command),
+        flashinfer={"0": False, "1": True}.get(command.environment.get(FLASHINFER, "")),
+        pooling=command.get("--runner") == "pooling" or command.get("--task") in _POOLING_TASKS,
+        skips_encoder=bool(command.switched("--skip-mm-profiling")),
         allows_overlong=overlong,
-        uncounted=tuple(dict.fromkeys(_uncounted(command, model))),
+        uncounted=tuple(dict.fromkeys((*filter(None, (unknown,)), *_uncounted(command, model)))),
         savings=tuple(savings),
         capability=capability(gpu.name),
         expert_parallel=bool(command.switched("--enable-expert-parallel")),
+        captured=_captured(command),
+        adapters=adapters(command),
+        draft=drafting,
+        is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
     )
+
+
+_POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
+
+
+def _captured(command: Command) -> int | None:
+    """Return the largest batch in a CUDA graph, 0 for none; None for the default."""
+    keys = command.keys("--compilation-config")
+    if str(keys.get("cudagraph_mode", "")).upper() == "NONE":
+        return 0
+    given = command.get("--max-cudagraph-capture-size") or keys.get("max_cudagraph_capture_size")
+    sizes = keys.get("cudagraph_capture_sizes")
+    if isinstance(sizes, list) and sizes and all(isinstance(one, int) for one in sizes):
+        return int(max(sizes))
+    return size(str(given), "--max-cudagraph-capture-size", least=0, most=MOST_TOKENS) if given is not None else None
+
+
+def _has_no_items(command: Command) -> bool:
+    """Return True if no image, video or audio is allowed: vLLM then loads no encoder."""
+    limits = [str(limit) for limit in command.keys("--limit-mm-per-prompt").values()]
+    return bool(limits) and set(limits) == {"0"}
 
 
 def _mentions(command: Command, flag: str) -> bool:

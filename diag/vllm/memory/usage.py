@@ -4,7 +4,7 @@ import json
 import os
 import re
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,20 +16,25 @@ from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.weights import (
     absorbed,
     encoders,
-    feed_forward_width,
     of_stage,
     rotary,
     stages,
+    unused,
     weigh,
 )
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes, at least and at most."""
+    """Bytes, at least and at most; `likely` is the central estimate, None for the middle."""
 
     low: int
     high: int
+    likely: int | None = field(default=None, compare=False)
+
+    @property
+    def central(self) -> int:
+        return (self.low + self.high) // 2 if self.likely is None else self.likely
 
     @classmethod
     def gib(cls, bounds: tuple[float, float]) -> Self:
@@ -40,10 +45,12 @@ class ByteRange:
         return cls(size, size)
 
     def plus(self, *others: "ByteRange") -> "ByteRange":
-        return ByteRange(self.low + sum(other.low for other in others), self.high + sum(other.high for other in others))
+        low, high = self.low + sum(other.low for other in others), self.high + sum(other.high for other in others)
+        return ByteRange(low, high, self.central + sum(other.central for other in others))
 
     def less(self, *others: "ByteRange") -> "ByteRange":
-        return ByteRange(self.low - sum(other.high for other in others), self.high - sum(other.low for other in others))
+        low, high = self.low - sum(other.high for other in others), self.high - sum(other.low for other in others)
+        return ByteRange(low, high, self.central - sum(other.central for other in others))
 
 
 MOST_HEADER = 100 * 2**20
@@ -113,8 +120,13 @@ def _header(file: Path) -> dict[str, Any] | None:
 
 
 Basis = Literal["exact", "estimated", "unknown"]
-BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.03, 0.1, 0.3
+BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.02, 0.1, 0.3
 """Error of the weights: divided by shape, quantized except a few layers, of an unknown architecture; of encoders."""
+
+
+_HOPPER, _HOPPER_PADS = 9.0, 0.7
+"""Share of MXFP4's padding on Hopper, whose kernels pad one side: 64.38 GiB for gpt-oss 120B, 60.8 without, 65.9 with
+both."""
 
 
 @dataclass(frozen=True)
@@ -176,26 +188,10 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
         low, high = (weigh(stage, width, setup.tensor, ways) for width in (bits, padded))
         if files:
             low, high = round(files * low / total), round(files * high / total)
-        low, high = (max(size + copies - setup.offload, 0) for size in (low, high))
+        ends = unused(model, span, bits, setup.tensor, ways) if bits.exact else 0
+        low, high = (max(size + copies + ends - setup.offload, 0) for size in (low, high))
         beside = doubtful if span.start == 0 else 0
-        bounds = ByteRange(round(low * (1 - slack)) - beside, round(high * (1 + slack)) + beside)
+        likely = round(low + (high - low) * (_HOPPER_PADS if setup.capability == _HOPPER else 1))
+        bounds = ByteRange(round(low * (1 - slack)) - beside, round(high * (1 + slack)) + beside, likely)
         found.append(Stage(span, bounds, "exact" if exact else "estimated", source))
     return found
-
-
-def activations(model: Model, setup: Setup) -> ByteRange:
-    """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, or sampling for all sequences.
-
-    At least the residual stream with the inner products of one dense feed-forward layer, or one float32 logit each. At
-    most twice that, a mixture of experts' copies, and the logits eight times over: to cut off by top-p and top-k the
-    sampler keeps them beside a copy, sorted, with 64-bit indices, as probabilities and as their sums.
-    """
-    number = 4 if setup.float32 else 2
-    inner = 3 * feed_forward_width(model) // setup.tensor
-    sure = setup.batched_tokens * number * (2 * model.hidden + (0 if model.experts else inner))
-    logits = 4 * min(setup.sequences, setup.batched_tokens) * model.vocabulary
-    copies = 0  # a stream for each expert that processes the token
-    if model.experts:
-        copies = model.experts.active * (model.hidden + 3 * model.experts.width // setup.tensor)
-    most = setup.batched_tokens * number * (2 * (2 * model.hidden + inner) + copies)
-    return ByteRange(max(sure, logits), most + 8 * logits)

@@ -3,10 +3,12 @@
 A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide it; norms and routers are copied.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
+from diag.vllm.memory.config import FUSED
 from diag.vllm.memory.encoders import encoder_numbers
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import MOST_WAYS, PartKind, WeightPart, linear
@@ -51,6 +53,11 @@ def embedding(model: Model) -> WeightPart:
     """Return the matrix of the embedding, or of the head, which has the same shape."""
     rows = -(-model.vocabulary // VOCABULARY_PADDING) * VOCABULARY_PADDING
     return WeightPart(rows * model.hidden, MOST_WAYS, "vocabulary")
+
+
+def has_head(model: Model) -> bool:
+    """Return False for a model that gives vectors instead of tokens: MistralModel of E5."""
+    return not model.architecture.endswith("Model")
 
 
 def rotary(model: Model) -> WeightPart:
@@ -115,7 +122,7 @@ def of_stage(model: Model, layers: range) -> list[WeightPart]:
         parts += [embedding(model), encoders(model), *beside(model)]
     if last:
         norm = model.hidden * model.traits.final_norm * (2 if model.traits.norm_bias else 1)
-        parts += [WeightPart(norm)] + [embedding(model)] * (not (model.tied and first))
+        parts += [WeightPart(norm)] + [embedding(model)] * (has_head(model) and not (model.tied and first))
     return parts
 
 
@@ -137,3 +144,34 @@ def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: i
             for part in parts
         )
     )
+
+
+_LARGE, _STEP, _KEPT = 10 * 2**20, 2 * 2**20, 2**20
+"""torch gives a tensor from 10 MiB on whole steps of 2 MiB, and splits off what is left if that is more than 1 MiB."""
+
+
+def unused(model: Model, span: range, precision: Precision, tensor: int, experts: int) -> int:
+    """Return the bytes at the end of large tensors that torch's allocator counts: 54 MiB for Qwen3 4B."""
+    layers = [_tensors(layer(model, at), precision, tensor, experts) for at in span]
+    is_head = span.stop == model.layers and has_head(model) and not model.tied
+    ends = [embedding(model)] * ((span.start == 0) + is_head)
+    return sum(_end(size) for size in (*chain.from_iterable(layers), *_tensors(ends, precision, tensor, experts)))
+
+
+def _tensors(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> Iterable[float]:
+    """Return the bytes of each tensor of a layer on one GPU: matrices that vLLM loads into one tensor are one."""
+    sizes: dict[str, float] = defaultdict(float)
+    for at, part in enumerate(parts):
+        share = part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
+        if part.kind == "expert":  # gate and up in one, down in the other
+            sizes[f"{at} in"], sizes[f"{at} out"] = share * 2 / 3, share / 3
+            continue
+        for module in part.modules or (str(at),):
+            before, _, last = module.rpartition(".")
+            sizes[f"{before}.{FUSED.get(last, last)}"] += share / max(len(part.modules), 1)
+    return sizes.values()
+
+
+def _end(size: float) -> int:
+    rest = -round(size) % _STEP
+    return rest if size >= _LARGE and rest <= _KEPT else 0

@@ -1,0 +1,128 @@
+"""Flags that make a server fit: a larger share, an fp8 cache, a shorter context, more GPUs."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from math import floor
+
+from diag.core.errors import BadUsage
+from diag.core.formatting import GIB
+from diag.vllm.flags.registry import release
+from diag.vllm.memory.kv_layout import NUMBER_BYTES
+from diag.vllm.memory.ledger import BUDGET, CONTEXT_GIB, KV_CACHE, USUAL_GRAPHS_GIB, Ledger, Measured, ledger, uncounted
+from diag.vllm.memory.model import Model
+from diag.vllm.memory.setup import Setup, check
+from diag.vllm.memory.usage import ByteRange
+
+MOST_GPUS = 64
+LEAST_LENGTH = 2048
+"""Shorter contexts are of no practical use: other changes are tried."""
+_STEPS = ((65536, 4096), (8192, 1024), (0, 256))
+"""Lengths from which on a multiple is usual, and the multiple."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A flag with the value that makes it fit."""
+
+    flag: str
+    value: str
+    setup: Setup
+    measured: Measured
+    """The rows of the log that are valid with this value too."""
+
+
+def rounded(length: int, most: int) -> int:
+    """Round down to a usual length: a multiple of 4,096 from 65,536 on, of 1,024 from 8,192 on, of 256; or `most`."""
+    if length >= most:
+        return most
+    return length - length % next(step for start, step in _STEPS if length >= start)
+
+
+def safe_length(found: Ledger) -> int | None:
+    """Return the longest context that fits for certain; None if it is unknown."""
+    return rounded(found.longest.low, found.model.longest) if found.longest and not uncounted(found) else None
+
+
+def safe_sequences(found: Ledger) -> int | None:
+    """Return the requests of the longest context that certainly run at a time without preemption; None if unknown."""
+    if not (found.layout and found.blocks) or uncounted(found):
+        return None
+    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
+
+
+def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
+    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
+    model, start = found.model, Suggestion("", "", found.setup, measured)
+    kinds = (_larger_share(start), _fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
+    alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]
+    if any(alone):
+        return [suggestion for suggestion in alone if suggestion]
+    first = chain(_fp8_cache(model, start), _more_gpus(model, start))
+    pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion))
+    return list(islice((pair for pair in pairs if _fits(model, pair)), 2))
+
+
+def _fits(model: Model, suggestion: Suggestion) -> bool:
+    return ledger(model, suggestion.setup, suggestion.measured).verdict == "fits"
+
+
+def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
+    """Yield the longest context that fits after the changes of `before`."""
+    length = safe_length(ledger(model, before.setup, before.measured)) or 0
+    if LEAST_LENGTH <= length < before.setup.length:
+        setup = replace(before.setup, length=length, auto_length=False)
+        value = f"{before.value} --max-model-len {length}" if before.flag else str(length)
+        yield Suggestion(before.flag or "--max-model-len", value, setup, before.measured)
+
+
+def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
+    """Yield larger shares of the GPU, the smallest first; a smaller one if too little is left outside the budget."""
+    setup, total = start.setup, start.setup.total
+    if total is None or setup.cpu or setup.kv_cache_bytes is not None or setup.blocks is not None:
+        return
+    now = setup.utilization
+    outside = CONTEXT_GIB[1] + (0 if setup.eager or setup.graphs_in_budget else USUAL_GRAPHS_GIB)
+    most = floor(100 * min(1 - outside * GIB / total, 1 if setup.free is None else setup.free / total))
+    for hundredth in range(floor(100 * now + 1e-6) + 1, most + 1) if most > 100 * now else (most,):
+        share = hundredth / 100
+        more = ByteRange.of(round((share - now) * total))
+        grown = {name: size.plus(more) for name, size in start.measured.items() if name == KV_CACHE}
+        measured = {name: size for name, size in start.measured.items() if name != BUDGET} | grown
+        if share > 0:
+            yield Suggestion("--gpu-memory-utilization", f"{share:.2f}", replace(setup, utilization=share), measured)
+
+
+def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
+    if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, start.setup):
+        yield Suggestion("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
+
+
+def supports_fp8_cache(model: Model, setup: Setup) -> bool:
+    """Return True if vLLM finds kernels by itself for an fp8 cache on this GPU; False if that is unknown.
+
+    Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first
+    backend that can, FlashInfer from compute capability 8.0 on; before, Hopper's or Blackwell's own, or none
+    (https://github.com/vllm-project/vllm/issues/26431). MLA and attention sinks have kernels of their own, which do fp8
+    on Hopper and datacentre Blackwell only.
+    """
+    version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0)
+    if model.latent:
+        return is_datacentre and version >= (0, 11, 0)
+    if model.architecture == "GptOssForCausalLM":
+        return is_datacentre and version >= (0, 16, 0)
+    if setup.capability == 9.0:
+        return version >= (0, 8, 5)
+    return (is_datacentre and version >= (0, 11, 0)) or (setup.capability >= 8.0 and version >= (0, 11, 1))
+
+
+def _more_gpus(model: Model, start: Suggestion) -> Iterator[Suggestion]:
+    """Yield more GPUs of one kind among which vLLM can divide the model; the log has no measurements of them."""
+    tensor = 2 * start.setup.tensor
+    while not start.setup.cpu and tensor <= MOST_GPUS:
+        setup = replace(start.setup, tensor=tensor)
+        with suppress(BadUsage):
+            check(model, setup)
+            yield Suggestion("--tensor-parallel-size", str(tensor), setup, {})
+        tensor *= 2
