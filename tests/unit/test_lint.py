@@ -622,7 +622,7 @@ def test_a_context_that_vllm_leaves_short_is_not_at_the_maximum(folder: Path) ->
 
 
 def test_model_without_config_values_has_no_limits(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"architectures": ["Other"], "n_head": 12, "n_ctx": 1024}))
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Other"], "width": 12, "reach": 1024}))
     report = linting.judge(f"vllm serve {folder} --max-model-len 2048 -tp 2", "0.32.0")
     assert (report.status, report.findings) == (0, ())
     assert any(each.startswith("the model's own limits: ") for each in report.not_checked)
