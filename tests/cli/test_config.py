@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.bad_servers import Answer, Reply, Request, closed_port, pages, serving
 from support.cli import diag
-from support.paths import ALL_RECORDINGS
+from support.paths import OF_ONE_SERVER
 from support.schemas import validator
 
 from diag import report
@@ -18,7 +18,7 @@ from diag.diagnosis import configuration
 from diag.report.settings import UNKNOWN, render_config, render_config_json, source_text
 from diag.sources.recording import reader as recording
 
-KV_CASCADE = next(each for each in ALL_RECORDINGS if each.name == "kv_cascade")
+KV_CASCADE = next(each for each in OF_ONE_SERVER if each.name == "kv_cascade")
 INFO = 'vllm:cache_config_info{block_size="16",gpu_memory_utilization="0.9",cache_dtype="fp8",engine="0"} 1\n'
 SCHEMA = validator(Path(report.__file__).parent / "diag.config.schema.json")
 VLLM = f'vllm:num_requests_running{{engine="0",model_name="m"}} 0\n{INFO}'
@@ -63,7 +63,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return diag("config", *arguments)
 
 
-@pytest.mark.parametrize("made", ALL_RECORDINGS, ids=lambda made: made.name)
+@pytest.mark.parametrize("made", OF_ONE_SERVER, ids=lambda made: made.name)
 def test_shown_configuration_is_that_of_the_rules(made: Path) -> None:
     seen = recording.read(made)
     blocks = seen.samples.select([])
