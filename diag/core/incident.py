@@ -354,7 +354,13 @@ def regroup(promql: str, labels: tuple[str, ...]) -> str:
         names = [name for label in named for name in (labels if label == "instance" else (label,))]
         return f"{found[1]} ({', '.join(dict.fromkeys((*peers, *names)))})"
 
-    return re.sub(r"\b(by|on|group_left) ?\(([^()]*)\)", clause, promql)
+    def without_joined(found: re.Match[str]) -> str:
+        """Leave out of group_left the labels on which is joined, which PromQL refuses there."""
+        joined, copied = (found[number].split(", ") for number in (1, 2))
+        return f"on ({found[1]}) group_left ({', '.join(label for label in copied if label not in joined)})"
+
+    grouped = re.sub(r"\b(by|on|group_left) ?\(([^()]*)\)", clause, promql)
+    return re.sub(r"\bon \(([^()]*)\) group_left \(([^()]*)\)", without_joined, grouped)
 
 
 def seconds(duration: str) -> float:

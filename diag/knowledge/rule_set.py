@@ -15,6 +15,8 @@ from diag.core.contract import Contract
 from diag.core.incident import Incident, regroup, seconds
 from diag.knowledge.formulas import formula, parts_first
 from diag.knowledge.signals.ceilings import bandwidth_share, compute_share
+from diag.knowledge.signals.forecasts import time_until_ttft_missed
+from diag.knowledge.signals.network import infiniband_link_errors, infiniband_ports_down, nvlinks_trained_again
 from diag.knowledge.signals.peers import tokens_of_peers
 from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import Formula, pretty
@@ -40,7 +42,16 @@ INTERVAL, SLOW_INTERVAL = "15s", "1m"
 """Evaluation intervals; the second is for alerts over long windows and records of long ranges."""
 MOST_LINES = 8
 """Lines of a recording rule; the parts of a longer one are recorded on their own."""
-DRAWN_OVER, DRAWN = "5m", (bandwidth_share, compute_share, tokens_of_peers)
+DRAWN_OVER = "5m"
+DRAWN = (
+    bandwidth_share,
+    compute_share,
+    tokens_of_peers,
+    infiniband_link_errors,
+    infiniband_ports_down,
+    nvlinks_trained_again,
+    time_until_ttft_missed,
+)
 """Signals that no alert compares and that are too long for the query of a dashboard, and the window they have there."""
 LONG = 900.0
 """Seconds from which on a range is long."""

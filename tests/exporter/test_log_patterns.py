@@ -92,7 +92,7 @@ def test_the_table_names_stages_events_and_flags_that_there_are() -> None:
     assert {each.name for each in PATTERNS if each.kind == "event"} == set(EVENTS) - {"shut_down"}  # kind "ends"
     for each in PATTERNS:
         fields = set(re.compile(each.numbers).groupindex)
-        assert fields <= (FIELDS[each.name] if each.kind == "event" else {*FLAGS, "version", "model"})
+        assert fields <= (FIELDS[each.name] if each.kind == "event" else {*FLAGS, "version", "model", "platform"})
 
 
 def test_pattern_of_a_logger_line_names_its_source_file() -> None:

@@ -18,7 +18,7 @@ from support.alert_rules import in_no_recording, rules
 from support.dashboards import PAGES, panels, plain, queries
 from support.paths import ROOT
 from support.prometheus_server import PLACES, Server, hasty, program, serving
-from support.scenarios import gpu, log, memory, workers
+from support.scenarios import gpu, memory, workers
 from support.timelines import blocks
 from support.waiting import until
 
@@ -257,6 +257,7 @@ HOT = {
     "nvlink_active_links": 18,
     "nvlink_bytes_total:rx": lambda t: 1e9 * t,
     "process_memory_bytes:7,other,": 1e9,
+    **timelines.ALL_GPU_FAULTS,
 }
 
 OTHERS = (
@@ -274,7 +275,7 @@ OTHERS = (
 
 LONG_AGO = re.compile("offset 1h|before_the_upgrade|speculation_lost_at_length|_(short|long)_contexts:")
 """In what reads a time that this Prometheus does not have: tests/prometheus/test_upgrades.py and test_alerts.py."""
-BESIDE = {"output_corrupted": (log("ready", {}, start=timelines.LEAD, float16_cast=60, kv_scales_missing=60),)}
+BESIDE = {"output_corrupted": timelines.NAN_CAUSES}
 """What stands beside the pages of a recording."""
 
 
@@ -284,7 +285,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     rules = tmp_path_factory.mktemp("rules") / "rules.yaml"
     rules.write_text(hasty((ROOT / "alerts" / "diag.rules.yaml").read_text()))
     grows = memory(lambda t: 0.5 + 0.0001 * t)
-    host = (gpu(0, **HOT), gpu(1, **HOT), workers(1.0, 0.9), grows, *timelines.TOLD)
+    host = (gpu(0, **HOT), gpu(1, **HOT), workers(1.0, 0.9), grows, timelines.network, *timelines.TOLD)
     cascade = timelines.timeline("kv_cascade", *host, before=timelines.CALM)
     pages = [timelines.timeline(name, *BESIDE.get(name, ())) for name in OTHERS]
     hosts = (timelines.faulty(name)[0] for name in ("startup_slow", "shutdown_drops_requests"))

@@ -59,8 +59,8 @@ def judged(folder: Path, size: int) -> tuple[Report, int]:
         return judge(remote, load(), Contract()), remote.queries
 
 
-BESIDES = 46
-"""Queries for forward progress, the servers, their scrapes, their HTTP metrics and the numbers of the fixes."""
+BESIDES = 48
+"""Queries for progress, servers, scrapes, HTTP metrics, the kind of GPU and the numbers of the fixes."""
 
 
 def distinct() -> int:

@@ -46,7 +46,9 @@ def test_alerts_fire_on_the_replay_of_a_cascade() -> None:
 @pytest.fixture(scope="module")
 def server() -> Iterator[victoria.Server]:
     """Every timeline as an instance of its own."""
-    told = placed("told", timelines.timeline("healthy", gpu(0), gpu(1), workers(1.0, 0.9), *timelines.TOLD))
+    gpus = (gpu(index, **timelines.ALL_GPU_FAULTS) for index in range(2))
+    told = placed("told", timelines.timeline("healthy", *gpus, workers(1.0, 0.9), timelines.network, *timelines.TOLD))
+    told += placed("nan", timelines.timeline("output_corrupted", *timelines.NAN_CAUSES))
     sick = [block for name in (*timelines.RECORDED, *timelines.HOSTS) for block in named(name)]
     made = recorded_series.recorded(Samples([*sick, *told]), np.array(INSTANTS))
     with victoria.serving([*sick, *told, *made]) as held:

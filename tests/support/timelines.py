@@ -32,7 +32,7 @@ from support.scenarios import (
 )
 from support.thinning import truth
 
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import FAMILIES, Sample
 from diag.promql import STALE, Block, is_stale
 from diag.sources.recording.reader import read
 
@@ -374,6 +374,22 @@ TOLD = (
     log("ready", dict.fromkeys(PHASES[:-1], 10.0), 600, LEAD, cuda_out_of_memory=500, engine_start_failed=900),
 )
 """What the log and the configuration of a server that serves say."""
+ALL_GPU_FAULTS: dict[str, object] = {"resets_total": 0, "nvlink_errors_total:recovery": 0}
+"""Counters of GPUs of either vendor that stand still."""
+
+
+def network(_: float) -> list[Sample]:
+    """A node whose ports are sound, and an NCCL job in which no rank is missing."""
+    states = ("answering", "behind", "unresponsive", "dead")
+    return [
+        *(("diag_nccl_processes", (state,), 2.0 * (state == "answering")) for state in states),
+        ("diag_infiniband_port_active", ("mlx5_0/1", "node-a"), 1.0),
+        ("diag_infiniband_errors_total", ("mlx5_0/1", "node-a", "link_downed"), 0.0),
+    ]
+
+
+NAN_CAUSES = (log("ready", {}, start=LEAD, float16_cast=60, kv_scales_missing=60),)
+"""What the log of a server with NaN says of the cause."""
 
 
 SICK_FOR = 480

@@ -158,6 +158,12 @@ def test_a_sites_own_labels_name_the_level() -> None:
     assert own.generation != usual.generation
 
 
+@pytest.mark.parametrize("labels", [("cluster", "pod"), ("job", "instance"), ("namespace", "pod"), ("pod",)])
+def test_every_rule_is_promql_whatever_labels_name_a_server(labels: tuple[str, ...]) -> None:
+    for rule in rule_set(load(), Contract(site=Site(labels=labels))).rules.values():
+        promql.parse(rule.promql)
+
+
 def test_another_threshold_of_a_recorded_expression_is_another_generation() -> None:
     assert rule_set(load(), Contract(freeze_seconds=2.5)).generation != rule_set(load(), Contract()).generation
 
