@@ -12,7 +12,7 @@ FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
     *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "transfers"),
-    "answers",
+    *("answers", "errors", "parts", "ports", "GiB"),
 }
 SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
 
