@@ -329,7 +329,7 @@ def _lines(limits: Limits, index: int, model: str) -> list[tuple[str, str]]:
         "num_gpu_blocks": f"{limits.num_gpu_blocks}",
         "num_gpu_blocks_override": "None",
     }
-    pool |= {"kv_cache_size_tokens": f"{tokens}", "kv_cache_max_concurrency": f"{tokens / limits.max_model_len:.1f}"}
+    pool |= {"kv_cache_size_tokens": f"{tokens}", "kv_cache_max_concurrency": f"{tokens / limits.max_model_len}"}
     own = {"engine": str(index), "model_name": model, **pool}
     lines = []
     for family, kind, labels, _ in _template():
