@@ -31,6 +31,8 @@ WHAT = {
     "doctor.json": "the report of diag doctor, with the stacks of the processes",
     "report.html": "the same report as a page with plots",
 }
+FIRST, LAST = 2**20, 2**22
+"""Bytes of the beginning and of the end of a log: the configuration and the first error, and the last minutes."""
 _NOT_HERE = "container status and events: ask the API server (kubectl describe pod), or use diag doctor --k8s"
 
 
@@ -97,9 +99,11 @@ def _copy(source: Path, folder: Path) -> None:
 
 
 def _write_log(log: Path, to: Path) -> None:
-    """Write the beginning and the end of a log, as much as diag doctor reads of it, each line without secrets."""
+    """Write the beginning and the end of a log, each line without secrets."""
     (found,) = logs.read_logs([str(log)])
-    parts = [found.first, *([b"[... left out ...]", found.last] if found.last else [])]
+    text = found.first + found.last
+    whole = not found.last and len(text) <= FIRST + LAST
+    parts = [text] if whole else [text[:FIRST], b"[... left out ...]", text[-LAST:]]
     with to.open("w", encoding="utf-8") as out:
         for part in parts:
             for line in part.decode("utf-8", "replace").splitlines():
