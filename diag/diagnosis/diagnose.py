@@ -359,8 +359,9 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
             if since is not None:
                 instants = round(since * 1000) - step * np.arange(span // step, -1, -1, dtype=np.int64)
                 close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
-                again = next(other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
-                starts = (again.instants[0] if start is None else start for start, _ in again.episodes)
+                again = (other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
+                known = ((other.instants[0], other.episodes) for other in again)  # none if nothing was seen of it then
+                starts = (first if start is None else start for first, seen in known for start, _ in seen)
                 began = next((start for start in starts if after is None or start > after), since)
             episodes = (*episodes, (began, until))
         found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)

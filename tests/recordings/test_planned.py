@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import rewriting
+from support import rewriting, thinning
 from support.paths import RECORDINGS
 from support.rewriting import Scrape
 from support.scenarios import Beside, eplb, found, judge, log
 
 from diag.commands import doctor
-from diag.commands.observe import ObserveOptions
+from diag.commands.observe import ObserveOptions, judge_observation, site
 from diag.core.metric_families import render
 from diag.diagnosis.report import Report
+from diag.sources.recording.reader import read
 
 DROPPED, WEIGHTS, SCALING, EXPERTS = (
     "shutdown_drops_requests",
@@ -185,3 +186,10 @@ def test_a_time_out_of_the_all_to_all_is_a_fault_of_the_device_with_fixes_of_its
     spoke = log("ready", {}, 600, start, all_to_all_timeout=-1, engine_dead=-2)
     report = judge(tmp_path, "engine_dead", spoke)
     assert "Mask: [...]" in fixes_of(report, "engine_device_fault")
+
+
+def test_an_incident_of_which_nothing_was_seen_before_its_look_keeps_its_onset() -> None:
+    """Scraped every 15 s, the scrapes before the first one that shows it show nothing of the server."""
+    looked_at = thinning.thinned(read(RECORDINGS / "elastic_scaling"), 15, 10.0)
+    report = judge_observation(looked_at, *site(None, None)).report
+    assert [found.diagnosis.incident.id for found in report.present] == ["elastic_scaling"]
