@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from diag.report import html, issue
 from diag.report import json as report_json
 from diag.sources.log import files as logs
 from diag.sources.recording import bundle, reader
+from diag.sources.source import shown_targets
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.shown import shown
 
@@ -33,6 +35,8 @@ WHAT = {
 }
 FIRST, LAST = 2**20, 2**22
 """Bytes of the beginning and of the end of a log: the configuration and the first error, and the last minutes."""
+_COMMAND = re.compile(r'(launch|process) = ("(?:[^"\\]|\\["\\/bfnrt])*")')
+"""A command of recording.toml as a string that TOML and JSON write alike."""
 _NOT_HERE = "container status and events: ask the API server (kubectl describe pod), or use diag doctor --k8s"
 
 
@@ -70,7 +74,8 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
             _write_log(Path(options.log), folder / reader.LOG)
         elif not (folder / reader.LOG).exists():
             left_out.append("the log: name it with --log FILE")
-        observation = reader.read(folder, options.launch, shown=options.targets[0])
+        shown_as = shown_targets(options.targets) if options.kind == "servers" else options.targets[0]
+        observation = reader.read(folder, options.launch, shown=shown_as)
         report = judge_observation(observation, contract, incidents).report
         if options.kind == "servers":
             report = report._replace(roll_calls=tuple(doctor.roll_calls(report, options.targets)))
@@ -87,15 +92,24 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
 
 
 def _copy(source: Path, folder: Path) -> None:
-    """Copy the files of a recording; its log is redacted again, since diag may not have written it."""
+    """Copy the files of a recording; its texts are redacted again, since diag may not have written them."""
     folder.mkdir()
     with bundle.unpacked(source) as recording:
         place = recording if recording.is_dir() else recording.parent
-        for name in (*logs.PAGES, reader.ABOUT, HOST):
-            if (place / name).is_file():
-                shutil.copyfile(place / name, folder / name)
+        for name in filter(lambda name: (place / name).is_file(), (*logs.PAGES, HOST)):
+            shutil.copyfile(place / name, folder / name)
+        about = reader.read_about(place)[0].splitlines()
+        (folder / reader.ABOUT).write_text("".join(f"{_without_secrets(line)}\n" for line in about), encoding="utf-8")
         if (place / reader.LOG).is_file():
             _write_log(place / reader.LOG, folder / reader.LOG)
+
+
+def _without_secrets(line: str) -> str:
+    """Return a line of recording.toml; of a command, its secrets are replaced, and any other line with one is empty."""
+    command = _COMMAND.fullmatch(line)
+    if command:
+        return f"{command[1]} = {json.dumps(shown(json.loads(command[2])), ensure_ascii=False)}"
+    return line if hidden(line) == line else ""
 
 
 def _write_log(log: Path, to: Path) -> None:

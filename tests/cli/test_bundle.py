@@ -1,13 +1,16 @@
 """A bundle: judged elsewhere as the recording was, without secrets, bounded, and refused if it was changed."""
 
 import io
+import json
 import shutil
 import tarfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zstandard
+from support.bad_servers import PAGE, pages, serving
 from support.cli import diag
 from support.paths import ROOT
 from support.secrets import corpus, is_shown
@@ -53,11 +56,32 @@ def test_no_secret_of_a_log_is_in_any_of_its_files(tmp_path: Path) -> None:
     folder, file = tmp_path / "recording", tmp_path / "sick.tar.zst"
     shutil.copytree(KEPT / "engine_dead", folder)
     secrets = list(corpus())
+    about = (folder / "recording.toml").read_text(encoding="utf-8")
+    noted = "".join(f"note_{at} = {json.dumps(each.text)}\n" for at, each in enumerate(secrets))
+    launch = 'launch = "VLLM_API_KEY=sk-0123456789abcdefghij vllm serve m --api-key sk-zyxwvutsrqponml98765"'
+    (folder / "recording.toml").write_text(
+        f"{launch}\n{noted}{about.replace('launch =', 'former =')}", encoding="utf-8"
+    )
     with (folder / "server.log").open("a", encoding="utf-8") as log:
         log.writelines(f"{each.text}\n" for each in secrets)
     assert diag("bundle", str(folder), "-o", str(file)).returncode == 0
     text = b"\n".join(members(file).values()).decode(errors="replace")
     assert [each for each in secrets if is_shown(each.secret, text)] == []
+    assert "0123456789abcdefghij" not in text and "zyxwvutsrqponml98765" not in text
+    assert "vllm serve m --api-key" in tomllib.loads(members(file)["recording.toml"].decode())["launch"]
+
+
+def test_a_launch_without_secrets_is_kept_whole(kept: Path) -> None:
+    before = tomllib.loads((KEPT / "engine_dead" / "recording.toml").read_text(encoding="utf-8"))
+    assert tomllib.loads(members(kept)["recording.toml"].decode()) == before
+
+
+def test_credentials_in_an_address_are_in_no_file(tmp_path: Path) -> None:
+    file = tmp_path / "sick.tar.zst"
+    with serving(pages(PAGE)) as server:
+        url = server.url.replace("://", "://user:s3cretpass@")
+        assert diag("bundle", url, "-o", str(file), "--every", "0.5", "--for", "1").returncode == 0
+    assert b"s3cretpass" not in b"".join(members(file).values())
 
 
 def test_of_a_log_of_a_gigabyte_both_ends_are_kept(tmp_path: Path) -> None:

@@ -85,6 +85,17 @@ def read(path: Path, launch: str = "", shown: str = "") -> Observation:
 # recording.toml
 
 
+def read_about(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the text of recording.toml and its tables, empty if there is none; BadRecording if it is not valid."""
+    file = folder / ABOUT
+    try:
+        return read_toml(file) if exists(file) else ("", {})
+    except OSError as error:
+        raise BadRecording(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BadRecording(f"{file} is not valid TOML: {error}") from error
+
+
 def _server_facts(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
     """Return the facts about one server; [config] applies to all servers, [config."host:port"] to one."""
     config = _typed(dict, about.get("config", {}), file)
@@ -248,16 +259,7 @@ def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapp
     if file is None:
         raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
 
-    about_file = file.parent / ABOUT
-    about: Mapping[str, Any] = {}
-    try:
-        if exists(about_file):
-            about = read_toml(about_file)[1]
-    except OSError as error:
-        raise BadRecording(f"{about_file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadRecording(f"{about_file} is not valid TOML: {error}") from error
-
+    about = read_about(file.parent)[1]
     place = Path(shown) if shown else file.parent
     gathered = _Gathered(file.parent / LOG, str(place / LOG), _log_zone(about, file), keep)
     try:
