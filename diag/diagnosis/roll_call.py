@@ -38,7 +38,6 @@ NEXT = {
 class Wait(NamedTuple):
     """A call in which a process stands still, as data."""
 
-    id: str
     stack: tuple[re.Pattern[str], ...]
     waits: str
     waited_for: WaitedFor
@@ -48,7 +47,7 @@ class Wait(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Place of one process; `place` is the call, `moved` whether it stood elsewhere in the other dump."""
+    """Place of one process: the call, and whether it stood elsewhere in the other dump; None if that is unknown."""
 
     pid: int
     role: str
@@ -63,9 +62,8 @@ class Standing(NamedTuple):
     problem: str = ""
 
     @property
-    def name(self) -> str:
-        title = {"api_server": "API server", "engine": "engine", "worker": "worker"}.get(self.role, self.role)
-        return f"{title} {self.rank}".strip()
+    def title(self) -> str:
+        return {"api_server": "API server"}.get(self.role, self.role)
 
 
 class RollCall(NamedTuple):
@@ -98,7 +96,7 @@ def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool)
     suspects = [each for each in still if each.halted] or [each for each in still if each.pid in awaited] or still
     pids = tuple(each.pid for each in suspects)
     if suspects:
-        names = listed([each.name for each in suspects], most=4)
+        names = listed([f"{each.title} {each.rank}".strip() for each in suspects], most=4)
         who = "The others wait for" if awaited & set(pids) else "Look at"
         return RollCall(server, standing, pids, f"{who} {names}.", suspects[0].next)
     workers = [each for each in known if each.role == "worker"]
@@ -194,7 +192,6 @@ def waits() -> tuple[Wait, ...]:
     found = tomllib.loads((files("diag.knowledge") / "waits.toml").read_text(encoding="utf-8"))["wait"]
     return tuple(
         Wait(
-            each["id"],
             tuple(re.compile(text) for text in each["stack"]),
             each["waits"],
             each["for"],

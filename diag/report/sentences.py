@@ -494,9 +494,7 @@ def standing_rows(call: RollCall) -> list[tuple[str, str, str]]:
     for each in call.standing:
         does = f"{each.waits}: {each.place}" if each.place else each.problem or each.waits
         moved = {None: "", True: "moved", False: "did not move"}[each.moved]
-        together.setdefault((each.pid not in call.suspects, each.role, does, moved), []).append(each.rank)
-    titles = {"api_server": "API server", "engine": "engine", "worker": "worker"}
+        together.setdefault((each.pid not in call.suspects, each.title, does, moved), []).append(each.rank)
     return [
-        (f"{titles.get(role, role)} {listed(ranks, most=8)}", moved, does)
-        for (_, role, does, moved), ranks in sorted(together.items())
+        (f"{title} {listed(ranks, most=8)}", moved, does) for (_, title, does, moved), ranks in sorted(together.items())
     ]

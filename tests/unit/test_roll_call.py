@@ -1,10 +1,13 @@
 """The process that the others wait for, from the stacks of processes as vLLM 0.32 and earlier releases have them."""
 
+from dataclasses import replace
+
 import pytest
 
-from diag.diagnosis.roll_call import RollCall, roll_call, waits
+from diag.diagnosis.roll_call import RollCall, roll_call
 from diag.exporter.process.server import Owner
 from diag.exporter.process.stacks import ProcessStack, StackFrame
+from diag.report.sentences import standing_rows
 
 LOOP = ("worker_busy_loop (vllm/v1/executor/multiproc_executor.py:1040)",)
 NEXT_STEP = ("acquire_read (vllm/distributed/device_communicators/shm_broadcast.py:864)", *LOOP)
@@ -87,6 +90,14 @@ def test_without_stacks_the_reason_is_given() -> None:
     assert "may not read" in roll_call("h:1", [[blind]], works=False).conclusion
 
 
-def test_each_wait_has_an_id_of_its_own() -> None:
-    ids = [wait.id for wait in waits()]
-    assert len(set(ids)) == len(ids) > 15
+def test_ranks_that_stand_at_one_place_share_a_row_and_the_suspect_comes_first() -> None:
+    found = server(ANSWERS, *[ALL_REDUCE] * 3, ("blocked (plugin.py:12)", *MODEL))
+    rows = standing_rows(found)
+    assert rows[0] == ("worker 3", "did not move", "runs a step of the model: blocked (plugin.py:12)")
+    assert ("worker 0, 1, 2", "did not move", "is in a collective: all_reduce (parallel_state.py:724)") in rows
+
+
+def test_a_thread_that_holds_the_interpreters_lock_is_named() -> None:
+    dump = [replace(stack(2, "engine", "0", "handler (a.py:1)"), holder="Thread-7")]
+    (standing,) = roll_call("h:1", [dump, dump], works=False).standing
+    assert standing.waits == "runs, while its thread Thread-7 holds the interpreter's lock"
