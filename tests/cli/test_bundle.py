@@ -15,6 +15,8 @@ from support.cli import diag
 from support.paths import ROOT
 from support.secrets import corpus, is_shown
 
+from diag.sources.recording import bundle
+
 KEPT = ROOT / "tests/recordings"
 MIB = 2**20
 
@@ -24,7 +26,7 @@ def members(bundle: Path) -> dict[str, bytes]:
         return {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
 
 
-def repacked(files: dict[str, bytes], to: Path, link: str = "") -> Path:
+def repacked(files: dict[str, bytes], to: Path, link: str = "", folder: str = "") -> Path:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
         for name, content in files.items():
@@ -34,6 +36,10 @@ def repacked(files: dict[str, bytes], to: Path, link: str = "") -> Path:
         if link:
             member = tarfile.TarInfo("server.log")
             member.type, member.linkname = tarfile.SYMTYPE, link
+            archive.addfile(member)
+        if folder:
+            member = tarfile.TarInfo(folder)
+            member.type = tarfile.DIRTYPE
             archive.addfile(member)
     to.write_bytes(zstandard.compress(raw.getvalue()))
     return to
@@ -110,6 +116,7 @@ def changed(kept: Path, folder: Path) -> Iterator[Path]:
     yield repacked({**files, "server.log": b"another"}, folder / "changed")
     yield repacked({**files, "../outside": b"x"}, folder / "outside")
     yield repacked(files, folder / "link", link="/etc/passwd")
+    yield repacked(files, folder / "folder", folder="more")
     yield repacked({name: text for name, text in files.items() if name != "manifest.json"}, folder / "bare")
     cut = folder / "cut"
     cut.write_bytes(kept.read_bytes()[:2000])
@@ -127,6 +134,12 @@ def test_a_bundle_that_was_changed_is_refused_in_a_sentence(kept: Path, tmp_path
         assert refused.returncode == 64 and "is no bundle of diag, or damaged: " in refused.stderr, (bad, refused)
         assert len(refused.stderr.splitlines()) == 1 and not refused.stdout
     assert not (tmp_path.parent / "outside").exists()
+
+
+def test_a_bundle_that_is_too_large_is_refused(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "MOST_UNPACKED", 100_000)
+    refused = diag("doctor", str(kept))
+    assert refused.returncode == 64 and "its files take more than 0 MiB" in refused.stderr
 
 
 def test_a_file_that_exists_is_not_overwritten(kept: Path) -> None:

@@ -17,7 +17,12 @@ SCHEMA = Path(health_report.__file__).parent / "diag.health_report.schema.json"
 
 
 @pytest.mark.parametrize(
-    ("recording", "status", "present"), [("kv_cascade", "red", "kv_eviction_cascade"), ("healthy", "green", "")]
+    ("recording", "status", "present"),
+    [
+        ("kv_cascade", "red", "kv_eviction_cascade"),
+        ("queue_saturation", "yellow", "queue_saturation"),
+        ("healthy", "green", ""),
+    ],
 )
 def test_it_says_what_doctor_says(recording: str, status: str, present: str) -> None:
     contract, incidents = site(None, None)

@@ -56,6 +56,29 @@ def test_a_lost_message_between_the_engine_and_its_workers() -> None:
     assert "is lost" in server(ANSWERS, NEXT_STEP, NEXT_STEP).conclusion
 
 
+def test_an_api_server_that_stands_in_a_handler_does_not_wait_for_clients() -> None:
+    dump = [stack(1, "api_server", "0", "tokenize (vllm/entrypoints/a.py:5)", *CLIENTS), stack(2, "engine", "0", *IDLE)]
+    assert roll_call("h:1", [dump, dump], works=False).conclusion == "Look at API server 0."
+
+
+def replicas(*engines: tuple[str, ...], workers: dict[str, tuple[str, ...]]) -> RollCall:
+    dump = [stack(2 + rank, "engine", str(rank), *calls) for rank, calls in enumerate(engines)]
+    dump += [stack(10 + at, "worker", rank, *calls) for at, (rank, calls) in enumerate(workers.items())]
+    return roll_call("h:1", [dump, dump], works=False)
+
+
+def test_the_replica_for_which_the_other_waits() -> None:
+    waits = "_has_global_unfinished_reqs (vllm/v1/engine/core.py:2410)"
+    found = replicas((waits,), FULL, workers={})
+    assert (found.suspects, found.conclusion) == ((3,), "The others wait for engine 1.")
+
+
+def test_a_rank_waits_only_for_the_ranks_of_its_own_engine() -> None:
+    other_place = ("blocked (plugin.py:12)", *MODEL)
+    workers = {"0.0": ALL_REDUCE, "0.1": other_place, "1.0": other_place, "1.1": other_place}
+    assert replicas(ANSWERS, IDLE, workers=workers).suspects == (11,)
+
+
 def test_ranks_whose_gpu_does_not_answer() -> None:
     assert server(ANSWERS, GPU, NEXT_STEP).conclusion == "The others wait for worker 0."
 

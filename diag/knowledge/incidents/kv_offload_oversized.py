@@ -46,8 +46,9 @@ incident = Incident(
             flag="--kv-offloading-size",
             value=kv_offload_that_fits,
             direction="lower",
-            change="Use a buffer that fits; with --kv-transfer-config, lower cpu_bytes_to_use instead. Some releases "
-            "take up to twice the size (vllm#53042): compare with the Shmem line of /proc/meminfo after the start.",
+            change="Use a buffer that fits even where vLLM takes twice its size (vllm#53042); with "
+            "--kv-transfer-config, lower cpu_bytes_to_use instead. If the Shmem line of /proc/meminfo shows no more than "
+            "the size after the start, it may be doubled.",
             effect="host memory in use stays below the limit",
             risk="fewer evicted prefixes are found again",
             rollback="set the old size again and restart",

@@ -20,6 +20,8 @@ SLOWER = 3
 """Multiple of a server's own fast tokens that load alone seldom causes while its engine waits for a CPU (judged)."""
 NEARLY_FULL = 0.9
 """Share of its memory from which on a host may run out of it."""
+OVERSIZE = 1.92
+"""Multiple of --kv-offloading-size that vLLM 0.26 was seen to take of a hybrid model (vllm#53042, open)."""
 ROOM = 0.8
 """Share of the host's memory that a smaller buffer aims at: below NEARLY_FULL, with room for bursts."""
 SECONDS_TO_DRAIN = 900
@@ -242,8 +244,9 @@ kv_offload_share = Signal(
 )
 kv_offload_that_fits = Signal(
     "KV offloading size that fits host memory",
-    f"{ROOM} * $host_memory_limit / {GIB} / $engines_worth_of_ranks",
-    f"a --kv-offloading-size of {{value}} GiB takes {100 * ROOM:g} % of the memory that the server may use",
+    f"{ROOM / OVERSIZE:.3f} * $host_memory_limit / {GIB} / $engines_worth_of_ranks",
+    f"a --kv-offloading-size of {{value}} GiB takes at most {100 * ROOM:g} % of the memory that the server may use,"
+    f" also where vLLM takes {OVERSIZE:g} times the size",
     "GiB",
 )
 kv_offload_with_room = Signal(
