@@ -162,13 +162,13 @@ def buffered(folder: Path, change: Change, *beside: Beside, launch: str = "") ->
 def test_a_buffer_above_the_hosts_memory_is_reported(
     tmp_path: Path, size: object, backend: str, beside: tuple[Beside, ...], launch: str, expected: str
 ) -> None:
-    """The host has 64 GiB."""
+    """The host has 64 GiB, of which 80 % hold 1.92 times the proposed size (vllm#53042)."""
     of_host = memory(lambda _: 0.45)
     report = buffered(tmp_path, lambda page: kv.buffered(page, size, backend), of_host, *beside, launch=launch)
     assert state(report, OVERSIZED) == expected
     if expected == "present":
         change = found(report, OVERSIZED).proposals[0].changes[0]
-        assert (change.name, change.after) == ("--kv-offloading-size", 26 if beside else 51)
+        assert (change.name, change.after) == ("--kv-offloading-size", 13 if beside else 27)
 
 
 def test_a_buffer_is_unknown_without_the_hosts_memory(tmp_path: Path) -> None:

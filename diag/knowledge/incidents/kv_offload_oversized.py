@@ -47,8 +47,8 @@ incident = Incident(
             value=kv_offload_that_fits,
             direction="lower",
             change="Use a buffer that fits even where vLLM takes twice its size (vllm#53042); with "
-            "--kv-transfer-config, lower cpu_bytes_to_use instead. If the Shmem line of /proc/meminfo shows no more than "
-            "the size after the start, it may be doubled.",
+            "--kv-transfer-config, lower cpu_bytes_to_use instead. If the Shmem line of /proc/meminfo shows no more "
+            "than the size after the start, it may be doubled.",
             effect="host memory in use stays below the limit",
             risk="fewer evicted prefixes are found again",
             rollback="set the old size again and restart",
