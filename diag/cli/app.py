@@ -821,7 +821,7 @@ def preflight(
         str, evidence_option("--prometheus", metavar="URL", help="Prometheus that is to scrape the server.")
     ] = "",
     alertmanager: Annotated[
-        str, evidence_option("--alertmanager", metavar="URL", help="Alertmanager that is to page somebody.")
+        str, evidence_option("--alertmanager", metavar="URL", help="Alertmanager that sends the pages.")
     ] = "",
     ramp: Annotated[
         str,
