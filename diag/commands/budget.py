@@ -20,6 +20,7 @@ from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.memory.model import Model, find, is_folder
 from diag.vllm.memory.model import read as read_model
+from diag.vllm.memory.profiling import TURNS
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
 from diag.vllm.memory.usage import ByteRange
 from diag.vllm.offers import offers
@@ -82,7 +83,11 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     found = ledger(model, planned, measured)
     changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
 
-    notes = [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
+    notes = [] if version else [_assumed_release(found, started, gpu)]
+    if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
+        notes.append(
+            f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {', '.join(others)}"
+        )
     if gpu.name and not options.gpu and not planned.cpu:
         notes.append(f"the GPU is {printable(gpu.name, 40)}, found on this host")
     length = logged.numbers.get("length")
@@ -102,6 +107,27 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         longest=safe_length(found),
         sequences=safe_sequences(found),
         offers=tuple(offers(model, planned, gpus.find(gpu.name))),
+    )
+
+
+def _assumed_release(found: Ledger, started: Command, gpu: GpuSpec) -> str:
+    """Return the note on the release that is assumed, with the size of the KV cache in other releases."""
+    note = f"vLLM {found.setup.version} is assumed; set the release with --vllm-version"
+    if not found.kv_cache or found.setup.cpu or any(row.name == KV_CACHE and row.logged for row in found.rows):
+        return note
+    sizes = [found.kv_cache]
+    for version in TURNS:
+        with suppress(BadUsage):  # a flag or value that the release refuses
+            sizes.append(ledger(found.model, setup(started, found.model, gpu, version)).kv_cache or found.kv_cache)
+    low, high = min(size.low for size in sizes), max(size.high for size in sizes)
+    if (low, high) == (found.kv_cache.low, found.kv_cache.high):
+        return note
+    differ = "sampling, CUDA graphs and compiling"
+    if started.get("--gpu-memory-utilization") is None:
+        differ = f"the default share (0.9 before 0.20.0), {differ}"
+    return (
+        f"{note}: by the release, since {TURNS[0]}, the KV cache has {max(low, 0) / GIB:.2f} to"
+        f" {max(high, 0) / GIB:.2f} GiB, because {differ} differ"
     )
 
 
