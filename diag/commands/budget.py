@@ -81,9 +81,11 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         planned = replace(planned, free=logged.sizes["free"][1])
     measured = _measured(logged, planned)
     found = ledger(model, planned, measured)
+    if not version:
+        found = _over_releases(found, started, gpu)
     changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
 
-    notes = [] if version else [_assumed_release(found, started, gpu)]
+    notes = [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
     if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
         notes.append(
             f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {', '.join(others)}"
@@ -110,25 +112,30 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     )
 
 
-def _assumed_release(found: Ledger, started: Command, gpu: GpuSpec) -> str:
-    """Return the note on the release that is assumed, with the size of the KV cache in other releases."""
-    note = f"vLLM {found.setup.version} is assumed; set the release with --vllm-version"
-    if not found.kv_cache or found.setup.cpu or any(row.name == KV_CACHE and row.logged for row in found.rows):
-        return note
-    sizes = [found.kv_cache]
+def _over_releases(found: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
+    """Return the ledger with the KV cache that other releases would have too, since the release is not known."""
+    kv_cache = found.kv_cache
+    if not kv_cache or any(row.name == KV_CACHE and (row.logged or row.basis == "exact") for row in found.rows):
+        return found
+    sizes = [kv_cache]
     for version in TURNS:
         with suppress(BadUsage):  # a flag or value that the release refuses
-            sizes.append(ledger(found.model, setup(started, found.model, gpu, version)).kv_cache or found.kv_cache)
-    low, high = min(size.low for size in sizes), max(size.high for size in sizes)
-    if (low, high) == (found.kv_cache.low, found.kv_cache.high):
-        return note
-    differ = "sampling, CUDA graphs and compiling"
+            sizes.append(ledger(found.model, setup(started, found.model, gpu, version)).kv_cache or kv_cache)
+    wide = ByteRange(min(size.low for size in sizes), max(size.high for size in sizes), kv_cache.central)
+    differ = "sampling, CUDA graphs and compiling count differently since"
     if started.get("--gpu-memory-utilization") is None:
-        differ = f"the default share (0.9 before 0.20.0), {differ}"
-    return (
-        f"{note}: by the release, since {TURNS[0]}, the KV cache has {max(low, 0) / GIB:.2f} to"
-        f" {max(high, 0) / GIB:.2f} GiB, because {differ} differ"
-    )
+        differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
+    why = f"the release is not named: {differ} {TURNS[0]}"
+    rows = tuple(replace(row, computed=wide, why=why) if row.name == KV_CACHE else row for row in found.rows)
+    blocks = None
+    if found.blocks:
+        bounds = (max(size, 0) // found.block_bytes for size in (wide.low, wide.high, wide.central))
+        blocks = ByteRange(*bounds)
+    found = replace(found, rows=rows, blocks=blocks)
+    if found.verdict == "fits" and found.longest and found.longest.low < found.setup.length:
+        reason = "whether the longest request fits depends on the release, which is not named"
+        return replace(found, verdict="cannot tell", reasons=(reason,))
+    return found
 
 
 def _read_command(target: str, version: str) -> Command:

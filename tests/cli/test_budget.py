@@ -198,6 +198,19 @@ def test_release_comes_from_the_log_or_is_marked_as_assumed() -> None:
     assert (known.ledger.setup.version, known.notes) == ("0.11.0", ())
     assumed = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100"))
     assert "is assumed" in assumed.notes[0]
+    assert assumed.ledger.doubt.startswith("the release is not named: the default share is 0.9 or, since 0.20.0, 0.92")
+    sizes = [estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", version=v)).ledger.kv_cache for v in ("0.16.0", "")]
+    old, wide = (size for size in sizes if size)
+    assert wide.low <= old.central < wide.central < wide.high
+    given = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3-8b --gpu-memory-utilization 0.9", "h100"))
+    assert given.ledger.doubt.startswith("the release is not named: sampling")
+
+
+def test_a_name_of_several_sizes_is_explained() -> None:
+    assert (
+        "a100 is taken for 79.14 GiB; others: a100-40, a100-40-pcie"
+        in estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "a100", version="0.32.0")).notes
+    )
 
 
 def test_a_log_with_another_context_is_noted() -> None:
