@@ -75,13 +75,13 @@ that other half whatever their SHA-256.
 - KV cache: GiB from the launch and the GPU alone, tokens where the log has no GiB. Where the log names no
   --gpu-memory-utilization, the default is assumed, although the launch may have had another one, unless the log lists
   the arguments that are not defaults; "NVIDIA A100" is taken for 80 GB; where it names no published release, the
-  newest one is assumed
+  newest one is assumed, and the range is that of all releases since 0.9.2
 
 One rule was corrected after the kept-aside rows had been compared once, from the packages' metadata: FlashInfer is an
 extra of vLLM 0.11.0 too, so that its sampler may sort.
 
-| what | rows | starts | median error | 90 % within | worst |
-|---|---|---:|---:|---:|---:|
+| what | rows | starts | median error | 90 % within | worst | in the range |
+|---|---|---:|---:|---:|---:|---:|
 """
 KNOWN = ("release, GPU and share named", "share or size not named", "release not named")
 Error = Callable[[Start], float | None]
@@ -95,8 +95,12 @@ def memory() -> Iterator[str]:
     yield MEMORY.strip()
     for what, error in kinds.items():
         for rows in ROWS:
-            of_rows = (error(start) for start in found if start.row["set"] == rows)
-            yield f"| {what} | {rows} | {_errors([abs(one) for one in of_rows if one is not None])} |"
+            of_rows = [
+                (start, abs(one)) for start in found if start.row["set"] == rows and (one := error(start)) is not None
+            ]
+            inside = [bool(start.is_inside_range()) for start, _ in of_rows] if what.startswith("KV") else []
+            share = f"{sum(inside)} of {len(inside)}" if inside else ""
+            yield f"| {what} | {rows} | {_errors([one for _, one in of_rows])} | {share} |"
     yield "\n| model | release | GPUs | known | rows | logged | estimated | error |"
     yield "|---|---|---|---|---|---:|---:|---:|"
     for known in KNOWN:

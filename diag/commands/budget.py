@@ -20,8 +20,8 @@ from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
 from diag.vllm.memory.model import Model, find, is_folder
 from diag.vllm.memory.model import read as read_model
-from diag.vllm.memory.profiling import TURNS
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
+from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
 from diag.vllm.offers import offers
 
@@ -82,7 +82,7 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     measured = _measured(logged, planned)
     found = ledger(model, planned, measured)
     if not version:
-        found = _over_releases(found, started, gpu)
+        found = over_releases(found, started, gpu)
     changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
 
     notes = [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
@@ -110,32 +110,6 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         sequences=safe_sequences(found),
         offers=tuple(offers(model, planned, gpus.find(gpu.name))),
     )
-
-
-def _over_releases(found: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
-    """Return the ledger with the KV cache that other releases would have too, since the release is not known."""
-    kv_cache = found.kv_cache
-    if not kv_cache or any(row.name == KV_CACHE and (row.logged or row.basis == "exact") for row in found.rows):
-        return found
-    sizes = [kv_cache]
-    for version in TURNS:
-        with suppress(BadUsage):  # a flag or value that the release refuses
-            sizes.append(ledger(found.model, setup(started, found.model, gpu, version)).kv_cache or kv_cache)
-    wide = ByteRange(min(size.low for size in sizes), max(size.high for size in sizes), kv_cache.central)
-    differ = "sampling, CUDA graphs and compiling count differently since"
-    if started.get("--gpu-memory-utilization") is None:
-        differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
-    why = f"the release is not named: {differ} {TURNS[0]}"
-    rows = tuple(replace(row, computed=wide, why=why) if row.name == KV_CACHE else row for row in found.rows)
-    blocks = None
-    if found.blocks:
-        bounds = (max(size, 0) // found.block_bytes for size in (wide.low, wide.high, wide.central))
-        blocks = ByteRange(*bounds)
-    found = replace(found, rows=rows, blocks=blocks)
-    if found.verdict == "fits" and found.longest and found.longest.low < found.setup.length:
-        reason = "whether the longest request fits depends on the release, which is not named"
-        return replace(found, verdict="cannot tell", reasons=(reason,))
-    return found
 
 
 def _read_command(target: str, version: str) -> Command:

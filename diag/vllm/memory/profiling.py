@@ -15,8 +15,6 @@ from diag.vllm.memory.usage import ByteRange
 from diag.vllm.memory.weights import feed_forward_width, has_head
 
 _MIB = 2**20
-TURNS = ("0.9.2", "0.16.0", "0.19.1", "0.24.0", "0.28.0")
-"""Releases between which the sampler, CUDA graphs, compiling or the memory outside torch count differently."""
 
 
 class Estimate(NamedTuple):
