@@ -39,9 +39,9 @@ def estimated(folder: Path, flags: str = "", version: str = "0.32.0", gpu: str =
 @pytest.mark.parametrize(
     ("what", "error", "least"),
     [
-        ("layout", Start.layout_error, 12),
-        ("weights", Start.weights_error, 12),
-        ("KV cache", lambda one: one.memory_error() if one.known.endswith("share named") else None, 2),
+        ("layout", Start.layout_error, 28),
+        ("weights", Start.weights_error, 28),
+        ("KV cache", lambda one: one.memory_error() if one.known.endswith("share named") else None, 11),
     ],
 )
 def test_starts_that_were_kept_aside_are_within_ten_percent(what: str, error, least: int) -> None:  # type: ignore[no-untyped-def]
@@ -50,6 +50,12 @@ def test_starts_that_were_kept_aside_are_within_ten_percent(what: str, error, le
     assert len(errors) >= least
     assert median(errors) <= 0.05
     assert errors[-(-9 * len(errors) // 10) - 1] <= 0.1
+
+
+def test_without_a_release_the_range_has_what_most_servers_logged() -> None:
+    """14 of 18: the others had memory in use that the launch does not name."""
+    inside = [one.is_inside_range() for one in starts() if one.known == "release not named"]
+    assert inside.count(True) >= 3 * inside.count(False)
 
 
 @pytest.mark.parametrize(
