@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from diag.core.formatting import GIB
 from diag.vllm.flags.registry import release
+from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.usage import ByteRange
@@ -145,6 +146,8 @@ def activations(model: Model, setup: Setup) -> Estimate:
         why = "a start that finds the model in torch.compile's cache needs less than one that compiles it"
     elif encoder.high >= peak.high:
         why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
+        if _has_long_video(model, setup):
+            why = f"vLLM {setup.version} profiles a video of {_LONG_VIDEO:,} tokens unless the launch allows no video"
     return Estimate(peak, why or "the peak of a step is estimated from the model's shape")
 
 
@@ -153,21 +156,33 @@ def activations(model: Model, setup: Setup) -> Estimate:
 _LARGEST_ITEM = 16_384
 """Tokens of the largest image in models of any resolution: max_pixels of Qwen's preprocessors, 28 x 28 or 32 x 32."""
 _ENCODER_ERROR = 0.5, 2.0
+_LONG_VIDEO, _LONG_VIDEO_END, _WITH_LONG_VIDEO = 153_600, (0, 11, 1), frozenset({"qwen3vl", "qwen3vlmoe"})
+"""Tokens of the video with which releases before that profile these models, unless the launch allows no video: about 10
+GB for Qwen3-VL 8B (https://github.com/vllm-project/vllm/issues/27992), 4 GiB on each of four GPUs for the 30B."""
 
 
 def encoder_peak(model: Model, setup: Setup) -> ByteRange:
     """Estimate the peak memory of the encoders, which are profiled with as many images as a step has tokens for.
 
     A patch holds the product of the wide matrix and about five numbers of the hidden size: 1.21 GiB was logged for
-    Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29).
+    Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29). Tensor parallelism divides the product,
+    queries, keys and values.
     """
     is_out = setup.text_only or setup.skips_encoder
-    peaks = [0] if is_out else [0, *(_patches_peak(model, setup, one) for one in model.encoders.values())]
+    likely, longest = (
+        max((_patches_peak(model, setup, one, tokens) for one in model.encoders.values() if not is_out), default=0)
+        for tokens in (_LARGEST_ITEM, _LONG_VIDEO)
+    )
     least, most = _ENCODER_ERROR
-    return ByteRange(round(least * max(peaks)), round(most * max(peaks)), max(peaks))
+    high = max(round(most * likely), longest if _has_long_video(model, setup) else 0)
+    return ByteRange(round(least * likely), high, likely)
 
 
-def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object]) -> int:
+def _has_long_video(model: Model, setup: Setup) -> bool:
+    return release(setup.version) < _LONG_VIDEO_END and stem(model.architecture) in _WITH_LONG_VIDEO
+
+
+def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object], largest: int) -> int:
     def size(name: str, default: int = 0) -> int:
         value = fields.get(name)
         return value if isinstance(value, int) and 0 < value < 2**20 else default
@@ -181,8 +196,8 @@ def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object]) -> i
         tokens = model.config.count("mm_tokens_per_image") or patches // merge**2
         patches *= max(setup.batched_tokens // max(tokens, 1), 1)
     else:
-        patches = max(setup.batched_tokens, _LARGEST_ITEM) * merge**2
-    return 2 * patches * (width + 5 * hidden)
+        patches = max(setup.batched_tokens, largest) * merge**2
+    return 2 * patches * (2 * hidden + (width + 3 * hidden) // setup.tensor)
 
 
 # -- CUDA graphs ------------------------------------------------------------------------------------------------------
