@@ -24,7 +24,7 @@ MOST_COMPARED = 20
 """Unhealthy servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
 _IMAGE = "python:3.12-slim"
-_IN_A_POD = (
+IN_A_POD = (
     'pip install -q py-spy && grep -lzxE "[V]LLM::.*|.*/[v]llm|[v]llm[.]entrypoints.*" /proc/[0-9]*/cmdline'
     " | cut -d/ -f3 | xargs -rn1 py-spy dump --nonblocking --pid"
 )
@@ -122,7 +122,7 @@ def stacks_in_pods(report: Report) -> Iterator[RollCall]:
         context, namespace, pod, container = containers[server.name]
         place = [*(["--context", context] if context else []), "-n", namespace]
         debug = ["debug", "-it", pod, f"--target={container}", "--profile=general", f"--image={_IMAGE}"]
-        command = shlex.join(["kubectl", *place, *debug, "--", "sh", "-c", _IN_A_POD])
+        command = shlex.join(["kubectl", *place, *debug, "--", "sh", "-c", IN_A_POD])
         why = "Its processes are in a pod. This command adds a container to the pod, which reads their stacks:"
         yield RollCall(server.name, conclusion=why, command=command)
 
