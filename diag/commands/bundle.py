@@ -56,7 +56,7 @@ _NOT_IN_PODS = (
 
 
 def run(options: ObserveOptions, file: Path | None, *, as_issue: bool) -> str:
-    """Write the bundle of live servers or of a recording, and return a sentence about it, or the text of an issue.
+    """Write the bundle of servers, pods or a recording, and return a sentence about it, or the text of an issue.
 
     BadUsage for other targets, and for a file that exists.
     """
@@ -65,8 +65,7 @@ def run(options: ObserveOptions, file: Path | None, *, as_issue: bool) -> str:
     if file and file.exists():
         raise BadUsage(f"{file} already exists: name a new file")
     with _gathered(options) as (folder, report, launch, left_out):
-        host = json.loads((folder / HOST).read_text(encoding="utf-8"))
-        text = issue.render(report, host, launch) if as_issue else ""
+        text = issue.render(report, _read_host(folder / HOST), launch) if as_issue else ""
         if file:
             with refused_in_words(file), file.open("xb") as out:
                 bundle.pack(folder, {**WHAT, **_about_pods(folder)}, left_out, out)
@@ -90,12 +89,13 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
             shown_as = pods.shown if pods else shown_targets(options.targets)
         if pods:
             left_out += [*_NOT_IN_PODS, *_write_pods(pods, folder)]
-        elif not any(_about_pods(folder)):
+        has_pods = any(_about_pods(folder))
+        if not has_pods:
             left_out.append(_NOT_HERE)
-            if options.log and options.log != logs.STDIN:
-                _write_log(Path(options.log), folder / reader.LOG)
-            elif not (folder / reader.LOG).exists():
-                left_out.append("the log: name it with --log FILE")
+        if options.log and options.log != logs.STDIN:
+            _write_log(Path(options.log), folder / reader.LOG)
+        elif not has_pods and not (folder / reader.LOG).exists():
+            left_out.append("the log: name it with --log FILE")
         observation = reader.read(folder, options.launch, shown=shown_as)
         report = judge_observation(observation, contract, incidents).report
         launch = shown(next(filter(None, observation.launch.values()), ""))
@@ -149,12 +149,24 @@ def _copy(source: Path, folder: Path) -> None:
     folder.mkdir()
     with bundle.unpacked(source) as recording:
         place = recording if recording.is_dir() else recording.parent
-        for name in filter(lambda name: (place / name).is_file(), (*logs.PAGES, HOST)):
+        for name in filter(lambda name: (place / name).is_file(), logs.PAGES):
             shutil.copyfile(place / name, folder / name)
         about = reader.read_about(place)[0].splitlines()
         (folder / reader.ABOUT).write_text("".join(f"{_without_secrets(line)}\n" for line in about), encoding="utf-8")
+        if (place / HOST).is_file():
+            _write_json(_read_host(place / HOST), folder / HOST)
         for name in filter(lambda name: (place / name).is_file(), (reader.LOG, *_about_pods(place))):
             _write_log(place / name, folder / name)
+
+
+def _read_host(file: Path) -> dict[str, str]:
+    """Return the facts about a host, without secrets; none if the file has another content."""
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return {}
+    known = facts.items() if isinstance(facts, dict) else ()
+    return {hidden(name): hidden(str(fact)) for name, fact in known if fact is not None}
 
 
 def _without_secrets(line: str) -> str:
