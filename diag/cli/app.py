@@ -27,6 +27,7 @@ from diag.cli.options import (
     GpuName,
     Grouped,
     Json,
+    KubernetesPlace,
     LaunchRelease,
     PrometheusOptions,
     RecordOptions,
@@ -39,7 +40,6 @@ from diag.cli.options import (
     config_option,
     duration_option,
     evidence_option,
-    kubernetes_option,
     load_option,
     observe_options,
     output_option,
@@ -153,15 +153,7 @@ def doctor(
     targets: Targets = None,
     *,
     prometheus: PrometheusOptions,
-    k8s: Annotated[
-        str,
-        kubernetes_option(
-            "--k8s",
-            metavar="[CONTEXT/]NAMESPACE[/SELECTOR]",
-            help="Find vLLM's pods (example: prod-eu/inference/app=vllm) and read their pages, logs and status through"
-            " the API server.",
-        ),
-    ] = "",
+    k8s: KubernetesPlace = "",
     scrape: ScrapeOptions,
     probe: Annotated[
         bool, scrape_option("--probe", help="Also send one request for one token; without --probe, diag adds no load.")
@@ -253,8 +245,6 @@ def doctor(
     form = output.form
     more = {"probe": probe, "k8s": k8s, "version": vllm_version}
     options = observe_options(targets, prometheus, scrape, evidence, configuration, **more)
-    if k8s and (targets or prometheus.prometheus or evidence.log):
-        raise BadUsage("--k8s finds servers and their logs itself: leave out URLs, --prometheus and --log")
     if quiet and (verbose or keep_watching or form != "terminal"):
         raise BadUsage("--quiet prints line 1 only: leave out --verbose, --watch, --json and --markdown")
     if why and (verbose or quiet or keep_watching or form != "terminal"):
@@ -522,6 +512,7 @@ def bundle(
         ),
     ] = None,
     *,
+    k8s: KubernetesPlace = "",
     scrape: RecordOptions,
     evidence: EvidenceOptions,
     file: Annotated[
@@ -535,14 +526,15 @@ def bundle(
 ) -> None:
     """Put what the next person needs of a sick server into one file, without secrets; nothing is uploaded.
 
-    It holds the recording, the ends of the log, the stacks, facts about the host and the report; diag doctor FILE
-    judges it anywhere.
+    It holds the recording, the ends of the log, the stacks, facts about the host or the pods, and the report; diag
+    doctor FILE judges it anywhere.
     """
     from diag.commands import bundle as work
 
     if not (file or as_issue):
         raise BadUsage("name the file with -o FILE, or print an issue with --issue")
-    typer.echo(work.run(observe_options(targets, scrape, evidence, configuration), file, as_issue=as_issue))
+    options = observe_options(targets, scrape, evidence, configuration, k8s=k8s)
+    typer.echo(work.run(options, file, as_issue=as_issue))
 
 
 @command("Collect")

@@ -108,7 +108,7 @@ NOTES = {
     ),
     "bundle": notes(
         "diag bundle http://127.0.0.1:8000 --log /var/log/vllm.log -o sick.tar.zst",
-        "diag bundle sick.tar.zst --issue",
+        "diag bundle --k8s inference/app=vllm -o sick.tar.zst --issue",
         exits={0: "written", **UNREACHABLE},
         environment=CREDENTIALS,
     ),

@@ -82,6 +82,17 @@ Every = Annotated[float, seconds_option("--every", min=0.1, max=LONGEST_PAUSE, h
 Json = Annotated[bool, output_option("--json", help="Print JSON (its schema: diag/report/diag.COMMAND.schema.json).")]
 
 
+KubernetesPlace = Annotated[
+    str,
+    kubernetes_option(
+        "--k8s",
+        metavar="[CONTEXT/]NAMESPACE[/SELECTOR]",
+        help="Find vLLM's pods (example: prod-eu/inference/app=vllm) and read their pages, logs and status through the"
+        " API server.",
+    ),
+]
+
+
 class ScrapeOptions(NamedTuple):
     """Scraping of live servers."""
 
@@ -248,6 +259,8 @@ def observe_options(targets: Sequence[str] | None, *groups: Any, **more: Any) ->
             given |= {"prometheus": group.prometheus, "scope": group.scope(targets)}
         else:
             given |= group._asdict()
+    if more.get("k8s") and (targets or given.get("prometheus") or given.get("log")):
+        raise BadUsage("--k8s finds servers and their logs itself: leave out URLs, --prometheus and --log")
     return ObserveOptions([HERE] if targets is None else targets, **given, **more)
 
 

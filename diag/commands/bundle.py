@@ -3,12 +3,13 @@
 import json
 import platform
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation, record_servers, site
@@ -20,9 +21,12 @@ from diag.report import html, issue
 from diag.report import json as report_json
 from diag.sources.log import files as logs
 from diag.sources.recording import bundle, reader
-from diag.sources.source import shown_targets
+from diag.sources.source import SCRAPE_TIMEOUT, shown_targets
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.shown import shown
+
+if TYPE_CHECKING:
+    from diag.sources.kubernetes.servers import ServersOfNamespace
 
 HOST = "host.json"
 WHAT = {
@@ -37,24 +41,34 @@ FIRST, LAST = 2**20, 2**22
 """Bytes of the beginning and of the end of a log: the configuration and the first error, and the last minutes."""
 _COMMAND = re.compile(r'(launch|process) = ("(?:[^"\\]|\\["\\/bfnrt])*")')
 """A command of recording.toml as a string that TOML and JSON write alike."""
-_NOT_HERE = "container status and events: ask the API server (kubectl describe pod), or use diag doctor --k8s"
+POD = "pod-"
+"""The beginning of the names of files about pods; behind it the pod, its port, and one of OF_A_POD."""
+OF_A_POD = {
+    ".json": "a pod: launch, image, limits, probes, status and events, without secrets",
+    ".previous.log": "both ends of the log of the previous run of a pod's container, without secrets",
+    ".log": "both ends of the log of a pod's container, without secrets",
+}
+_NOT_HERE = "container status and events: ask the API server (kubectl describe pod), or use diag bundle --k8s"
+_NOT_IN_PODS = (
+    "GPUs, processes and the host: the API server does not show them",
+    "annotations and labels of the pods, and the values of their environment variables except harmless settings",
+)
 
 
 def run(options: ObserveOptions, file: Path | None, *, as_issue: bool) -> str:
-    """Write the bundle of live servers or of a recording, and return a sentence about it, or the text of an issue.
+    """Write the bundle of servers, pods or a recording, and return a sentence about it, or the text of an issue.
 
     BadUsage for other targets, and for a file that exists.
     """
-    if options.kind not in ("servers", "recording"):
-        raise BadUsage("a bundle is made of live servers or of a recording: name their URLs, or its folder")
+    if options.kind not in ("servers", "pods", "recording"):
+        raise BadUsage("a bundle is made of live servers or of a recording: name their URLs, its folder, or --k8s")
     if file and file.exists():
         raise BadUsage(f"{file} already exists: name a new file")
     with _gathered(options) as (folder, report, launch, left_out):
-        host = json.loads((folder / HOST).read_text(encoding="utf-8"))
-        text = issue.render(report, host, launch) if as_issue else ""
+        text = issue.render(report, _read_host(folder / HOST), launch) if as_issue else ""
         if file:
             with refused_in_words(file), file.open("xb") as out:
-                bundle.pack(folder, WHAT, left_out, out)
+                bundle.pack(folder, {**WHAT, **_about_pods(folder)}, left_out, out)
         said = f"{file}: {file.stat().st_size / 2**20:.1f} MiB; diagnose it with: diag doctor {file}" if file else ""
     missing = [f"left out: {each}" for each in left_out] if file else []
     return "\n".join(filter(None, [text.rstrip(), said, *missing]))
@@ -65,30 +79,69 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
     """Yield a folder with all files of the bundle, the report, the launch command, and what could not be had."""
     contract, incidents = site(options.incidents, options.contract)
     with tempfile.TemporaryDirectory(prefix="diag-") as place:
-        folder, left_out = Path(place) / "bundle", [_NOT_HERE]
-        if options.kind == "servers":
-            record_servers(options, folder)
-        else:
+        folder, left_out = Path(place) / "bundle", list[str]()
+        pods = _find(options) if options.kind == "pods" else None
+        if options.kind == "recording":
             _copy(Path(options.targets[0]), folder)
+            shown_as = options.targets[0]
+        else:
+            record_servers(options, folder, pods)
+            shown_as = pods.shown if pods else shown_targets(options.targets)
+        if pods:
+            left_out += [*_NOT_IN_PODS, *_write_pods(pods, folder)]
+        has_pods = any(_about_pods(folder))
+        if not has_pods:
+            left_out.append(_NOT_HERE)
         if options.log and options.log != logs.STDIN:
             _write_log(Path(options.log), folder / reader.LOG)
-        elif not (folder / reader.LOG).exists():
+        elif not has_pods and not (folder / reader.LOG).exists():
             left_out.append("the log: name it with --log FILE")
-        shown_as = shown_targets(options.targets) if options.kind == "servers" else options.targets[0]
         observation = reader.read(folder, options.launch, shown=shown_as)
         report = judge_observation(observation, contract, incidents).report
+        launch = shown(next(filter(None, observation.launch.values()), ""))
         if options.kind == "servers":
             report = report._replace(roll_calls=tuple(doctor.roll_calls(report, options.targets)))
             left_out += [f"stacks of {call.server}: {call.conclusion}" for call in report.roll_calls if call.unread]
+        elif pods:
+            command = f"diag doctor --k8s {shlex.quote(options.k8s)} --stacks"
+            left_out.append(f"stacks: {command} prints the command that reads them in each pod")
         else:
             left_out.append("stacks: a recording has none")
-        launch = shown(next(filter(None, observation.launch.values()), ""))
         if not (folder / HOST).exists():
             facts = _host(launch) if options.kind == "servers" else {}  # a recording may be of another host
-            (folder / HOST).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            _write_json(facts, folder / HOST)
         (folder / "doctor.json").write_text(report_json.render(report), encoding="utf-8")
         (folder / "report.html").write_text(html.render(report), encoding="utf-8")
         yield folder, report, launch, left_out
+
+
+def _find(options: ObserveOptions) -> "ServersOfNamespace":
+    from diag.sources.kubernetes.servers import find
+
+    return find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
+
+
+def _write_pods(pods: "ServersOfNamespace", folder: Path) -> Iterator[str]:
+    """Write the files about the pods; yield what could not be had."""
+    from diag.sources.kubernetes.pod_evidence import MOST_PODS_KEPT, gather
+
+    summaries = {}
+    for evidence in gather(pods, FIRST):
+        summaries[evidence.shown] = evidence.summary
+        _write_json(evidence.facts, folder / f"{POD}{evidence.name}.json")
+        for run, ends in evidence.logs.items():
+            _write_ends(ends.first, ends.last, folder / f"{POD}{evidence.name}.{run}")
+        yield from evidence.missing
+    _write_json(summaries, folder / HOST)
+    if len(pods.servers) > MOST_PODS_KEPT:
+        yield f"status, events and logs of {len(pods.servers) - MOST_PODS_KEPT} more pods: name a selector"
+
+
+def _about_pods(folder: Path) -> dict[str, str]:
+    """Return the files about pods, each with its description."""
+    files = sorted(path.name for path in folder.glob(f"{POD}*"))
+    found = {name: next((end for end in OF_A_POD if name.endswith(end)), "") for name in files}
+    return {name: OF_A_POD[end] for name, end in found.items() if end}
 
 
 def _copy(source: Path, folder: Path) -> None:
@@ -96,12 +149,24 @@ def _copy(source: Path, folder: Path) -> None:
     folder.mkdir()
     with bundle.unpacked(source) as recording:
         place = recording if recording.is_dir() else recording.parent
-        for name in filter(lambda name: (place / name).is_file(), (*logs.PAGES, HOST)):
+        for name in filter(lambda name: (place / name).is_file(), logs.PAGES):
             shutil.copyfile(place / name, folder / name)
         about = reader.read_about(place)[0].splitlines()
         (folder / reader.ABOUT).write_text("".join(f"{_without_secrets(line)}\n" for line in about), encoding="utf-8")
-        if (place / reader.LOG).is_file():
-            _write_log(place / reader.LOG, folder / reader.LOG)
+        if (place / HOST).is_file():
+            _write_json(_read_host(place / HOST), folder / HOST)
+        for name in filter(lambda name: (place / name).is_file(), (reader.LOG, *_about_pods(place))):
+            _write_log(place / name, folder / name)
+
+
+def _read_host(file: Path) -> dict[str, str]:
+    """Return the facts about a host, without secrets; none if the file has another content."""
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return {}
+    known = facts.items() if isinstance(facts, dict) else ()
+    return {hidden(name): hidden(str(fact)) for name, fact in known if fact is not None}
 
 
 def _without_secrets(line: str) -> str:
@@ -113,15 +178,24 @@ def _without_secrets(line: str) -> str:
 
 
 def _write_log(log: Path, to: Path) -> None:
-    """Write the beginning and the end of a log, each line without secrets."""
     (found,) = logs.read_logs([str(log)])
-    text = found.first + found.last
-    whole = not found.last and len(text) <= FIRST + LAST
-    parts = [text] if whole else [text[:FIRST], b"[... left out ...]", text[-LAST:]]
+    _write_ends(found.first, found.last, to)
+
+
+def _write_ends(first: bytes, last: bytes, to: Path) -> None:
+    """Write whole lines of the beginning and of the end of a log, each without secrets."""
+    text = first + last
+    parts = [text]
+    if last or len(text) > FIRST + LAST:  # a part of a line may lack the name before a secret
+        parts = [text[:FIRST].rpartition(b"\n")[0], b"[... left out ...]", text[-LAST:].partition(b"\n")[2]]
     with to.open("w", encoding="utf-8") as out:
         for part in parts:
             for line in part.decode("utf-8", "replace").splitlines():
                 out.write(hidden(line) + "\n")
+
+
+def _write_json(content: Any, to: Path) -> None:
+    to.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _host(launch: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`diag doctor`: diagnose a recording, live servers or a Prometheus; print the report and choose the exit status."""
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,13 @@ EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 MOST_COMPARED = 20
 """Unhealthy servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]
-_IN_A_POD = (
-    "; in a pod: kubectl debug -n NAMESPACE -it POD --target CONTAINER --profile sysadmin --image python:3.12-slim --"
-    ' sh -c "pip install -q py-spy; grep -lz ^VLLM:: /proc/[0-9]*/cmdline | cut -d/ -f3 | xargs -n1 py-spy dump --pid"'
+_IMAGE = "python:3.12-slim"
+IN_A_POD = (
+    'pip install -q py-spy && grep -lzxE "[V]LLM::.*|.*/[v]llm|[v]llm[.]entrypoints.*" /proc/[0-9]*/cmdline'
+    " | cut -d/ -f3 | xargs -rn1 py-spy dump --nonblocking --pid"
 )
-"""The command that reads the stacks in a pod: an ephemeral container changes the pod, so a person types it."""
+"""Prints the stacks of vLLM's processes, by their titles or the command of the API server, in a pod's namespace of
+processes; the brackets keep grep from finding itself."""
 
 
 def run(
@@ -44,10 +47,13 @@ def run(
     servers are not measured, which the short report does not print; `with_stacks` also reads the stacks of their
     processes. BadUsage if there is no incident `why`, and for stacks of anything but servers of this host.
     """
-    if with_stacks and options.kind != "servers":
-        raise BadUsage(f"--stacks reads the processes of a server on this host{_IN_A_POD if options.k8s else ''}")
+    if with_stacks and options.kind not in ("servers", "pods"):
+        raise BadUsage("--stacks reads the processes of a server on this host")
     report = _compared(options, baseline, only_suspects=only_suspects, with_vitals=with_vitals, why=why)
-    return report._replace(roll_calls=tuple(roll_calls(report, options.targets))) if with_stacks else report
+    if not with_stacks:
+        return report
+    calls = stacks_in_pods(report) if options.k8s else roll_calls(report, options.targets)
+    return report._replace(roll_calls=tuple(calls))
 
 
 def _compared(
@@ -104,6 +110,21 @@ def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
         states = {each.state for each in report.progress if instance_name(each.subject) == address.instance}
         found = roll_call(address.instance, dumps, works=states == {"busy"})
         yield found._replace(conclusion=f"{problem[0].upper()}{problem[1:]}.") if problem else found
+
+
+def stacks_in_pods(report: Report) -> Iterator[RollCall]:
+    """Yield the command that reads the stacks in each pod: it adds a container to the pod, so a person runs it."""
+    containers = dict(report.observed.containers)
+    for server in report.observed.servers:
+        if server.name not in containers:
+            yield RollCall(server.name, conclusion="Its container does not run: it has no stacks.")
+            continue
+        context, namespace, pod, container = containers[server.name]
+        place = [*(["--context", context] if context else []), "-n", namespace]
+        debug = ["debug", "-it", pod, f"--target={container}", "--profile=general", f"--image={_IMAGE}"]
+        command = shlex.join(["kubectl", *place, *debug, "--", "sh", "-c", IN_A_POD])
+        why = "Its processes are in a pod. This command adds a container to the pod, which reads their stacks:"
+        yield RollCall(server.name, conclusion=why, command=command)
 
 
 def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: bool = False) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diag.core.contract import Contract, apply_overrides, find, renamed_thresholds
 from diag.core.formatting import plural
@@ -21,6 +22,9 @@ from diag.knowledge.catalog import load
 from diag.sources import source
 from diag.sources.observation import Observation
 from diag.sources.source import Scraping, SourceOptions, open_source, read_logs, scrape_plan, shown_targets
+
+if TYPE_CHECKING:
+    from diag.sources.kubernetes.servers import ServersOfNamespace
 
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""
@@ -102,6 +106,7 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
         not_measured=() if observation.endings else not_measured(cache),
         mixed=tuple(observation.mixed.items()),
         endings=tuple(observation.endings.items()),
+        containers=tuple(observation.containers.items()),
     )
     return Snapshot(build_report(observed, incidents, cache, running), cache, running)
 
@@ -116,13 +121,14 @@ def running_of(observation: Observation, instance: str) -> Running:
 # -- commands that only keep or print what was observed ----------------------------------------------------------------
 
 
-def record_servers(options: ObserveOptions, folder: Path) -> str:
-    """Record live servers into a folder; return a sentence about what it holds."""
+def record_servers(options: ObserveOptions, folder: Path, pods: "ServersOfNamespace | None" = None) -> str:
+    """Record live servers, or those in `pods`, into a folder; return a sentence about what it holds."""
     from diag.report.terminal import bar
     from diag.sources.recording.writer import record
 
-    with bar(f"recording {shown_targets(options.targets)}") as tick:
-        recorded = record(options.targets, folder, scrape_plan(options, tick))
+    with bar(f"recording {pods.shown if pods else shown_targets(options.targets)}") as tick:
+        plan = scrape_plan(options, tick)
+        recorded = record(pods.addresses, folder, pods.plan(plan)) if pods else record(options.targets, folder, plan)
     silent = f", {recorded.silent_scrapes} without vLLM's metrics" if recorded.silent_scrapes else ""
     return (
         f"{folder}: {plural(recorded.scrapes, 'scrape')}, {recorded.failed_scrapes} failed{silent};"

@@ -24,6 +24,7 @@ from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure, known_failure
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
+from diag.sources.observation import PodContainer
 
 Verdict = Literal["healthy", "warning", "critical", "unknown"]
 CLAIM_IS_NEWS = 300.0
@@ -134,7 +135,7 @@ class Observed(NamedTuple):
 
     `defects` are those of the telemetry; `notes` are sentences of the source. `mixed` are servers, each
     with a metric whose series lack the label that tells their parts apart. `endings` are servers of which only a log is
-    known, each with how the log ends.
+    known, each with how the log ends. `containers` are the running ones of servers in pods, by the server's name.
     """
 
     source: str
@@ -149,6 +150,7 @@ class Observed(NamedTuple):
     defects: tuple[TelemetryDefect, ...] = ()
     mixed: tuple[tuple[str, str], ...] = ()
     endings: tuple[tuple[str, LogEnding], ...] = ()
+    containers: tuple[tuple[str, PodContainer], ...] = ()
 
 
 class NormalReading(NamedTuple):

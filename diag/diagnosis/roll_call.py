@@ -67,13 +67,17 @@ class Standing(NamedTuple):
 
 
 class RollCall(NamedTuple):
-    """The processes of one server, the suspects among them, and the conclusion in a sentence, with the next step."""
+    """The processes of one server, the suspects among them, and the conclusion in a sentence, with the next step.
+
+    `command` reads the stacks if diag cannot.
+    """
 
     server: str
     standing: tuple[Standing, ...] = ()
     suspects: tuple[int, ...] = ()
     conclusion: str = ""
     next: str = ""
+    command: str = ""
 
     @property
     def unread(self) -> bool:

@@ -32,6 +32,7 @@ def render(report: Report, host: Mapping[str, Any], launch: str) -> str:
         *(
             part
             for call in report.roll_calls
+            if not call.unread
             for part in (
                 f"Where the processes stand: {words.roll_call(call)}",
                 _block("text", ["  ".join(row) for row in words.standing_rows(call)]),

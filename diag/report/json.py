@@ -48,6 +48,7 @@ def document(report: Report) -> dict[str, Any]:
             "server": call.server,
             "conclusion": call.conclusion,
             "next": call.next,
+            "command": call.command,
             "processes": [
                 {**{name: getattr(each, name) for name in names}, "suspect": each.pid in call.suspects}
                 for each in call.standing

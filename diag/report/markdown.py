@@ -38,6 +38,7 @@ def render(report: Report, verbose: bool = False) -> str:
 
     for call in report.roll_calls:
         parts.append(f"## Stacks of {escape(call.server)}\n\n{escape(words.roll_call(call))}")
+        parts += [code(call.command)] if call.command else []
         rows = [tuple(map(escape, row)) for row in words.standing_rows(call)]
         parts += [table(("process", "within 2 s", "where it stands"), rows)] if rows else []
 

@@ -99,6 +99,7 @@ def roll_call_lines(report: Report) -> Lines:
         title = "Stacks" if len(report.roll_calls) == 1 else call.server
         lines += ["", *paragraph(f"{title}: {words.roll_call(call)}")]
         lines += table(words.standing_rows(call)) if call.standing else []
+        lines += verbatim("", call.command, 0)
     return lines
 
 

@@ -88,6 +88,15 @@ class SampleSource:
         return self._known[asked]
 
 
+class PodContainer(NamedTuple):
+    """A container in a pod, by the names that kubectl takes; `context` is "" for the current one."""
+
+    context: str
+    namespace: str
+    pod: str
+    container: str
+
+
 MOST_JUDGED = 1_000_000
 """Servers, engines and GPUs times instants that are judged: each takes 600 bytes over all conditions."""
 
@@ -101,6 +110,7 @@ class Observation(SampleSource):
     exporter alone. instances: the label `instance` of each target, the key of `settled`, and of `versions` (of vLLM),
     `models` and `launch` (without secrets) if they are known. mixed: by instance, a metric of vLLM or its exporter that
     lacks the label that tells its series apart. endings: by instance, how a log ends that is the only evidence.
+    containers: by instance, the containers of a Kubernetes cluster that run.
     """
 
     source: Literal["recording", "scrape", "log"]
@@ -116,6 +126,7 @@ class Observation(SampleSource):
     settled: Mapping[str, RunningConfig]
     mixed: Mapping[str, str]
     endings: Mapping[str, LogEnding] = field(default_factory=dict)
+    containers: Mapping[str, PodContainer] = field(default_factory=dict)
 
 
 class Origin(NamedTuple):

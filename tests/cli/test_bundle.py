@@ -11,19 +11,17 @@ from pathlib import Path
 import pytest
 import zstandard
 from support.bad_servers import PAGE, pages, serving
+from support.bundles import members
 from support.cli import diag
 from support.paths import ROOT
 from support.secrets import corpus, is_shown
 
+from diag.commands.bundle import OF_A_POD, WHAT
+from diag.sources.kubernetes.pod_evidence import MOST_PODS_KEPT
 from diag.sources.recording import bundle
 
 KEPT = ROOT / "tests/recordings"
 MIB = 2**20
-
-
-def members(bundle: Path) -> dict[str, bytes]:
-    with zstandard.open(bundle, "rb") as stream, tarfile.open(fileobj=io.BytesIO(stream.read())) as archive:
-        return {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
 
 
 def repacked(files: dict[str, bytes], to: Path, link: str = "", folder: str = "") -> Path:
@@ -70,7 +68,11 @@ def test_no_secret_of_a_log_is_in_any_of_its_files(tmp_path: Path) -> None:
     )
     with (folder / "server.log").open("a", encoding="utf-8") as log:
         log.writelines(f"{each.text}\n" for each in secrets)
+    host = {f"note_{at}": each.text for at, each in enumerate(secrets)}
+    (folder / "host.json").write_text(json.dumps(host), encoding="utf-8")
+    shutil.copy(folder / "server.log", folder / "pod-p_8000.previous.log")  # a bundle of pods, made again
     assert diag("bundle", str(folder), "-o", str(file)).returncode == 0
+    assert members(file)["pod-p_8000.previous.log"] == members(file)["server.log"]
     text = b"\n".join(members(file).values()).decode(errors="replace")
     assert [each for each in secrets if is_shown(each.secret, text)] == []
     assert "0123456789abcdefghij" not in text and "zyxwvutsrqponml98765" not in text
@@ -102,6 +104,7 @@ def test_of_a_log_of_a_gigabyte_both_ends_are_kept(tmp_path: Path) -> None:
     assert file.stat().st_size < 20 * MIB
     log_kept = members(file)["server.log"]
     assert b"[... left out ...]" in log_kept and log_kept.count(text.splitlines()[-1]) > 2
+    assert set(log_kept.splitlines()) <= {*text.splitlines(), b"[... left out ...]"}  # no line is cut
 
 
 def test_an_issue_has_the_sections_of_the_template(kept: Path) -> None:
@@ -145,3 +148,16 @@ def test_a_bundle_that_is_too_large_is_refused(kept: Path, monkeypatch: pytest.M
 def test_a_file_that_exists_is_not_overwritten(kept: Path) -> None:
     again = diag("bundle", str(KEPT / "engine_dead"), "-o", str(kept))
     assert again.returncode == 64 and "already exists" in again.stderr
+
+
+@pytest.mark.parametrize("content", ["[", "[]", '{"cpus": 8}'])
+def test_facts_about_the_host_are_foreign(tmp_path: Path, content: str) -> None:
+    folder = tmp_path / "recording"
+    shutil.copytree(KEPT / "engine_dead", folder)
+    (folder / "host.json").write_text(content)
+    done = diag("bundle", str(folder), "--issue")
+    assert done.returncode == 0 and ("cpus: 8" in done.stdout) == ("cpus" in content)
+
+
+def test_a_bundle_of_the_most_pods_can_be_unpacked() -> None:
+    assert len(WHAT) + len(OF_A_POD) * MOST_PODS_KEPT < bundle.MOST_FILES

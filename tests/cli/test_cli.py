@@ -76,7 +76,6 @@ def test_fail_on_sets_the_lowest_failing_verdict(recording: str, fail_on: str, s
         (["doctor", CASCADE, "--json", "--markdown"], 64, "exclude each other: choose one"),
         (["doctor", CASCADE, "--quiet", "--json"], 64, "--quiet prints line 1 only"),
         (["doctor", CASCADE, "--stacks"], 64, "--stacks reads the processes of a server on this host"),
-        (["doctor", "--k8s", "inference", "--stacks"], 64, "in a pod: kubectl debug -n NAMESPACE -it POD"),
         (["doctor", CASCADE, CASCADE], 64, "a recording is diagnosed alone"),
         (["doctor", CASCADE, "--fail-on", "often"], 64, "--fail-on"),
         (["doctor", CASCADE, "--incidents", "nowhere"], 64, "nowhere: not a folder"),

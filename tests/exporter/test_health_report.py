@@ -1,14 +1,16 @@
 """GET /health_report: the report of the exporter's own scrapes, in the form that machines read."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
-from support.bad_servers import closed_port
+from support.bad_servers import PAGE, closed_port
 from support.rewriting import scrapes
 from support.schemas import validator
 
-from diag.commands.exporter import Exporter, ExporterOptions
+from diag.commands import exporter as work
+from diag.commands.exporter import Exporter, ExporterOptions, LivenessThread
 from diag.commands.observe import judge_observation, site
 from diag.diagnosis.progress import Liveness
 from diag.report import health_report
@@ -45,3 +47,25 @@ def test_before_the_first_scrape_it_cannot_tell() -> None:
     content = json.loads(answer.body)
     validator(SCHEMA).validate(content)
     assert (answer.status, answer.kind, content["status"]) == (200, "application/json", "unknown")
+
+
+def test_a_report_is_valid_for_fifteen_seconds_however_often_it_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "JUDGED_EVERY", 1.0)
+    pages = list[bytes]()
+
+    def page() -> bytes:
+        pages.append(PAGE)
+        return PAGE
+
+    thread = LivenessThread("server:8000", page)
+    while json.loads(first := thread.report())["status"] == "unknown" and len(pages) < 2:
+        time.sleep(0.02)
+    seen = len(pages)
+    while len(pages) < seen + 2:
+        assert thread.report() == first
+        time.sleep(0.1)
+    moment = time.monotonic
+    monkeypatch.setattr(work.time, "monotonic", lambda: moment() + 8)
+    assert thread.report() == first
+    monkeypatch.setattr(work.time, "monotonic", lambda: moment() + 16)
+    assert thread.report() != first

@@ -20,7 +20,7 @@ from support.live import server as live
 from support.processes import TP2, engine, serving
 
 from diag.core.metric_families import FAMILIES, render
-from diag.exporter.process import collector, table
+from diag.exporter.process import collector, stacks, table
 from diag.exporter.process.collector import ProcessCollector, children
 from diag.exporter.process.server import Owner, find_server
 from diag.exporter.process.table import ProcessEntry
@@ -611,3 +611,18 @@ def _look_as_nobody(port: int, theirs: Any) -> None:
     processes = ProcessCollector(port)
     found = (values(processes, family) for family in (STOPPED, RESIDENT, READS))
     theirs.send((processes.launch(), processes.visible(), *found))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not stacks._py_spy(), reason="needs root, to give up its rights, and py-spy")
+@pytest.mark.parametrize("may_read", [True, False])
+def test_without_the_right_to_read_a_process_its_stack_is_replaced_by_the_reason(may_read: bool) -> None:
+    code = "from sys import argv; from diag.exporter.process import stacks, server\n"
+    code += "(seen,) = stacks.take({int(argv[1]): server.Owner('worker', '0')}); print(len(seen.frames), seen.problem)"
+    rights = [] if may_read else ["setpriv", "--bounding-set=-sys_ptrace"]
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as read:
+        assert read.stdout and read.stdout.readline()
+        command = [*rights, sys.executable, "-c", code, str(read.pid)]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        read.kill()
+    lacking = "0 this user may not read its memory: run diag as the server's user or as root (CAP_SYS_PTRACE)"
+    assert answer.strip() == ("1" if may_read else lacking)

@@ -71,6 +71,7 @@ from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
 from diag.sources.kubernetes.cluster import Api, Cluster, Place
+from diag.sources.kubernetes.pod_evidence import gather
 from diag.sources.kubernetes.servers import find_with
 from diag.sources.recording.bundle import MAGIC, pack, unpacked
 from diag.sources.recording.reader import read as read_recording
@@ -212,12 +213,17 @@ def bundle(text: bytes) -> str:
 
 
 def k8s(text: bytes) -> str:
-    """Pods, events and a container's log as an API server answers them: found, told, and their logs followed."""
+    """Pods, events and a container's log as an API server answers them: found, told, their logs followed, and kept."""
     pods, events, said = [*text.split(BETWEEN), b"{}", b""][:3]
+    one = b"{}"
+    with suppress(ValueError, RecursionError, LookupError, TypeError):
+        one = json.dumps(json.loads(pods)["items"][0]).encode()
 
     def answer(request: Request) -> Reply:
         if "/proxy/" in request.path:
             return Reply() if b"proxied" in pods else Reply(b"connection refused", 503)
+        if "/pods/" in request.path and "/log" not in request.path:
+            return Reply(one)
         body = said if "/log" in request.path else events if "/events" in request.path else pods
         return Reply(body, 200, {"Content-Type": "application/json"})
 
@@ -228,6 +234,7 @@ def k8s(text: bytes) -> str:
         for found in servers.servers.values():
             found.view.log._looked_at = 0.0
             told.append(plain(found.view.log.collect().samples).decode())
+        told += [json.dumps([kept.facts, kept.summary, kept.missing]) for kept in gather(servers, 2**16)]
         return "".join(told)
 
 

@@ -98,7 +98,7 @@ def serving(answer: Answer, context: ssl.SSLContext | None = None, keep: bool = 
                 with suppress(OSError):
                     self.wfile.write(reply.body)
 
-        do_GET = do_POST = handle_one  # noqa: N815
+        do_GET = do_POST = do_PATCH = handle_one  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass

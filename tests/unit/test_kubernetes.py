@@ -1,18 +1,21 @@
 """Reading the pods of a cluster, without a cluster: the vLLM servers among them, and the meaning of their status."""
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from support.bad_servers import Reply, Request, serving
+from support.secrets import corpus, is_shown
 
 from diag.core.errors import BadUsage, Unreachable
 from diag.http.address import parse
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure
 from diag.sources.kubernetes.cluster import Api, Cluster, Place, place
+from diag.sources.kubernetes.pod_evidence import MOST_EVENTS, PodEvidence, gather
 from diag.sources.kubernetes.pod_object import candidates, container_status, failed_probes, not_started, note
 from diag.sources.kubernetes.servers import ContainerLog, find_with
 
@@ -386,3 +389,59 @@ def test_a_list_of_pods_that_never_ends_is_given_up() -> None:
     with serving(lambda request: endless) as server:
         assert Api(Cluster(parse(server.url), Credentials()), 5.0).pods("inference", "") == []
         assert len(server.requests) == 1
+
+
+def stamped(number: int) -> bytes:
+    return b"2027-01-15T08:00:%02d.000000000Z line %02d\n" % (number, number)
+
+
+def gathered(known: dict[str, Any], log: bytes, first_bytes: int) -> PodEvidence:
+    """The evidence about the only server of an API server, whose log is `log`."""
+
+    def answer(request: Request) -> Reply:
+        url = urlsplit(request.path)
+        asked = parse_qs(url.query)
+        if url.path.endswith("/log"):
+            return Reply(log[: int(asked["limitBytes"][0])] if "limitBytes" in asked else log[-5 * len(stamped(0)) :])
+        found = next((content for end, content in known.items() if url.path.endswith(end)), None)
+        return Reply(json.dumps(found or {}).encode(), 403 if found is None else 200)
+
+    with serving(answer) as server:
+        found = find_with(Api(Cluster(parse(server.url), Credentials()), 5.0), Place("", "n", ""))
+        (evidence,) = gather(found, first_bytes)
+    return evidence
+
+
+def test_evidence_about_a_pod_has_no_secret() -> None:
+    secrets = list(corpus())
+    values = [each.secret for each in secrets]
+    probe = {"httpGet": {"port": 1, "httpHeaders": [{"name": "Authorization", "value": values[0]}]}}
+    over = {"terminated": {"exitCode": 1, "message": "\n".join(each.text for each in secrets[:20])}}
+    image, digest = "vllm/vllm-openai:v0.32.0", f"sha256:{'0af1' * 16}"
+    found = pod(
+        {},
+        {"restartCount": 1, "lastState": over, "image": image, "imageID": f"vllm@{digest}"},
+        image=image,
+        args=["--model", "q", *(f"--api-key={value}" for value in values)],
+        env=[{"name": f"TOKEN_{number}", "value": value} for number, value in enumerate(values)],
+        readinessProbe=probe,
+    )
+    found["metadata"]["annotations"] = {f"a/{number}": value for number, value in enumerate(values)}
+    events = [{"message": each.text, "reason": "Failed"} for each in secrets]
+    kept = gathered({"/pods": {"items": [found]}, "/pods/p": found, "/events": {"items": events}}, b"", 100)
+    text = json.dumps([kept.facts, kept.summary], ensure_ascii=False)
+    assert [each for each in secrets if is_shown(each.secret, text)] == []
+    assert len(kept.facts["events"]) == MOST_EVENTS and kept.facts["containers"][0]["env"]["TOKEN_0"] == "REDACTED"
+    assert kept.summary == f"{image} ({digest})"
+
+
+@pytest.mark.parametrize(("lines", "kept"), [(3, [0, 1, 2]), (9, range(9)), (40, [*range(7), *range(35, 40)])])
+def test_both_ends_of_a_log_are_kept_and_no_line_twice(lines: int, kept: Iterable[int]) -> None:
+    crashed = pod({}, {"restartCount": 1, "lastState": ended("Error", 1)}, image="vllm/vllm-openai")
+    log = b"".join(map(stamped, range(lines)))
+    found = gathered({"/pods": {"items": [crashed]}, "/pods/p": crashed}, log, 7 * len(stamped(0)) + 4)
+    assert found.logs.keys() == {"log", "previous.log"}
+    for first, last in found.logs.values():
+        assert first + last == b"".join(map(stamped, kept)) and bool(last) == (lines == 40)
+    (missing,) = found.missing
+    assert missing.startswith("events of container main of pod p: this account may not list events")

@@ -27,7 +27,7 @@ from diag.normal import baseline
 from diag.promql import parser
 from diag.ramp import kept, results
 from diag.sources import observation
-from diag.sources.kubernetes import cluster, servers
+from diag.sources.kubernetes import cluster, pod_evidence, servers
 from diag.sources.prometheus import client as queries
 from diag.sources.recording import reader
 from diag.vllm.command import parse
@@ -64,6 +64,7 @@ STATED = {
     "time-outs of queries": f"{queries.MOST_TIMEOUTS - 1}",
     "pods and servers of a namespace (`--k8s`)": f"{cluster.MOST_PODS:,} and {servers.MOST_SERVERS}",
     "log of a container (`--k8s`)": f"first {servers.FIRST_BYTES // 1024} KiB and last {servers.LAST_LINES:,} lines",
+    "pods in a bundle (`diag bundle --k8s`)": f"{pod_evidence.MOST_PODS_KEPT} pods, {pod_evidence.MOST_EVENTS} events",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
     "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept.MOST_BYTES // MIB} MiB; {MOST_FILES} results",

@@ -243,13 +243,10 @@ class Api:
         return self._json(f"{namespaced(namespace)}/pods/{quote(name)}", "get pods", namespace, {}, POD)
 
     def events(self, namespace: str, pod: str) -> list[Mapping[str, Any]]:
-        """List the recent events of a pod; none if the account may not read them."""
-        try:
-            query = {"fieldSelector": f"involvedObject.name={pod}"}
-            found = self._json(f"{namespaced(namespace)}/events", "list events", namespace, query, _EVENTS)
-            return list(found.get("items", ()))
-        except Failure:
-            return []
+        """List the recent events of a pod; Failure if the account may not read them."""
+        query = {"fieldSelector": f"involvedObject.name={pod}"}
+        found = self._json(f"{namespaced(namespace)}/events", "list events", namespace, query, _EVENTS)
+        return list(found.get("items", ()))
 
     def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> bytes:
         """Read a part of a container's log, each line after its time; Failure if it cannot be read."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from diag.core.formatting import moment, plural, printable, resource_quantity
 from diag.core.metric_families import Sample
 from diag.exporter.log.trackers import STEADY_SECONDS
+from diag.vllm.command.free_text import hidden
 
 Pod = Mapping[str, Any]
 DEFAULT_PORTS = (8000, 8080)
@@ -53,28 +54,40 @@ MOST_ODD = 8
 """Odd fields that are named."""
 LAST_MOMENT = 2e11
 """Unix seconds from which on no moment can be written."""
-_PROBE = {"httpGet": {"port": (int, str)}, "periodSeconds": int, "failureThreshold": int}
+_SECONDS = ("initialDelaySeconds", "periodSeconds", "timeoutSeconds")
+_PROBE = {
+    "httpGet": {"path": str, "port": (int, str)},
+    **dict.fromkeys((*_SECONDS, "failureThreshold", "successThreshold"), int),
+}
 _CONTAINER = {
-    **{"name": str, "image": str, "command": [str], "args": [str], "env": [{"name": str}]},
-    **{"ports": [{"name": str, "containerPort": int, "protocol": str}], "resources": {"limits": {str: str}}},
+    **{"name": str, "image": str, "command": [str], "args": [str], "env": [{"name": str, "value": str}]},
+    "ports": [{"name": str, "containerPort": int, "protocol": str}],
+    "resources": {"limits": {str: str}, "requests": {str: str}},
     **dict.fromkeys(PROBES, _PROBE),
 }
 _STATE = {
-    "terminated": {"finishedAt": str, "exitCode": int, "reason": str},
+    "terminated": {"startedAt": str, "finishedAt": str, "exitCode": int, "reason": str, "message": str},
     "waiting": {"reason": str, "message": str},
     "running": {"startedAt": str},
 }
-_STATUS = {"name": str, "state": _STATE, "lastState": _STATE, "restartCount": int, "ready": bool}
+_STATUS = {
+    **{"name": str, "image": str, "imageID": str, "state": _STATE, "lastState": _STATE},
+    **{"restartCount": int, "ready": bool},
+}
+_CONDITION = {"type": str, "status": str, "reason": str, "message": str, "lastTransitionTime": str}
 POD = {
     "metadata": {"name": str, "labels": {str: str}, "annotations": {str: str}, "deletionTimestamp": str},
-    "spec": {"containers": [_CONTAINER]},
+    "spec": {"nodeName": str, "shareProcessNamespace": bool, "containers": [_CONTAINER]},
     "status": {
-        **{"phase": str, "reason": str, "message": str, "conditions": [{"status": str, "reason": str, "message": str}]},
+        **{"phase": str, "reason": str, "message": str, "conditions": [_CONDITION]},
         **{"containerStatuses": [_STATUS], "initContainerStatuses": [_STATUS]},
     },
 }
 """The fields of a pod that are read, and their types; a mapping with the key `str` takes any names."""
-EVENT = {"involvedObject": {"fieldPath": str}, "message": str, "count": int}
+EVENT = {
+    **{"type": str, "reason": str, "message": str, "count": int, "involvedObject": {"fieldPath": str}},
+    **{"firstTimestamp": str, "lastTimestamp": str, "eventTime": str},
+}
 
 
 def conforming(value: Any, shape: Any, odd: set[str], place: str = "") -> Any:
@@ -254,11 +267,11 @@ class ContainerStatus(NamedTuple):
 
 def container_status(pod: Pod, container: str) -> ContainerStatus:
     """Read the state of a container from its pod."""
-    status = next(iter(_named(part(pod, "status").get("containerStatuses"), container)), {})
+    status = next(iter(named(part(pod, "status").get("containerStatuses"), container)), {})
     state = part(status, "state")
     ended = part(state, "terminated") or part(part(status, "lastState"), "terminated")
     run = Ended(_time(ended.get("finishedAt")), int(ended.get("exitCode") or 0), str(ended.get("reason", "")))
-    wanted = next(iter(_named(containers(pod), container)), {})
+    wanted = next(iter(named(containers(pod), container)), {})
     limits = part(part(wanted, "resources"), "limits")
     waiting = part(state, "waiting")
     return ContainerStatus(
@@ -281,7 +294,7 @@ def not_started(pod: Pod) -> str:
         return f"{shown} is being deleted"
     if status.get("phase") in ("Succeeded", "Failed"):
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return f"{shown} has ended ({printable(why or status['phase'], 200)})"
+        return f"{shown} has ended ({printable(hidden(why or status['phase']), 200)})"
     if status.get("phase") != "Pending":
         return ""
     states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
@@ -289,7 +302,7 @@ def not_started(pod: Pod) -> str:
     reasons += [condition for condition in status.get("conditions") or [] if condition.get("status") == "False"]
     found = [f"{why['reason']}, {why['message']}" for why in reasons if why.get("reason") and why.get("message")]
     why = found[0] if found else "its containers are being created"
-    return f"{shown} is pending: {printable(why, 200)}"
+    return f"{shown} is pending: {printable(hidden(why), 200)}"
 
 
 def note(shown: str, found: ContainerStatus, probes: Sequence[str] = ()) -> Iterator[str]:
@@ -300,7 +313,7 @@ def note(shown: str, found: ContainerStatus, probes: Sequence[str] = ()) -> Iter
         how = f"{at}{found.last.reason or 'Error'}, exit status {found.last.status}"
         parts.append(f"{plural(found.restarts, 'restart')} ({printable(how)})")
     if found.waits:
-        why = found.message.partition(" restarting failed")[0]
+        why = hidden(found.message.partition(" restarting failed")[0])
         parts.append(printable(found.waits) + (f" ({printable(why, 200)})" if why else ""))
     if parts or probes:
         yield f"{shown}: {', '.join([*parts, *probes])}"
@@ -308,7 +321,7 @@ def note(shown: str, found: ContainerStatus, probes: Sequence[str] = ()) -> Iter
 
 def failed_probes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the failures of the probes after which the kubelet restarts a container, counted from its events."""
-    wanted = next(iter(_named(containers(pod), container)), {})
+    wanted = next(iter(named(containers(pod), container)), {})
     field = f"spec.containers{{{container}}}"
     own = [event for event in events if part(event, "involvedObject").get("fieldPath") == field]
     for probe in ("startupProbe", "livenessProbe"):
@@ -328,5 +341,6 @@ def _time(text: object) -> float:
     return at if 0 < at < LAST_MOMENT else 0.0
 
 
-def _named(items: Any, wanted: str) -> list[Mapping[str, Any]]:
+def named(items: Any, wanted: str) -> list[Mapping[str, Any]]:
+    """Return the items with a name."""
     return [item for item in items or [] if item.get("name") == wanted]

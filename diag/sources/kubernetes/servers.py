@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diag.core.errors import Unreachable
 from diag.core.formatting import listed, plural, printable
@@ -21,7 +21,7 @@ from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.vllm_page import is_ours
 from diag.http.address import PAGE, Address
-from diag.http.client import Client, run_in_thread
+from diag.http.client import run_in_thread
 from diag.http.credentials import Credentials
 from diag.http.failure import Failure
 from diag.http.vllm_server import ACCEPT, VllmServer
@@ -39,7 +39,7 @@ from diag.sources.kubernetes.pod_object import (
 )
 from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, scrape
-from diag.sources.observation import Observation
+from diag.sources.observation import Observation, PodContainer
 from diag.vllm.running_config import ServerFacts
 
 FIRST_BYTES, LAST_LINES = 512 * 2**10, 5_000
@@ -191,10 +191,11 @@ class PodAddress(Address):
 
 
 class FoundServer(NamedTuple):
-    """One vLLM server: the address of its page, the view of its pod, and its failed probes."""
+    """One vLLM server: the address of its page, its container, the view of its pod, and its failed probes."""
 
     instance: str
     address: PodAddress
+    container: PodContainer
     view: PodView
     shown: str
     probes: tuple[str, ...]
@@ -207,9 +208,9 @@ class FoundServer(NamedTuple):
 
 
 class ServersOfNamespace(NamedTuple):
-    """The servers by instance (pod:port), the client that reaches them, and notes for the user."""
+    """The servers by instance (pod:port), the API server that reaches them, and notes for the user."""
 
-    client: Client
+    api: Api
     servers: Mapping[str, FoundServer]
     notes: tuple[str, ...]
 
@@ -223,17 +224,24 @@ class ServersOfNamespace(NamedTuple):
         """The names of the servers, safe to print."""
         return ", ".join(found.address.shown for found in self.servers.values())
 
-    def scrape(self, plan: ScrapePlan) -> Observation:
-        """Scrape the servers by a plan, each joined with its container's log and status."""
+    def plan(self, plan: ScrapePlan) -> ScrapePlan:
+        """Return the plan with each server joined with its container's log and status, and with the notes on both."""
 
         def beside(server: VllmServer) -> JoinedPages:
             found = next(found for found in self.servers.values() if found.address == server.address)
             return JoinedPages(server, found.view)
 
-        plan = replace(plan, credentials=Credentials(), client=lambda *_: self.client, beside=beside)
-        seen = scrape(self.addresses, plan)
-        notes = [note for found in self.servers.values() for note in found.notes()]
-        return replace(seen, notes=(*notes, *self.notes, *seen.notes))
+        def all_notes() -> Sequence[str]:
+            return [*(note for found in self.servers.values() for note in found.notes()), *self.notes]
+
+        client = self.api.client
+        return replace(plan, credentials=Credentials(), client=lambda *_: client, beside=beside, notes=all_notes)
+
+    def scrape(self, plan: ScrapePlan) -> Observation:
+        """Scrape the servers by a plan."""
+        seen = scrape(self.addresses, self.plan(plan))
+        runs = ((name, found) for name, found in self.servers.items() if found.view.log.status.running_since)
+        return replace(seen, containers={instance: found.container for instance, found in runs})
 
 
 def find(text: str, timeout: float) -> ServersOfNamespace:
@@ -248,7 +256,7 @@ def find_with(api: Api, place: Place) -> ServersOfNamespace:
     possible = [(pod, candidate) for pod in pods for candidate in candidates(pod)]
     idle = [why for pod, candidate in possible if candidate.certain and (why := not_started(pod))]
     alive = [(pod, candidate) for pod, candidate in possible if not not_started(pod)]
-    inspections = [run_in_thread(partial(_inspect, api, place.namespace, *pair)) for pair in alive[:MOST_SERVERS]]
+    inspections = [run_in_thread(partial(_inspect, api, place, *pair)) for pair in alive[:MOST_SERVERS]]
     found = [inspection.result() for inspection in inspections]
     servers = {server.instance: server for server in found if isinstance(server, FoundServer)}
     reasons = list(dict.fromkeys([*idle, *(reason for reason in found if isinstance(reason, str) and reason)]))
@@ -265,11 +273,12 @@ def find_with(api: Api, place: Place) -> ServersOfNamespace:
         reasons.append(f"only the first {len(pods):,} pods were looked at: name a selector")
     if len(alive) > MOST_SERVERS:
         reasons.append(f"only the first {MOST_SERVERS} of {len(alive)} containers were looked at: name a selector")
-    return ServersOfNamespace(api.client, servers, tuple(reasons))
+    return ServersOfNamespace(api, servers, tuple(reasons))
 
 
-def _inspect(api: Api, namespace: str, pod: Pod, candidate: Candidate) -> FoundServer | str:
+def _inspect(api: Api, place: Place, pod: Pod, candidate: Candidate) -> FoundServer | str:
     """Return the server, or why it cannot be judged; "" if the container is no server."""
+    namespace = place.namespace
     shown, status = f"pod {printable(candidate.pod)}", container_status(pod, candidate.container)
     try:
         port = _metrics_port(api, namespace, candidate)
@@ -284,10 +293,14 @@ def _inspect(api: Api, namespace: str, pod: Pod, candidate: Candidate) -> FoundS
             )
     log = ContainerLog(api, namespace, candidate, status)
     log.begin()
-    events = [] if status.ready and not status.restarts else api.events(namespace, candidate.pod)
+    events: list[Mapping[str, Any]] = []
+    if not status.ready or status.restarts:
+        with suppress(Failure):  # the account may not read them
+            events = api.events(namespace, candidate.pod)
     return FoundServer(
         f"{candidate.pod}:{port}",
         _address(api, namespace, candidate, port),
+        PodContainer(place.context, namespace, candidate.pod, candidate.container),
         PodView(log, candidate.command),
         f"container {printable(candidate.container)} of {shown}",
         tuple(failed_probes(pod, candidate.container, events)),

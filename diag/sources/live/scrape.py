@@ -48,6 +48,7 @@ class ScrapePlan:
     credentials: None reads the environment. probe: time limit of one request for one token, None for no probe.
     client: makes the HTTP client for a server. beside: the source of a server's pages, None for the server itself.
     on_progress: called after every scrape. should_go_on: called when `duration` is over, and then every few scrapes.
+    notes: what the source of the pages adds to the notes about the scraping.
     """
 
     every: float = 2.0
@@ -60,6 +61,7 @@ class ScrapePlan:
     beside: Callable[[VllmServer], Pages | None] = lambda _: None
     on_progress: Callable[[ScrapeProgress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
+    notes: Callable[[], Sequence[str]] = tuple
 
 
 class _Interrupted(Exception):
@@ -103,7 +105,8 @@ class Scraper:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes about the scraping itself, without those about single scrapes."""
-        return (*self._notes, *self._clock.jumps, *(note for watched in self._servers for note in watched.server.notes))
+        of_servers = (note for watched in self._servers for note in watched.server.notes)
+        return (*self._plan.notes(), *self._notes, *self._clock.jumps, *of_servers)
 
     def run(self) -> Observation:
         """Scrape to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""

@@ -17,6 +17,7 @@ from diag.core.errors import BadRecording, BadUsage
 from diag.core.files import exists, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.exposition import CUT, is_cut
+from diag.http.address import Address
 from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper
 from diag.sources.log.files import PAGES
 from diag.sources.observation import Observation
@@ -30,8 +31,8 @@ _HEADER = re.compile(rb"^# scrape", re.MULTILINE)
 _GZIP = 31
 
 
-def record(targets: Sequence[str], folder: Path, plan: ScrapePlan) -> Observation:
-    """Scrape live servers and write their pages to a new or empty folder.
+def record(targets: Sequence[str] | Mapping[str, Address], folder: Path, plan: ScrapePlan) -> Observation:
+    """Scrape live servers, given as for `scrape`, and write their pages to a new or empty folder.
 
     Raises BadUsage for another folder, BadRecording if it cannot be written, Unreachable if no server answers.
     """

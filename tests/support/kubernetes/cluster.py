@@ -29,7 +29,7 @@ STARTED = "2026-11-01T00:00:00Z"
 class PlayedPod:
     """A pod with one container: what it is asked to be, what became of it, and the page and logs that it has.
 
-    `recording` is replayed at `port`; `log` and `previous` are lines, each with its time before it.
+    `recording` is replayed at `port`; `log` and `previous` are lines, each with its time before it. `events` are texts.
     """
 
     namespace: str
@@ -42,6 +42,8 @@ class PlayedPod:
     port: int = 8000
     log: str = ""
     previous: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    events: Sequence[str] = ()
 
     @property
     def container(self) -> Mapping[str, Any]:
@@ -51,14 +53,21 @@ class PlayedPod:
         """The requests that make it."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         pod = {
-            "metadata": {"name": self.name, "labels": self.labels},
+            "metadata": {"name": self.name, "labels": self.labels, "annotations": self.annotations},
             "spec": {"nodeName": "node", "containers": [self.container]},
         }
         running = {"state": {"running": {"startedAt": STARTED}}, "ready": True, "restartCount": 0}
         container = {"name": self.container["name"], "image": "", "imageID": "", **running, **self.status}
         status = {"phase": self.phase, "podIP": address, "podIPs": [{"ip": address}]}
         status |= {"containerStatuses": [container]} if self.phase == "Running" else {}
-        return [("POST", path, pod), ("PATCH", f"{path}/{self.name}/status", {"status": status})]
+        requests = [("POST", path, pod), ("PATCH", f"{path}/{self.name}/status", {"status": status})]
+        field = f"spec.containers{{{self.container['name']}}}"
+        about = {"kind": "Pod", "namespace": self.namespace, "name": self.name, "fieldPath": field}
+        for number, text in enumerate(self.events):
+            event = {"metadata": {"name": f"{self.name}.{number}"}, "involvedObject": about, "type": "Warning"}
+            event |= {"reason": "Unhealthy", "message": text, "count": 3, "lastTimestamp": STARTED}
+            requests.append(("POST", f"/api/v1/namespaces/{self.namespace}/events", event))
+        return requests
 
 
 def restamped(text: str, last: float) -> str:
