@@ -75,6 +75,7 @@ THROTTLE_REASONS = {
 }
 """Reasons why a GPU lowers its clocks, each with its bit in nvmlClocksEventReasons (nvml.h 13.5) and in DCGM."""
 LABELS: Mapping[str, str] = {
+    "frames": "the innermost frame of the traceback and, if it is none of vLLM, vLLM's innermost one; empty if unknown",
     "cause": "the exception that the quoted one was raised from; empty if there is none",
     "clock": "sm or memory",
     "collective": "the kind of collective as NCCL names it, AllReduce for example; empty if it is not known",
@@ -178,7 +179,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_log_crash_timestamp_seconds": _gauge(
         "Unix time at which a server that served ended by itself last, also after it was started again; labels quote"
         " the log line with the reason.",
-        *("event", "process", "file", "line", "text", "cause"),
+        *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
     "diag_vllm_log_events_total": _counter("Log lines that show this event, since the exporter started.", "event"),
     "diag_vllm_log_event_last_timestamp_seconds": _gauge(
@@ -201,7 +202,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
-        *("event", "process", "file", "line", "text", "cause"),
+        *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
     "diag_vllm_log_last_line_timestamp_seconds": _gauge(
         "Unix time of the last log line.", unread="It shows whether the log is still written to."

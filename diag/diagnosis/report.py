@@ -353,7 +353,8 @@ def build_report(
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
         texts = [text for each in quoted for text in (each.text, each.cause) if text]
-        failure = known_failure(texts, known.version, models.get(instance_name(diagnosis.subject), ""))
+        model, frames = models.get(instance_name(diagnosis.subject), ""), quoted[0].frames if quoted else ""
+        failure = known_failure(texts, known.version, model, frames)
         if failure:  # what is known of the line says more than the incident's advice for any line
             own = [each for each in proposals if each.changes or each.computed or each in linted]
             commands = [each for each in proposals if each.fix.command and each not in own]

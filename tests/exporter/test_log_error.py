@@ -13,7 +13,7 @@ from diag.exporter.log.tail import FIRST, LAST, LogTail
 from diag.exporter.log.trackers import MOST_TEXT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
-NAMES = ("event", "process", "file", "line", "text", "cause")
+NAMES = ("event", "process", "file", "line", "text", "cause", "frames")
 CORE = "(EngineCore_DP0 pid=68) ERROR 11-21 02:00:00 [core.py:936] "
 API = "(APIServer pid=1) ERROR 11-21 02:00:01 [serving.py:500] "
 DIES = "(APIServer pid=1) ERROR 11-21 02:00:01 [async_llm.py:906] "

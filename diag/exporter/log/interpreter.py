@@ -157,6 +157,13 @@ class LogInterpreter:
         """The line of a rank that waits for a lock, until the start moves."""
         self._aborting: tuple[Pattern, ParsedLine, float] | None = None
         """The first unproven line of a device's runtime that aborts a process."""
+        self._latest_line: ParsedLine | None = None
+        self._announced: tuple[ErrorLine, int] | None = None
+        """An exception announced as the end of a process, behind which no line says that the server ended, and `served`
+        at that time.
+        """
+        self._last_failure: RootCauseTracker | None = None
+        """The root cause of the last failed start."""
         self._pending: list[ErrorLine] = []
         """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
         self._begun: float | None = None
@@ -235,6 +242,7 @@ class LogInterpreter:
 
         Return a line that only claims what it says, and was not interpreted.
         """
+        self._latest_line = line
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
         self._is_vllm = self._is_vllm or bool(line.source) or says_failure
         if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
@@ -291,8 +299,19 @@ class LogInterpreter:
     def finish(self) -> None:
         """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
         pending, self._pending = self._pending, []
+        self._recall_last_failure()
+        announced, served = self._announced or (None, 0)
+        if announced is not None and (not self._startup.is_ready or (announced.in_step and served == self.served)):
+            pending = [announced, *pending]
+        elif self._startup.is_ready:
+            return
+        elif not pending and not self._root_cause.has_reason and self._latest_line is not None:
+            error = self._tracebacks.cut_short(self._latest_line, self.latest or 0.0)
+            pending = [error] if error else []
         self._is_vllm = self._is_vllm or bool(pending)
-        if self._startup.has_ended or self._startup.is_ready or not (pending or self._dead):
+        if self._startup.has_ended or not (pending or self._dead):
+            if pending and not self._root_cause.has_reason:  # the failure is known, and its reason was cut off
+                self._give_reason(pending)
             return
         if pending:
             self._give_reason(pending)
@@ -305,6 +324,11 @@ class LogInterpreter:
             self._die(at)
         else:
             self._fail(at)
+
+    def _recall_last_failure(self) -> None:
+        """Take the root cause of the last failed start if a later one, in which the log ends, has none."""
+        if self._last_failure is not None and not self._startup.is_ready and not self._root_cause.has_reason:
+            self._root_cause = self._last_failure
 
     def _die(self, at: float) -> None:
         """Note that an engine at work died; one that works without an API server never logs that it is ready."""
@@ -397,7 +421,9 @@ class LogInterpreter:
             if ends_server:  # and its start
                 self._root_cause.end()
                 self._fail(at)
-            elif error.announced.startswith(_HIT) and not self._startup.is_ready:
+            elif error.announced:
+                self._announced = error, self.served
+            if not ends_server and error.announced.startswith(_HIT) and not self._startup.is_ready:
                 self._root_cause.end()
                 (self._die if error.in_step else self._fail)(at)
 
@@ -455,7 +481,9 @@ class LogInterpreter:
         self._cut, self.drains_until = Counter(), 0.0
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
-        self.starts, self._begun = self.starts + 1, at
+        self.starts, self._begun, self._announced = self.starts + 1, at, None
+        if self._root_cause.has_reason:
+            self._last_failure = self._root_cause
         self._root_cause = RootCauseTracker(self._file)
 
     def _reach(self, stage: int, at: float) -> None:
@@ -560,7 +588,8 @@ class LogInterpreter:
             if self._startup.stage is None or line.text.startswith(_AT_WORK):
                 self._reach(READY_STAGE, at - RESOLUTION)
             self._crashes.crash(at)
-        self._dead = self._dead or pattern.name in DEATHS
+        if pattern.name in DEATHS:
+            self._dead, self._announced = True, None
         self._events.read(pattern, line.text, at)
         self._lines[pattern.name] = line, at
 
@@ -576,7 +605,7 @@ class LogInterpreter:
         """Note a failed start; if the start has already succeeded, do nothing."""
         if self._startup.is_ready:
             return
-        self._is_vllm = True
+        self._is_vllm, self._announced = True, None
         if self._interrupted:  # its errors are consequences
             self._startup.end(at)
             return

@@ -84,12 +84,24 @@ _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w{0,80}\.(?:[\w.]{0,120}\.)?[A-Z]\w{0,80}|socket\.\w{1,40}"
     r"|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:\(\w{1,80}\))?(?:: |:?$)"
 )
-_LONE = re.compile(r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)(?:: |$)")
+_LONE = re.compile(r"(?:\[\w{1,60}\.py:\d{1,6}\] )?(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)(?:: |$)")
 """An exception whose traceback is not logged above it."""
-_FRAME = re.compile(r'File "[^"]{1,300}", line \d+, in (?P<function>[\w<>]{1,80})')
+_FRAME = re.compile(r'File "(?P<path>[^"]{1,300})", line \d+, in (?P<function>[\w<>]{1,80})')
 """A frame of a traceback; a paste may have lost the blanks before it."""
 _STEP = frozenset({"run_busy_loop", "_process_engine_step", "step_fn", "step", "execute_model", "output_handler"})
 """Functions of an engine at work; none of them is called by a start."""
+_MODULE = re.compile(
+    r".*/(?:(?:site|dist)-packages|huggingface/modules)/(?P<installed>.+)|.*/(?P<checkout>vllm(?:_\w{1,30})?/.+)|.*/lib/python3\.\d+/(?P<stdlib>.+)"
+)
+"""A file of an installed package, of a checkout of vLLM or of a plugin, or of Python itself, without the folders above."""
+_OF_VLLM = re.compile(r"vllm(?:_\w{1,30})?/")
+_CUT_SHORT = re.compile(r"(?P<assertion>assert )|raise (?P<name>[A-Za-z_][\w.]{0,80}(?:Error|Exception))\(")
+"""The code of a last frame that names its exception, whose own line is missing."""
+_START = frozenset(
+    {"load_model", "profile_run", "determine_available_memory", "determine_num_available_blocks", "capture_model"}
+    | {"_initialize_kv_caches", "compile_or_warm_up_model", "init_device", "from_engine_args", "from_vllm_config"}
+)
+"""Functions of a start, which also calls some of a step: to measure its memory it runs the model once."""
 _BARE_NAME = re.compile(r"[\w.]+:? ?")
 _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit|asyncio\.exceptions\.CancelledError")
 _CHAINS = re.compile(r"During handling of the above exception|The above exception was the direct cause")
@@ -97,11 +109,14 @@ _HEADING = re.compile(r".*(?::|\d validation errors? for \S{1,100})$", re.DOTALL
 """An exception's first line if the reason follows in the next one."""
 _WRAPPER = re.compile(
     r"RuntimeError: The following operation failed in the TorchScript interpreter\."
+    r"|\w{1,40}Error: Traceback \(most recent call last\):"
     r"|(?:ray\.exceptions\.)?RayTaskError\(|.{0,400} raised:$"
 )
 """An exception whose reason is another one, in its message."""
 _VALIDATION = re.compile(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
 _FIELD = re.compile(r"[\w.]{1,80}")
+MOST_PLACE = 90
+"""Characters of a file's path in the place of an exception."""
 MOST_READ = 4_000
 """Characters of an exception: its further lines may make it longer, and each time it is read again."""
 _Key = tuple[str, str, str, str]
@@ -115,7 +130,8 @@ class ErrorLine:
     `number` is its line number in the file, 0 if unknown; `at` is unix time; `cause` is the first exception of its
     chain; `event` is the event that the line shows; `is_entry` is true if the server's own process ended with it;
     `in_step` is true if it was raised in a step of an engine, False also if no frame was logged; `announced` is the
-    line above the traceback that announced the end of a process, "" for none; `is_lone` is true without a traceback.
+    line above the traceback that announced the end of a process, "" for none; `is_lone` is true without a traceback;
+    `frames` is the innermost frame and, if that is none of vLLM, the innermost one of vLLM: "torch/nn.py:f < vllm/x.py:g".
     """
 
     text: str
@@ -128,6 +144,7 @@ class ErrorLine:
     in_step: bool = False
     announced: str = ""
     is_lone: bool = False
+    frames: str = ""
 
     def __post_init__(self) -> None:
         self.text = self.text[:MOST_READ]
@@ -144,7 +161,11 @@ class _Traceback:
     frame: str = ""
     is_entry: bool = False
     in_step: bool = False
+    in_start: bool = False
     is_chained: bool = False
+    is_caused: bool = False
+    inner: str = ""
+    inner_of_vllm: str = ""
     stopped: ErrorLine | None = None
     error: ErrorLine | None = None
     is_taken: bool = False
@@ -161,7 +182,8 @@ class _Traceback:
         if not self.in_frames:
             return self._read_message(line)
         frame = _FRAME.search(line.text)
-        self.in_step = self.in_step or bool(frame and frame["function"] in _STEP)
+        if frame:
+            self._note_place(frame)
         is_code = self.has_head and bool(self.frame) and not _EXCEPTION.match(line.text)
         if line.text.startswith((" ", "\t")) or frame or is_code:
             self.is_entry = self.is_entry or bool(not self.frame and _ENTRY.match(line.text))
@@ -182,21 +204,51 @@ class _Traceback:
         elif self.is_chained:
             cause = self.error.cause or self.error.text
             self.error.text, self.error.number, self.error.cause = line.text, line.number, cause
-        self.is_chained, self.error.in_step = False, self.in_step
+        if not (self.error.frames and self.is_caused):
+            self.error.frames = self.frames
+        self.is_chained, self.is_caused, self.error.in_step = False, False, self.in_step and not self.in_start
+        self.inner = self.inner_of_vllm = ""
         return True
+
+    @property
+    def frames(self) -> str:
+        """Return the innermost frame so far and, if that is none of vLLM, the innermost one of vLLM."""
+        is_foreign = self.inner_of_vllm and self.inner != self.inner_of_vllm
+        return f"{self.inner} < {self.inner_of_vllm}" if is_foreign else self.inner
+
+    def _note_place(self, frame: re.Match[str]) -> None:
+        self.in_step = self.in_step or frame["function"] in _STEP
+        self.in_start = self.in_start or frame["function"] in _START
+        module = _MODULE.match(frame["path"])
+        if module is None:
+            return
+        place = f"{(module['installed'] or module['checkout'] or module['stdlib'])[-MOST_PLACE:]}:{frame['function']}"
+        self.inner = place
+        self.inner_of_vllm = place if _OF_VLLM.match(place) else self.inner_of_vllm
+
+    def cut_short(self, line: ErrorLine) -> ErrorLine | None:
+        """Return the exception that the last frame's code names, if the log ends before the exception's own line."""
+        named = _CUT_SHORT.match(self.frame) if self.in_frames else None
+        if named is None:
+            return None
+        name = "AssertionError" if named["assertion"] else named["name"]
+        line.text, line.frames, line.in_step = f"{name} ({self.frame})", self.frames, self.in_step and not self.in_start
+        return line
 
     def _read_message(self, line: ErrorLine) -> bool:
         """Read a line below the exception's own, which may complete its text."""
         text = line.text
         is_indented = text.startswith((" ", "\t"))
         if _CHAINS.match(text):
-            self.is_chained = True
+            self.is_chained, self.is_caused = True, "direct cause" in text
+        elif self.error is not None and _WRAPPER.match(self.error.text):
+            if _LONE.match(text):
+                self.error.text, self.error.number = text, line.number
+            return self.has_head or is_indented or not text or bool(_LONE.match(text))
         elif self.error is not None and _HEADING.match(self.error.text) and is_indented:
             self.error.text = f"{self.error.text} {text.strip()}"[:MOST_READ]
         elif self.error is not None and _VALIDATION.match(self.error.text) and _FIELD.fullmatch(text):
             self.error.text = f"{self.error.text} {text}:"[:MOST_READ]
-        elif self.error is not None and _WRAPPER.match(self.error.text) and _LONE.match(text):
-            self.error.text, self.error.number = text, line.number
         elif text and not is_indented:
             return self.has_head
         return True
@@ -233,6 +285,8 @@ class TracebackTracker:
                 self._open[key] = _Traceback(announced, bool(announced), has_head=line.level != RAW)
             return None
 
+        if traceback is None and _FRAME.match(line.text.lstrip()):  # the log begins within a traceback
+            traceback = self._open[key] = _Traceback("", False, has_head=line.level != RAW)
         error, was_in_frames = ErrorLine(line.text, line.number, at, line.process), traceback and traceback.in_frames
         if traceback is not None and traceback.read(error):
             self.stopped = error if traceback.stopped is error else None
@@ -247,6 +301,15 @@ class TracebackTracker:
         self._announced.pop(key, None)
         if is_announced:
             self._announced[key] = line.text
+        return None
+
+
+    def cut_short(self, latest: ParsedLine, at: float) -> ErrorLine | None:
+        """Return the exception that the last open traceback names in its code, of a log that ends within it."""
+        for traceback in reversed(self._open.values()):
+            error = traceback.cut_short(ErrorLine("", latest.number, at, latest.process))
+            if error is not None:
+                return error
         return None
 
 
