@@ -338,6 +338,11 @@ class LogInterpreter:
         self._dead = True
 
     @property
+    def reason(self) -> str:
+        """Return the text of the line that explains the last failure, "" while none has one."""
+        return self._root_cause.reason
+
+    @property
     def ending(self) -> LogEnding:
         """Return the state of the server at the last line."""
         startup, last = self._startup, quote(self._waits_for or self._last_text, MOST_TEXT)

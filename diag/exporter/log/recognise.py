@@ -74,6 +74,8 @@ _ENDS_PROCESS = re.compile(
     r"|async_llm_engine\.py:\d+: Engine background task failed|engine\.py:\d+: "
 )
 """vLLM's line above a traceback that ends an engine or a worker, behind the file that logs it."""
+_HEADLINE = re.compile(r"(?:failed to start|encountered a fatal error|hit an exception)\b")
+"""The announcement, not a further line of the traceback that it announces."""
 _ENDS_CHILD = re.compile(r"Process [\w-]{1,80}:$")
 """Python's line above the traceback that ends a child process."""
 _ENTRY = re.compile(
@@ -274,6 +276,9 @@ class TracebackTracker:
             return None
         key = (line.process, line.pid, line.source, line.level)
         traceback, is_announced = self._open.get(key), announces_end(line)
+        if is_announced and line.level != RAW and traceback and not traceback.in_frames and _HEADLINE.search(line.text):
+            del self._open[key]  # of a process with the same PID, before a restart
+            traceback = None
 
         if line.text.startswith(TRACEBACK) or (is_announced and line.text.endswith(TRACEBACK)):
             if traceback and not traceback.in_frames and (traceback.is_chained or traceback.has_head):

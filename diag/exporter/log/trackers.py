@@ -298,6 +298,7 @@ _NAMES_PROCESS = re.compile(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
     r"|terminate called "
     r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: |[Ww]orker died|Engine process \(pid \d+\) died)"
+    r"|RuntimeError: cancelled$"
     r"|.{0,400}(?:[Cc]onnection (?:reset|closed|was likely closed)|Broken pipe|remote process exit(?:ed|ing)"
     r"|RPC call to \S{1,100} timed out|ActorDiedError|The actor died|ncclRemoteError)"
 )
@@ -338,6 +339,10 @@ class RootCauseTracker:
             self.begin()
         if self._error is None or informativeness(error.text) > informativeness(self._error.text):
             self._error = error
+
+    @property
+    def reason(self) -> str:
+        return self._error.text if self._error is not None and self._ended else ""
 
     @property
     def has_reason(self) -> bool:
