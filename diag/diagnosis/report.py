@@ -360,7 +360,11 @@ def build_report(
             commands = [each for each in proposals if each.fix.command and each not in own]
             mends = [] if any(not each.needs for each in own) else [by_failure(failure)]
             proposals = (*own, *mends, *commands)
-        elif diagnosis.incident.lints and quoted and not any(each.changes or each.computed for each in proposals):
+        elif (
+            quoted
+            and (diagnosis.incident.lints or quoted[0].frames)
+            and not any(each.changes or each.computed for each in proposals)
+        ):
             proposals = (by_search(quoted[0], known.version), *proposals)
         line = relaunch(known.launch, proposals)
         findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure))

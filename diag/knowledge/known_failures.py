@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from diag.core.formatting import printable
 from diag.knowledge.signals.log import LEAST_SHARE
-from diag.vllm.flags.registry import release
+from diag.vllm.flags.registry import release, versions
 
 FILES = {
     "known_issues": "Defects of vLLM",
@@ -32,6 +32,8 @@ FILES = {
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
 PLACES = "places"
+FAR_BEHIND = 3
+"""Minor releases, about two months of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -122,8 +124,19 @@ def known_failure(texts: Sequence[str], version: str, model: str, frames: str = 
             if is_there and (match := failure.pattern.search(text)) and failure.applies_to(version, model):
                 values = {name: value or "?" for name, value in match.groupdict().items()}
                 means, advice = (_filled(each, values) for each in (failure.means, failure.advice))
+                if failure.file == PLACES:
+                    advice = _with_upgrade(advice, version)
                 return KnownFailure(failure.id, means, advice, failure.source)
     return None
+
+
+def _with_upgrade(advice: str, version: str) -> str:
+    """Put the newest release first if the server's is far behind it: an exception that no kind knows is often a defect."""
+    newest = versions()[-1]
+    (at, last) = release(version)[:2], release(newest)[:2]
+    if not at or last < (at[0], at[1] + FAR_BEHIND):
+        return advice
+    return f"Upgrade vLLM (this server runs {printable(version)}, {newest} is newer); until then: {advice}"
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

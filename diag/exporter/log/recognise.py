@@ -86,10 +86,15 @@ _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w{0,80}\.(?:[\w.]{0,120}\.)?[A-Z]\w{0,80}|socket\.\w{1,40}"
     r"|\w{0,80}(?:Error|Exception|Exit|Interrupt|Iteration|Expired))(?:\(\w{1,80}\))?(?:: |:?$)"
 )
-_LONE = re.compile(r"(?:\[\w{1,60}\.py:\d{1,6}\] )?(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)(?:: |$)")
+_LONE = re.compile(
+    r"(?:\[\w{1,60}\.py:\d{1,6}\] )?(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)(?:: |$)"
+)
 """An exception whose traceback is not logged above it."""
-_FRAME = re.compile(r'File "(?P<path>[^"]{1,300})", line \d+, in (?P<function>[\w<>]{1,80})')
-"""A frame of a traceback; a paste may have lost the blanks before it."""
+_FRAME = re.compile(
+    r'File "(?P<path>[^"]{1,300})", line \d+, in (?P<function>[\w<>]{1,80})'
+    r"|(?:File )?(?P<notebook>[~/][^\s:]{1,300}\.py)(?::\d+)?,? in (?P<called>[\w<>.]{1,120})"
+)
+"""A frame of a traceback, also as a notebook prints it; a paste may have lost the blanks before it."""
 _STEP = frozenset({"run_busy_loop", "_process_engine_step", "step_fn", "step", "execute_model", "output_handler"})
 """Functions of an engine at work; none of them is called by a start."""
 _MODULE = re.compile(
@@ -187,7 +192,7 @@ class _Traceback:
         if frame:
             self._note_place(frame)
         is_code = self.has_head and bool(self.frame) and not _EXCEPTION.match(line.text)
-        if line.text.startswith((" ", "\t")) or frame or is_code:
+        if not line.text or line.text.startswith((" ", "\t", "-->")) or frame or is_code:
             self.is_entry = self.is_entry or bool(not self.frame and _ENTRY.match(line.text))
             self.ends = self.ends or self.is_entry
             self.frame = line.text.strip() if line.text.strip(" ^~") else self.frame
@@ -219,12 +224,12 @@ class _Traceback:
         return f"{self.inner} < {self.inner_of_vllm}" if is_foreign else self.inner
 
     def _note_place(self, frame: re.Match[str]) -> None:
-        self.in_step = self.in_step or frame["function"] in _STEP
-        self.in_start = self.in_start or frame["function"] in _START
-        module = _MODULE.match(frame["path"])
+        function = frame["function"] or frame["called"].rpartition(".")[2]
+        self.in_step, self.in_start = self.in_step or function in _STEP, self.in_start or function in _START
+        module = _MODULE.match(frame["path"] or frame["notebook"])
         if module is None:
             return
-        place = f"{(module['installed'] or module['checkout'] or module['stdlib'])[-MOST_PLACE:]}:{frame['function']}"
+        place = f"{(module['installed'] or module['checkout'] or module['stdlib'])[-MOST_PLACE:]}:{function}"
         self.inner = place
         self.inner_of_vllm = place if _OF_VLLM.match(place) else self.inner_of_vllm
 
@@ -244,8 +249,11 @@ class _Traceback:
         if _CHAINS.match(text):
             self.is_chained, self.is_caused = True, "direct cause" in text
         elif self.error is not None and _WRAPPER.match(self.error.text):
-            if _LONE.match(text):
-                self.error.text, self.error.number = text, line.number
+            if frame := _FRAME.search(text):
+                self._note_place(frame)
+            elif _LONE.match(text):
+                self.error.text, self.error.number, self.error.frames = text, line.number, self.frames
+                self.error.in_step = self.in_step and not self.in_start
             return self.has_head or is_indented or not text or bool(_LONE.match(text))
         elif self.error is not None and _HEADING.match(self.error.text) and is_indented:
             self.error.text = f"{self.error.text} {text.strip()}"[:MOST_READ]
@@ -307,7 +315,6 @@ class TracebackTracker:
         if is_announced:
             self._announced[key] = line.text
         return None
-
 
     def cut_short(self, latest: ParsedLine, at: float) -> ErrorLine | None:
         """Return the exception that the last open traceback names in its code, of a log that ends within it."""

@@ -35,7 +35,9 @@ _BEGINS = re.compile(
 
 def as_logged(lines: Sequence[Line]) -> list[Line]:
     """Return the lines as the server logged them; their numbers stay those of the paste."""
-    plain = [Line(line.number, _WRITTEN_OUT.sub("", line.text).rstrip(" ")) for line in lines if not _FENCE.match(line.text)]
+    plain = [
+        Line(line.number, _WRITTEN_OUT.sub("", line.text).rstrip(" ")) for line in lines if not _FENCE.match(line.text)
+    ]
     for layout in _LAYOUTS:
         written = [line for line in plain if not _BLANK.fullmatch(line.text)]
         if written and sum(bool(layout.match(line.text)) for line in written) >= NEARLY_ALL * len(written):

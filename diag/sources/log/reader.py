@@ -54,7 +54,9 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
             log.feed(part, begun if place < untimed else written, live=False, number=line.number)
         at = log.reached
         is_due = not samples or at - samples[-1][0] >= EVERY
-        if at and (is_due or log.reason not in ("", reason)):  # a reason may come behind the line that shows the failure
+        if at and (
+            is_due or log.reason not in ("", reason)
+        ):  # a reason may come behind the line that shows the failure
             if not is_due and at - samples[-1][0] < RESOLUTION:
                 samples.pop()
             samples.append((at, _readings(log, at)))
