@@ -9,7 +9,7 @@ import numpy as np
 from diag.core.contract import SLOS
 from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
-from diag.core.log_events import LogEnding
+from diag.core.log_events import ANSWERS, LogEnding
 from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, State, by_scrapes, dated, diagnose, quotes
@@ -406,6 +406,17 @@ def _ends_open(ending: LogEnding) -> str:
     return ENDS_OPEN[ending.state].format(last=ending.last)
 
 
+def _of_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[str]:
+    """Yield what is known of the last exception that ended a request; the server went on, so that it is no incident."""
+    for line in ending.lines:
+        if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
+            server = next((each for each in observed.servers if each.name == name), None)
+            known = known_failure([line.text], server.version if server else "", "", line.frames)
+            place = f" (line {line.number})" if line.number else ""
+            advice = f" {known.do}" if known else ""
+            yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
+
+
 def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs alone: of incidents that they show, and of how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
@@ -422,8 +433,11 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
         for name, ending in observed.endings
         if ending.state in ENDS_OPEN and name not in ill
     )
+    notes = tuple(
+        note for name, ending in observed.endings if name not in ill for note in _of_requests(ending, observed, name)
+    )
     return Report(
-        observed=observed,
+        observed=observed._replace(notes=(*observed.notes, *notes)),
         verdict=verdict_of(told, not_judged),
         progress=(),
         findings=tuple(told),

@@ -49,7 +49,8 @@ class FailureKind(NamedTuple):
 
     `means` and `do` may name the pattern's groups, as {name} or {function(name)}; `releases` are the first and the last
     release of vLLM to which the advice applies, "" for an open end; `source` is the file that prints the line, or a
-    page. `frames`, if given, is searched in the innermost frames of the traceback and has to be there too. A defect of vLLM has the day on which its thread was `checked`: it is told only of servers whose release is
+    page. `frames`, if given, has to be in the innermost frames of the traceback. A defect of vLLM has the day on which
+    its thread was `checked`: it is told only of servers whose release is
     known to have it, and whose model, if the defect is one of some `models`, is known too.
     """
 
@@ -131,10 +132,10 @@ def known_failure(texts: Sequence[str], version: str, model: str, frames: str = 
 
 
 def _with_upgrade(advice: str, version: str) -> str:
-    """Put the newest release first if the server's is far behind it: an exception that no kind knows is often a defect."""
+    """Put the newest release first if the server's is far behind: an exception of no kind is often a mended defect."""
     newest = versions()[-1]
     (at, last) = release(version)[:2], release(newest)[:2]
-    if not at or last < (at[0], at[1] + FAR_BEHIND):
+    if not at or last < (at[0], at[1] + FAR_BEHIND) or advice.startswith("Upgrade vLLM"):
         return advice
     return f"Upgrade vLLM (this server runs {printable(version)}, {newest} is newer); until then: {advice}"
 

@@ -15,6 +15,7 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from diag.core.log_events import (
+    ANSWERS,
     COMPILED_WHILE_SERVING,
     CUT_AT_SHUTDOWN,
     DRAIN_ENDED,
@@ -32,7 +33,7 @@ from diag.core.log_events import (
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
 from diag.exporter.log.parse_line import ANSWER, PROGRESS_BAR, ParsedLine
-from diag.exporter.log.patterns import RAW, STAGES, Pattern
+from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
     TRACEBACK,
     ErrorLine,
@@ -40,6 +41,7 @@ from diag.exporter.log.recognise import (
     Phase,
     RecordTracker,
     TracebackTracker,
+    frame_of,
     is_exception,
     read_values,
     recognise,
@@ -69,8 +71,6 @@ FARTHEST = 3_600.0
 MOST_PENDING = 64
 LONGEST_DRAIN = 3_600.0
 """Seconds of a drain that are believed."""
-ANSWERS = "http_requests_total"
-"""The metric that counts the answers of the access log."""
 MOST_ROUTES = 1_000
 """Routes that are counted; clients may ask for any number of them."""
 _ENDED_FROM_OUTSIDE = re.compile(
@@ -145,6 +145,7 @@ class LogInterpreter:
         """True if a signal interrupted the server before any of its processes had logged another exception."""
         self._lines: dict[str, tuple[ParsedLine, float]] = {}
         """The last line of each event, and under `ANSWERS` the last exception that ended a request."""
+        self._request_frames = self._frames_printed = ""
         self._errors = 0
         self._raised: set[str] = set()
         """Names of the processes that have logged an exception since the server began."""
@@ -261,9 +262,9 @@ class LogInterpreter:
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
         placed = PlacedLine(line, pattern, origin, at, None)
+        if self.phase == "serving" and (line.level in FAILED or origin is LineOrigin.DOUBTED):
+            self._note_request_error(line, at)
         if origin is LineOrigin.DOUBTED:
-            if is_exception(line.text):
-                self._lines[ANSWERS] = line, at
             return placed if ends_or_starts(placed) else None
         is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
         if not is_of_shutdown and (origin is not LineOrigin.QUOTED or self.phase == "unknown"):
@@ -277,6 +278,14 @@ class LogInterpreter:
             return placed
         self.interpret(placed)
         return None
+
+    def _note_request_error(self, line: ParsedLine, at: float) -> None:
+        """Keep the exception of a request that the web server prints, with the frames above it."""
+        frame = frame_of(line.text)
+        if frame:
+            self._frames_printed = frame
+        elif is_exception(line.text):
+            self._lines[ANSWERS], self._request_frames = (line, at), self._frames_printed
 
     def _note_pending(self, placed: PlacedLine) -> None:
         """Keep an exception that may have ended the start, and a line that says what a start waits for.
@@ -348,7 +357,15 @@ class LogInterpreter:
         startup, last = self._startup, quote(self._waits_for or self._last_text, MOST_TEXT)
         file = quote(self._file, MOST_NAME)
         lines = tuple(
-            EventLine(event, quote(line.text, MOST_TEXT), file, line.number, line.process, at)
+            EventLine(
+                event,
+                quote(line.text, MOST_TEXT),
+                file,
+                line.number,
+                line.process,
+                at,
+                quote(self._request_frames, MOST_NAME) if event == ANSWERS else "",
+            )
             for event, (line, at) in self._lines.items()
         )
         ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)

@@ -98,7 +98,8 @@ _FRAME = re.compile(
 _STEP = frozenset({"run_busy_loop", "_process_engine_step", "step_fn", "step", "execute_model", "output_handler"})
 """Functions of an engine at work; none of them is called by a start."""
 _MODULE = re.compile(
-    r".*/(?:(?:site|dist)-packages|huggingface/modules)/(?P<installed>.+)|.*/(?P<checkout>vllm(?:_\w{1,30})?/.+)|.*/lib/python3\.\d+/(?P<stdlib>.+)"
+    r".*/(?:(?:site|dist)-packages|huggingface/modules)/(?P<installed>.+)"
+    r"|.*/(?P<checkout>vllm(?:_\w{1,30})?/.+)|.*/lib/python3\.\d+/(?P<stdlib>.+)"
 )
 """A file of an installed package, of a checkout of vLLM or of a plugin, or of Python itself, without the folders above."""
 _OF_VLLM = re.compile(r"vllm(?:_\w{1,30})?/")
@@ -138,7 +139,8 @@ class ErrorLine:
     chain; `event` is the event that the line shows; `is_entry` is true if the server's own process ended with it;
     `in_step` is true if it was raised in a step of an engine, False also if no frame was logged; `announced` is the
     line above the traceback that announced the end of a process, "" for none; `is_lone` is true without a traceback;
-    `frames` is the innermost frame and, if that is none of vLLM, the innermost one of vLLM: "torch/nn.py:f < vllm/x.py:g".
+    `frames` is the innermost frame and, if that is none of vLLM, the innermost one of vLLM:
+    "torch/nn.py:f < vllm/x.py:g".
     """
 
     text: str
@@ -155,6 +157,21 @@ class ErrorLine:
 
     def __post_init__(self) -> None:
         self.text = self.text[:MOST_READ]
+
+
+def _place(frame: re.Match[str]) -> str:
+    """Return the file, without the folders above its package, and the function of a frame; "" for other files."""
+    module = _MODULE.match(frame["path"] or frame["notebook"])
+    if module is None:
+        return ""
+    function = frame["function"] or frame["called"].rpartition(".")[2]
+    return f"{(module['installed'] or module['checkout'] or module['stdlib'])[-MOST_PLACE:]}:{function}"
+
+
+def frame_of(text: str) -> str:
+    """Return the place of a line that is a frame of a traceback, "" for any other line."""
+    frame = _FRAME.search(text)
+    return _place(frame) if frame else ""
 
 
 @dataclass
@@ -226,10 +243,9 @@ class _Traceback:
     def _note_place(self, frame: re.Match[str]) -> None:
         function = frame["function"] or frame["called"].rpartition(".")[2]
         self.in_step, self.in_start = self.in_step or function in _STEP, self.in_start or function in _START
-        module = _MODULE.match(frame["path"] or frame["notebook"])
-        if module is None:
+        place = _place(frame)
+        if not place:
             return
-        place = f"{(module['installed'] or module['checkout'] or module['stdlib'])[-MOST_PLACE:]}:{function}"
         self.inner = place
         self.inner_of_vllm = place if _OF_VLLM.match(place) else self.inner_of_vllm
 

@@ -297,7 +297,8 @@ SIGNALLED = "[shutdown] EngineCore: trigger received signal="
 _NAMES_PROCESS = re.compile(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
     r"|terminate called "
-    r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: |[Ww]orker died|Engine process \(pid \d+\) died)"
+    r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: |[Ww]orker died)"
+    r"|.{0,200}(?:Engine process \(pid \d+\) died)"
     r"|RuntimeError: cancelled$"
     r"|.{0,400}(?:[Cc]onnection (?:reset|closed|was likely closed)|Broken pipe|remote process exit(?:ed|ing)"
     r"|RPC call to \S{1,100} timed out|ActorDiedError|The actor died|ncclRemoteError)"
@@ -306,7 +307,8 @@ _NAMES_PROCESS = re.compile(
 _NO_REASON = re.compile(
     r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
     r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
-    r"|Executor failed|is already dead|Error raised in subprocess:|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
+    r"|Executor failed|is already dead|Error raised in subprocess:"
+    r"|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
 )
 _UNRECOGNIZED = re.compile(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[\d.,]{1,12}")
