@@ -75,7 +75,6 @@ THROTTLE_REASONS = {
 }
 """Reasons why a GPU lowers its clocks, each with its bit in nvmlClocksEventReasons (nvml.h 13.5) and in DCGM."""
 LABELS: Mapping[str, str] = {
-    "frames": "the innermost frame of the traceback and, if it is none of vLLM, vLLM's innermost one; empty if unknown",
     "cause": "the exception that the quoted one was raised from; empty if there is none",
     "clock": "sm or memory",
     "collective": "the kind of collective as NCCL names it, AllReduce for example; empty if it is not known",
@@ -91,6 +90,7 @@ LABELS: Mapping[str, str] = {
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
     "file": "the log file, as named on the command line of the exporter; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
+    "frames": "the traceback's innermost frames: of any package, of vLLM, of an optional part of vLLM; empty if unknown",
     "gpu": "index of the GPU, as nvidia-smi or amd-smi counts",
     "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
     "kind": "the kind of error: corrected or uncorrected for memory (AMD also deferred: found, and not read yet), the "

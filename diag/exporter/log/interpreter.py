@@ -163,6 +163,8 @@ class LogInterpreter:
         """An exception announced as the end of a process, behind which no line says that the server ended, and `served`
         at that time.
         """
+        self._abort: tuple[ErrorLine, int] | None = None
+        """The line of a device's runtime behind which it aborts the process, and `served` at that time."""
         self._last_failure: RootCauseTracker | None = None
         """The root cause of the last failed start."""
         self._pending: list[ErrorLine] = []
@@ -309,10 +311,13 @@ class LogInterpreter:
         """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
         pending, self._pending = self._pending, []
         self._recall_last_failure()
+        if self._abort is not None and self._abort[1] == self.served and not self._dead:
+            pending = [self._abort[0], *pending]
+            self._abort[0].in_step = self._startup.is_ready or self._startup.stage is None
         announced, served = self._announced or (None, 0)
         if announced is not None and (not self._startup.is_ready or (announced.in_step and served == self.served)):
             pending = [announced, *pending]
-        elif self._startup.is_ready:
+        elif self._startup.is_ready and not any(error.in_step for error in pending):
             return
         elif not pending and not self._root_cause.has_reason and self._latest_line is not None:
             error = self._tracebacks.cut_short(self._latest_line, self.latest or 0.0)
@@ -453,6 +458,8 @@ class LogInterpreter:
             self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
         if pattern is None:
             return
+        if pattern.kind == "event" and pattern.aborts and not self._was_stopped:
+            self._abort = ErrorLine(line.text, line.number, at, line.process, event=pattern.name), self.served
         if origin is LineOrigin.VLLM:
             banners = self._next_start
             if banners and pattern.kind in ("hint", "stage", "setting", "progress") and line.source:
@@ -503,7 +510,8 @@ class LogInterpreter:
         self._cut, self.drains_until = Counter(), 0.0
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
-        self.starts, self._begun, self._announced = self.starts + 1, at, None
+        self.starts, self._begun = self.starts + 1, at
+        self._announced = self._abort = None
         if self._root_cause.has_reason:
             self._last_failure = self._root_cause
         self._root_cause = RootCauseTracker(self._file)

@@ -101,7 +101,12 @@ _MODULE = re.compile(
     r".*/(?:(?:site|dist)-packages|huggingface/modules)/(?P<installed>.+)"
     r"|.*/(?P<checkout>vllm(?:_\w{1,30})?/.+)|.*/lib/python3\.\d+/(?P<stdlib>.+)"
 )
-"""A file of an installed package, of a checkout of vLLM or of a plugin, or of Python itself, without the folders above."""
+"""A file of an installed package, of a checkout of vLLM or of a plugin, or of Python, without the folders above it."""
+_FEATURE = re.compile(
+    r"vllm/(?:v1/(?:worker/gpu/)?spec_decode|lora|distributed/(?:kv_transfer|eplb)|v1/kv_offload|v1/structured_output"
+    r"|model_executor/models/\S{0,40}(?:eagle|mtp|dflash|dspark|medusa))"
+)
+"""Parts of vLLM that an option turns on: what fails below them is mended by that option."""
 _OF_VLLM = re.compile(r"vllm(?:_\w{1,30})?/")
 _CUT_SHORT = re.compile(r"(?P<assertion>assert )|raise (?P<name>[A-Za-z_][\w.]{0,80}(?:Error|Exception))\(")
 """The code of a last frame that names its exception, whose own line is missing."""
@@ -139,8 +144,8 @@ class ErrorLine:
     chain; `event` is the event that the line shows; `is_entry` is true if the server's own process ended with it;
     `in_step` is true if it was raised in a step of an engine, False also if no frame was logged; `announced` is the
     line above the traceback that announced the end of a process, "" for none; `is_lone` is true without a traceback;
-    `frames` is the innermost frame and, if that is none of vLLM, the innermost one of vLLM:
-    "torch/nn.py:f < vllm/x.py:g".
+    `frames` is the innermost frame, the innermost one of vLLM, and that of the optional part of vLLM through which it
+    was reached: "torch/nn.py:f < vllm/x.py:g < vllm/lora/y.py:h".
     """
 
     text: str
@@ -190,6 +195,7 @@ class _Traceback:
     is_caused: bool = False
     inner: str = ""
     inner_of_vllm: str = ""
+    feature: str = ""
     stopped: ErrorLine | None = None
     error: ErrorLine | None = None
     is_taken: bool = False
@@ -231,14 +237,13 @@ class _Traceback:
         if not (self.error.frames and self.is_caused):
             self.error.frames = self.frames
         self.is_chained, self.is_caused, self.error.in_step = False, False, self.in_step and not self.in_start
-        self.inner = self.inner_of_vllm = ""
+        self.inner = self.inner_of_vllm = self.feature = ""
         return True
 
     @property
     def frames(self) -> str:
-        """Return the innermost frame so far and, if that is none of vLLM, the innermost one of vLLM."""
-        is_foreign = self.inner_of_vllm and self.inner != self.inner_of_vllm
-        return f"{self.inner} < {self.inner_of_vllm}" if is_foreign else self.inner
+        """Return the innermost frame so far, vLLM's innermost one, and that of an optional part, without repetition."""
+        return " < ".join(dict.fromkeys(filter(None, (self.inner, self.inner_of_vllm, self.feature))))
 
     def _note_place(self, frame: re.Match[str]) -> None:
         function = frame["function"] or frame["called"].rpartition(".")[2]
@@ -248,6 +253,7 @@ class _Traceback:
             return
         self.inner = place
         self.inner_of_vllm = place if _OF_VLLM.match(place) else self.inner_of_vllm
+        self.feature = place if _FEATURE.match(place) else self.feature
 
     def cut_short(self, line: ErrorLine) -> ErrorLine | None:
         """Return the exception that the last frame's code names, if the log ends before the exception's own line."""

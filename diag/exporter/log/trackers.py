@@ -363,7 +363,7 @@ class RootCauseTracker:
             return
         line = str(error.number) if error.number and self._file else ""
         text, cause = quote(error.text, MOST_TEXT), quote(error.cause, MOST_CAUSE)
-        frames = quote(error.frames, MOST_NAME)
+        frames = quote(error.frames, MOST_TEXT)
         labels = (error.event, quote(error.process, MOST_NAME), self._file, line, text, cause, frames)
         yield f"diag_vllm_log_{'crash' if crash else 'error'}_timestamp_seconds", labels, crash or error.at
 
