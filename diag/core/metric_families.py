@@ -90,7 +90,7 @@ LABELS: Mapping[str, str] = {
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
     "file": "the log file, as named on the command line of the exporter; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
-    "frames": "the traceback's innermost frames: of any package, of vLLM, of an optional part of vLLM; empty if unknown",
+    "frames": "the traceback's innermost frames: of any package, of vLLM, of an optional part of it; empty if unknown",
     "gpu": "index of the GPU, as nvidia-smi or amd-smi counts",
     "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
     "kind": "the kind of error: corrected or uncorrected for memory (AMD also deferred: found, and not read yet), the "
