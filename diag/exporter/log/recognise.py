@@ -98,15 +98,15 @@ _FRAME = re.compile(
 _STEP = frozenset({"run_busy_loop", "_process_engine_step", "step_fn", "step", "execute_model", "output_handler"})
 """Functions of an engine at work; none of them is called by a start."""
 _MODULE = re.compile(
-    r".*/(?:(?:site|dist)-packages|huggingface/modules)/(?P<installed>.+)"
+    r".*/(?P<plugin>tpu_inference/[^/]+/.+)|.*/(?:(?:site|dist)-packages|huggingface/modules)/(?P<installed>.+)"
     r"|.*/(?P<checkout>vllm(?:_\w{1,30})?/.+)|.*/lib/python3\.\d+/(?P<stdlib>.+)"
 )
 """A file of an installed package, of a checkout of vLLM or of a plugin, or of Python, without the folders above it."""
 _FEATURE = re.compile(
-    r"vllm/(?:v1/(?:worker/gpu/)?spec_decode|lora|distributed/(?:kv_transfer|eplb)|v1/kv_offload|v1/structured_output"
+    r"(?:vllm_\w{1,30}|tpu_inference)/|vllm/(?:v1/(?:worker/gpu/)?spec_decode|lora|distributed/(?:kv_transfer|eplb)|v1/kv_offload|v1/structured_output"
     r"|model_executor/models/\S{0,40}(?:eagle|mtp|dflash|dspark|medusa))"
 )
-"""Parts of vLLM that an option turns on: what fails below them is mended by that option."""
+"""Plugins, and parts of vLLM that an option turns on: what fails below them is mended there."""
 _OF_VLLM = re.compile(r"vllm(?:_\w{1,30})?/")
 _CUT_SHORT = re.compile(r"(?P<assertion>assert )|raise (?P<name>[A-Za-z_][\w.]{0,80}(?:Error|Exception))\(")
 """The code of a last frame that names its exception, whose own line is missing."""
@@ -170,7 +170,7 @@ def _place(frame: re.Match[str]) -> str:
     if module is None:
         return ""
     function = frame["function"] or frame["called"].rpartition(".")[2]
-    return f"{(module['installed'] or module['checkout'] or module['stdlib'])[-MOST_PLACE:]}:{function}"
+    return f"{module[module.lastgroup or 0][-MOST_PLACE:]}:{function}"
 
 
 def frame_of(text: str) -> str:
