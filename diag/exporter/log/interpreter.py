@@ -43,6 +43,7 @@ from diag.exporter.log.recognise import (
     TracebackTracker,
     frame_of,
     is_exception,
+    is_of_request,
     read_values,
     recognise,
 )
@@ -264,6 +265,8 @@ class LogInterpreter:
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
         placed = PlacedLine(line, pattern, origin, at, None)
+        if self.phase == "unknown" and not live and not self._startup.has_ended and is_of_request(line.text):
+            self._serve(at)  # the log begins with a server at work
         if self.phase == "serving" and (line.level in FAILED or origin is LineOrigin.DOUBTED):
             self._note_request_error(line, at)
         if origin is LineOrigin.DOUBTED:

@@ -115,6 +115,13 @@ _START = frozenset(
     | {"_initialize_kv_caches", "compile_or_warm_up_model", "init_device", "from_engine_args", "from_vllm_config"}
 )
 """Functions of a start, which also calls some of a step: to measure its memory it runs the model once."""
+_REQUEST = frozenset(
+    {"run_asgi", "create_chat_completion", "create_completion", "create_responses", "create_messages"}
+    | {"create_embedding", "create_pooling", "create_score", "do_rerank", "create_transcription", "create_classify"}
+    | {"chat_completion_stream_generator", "chat_completion_full_generator", "completion_stream_generator"}
+    | {"render_chat_request", "extract_tool_calls", "extract_tool_calls_streaming", "extract_reasoning_streaming"}
+)
+"""Functions of the API server that handle a request."""
 _BARE_NAME = re.compile(r"[\w.]+:? ?")
 _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit|asyncio\.exceptions\.CancelledError")
 _CHAINS = re.compile(r"During handling of the above exception|The above exception was the direct cause")
@@ -171,6 +178,12 @@ def _place(frame: re.Match[str]) -> str:
         return ""
     function = frame["function"] or frame["called"].rpartition(".")[2]
     return f"{module[module.lastgroup or 0][-MOST_PLACE:]}:{function}"
+
+
+def is_of_request(text: str) -> bool:
+    """Return True if a line is a frame of a function that handles a client's request."""
+    frame = _FRAME.search(text)
+    return frame is not None and frame["function"] in _REQUEST
 
 
 def frame_of(text: str) -> str:
