@@ -46,6 +46,7 @@ ENDS_OPEN = {
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
 """Why a log tells nothing, by the state in which it ends."""
+REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
 TIMED = ("startup_slow",)
 """Incidents of time that goes by, which a log that has ended cannot show."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
@@ -403,6 +404,8 @@ def _ends_open(ending: LogEnding) -> str:
     known = known_failure([ending.last], "", "") if ending.state == "starting" else None
     if known:
         return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
+    if ending.state == "lost" and any(line.event == ANSWERS for line in ending.lines):
+        return REQUEST_ALONE
     return ENDS_OPEN[ending.state].format(last=ending.last)
 
 

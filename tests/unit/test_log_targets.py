@@ -395,12 +395,12 @@ def test_the_exception_of_a_request_is_told_and_makes_no_server_ill(tmp_path: Pa
     assert "--tool-call-parser" in told(report)
 
 
-def test_a_fragment_with_the_exception_of_a_request_is_of_a_server_at_work(tmp_path: Path) -> None:
+def test_a_fragment_with_the_exception_of_a_request_tells_that_and_no_failed_start(tmp_path: Path) -> None:
     head = "(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:254] "
     frame = (
         '  File "/site-packages/vllm/entrypoints/openai/chat_completion/serving.py", line 225, in render_chat_request'
     )
     raised = ("Error in preprocessing", "Traceback (most recent call last):", frame, "    x()", "ValueError: bad role")
     report = judged(write(tmp_path, [head + text for text in raised]))
-    assert report.verdict == "healthy"
-    assert "ValueError: bad role" in told(report)
+    assert report.verdict == "unknown"
+    assert "a request failed (line 5): ValueError: bad role" in told(report)

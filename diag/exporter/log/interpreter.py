@@ -44,6 +44,7 @@ from diag.exporter.log.recognise import (
     frame_of,
     is_exception,
     is_of_request,
+    is_raised,
     read_values,
     recognise,
 )
@@ -164,6 +165,8 @@ class LogInterpreter:
         """An exception announced as the end of a process, behind which no line says that the server ended, and `served`
         at that time.
         """
+        self._handles_request = False
+        """True if a log whose beginning is lost shows a server that handles a request."""
         self._abort: tuple[ErrorLine, int] | None = None
         """The line of a device's runtime behind which it aborts the process, and `served` at that time."""
         self._last_failure: RootCauseTracker | None = None
@@ -265,9 +268,9 @@ class LogInterpreter:
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
         placed = PlacedLine(line, pattern, origin, at, None)
-        if self.phase == "unknown" and not live and not self._startup.has_ended and is_of_request(line.text):
-            self._serve(at)  # the log begins with a server at work
-        if self.phase == "serving" and (line.level in FAILED or origin is LineOrigin.DOUBTED):
+        self._handles_request = self._handles_request or (self.phase == "unknown" and is_of_request(line.text))
+        is_at_work = self.phase == "serving" or (self.phase == "unknown" and self._handles_request)
+        if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
             self._note_request_error(line, at)
         if origin is LineOrigin.DOUBTED:
             return placed if ends_or_starts(placed) else None
@@ -289,8 +292,9 @@ class LogInterpreter:
         frame = frame_of(line.text)
         if frame:
             self._frames_printed = frame
-        elif is_exception(line.text):
+        elif is_exception(line.text) or (self._frames_printed and is_raised(line.text)):
             self._lines[ANSWERS], self._request_frames = (line, at), self._frames_printed
+            self._frames_printed = ""
 
     def _note_pending(self, placed: PlacedLine) -> None:
         """Keep an exception that may have ended the start, and a line that says what a start waits for.
@@ -306,7 +310,8 @@ class LogInterpreter:
         if error is None and _WAITS.match(placed.line.text):  # each such line names a longer time than the last one
             self._pending = [each for each in self._pending if not _WAITS.match(each.text)]
             error = ErrorLine(placed.line.text, placed.line.number, placed.at, placed.line.process)
-        if error is not None and self.phase != "serving" and len(self._pending) < MOST_PENDING:
+        is_of_start = self.phase != "serving" and not (self.phase == "unknown" and self._handles_request)
+        if error is not None and is_of_start and len(self._pending) < MOST_PENDING:
             error.event = placed.pattern.name if placed.pattern and placed.pattern.kind == "event" else ""
             self._pending.append(error)
 

@@ -365,6 +365,11 @@ def is_exception(text: str) -> bool:
     return bool(_LONE.match(text))
 
 
+def is_raised(text: str) -> bool:
+    """Return True if a line below the frames of a traceback is that of its exception, of a class of any name."""
+    return bool(_EXCEPTION.match(text))
+
+
 def announces_end(line: ParsedLine) -> bool:
     """Return True if a line announces the exception that ends an engine, a worker, or the process that prints it."""
     if line.level == RAW:
