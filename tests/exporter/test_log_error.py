@@ -396,7 +396,9 @@ def test_an_announced_exception_ends_a_log_that_is_cut_behind_it() -> None:
 
 
 def test_a_traceback_that_begins_and_ends_midway_is_told_by_its_last_code() -> None:
-    state = finished(RAN + LAYER, RAN + "    assert param.size() == weight.size()")
+    load = '  File "/site-packages/vllm/v1/worker/gpu_worker.py", line 3, in load_model'
+    lines = (load, "    self.model_runner.load_model()", LAYER, "    assert param.size() == weight.size()")
+    state = finished(*(RAN + line for line in lines))
     assert state.ending.state == "failed"
     assert quote(state)["text"] == "AssertionError (assert param.size() == weight.size())"  # type: ignore[index]
 

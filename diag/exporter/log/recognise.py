@@ -194,7 +194,11 @@ def frame_of(text: str) -> str:
 
 @dataclass
 class _Traceback:
-    """A traceback while it is written; `ends` is true if it ends a process, `error` is its exception so far."""
+    """A traceback while it is written; `ends` is true if it ends a process, `error` is its exception so far.
+
+    `in_start` is true if a function of a start was seen, `is_torn` if the log begins within the traceback; `feature` is
+    the innermost frame of a plugin or an optional part of vLLM.
+    """
 
     announced: str
     ends: bool
@@ -204,6 +208,7 @@ class _Traceback:
     is_entry: bool = False
     in_step: bool = False
     in_start: bool = False
+    is_torn: bool = False
     is_chained: bool = False
     is_caused: bool = False
     inner: str = ""
@@ -271,7 +276,7 @@ class _Traceback:
     def cut_short(self, line: ErrorLine) -> ErrorLine | None:
         """Return the exception that the last frame's code names, if the log ends before the exception's own line."""
         named = _CUT_SHORT.match(self.frame) if self.in_frames else None
-        if named is None:
+        if named is None or not (self.in_start or self.in_step or self.ends):  # a request's may have ended nothing
             return None
         name = "AssertionError" if named["assertion"] else named["name"]
         line.text, line.frames, line.in_step = f"{name} ({self.frame})", self.frames, self.in_step and not self.in_start
@@ -334,12 +339,14 @@ class TracebackTracker:
             return None
 
         if traceback is None and _FRAME.match(line.text.lstrip()):  # the log begins within a traceback
-            traceback = self._open[key] = _Traceback("", False, has_head=line.level != RAW)
+            traceback = self._open[key] = _Traceback("", False, has_head=line.level != RAW, is_torn=True)
         error, was_in_frames = ErrorLine(line.text, line.number, at, line.process), traceback and traceback.in_frames
         if traceback is not None and traceback.read(error):
             self.stopped = error if traceback.stopped is error else None
             if was_in_frames and not traceback.in_frames and not traceback.ends:
                 self.unannounced = traceback.error
+                if self.unannounced is not None and traceback.is_torn and not (traceback.in_start or traceback.in_step):
+                    self.unannounced.is_lone = True
             return traceback.take_error()
         error.is_lone = is_exception(line.text)
         self.unannounced = error if error.is_lone else None
