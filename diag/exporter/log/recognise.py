@@ -135,6 +135,8 @@ _WRAPPER = re.compile(
 """An exception whose reason is another one, in its message."""
 _VALIDATION = re.compile(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
 _FIELD = re.compile(r"[\w.]{1,80}")
+MOST_FRAME = 600
+"""Characters of a line that are searched for a frame."""
 MOST_PLACE = 90
 """Characters of a file's path in the place of an exception."""
 MOST_READ = 4_000
@@ -182,13 +184,13 @@ def _place(frame: re.Match[str]) -> str:
 
 def is_of_request(text: str) -> bool:
     """Return True if a line is a frame of a function that handles a client's request."""
-    frame = _FRAME.search(text)
+    frame = _FRAME.search(text[:MOST_FRAME])
     return frame is not None and frame["function"] in _REQUEST
 
 
 def frame_of(text: str) -> str:
     """Return the place of a line that is a frame of a traceback, "" for any other line."""
-    frame = _FRAME.search(text)
+    frame = _FRAME.search(text[:MOST_FRAME])
     return _place(frame) if frame else ""
 
 
@@ -229,7 +231,7 @@ class _Traceback:
         """Read a line; return False if it does not belong to the traceback."""
         if not self.in_frames:
             return self._read_message(line)
-        frame = _FRAME.search(line.text)
+        frame = _FRAME.search(line.text[:MOST_FRAME])
         if frame:
             self._note_place(frame)
         is_code = self.has_head and bool(self.frame) and not _EXCEPTION.match(line.text)
@@ -289,7 +291,7 @@ class _Traceback:
         if _CHAINS.match(text):
             self.is_chained, self.is_caused = True, "direct cause" in text
         elif self.error is not None and _WRAPPER.match(self.error.text):
-            if frame := _FRAME.search(text):
+            if frame := _FRAME.search(text[:MOST_FRAME]):
                 self._note_place(frame)
             elif _LONE.match(text):
                 self.error.text, self.error.number, self.error.frames = text, line.number, self.frames
@@ -338,7 +340,7 @@ class TracebackTracker:
                 self._open[key] = _Traceback(announced, bool(announced), has_head=line.level != RAW)
             return None
 
-        if traceback is None and _FRAME.match(line.text.lstrip()):  # the log begins within a traceback
+        if traceback is None and _FRAME.match(line.text[:MOST_FRAME].lstrip()):  # the log begins within a traceback
             traceback = self._open[key] = _Traceback("", False, has_head=line.level != RAW, is_torn=True)
         error, was_in_frames = ErrorLine(line.text, line.number, at, line.process), traceback and traceback.in_frames
         if traceback is not None and traceback.read(error):
