@@ -439,3 +439,9 @@ def test_a_serving_log_does_not_end_with_an_exception_of_one_call() -> None:
     served = '(APIServer pid=1) INFO:     10.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'
     failed = [RAN + line for line in ("WorkerProc hit an exception.", TRACE, call, "    x()", "ValueError: rank 512")]
     assert finished(ready, served, *failed).ending.state == "serving"
+
+
+def test_a_traceback_that_a_terminal_padded_with_blanks_is_read() -> None:
+    head = "ERROR 11-21 02:00:00 [core.py:387] "
+    lines = (f"EngineCore hit an exception: {TRACE}", LAYER, "    a()", "RuntimeError: Expect rule name")
+    assert quote(finished(*(f"{head}{line}        " for line in lines)))["text"] == "RuntimeError: Expect rule name"  # type: ignore[index]

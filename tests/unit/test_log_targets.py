@@ -72,8 +72,6 @@ LAYOUTS: dict[str, Callable[[list[str]], list[str]]] = {
     "a fence": lambda lines: ["The log:", "```text", *lines, "```"],
     "four blanks": lambda lines: [f"    {line}" for line in lines],
     "colours as text": lambda lines: [f"\\x1b[1;36m{line}\\x1b[0m" for line in lines],
-    "colours without their first byte": lambda lines: [f"[1;36m{line}[0;0m" for line in lines],
-    "a service in brackets": lambda lines: [f"[llm]        | {line}" for line in lines],
     "carets": lambda lines: [f"^[[36m{line}^[[0m^M" for line in lines],
     "wrapped by a terminal": wrapped,
     "carriage returns": lambda lines: [f"{line}\r" for line in lines],

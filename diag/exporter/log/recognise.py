@@ -330,7 +330,7 @@ class TracebackTracker:
             del self._open[key]  # of a process with the same PID, before a restart
             traceback = None
 
-        if line.text.startswith(TRACEBACK) or (is_announced and line.text.endswith(TRACEBACK)):
+        if line.text.startswith(TRACEBACK) or (is_announced and line.text.rstrip().endswith(TRACEBACK)):
             if traceback and not traceback.in_frames and (traceback.is_chained or traceback.has_head):
                 traceback.in_frames, traceback.frame = True, ""  # the next one of a chain, or the record's own again
             else:
@@ -342,7 +342,10 @@ class TracebackTracker:
 
         if traceback is None and _FRAME.match(line.text[:MOST_FRAME].lstrip()):  # the log begins within a traceback
             traceback = self._open[key] = _Traceback("", False, has_head=line.level != RAW, is_torn=True)
-        error, was_in_frames = ErrorLine(line.text, line.number, at, line.process), traceback and traceback.in_frames
+        error, was_in_frames = (
+            ErrorLine(line.text.rstrip(), line.number, at, line.process),
+            traceback and traceback.in_frames,
+        )
         if traceback is not None and traceback.read(error):
             self.stopped = error if traceback.stopped is error else None
             if was_in_frames and not traceback.in_frames and not traceback.ends:

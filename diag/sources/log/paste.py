@@ -21,14 +21,12 @@ NEARLY_ALL = 0.9
 """The share of lines that have a layout, if the layout is that of the paste and not of a text in the log."""
 FEWEST_WRAPPED, NARROWEST, WIDEST = 5, 60, 250
 """Full lines from which a log was wrapped by a terminal, and the columns that a terminal may have."""
-_LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r" {4}|\t", r"\[[\w.@-]{1,60}\] {1,40}\| ?")))
-"""Markdown's quotation, its code by indentation, and the name of a service before each line."""
+_LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r" {4}|\t")))
+"""Markdown's quotation, and its code by indentation."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
-_WRITTEN_OUT = re.compile(
-    r"(?:\\(?:x1b|033|u001b|e)|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]|\[(?:0;0|0|1;3\d|3\d)m|(?:\^M|\\r)+$"
-)
-"""Escape sequences and carriage returns as `cat -v`, JSON or an editor shows them; web pages drop the first byte."""
+_WRITTEN_OUT = re.compile(r"(?:\\(?:x1b|033|u001b|e)|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]|(?:\^M|\\r)+$")
+"""Escape sequences and carriage returns as `cat -v`, JSON or an editor shows them."""
 _BEGINS = re.compile(
     r"\s*\(?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|File \"|[A-Za-z]\w{0,60} pid=\d|\d{4}-\d\d-\d\d)|\[|$"
 )
@@ -37,9 +35,7 @@ _BEGINS = re.compile(
 
 def as_logged(lines: Sequence[Line]) -> list[Line]:
     """Return the lines as the server logged them; their numbers stay those of the paste."""
-    plain = [
-        Line(line.number, _WRITTEN_OUT.sub("", line.text).rstrip(" ")) for line in lines if not _FENCE.match(line.text)
-    ]
+    plain = [Line(line.number, _WRITTEN_OUT.sub("", line.text)) for line in lines if not _FENCE.match(line.text)]
     for layout in _LAYOUTS:
         written = [line for line in plain if not _BLANK.fullmatch(line.text)]
         if written and sum(bool(layout.match(line.text)) for line in written) >= NEARLY_ALL * len(written):
