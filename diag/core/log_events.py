@@ -221,8 +221,13 @@ STARTUP_PHASES = (
 )
 
 
+ANSWERS = "http_requests_total"
+"""The metric that counts the answers of the access log."""
+
+
 class EventLine(NamedTuple):
-    """The last line of a log that shows an event, without secrets; `number` is 0 if unknown, `at` unix time.
+    """The last line of a log that shows an event, without secrets; `number` is 0 if unknown, `at` unix time, and
+    `frames` are the innermost ones of its traceback, "" if unknown.
 
     Of the exceptions that ended requests, `event` is the metric that counts the answers.
     """
@@ -233,6 +238,7 @@ class EventLine(NamedTuple):
     number: int
     process: str
     at: float
+    frames: str = ""
 
 
 class LogEnding(NamedTuple):

@@ -90,6 +90,7 @@ LABELS: Mapping[str, str] = {
     "field": "; ".join(f"{event.name}: {', '.join(event.fields)}" for event in LOG_EVENTS if event.fields),
     "file": "the log file, as named on the command line of the exporter; empty for standard input",
     "flag": "a flag of `vllm serve`, with underscores and without its leading hyphens",
+    "frames": "the traceback's innermost frames: of any package, of vLLM, of an optional part of it; empty if unknown",
     "gpu": "index of the GPU, as nvidia-smi or amd-smi counts",
     "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
     "kind": "the kind of error: corrected or uncorrected for memory (AMD also deferred: found, and not read yet), the "
@@ -178,7 +179,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_log_crash_timestamp_seconds": _gauge(
         "Unix time at which a server that served ended by itself last, also after it was started again; labels quote"
         " the log line with the reason.",
-        *("event", "process", "file", "line", "text", "cause"),
+        *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
     "diag_vllm_log_events_total": _counter("Log lines that show this event, since the exporter started.", "event"),
     "diag_vllm_log_event_last_timestamp_seconds": _gauge(
@@ -201,7 +202,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
-        *("event", "process", "file", "line", "text", "cause"),
+        *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
     "diag_vllm_log_last_line_timestamp_seconds": _gauge(
         "Unix time of the last log line.", unread="It shows whether the log is still written to."

@@ -403,7 +403,8 @@ def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
 class Quote(NamedTuple):
     """A line of a log: `file` is "" and `line` None if unknown.
 
-    `process` is the process of vLLM that wrote it, and `cause` the exception that it was raised from; "" for none.
+    `process` is the process of vLLM that wrote it, `cause` the exception that it was raised from, and `frames` the
+    innermost frames of its traceback; "" for none.
     """
 
     text: str
@@ -411,6 +412,7 @@ class Quote(NamedTuple):
     line: int | None
     process: str
     cause: str
+    frames: str = ""
 
     @property
     def place(self) -> str:
@@ -442,5 +444,7 @@ def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
     labels = newest[0]
     number = label_value(labels, "line")
     line = int(number) if number.isdecimal() and len(number) < 12 else None
-    text, file, process, cause = (label_value(labels, name) for name in ("text", "file", "process", "cause"))
-    return (Quote(text, file, line, process, cause),)
+    text, file, process, cause, frames = (
+        label_value(labels, name) for name in ("text", "file", "process", "cause", "frames")
+    )
+    return (Quote(text, file, line, process, cause, frames),)

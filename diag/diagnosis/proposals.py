@@ -174,10 +174,9 @@ def by_search(quote: Quote, version: str) -> Proposal:
     """Return the search for an exception that the table of failures lacks, and the newest release if it is older."""
     words = re.findall(r"[A-Za-z_][A-Za-z_.'-]*", re.sub(r"/\S+|<[^>]*>|REDACTED", " ", quote.text))[:MOST_WORDS]
     newest = versions()[-1]
-    upgrade = f", and try vLLM {newest}, since this server runs {version}" if release(version) < release(newest) else ""
-    text = (
-        f"Search vLLM's issues for this exception: {ISSUES}{quote_plus(' '.join(words))}{upgrade if version else ''}."
-    )
+    older = f"since this server runs {version}" if version else "if this server runs an older release"
+    upgrade = f", and try vLLM {newest}, {older}" if release(version) < release(newest) else ""
+    text = f"Search vLLM's issues for this exception: {ISSUES}{quote_plus(' '.join(words))}{upgrade}."
     why = judged("diag knows no cause of this exception; a search shows whether others do")
     return Proposal(
         Fix(change=text, effect="a known cause, or a release without the defect", why=why),

@@ -9,7 +9,7 @@ import numpy as np
 from diag.core.contract import SLOS
 from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import RANK, Incident, Signal
-from diag.core.log_events import LogEnding
+from diag.core.log_events import ANSWERS, LogEnding
 from diag.core.subjects import Subject, instance_name, label_value
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, State, by_scrapes, dated, diagnose, quotes
@@ -47,6 +47,7 @@ ENDS_OPEN = {
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
 """Why a log tells nothing, by the state in which it ends."""
+REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
 TIMED = ("startup_slow",)
 """Incidents of time that goes by, which a log that has ended cannot show."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
@@ -355,13 +356,18 @@ def build_report(
         proposals = tuple(proposal for proposal in found if proposal.is_computed)
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
         texts = [text for each in quoted for text in (each.text, each.cause) if text]
-        failure = known_failure(texts, known.version, models.get(instance_name(diagnosis.subject), ""))
+        model, frames = models.get(instance_name(diagnosis.subject), ""), quoted[0].frames if quoted else ""
+        failure = known_failure(texts, known.version, model, frames)
         if failure:  # what is known of the line says more than the incident's advice for any line
             own = [each for each in proposals if each.changes or each.computed or each in linted]
             commands = [each for each in proposals if each.fix.command and each not in own]
             mends = [] if any(not each.needs for each in own) else [by_failure(failure)]
             proposals = (*own, *mends, *commands)
-        elif diagnosis.incident.lints and quoted and not any(each.changes or each.computed for each in proposals):
+        elif (
+            quoted
+            and (diagnosis.incident.lints or quoted[0].frames)
+            and not any(each.changes or each.computed for each in proposals)
+        ):
             proposals = (by_search(quoted[0], known.version), *proposals)
         line = relaunch(known.launch, proposals)
         findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure))
@@ -400,7 +406,20 @@ def _ends_open(ending: LogEnding) -> str:
     known = known_failure([ending.last], "", "") if ending.state == "starting" else None
     if known:
         return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
+    if ending.state == "lost" and any(line.event == ANSWERS for line in ending.lines):
+        return REQUEST_ALONE
     return ENDS_OPEN[ending.state].format(last=ending.last)
+
+
+def _of_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[str]:
+    """Yield what is known of the last exception that ended a request; the server went on, so that it is no incident."""
+    for line in ending.lines:
+        if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
+            server = next((each for each in observed.servers if each.name == name), None)
+            known = known_failure([line.text], server.version if server else "", "", line.frames)
+            place = f" (line {line.number})" if line.number else ""
+            advice = f" {known.do}" if known else ""
+            yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
 
 
 def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
@@ -419,8 +438,11 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
         for name, ending in observed.endings
         if ending.state in ENDS_OPEN and name not in ill
     )
+    notes = tuple(
+        note for name, ending in observed.endings if name not in ill for note in _of_requests(ending, observed, name)
+    )
     return Report(
-        observed=observed,
+        observed=observed._replace(notes=(*observed.notes, *notes)),
         verdict=verdict_of(told, not_judged),
         progress=(),
         findings=tuple(told),

@@ -4,6 +4,7 @@ diag/knowledge/failures/*.toml has the table; docs/failures.md explains how to a
 quoted, so that its patterns cost nothing elsewhere.
 """
 
+import itertools
 import math
 import re
 import tomllib
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from diag.core.formatting import printable
 from diag.knowledge.signals.log import LEAST_SHARE
-from diag.vllm.flags.registry import release
+from diag.vllm.flags.registry import release, versions
 
 FILES = {
     "known_issues": "Defects of vLLM",
@@ -27,8 +28,12 @@ FILES = {
     "devices": "Faults of devices",
     "compilation": "Compilers and CUDA graphs",
     "ranks": "Several ranks and nodes",
+    "places": "By the place in the code, for exceptions of no other kind",
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
+PLACES = "places"
+FAR_BEHIND = 3
+"""Minor releases, about two months of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -44,7 +49,8 @@ class FailureKind(NamedTuple):
 
     `means` and `do` may name the pattern's groups, as {name} or {function(name)}; `releases` are the first and the last
     release of vLLM to which the advice applies, "" for an open end; `source` is the file that prints the line, or a
-    page. A defect of vLLM has the day on which its thread was `checked`: it is told only of servers whose release is
+    page. `frames`, if given, has to be in the innermost frames of the traceback. A defect of vLLM has the day on which
+    its thread was `checked`: it is told only of servers whose release is
     known to have it, and whose model, if the defect is one of some `models`, is known too.
     """
 
@@ -59,6 +65,8 @@ class FailureKind(NamedTuple):
     fixed_in: str = ""
     models: str = ""
     checked: str = ""
+    frames: str = ""
+    example_frames: str = ""
 
     def applies_to(self, version: str, model: str) -> bool:
         """Return True if the advice is for this release of vLLM, "" if unknown, and this model."""
@@ -103,18 +111,33 @@ def table() -> tuple[FailureKind, ...]:
     )
 
 
-def known_failure(texts: Sequence[str], version: str, model: str) -> KnownFailure | None:
+def known_failure(texts: Sequence[str], version: str, model: str, frames: str = "") -> KnownFailure | None:
     """Return the failure that the first of these texts shows which shows any; None if the table has none.
 
-    `version` and `model` are those of the server, "" if unknown.
+    `version` and `model` are those of the server, `frames` the innermost ones of the traceback, "" if unknown. What the
+    text of any exception says comes before the place at which one was raised.
     """
-    for text in texts:
-        for failure in table():
-            if (match := failure.pattern.search(text)) and failure.applies_to(version, model):
+    of_texts = [failure for failure in table() if failure.file != PLACES]
+    of_places = [failure for failure in table() if failure.file == PLACES] if frames else []
+    for kinds in (of_texts, of_places):
+        for text, failure in itertools.product(texts, kinds):
+            is_there = not failure.frames or re.search(failure.frames, frames)
+            if is_there and (match := failure.pattern.search(text)) and failure.applies_to(version, model):
                 values = {name: value or "?" for name, value in match.groupdict().items()}
                 means, advice = (_filled(each, values) for each in (failure.means, failure.advice))
+                if failure.file == PLACES:
+                    advice = _with_upgrade(advice, version)
                 return KnownFailure(failure.id, means, advice, failure.source)
     return None
+
+
+def _with_upgrade(advice: str, version: str) -> str:
+    """Put the newest release first if the server's is far behind: an exception of no kind is often a mended defect."""
+    newest = versions()[-1]
+    (at, last) = release(version)[:2], release(newest)[:2]
+    if not at or last < (at[0], at[1] + FAR_BEHIND) or advice.startswith("Upgrade vLLM"):
+        return advice
+    return f"Upgrade vLLM (this server runs {printable(version)}, {newest} is newer); until then: {advice}"
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from diag.exporter.log.tail import FIRST, LAST, LogTail
 from diag.exporter.log.trackers import MOST_TEXT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
-NAMES = ("event", "process", "file", "line", "text", "cause")
+NAMES = ("event", "process", "file", "line", "text", "cause", "frames")
 CORE = "(EngineCore_DP0 pid=68) ERROR 11-21 02:00:00 [core.py:936] "
 API = "(APIServer pid=1) ERROR 11-21 02:00:01 [serving.py:500] "
 DIES = "(APIServer pid=1) ERROR 11-21 02:00:01 [async_llm.py:906] "
@@ -363,3 +363,85 @@ def test_a_start_that_waits_for_a_lock_ends_with_it_until_it_moves() -> None:
     lines = (BANNER, f"(Worker_TP2 pid=202) {waits}", blocked)
     assert fed(*lines).ending.last == waits
     assert fed(*lines, loaded).ending.last != waits
+
+
+# -- logs that are cut, and the place in the code ---------------------------------------------------------------------
+
+RAN = "(Worker_TP0 pid=81) ERROR 11-21 02:00:00 [multiproc_executor.py:880] "
+LAYER = '  File "/usr/lib/python3.12/site-packages/vllm/model_executor/layers/linear.py", line 7, in weight_loader'
+TORCH = '  File "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py", line 9, in _call_impl'
+
+
+def finished(*lines: str) -> ServerLog:
+    """A log that is read alone, to its end."""
+    state = fed(*lines)
+    state.finish()
+    return state
+
+
+def test_the_innermost_frames_are_told_with_the_exception() -> None:
+    found = quote(finished(TRACE, ENTRY, LAYER, "    a()", TORCH, "    b()", "RuntimeError: shapes differ"))
+    assert found is not None
+    assert found["frames"] == (
+        "torch/nn/modules/module.py:_call_impl < vllm/model_executor/layers/linear.py:weight_loader"
+    )
+
+
+def test_an_announced_exception_ends_a_log_that_is_cut_behind_it() -> None:
+    state = finished(
+        RAN + "WorkerProc failed to start.", RAN + TRACE, RAN + LAYER, RAN + "    a()", RAN + "KeyError: 'w2'"
+    )
+    assert state.ending.state == "failed"
+    assert quote(state)["text"] == "KeyError: 'w2'"  # type: ignore[index]
+
+
+def test_a_traceback_that_begins_and_ends_midway_is_told_by_its_last_code() -> None:
+    load = '  File "/site-packages/vllm/v1/worker/gpu_worker.py", line 3, in load_model'
+    lines = (load, "    self.model_runner.load_model()", LAYER, "    assert param.size() == weight.size()")
+    state = finished(*(RAN + line for line in lines))
+    assert state.ending.state == "failed"
+    assert quote(state)["text"] == "AssertionError (assert param.size() == weight.size())"  # type: ignore[index]
+
+
+def test_a_step_that_measures_memory_is_one_of_a_start() -> None:
+    step, profile = (
+        f'  File "/site-packages/vllm/v1/worker.py", line 1, in {name}' for name in ("execute_model", "profile_run")
+    )
+    headline = RAN + "WorkerProc hit an exception."
+    for frames, state in (((profile, step), "failed"), ((step,), "dead")):
+        lines = [RAN + line for frame in frames for line in (frame, "    x()")]
+        assert finished(headline, RAN + TRACE, *lines, RAN + "ValueError: y").ending.state == state
+
+
+def test_a_restarted_process_with_the_same_pid_has_its_own_reason() -> None:
+    head = "(EngineCore pid=81) ERROR 11-21 02:0{minute}:00 [core.py:1006] "
+    runs = [
+        head.format(minute=minute) + line
+        for minute, why in ((0, "KeyError: 'a'"), (2, "ValueError: b"))
+        for line in ("EngineCore failed to start.", TRACE, LAYER, "    a()", why)
+    ]
+    banner = "(APIServer pid=1) INFO 11-21 02:01:00 [utils.py:287]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.16.0"
+    state = finished(*runs[:5], banner, *runs[5:])
+    assert quote(state)["text"] == "ValueError: b"  # type: ignore[index]
+
+
+def test_the_last_failed_start_explains_a_log_that_ends_in_the_next_one() -> None:
+    head = "(EngineCore pid=81) ERROR 11-21 02:00:00 [core.py:1006] "
+    failed = [head + line for line in ("EngineCore failed to start.", TRACE, LAYER, "    a()", "KeyError: 'a'")]
+    started = "(APIServer pid=1) INFO 11-21 02:01:00 [api_server.py:1] vLLM API server version 0.16.0"
+    assert quote(finished(*failed, started))["text"] == "KeyError: 'a'"  # type: ignore[index]
+
+
+def test_a_serving_log_does_not_end_with_an_exception_of_one_call() -> None:
+    """A method that failed in a worker, outside of a step, ends nothing: the server goes on."""
+    ready = "(APIServer pid=1) INFO:     Application startup complete."
+    call = '  File "/site-packages/vllm/v1/worker.py", line 1, in add_lora'
+    served = '(APIServer pid=1) INFO:     10.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'
+    failed = [RAN + line for line in ("WorkerProc hit an exception.", TRACE, call, "    x()", "ValueError: rank 512")]
+    assert finished(ready, served, *failed).ending.state == "serving"
+
+
+def test_a_traceback_that_a_terminal_padded_with_blanks_is_read() -> None:
+    head = "ERROR 11-21 02:00:00 [core.py:387] "
+    lines = (f"EngineCore hit an exception: {TRACE}", LAYER, "    a()", "RuntimeError: Expect rule name")
+    assert quote(finished(*(f"{head}{line}        " for line in lines)))["text"] == "RuntimeError: Expect rule name"  # type: ignore[index]

@@ -15,7 +15,7 @@ def shown(failure: FailureKind) -> str:
     """The kind that an example shows, on a server whose release and model have it if the kind is one of a release."""
     release = (failure.releases[0] or failure.releases[1] or "0.32.0") if failure.checked else ""
     model = re.sub(r"\(\?i\)|\[[^]]*\]\??|\(\?:|[()?]", "", failure.models.partition("|")[0])
-    found = known_failure([failure.example], release, model)
+    found = known_failure([failure.example], release, model, failure.example_frames)
     return found.id if found else ""
 
 

@@ -376,3 +376,29 @@ def test_the_middle_of_a_large_log_is_left_out(tmp_path: Path, monkeypatch: pyte
 def test_the_release_and_the_launch_may_be_told(tmp_path: Path) -> None:
     report = judged(write(tmp_path, OUT_OF_MEMORY[20:]), version="0.8.5", launch="vllm serve m")
     assert report.observed.servers[0].version == "0.8.5"
+
+
+# -- requests that fail while the server goes on ----------------------------------------------------------------------
+
+
+def test_the_exception_of_a_request_is_told_and_makes_no_server_ill(tmp_path: Path) -> None:
+    head = "(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:254] "
+    frame = '  File "/usr/lib/python3.12/site-packages/vllm/tool_parsers/hermes_tool_parser.py", line 310, in extract'
+    raised = [
+        head + text for text in ("Error", "Traceback (most recent call last):", frame, "    x()", "KeyError: 'a'")
+    ]
+    report = judged(write(tmp_path, [*SERVING, *raised]))
+    assert report.verdict == "healthy"
+    assert "a request failed" in told(report)
+    assert "--tool-call-parser" in told(report)
+
+
+def test_a_fragment_with_the_exception_of_a_request_tells_that_and_no_failed_start(tmp_path: Path) -> None:
+    head = "(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:254] "
+    frame = (
+        '  File "/site-packages/vllm/entrypoints/openai/chat_completion/serving.py", line 225, in render_chat_request'
+    )
+    raised = ("Error in preprocessing", "Traceback (most recent call last):", frame, "    x()", "ValueError: bad role")
+    report = judged(write(tmp_path, [head + text for text in raised]))
+    assert report.verdict == "unknown"
+    assert "a request failed (line 5): ValueError: bad role" in told(report)

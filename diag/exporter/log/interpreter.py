@@ -15,6 +15,7 @@ from copy import deepcopy
 from typing import NamedTuple
 
 from diag.core.log_events import (
+    ANSWERS,
     COMPILED_WHILE_SERVING,
     CUT_AT_SHUTDOWN,
     DRAIN_ENDED,
@@ -32,7 +33,7 @@ from diag.core.log_events import (
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
 from diag.exporter.log.parse_line import ANSWER, PROGRESS_BAR, ParsedLine
-from diag.exporter.log.patterns import RAW, STAGES, Pattern
+from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
     TRACEBACK,
     ErrorLine,
@@ -40,7 +41,10 @@ from diag.exporter.log.recognise import (
     Phase,
     RecordTracker,
     TracebackTracker,
+    frame_of,
     is_exception,
+    is_of_request,
+    is_raised,
     read_values,
     recognise,
 )
@@ -69,8 +73,6 @@ FARTHEST = 3_600.0
 MOST_PENDING = 64
 LONGEST_DRAIN = 3_600.0
 """Seconds of a drain that are believed."""
-ANSWERS = "http_requests_total"
-"""The metric that counts the answers of the access log."""
 MOST_ROUTES = 1_000
 """Routes that are counted; clients may ask for any number of them."""
 _ENDED_FROM_OUTSIDE = re.compile(
@@ -145,6 +147,7 @@ class LogInterpreter:
         """True if a signal interrupted the server before any of its processes had logged another exception."""
         self._lines: dict[str, tuple[ParsedLine, float]] = {}
         """The last line of each event, and under `ANSWERS` the last exception that ended a request."""
+        self._request_frames = self._frames_printed = ""
         self._errors = 0
         self._raised: set[str] = set()
         """Names of the processes that have logged an exception since the server began."""
@@ -157,6 +160,17 @@ class LogInterpreter:
         """The line of a rank that waits for a lock, until the start moves."""
         self._aborting: tuple[Pattern, ParsedLine, float] | None = None
         """The first unproven line of a device's runtime that aborts a process."""
+        self._latest_line: ParsedLine | None = None
+        self._announced: tuple[ErrorLine, int] | None = None
+        """An exception announced as the end of a process, behind which no line says that the server ended, and `served`
+        at that time.
+        """
+        self._handles_request = False
+        """True if a log whose beginning is lost shows a server that handles a request."""
+        self._abort: tuple[ErrorLine, int] | None = None
+        """The line of a device's runtime behind which it aborts the process, and `served` at that time."""
+        self._last_failure: RootCauseTracker | None = None
+        """The root cause of the last failed start."""
         self._pending: list[ErrorLine] = []
         """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
         self._begun: float | None = None
@@ -235,6 +249,7 @@ class LogInterpreter:
 
         Return a line that only claims what it says, and was not interpreted.
         """
+        self._latest_line = line
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
         self._is_vllm = self._is_vllm or bool(line.source) or says_failure
         if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
@@ -253,9 +268,11 @@ class LogInterpreter:
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
         placed = PlacedLine(line, pattern, origin, at, None)
+        self._handles_request = self._handles_request or (self.phase == "unknown" and is_of_request(line.text))
+        is_at_work = self.phase == "serving" or (self.phase == "unknown" and self._handles_request)
+        if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
+            self._note_request_error(line, at)
         if origin is LineOrigin.DOUBTED:
-            if is_exception(line.text):
-                self._lines[ANSWERS] = line, at
             return placed if ends_or_starts(placed) else None
         is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
         if not is_of_shutdown and (origin is not LineOrigin.QUOTED or self.phase == "unknown"):
@@ -269,6 +286,15 @@ class LogInterpreter:
             return placed
         self.interpret(placed)
         return None
+
+    def _note_request_error(self, line: ParsedLine, at: float) -> None:
+        """Keep the exception of a request that the web server prints, with the frames above it."""
+        frame = frame_of(line.text)
+        if frame:
+            self._frames_printed = frame
+        elif is_exception(line.text) or (self._frames_printed and is_raised(line.text)):
+            self._lines[ANSWERS], self._request_frames = (line, at), self._frames_printed
+            self._frames_printed = ""
 
     def _note_pending(self, placed: PlacedLine) -> None:
         """Keep an exception that may have ended the start, and a line that says what a start waits for.
@@ -284,15 +310,30 @@ class LogInterpreter:
         if error is None and _WAITS.match(placed.line.text):  # each such line names a longer time than the last one
             self._pending = [each for each in self._pending if not _WAITS.match(each.text)]
             error = ErrorLine(placed.line.text, placed.line.number, placed.at, placed.line.process)
-        if error is not None and self.phase != "serving" and len(self._pending) < MOST_PENDING:
+        is_of_start = self.phase != "serving" and not (self.phase == "unknown" and self._handles_request)
+        if error is not None and is_of_start and len(self._pending) < MOST_PENDING:
             error.event = placed.pattern.name if placed.pattern and placed.pattern.kind == "event" else ""
             self._pending.append(error)
 
     def finish(self) -> None:
         """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
         pending, self._pending = self._pending, []
+        self._recall_last_failure()
+        if self._abort is not None and self._abort[1] == self.served and not self._dead:
+            pending = [self._abort[0], *pending]
+            self._abort[0].in_step = self._startup.is_ready or self._startup.stage is None
+        announced, served = self._announced or (None, 0)
+        if announced is not None and (not self._startup.is_ready or (announced.in_step and served == self.served)):
+            pending = [announced, *pending]
+        elif self._startup.is_ready and not any(error.in_step for error in pending):
+            return
+        elif not pending and not self._root_cause.has_reason and self._latest_line is not None:
+            error = self._tracebacks.cut_short(self._latest_line, self.latest or 0.0)
+            pending = [error] if error else []
         self._is_vllm = self._is_vllm or bool(pending)
-        if self._startup.has_ended or self._startup.is_ready or not (pending or self._dead):
+        if self._startup.has_ended or not (pending or self._dead):
+            if pending and not self._root_cause.has_reason:  # the failure is known, and its reason was cut off
+                self._give_reason(pending)
             return
         if pending:
             self._give_reason(pending)
@@ -306,6 +347,11 @@ class LogInterpreter:
         else:
             self._fail(at)
 
+    def _recall_last_failure(self) -> None:
+        """Take the root cause of the last failed start if a later one, in which the log ends, has none."""
+        if self._last_failure is not None and not self._startup.is_ready and not self._root_cause.has_reason:
+            self._root_cause = self._last_failure
+
     def _die(self, at: float) -> None:
         """Note that an engine at work died; one that works without an API server never logs that it is ready."""
         self._reach(READY_STAGE, at - RESOLUTION)
@@ -314,12 +360,25 @@ class LogInterpreter:
         self._dead = True
 
     @property
+    def reason(self) -> str:
+        """Return the text of the line that explains the last failure, "" while none has one."""
+        return self._root_cause.reason
+
+    @property
     def ending(self) -> LogEnding:
         """Return the state of the server at the last line."""
         startup, last = self._startup, quote(self._waits_for or self._last_text, MOST_TEXT)
         file = quote(self._file, MOST_NAME)
         lines = tuple(
-            EventLine(event, quote(line.text, MOST_TEXT), file, line.number, line.process, at)
+            EventLine(
+                event,
+                quote(line.text, MOST_TEXT),
+                file,
+                line.number,
+                line.process,
+                at,
+                quote(self._request_frames, MOST_NAME) if event == ANSWERS else "",
+            )
             for event, (line, at) in self._lines.items()
         )
         ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
@@ -397,7 +456,9 @@ class LogInterpreter:
             if ends_server:  # and its start
                 self._root_cause.end()
                 self._fail(at)
-            elif error.announced.startswith(_HIT) and not self._startup.is_ready:
+            elif error.announced:
+                self._announced = error, self.served
+            if not ends_server and error.announced.startswith(_HIT) and not self._startup.is_ready:
                 self._root_cause.end()
                 (self._die if error.in_step else self._fail)(at)
 
@@ -405,6 +466,8 @@ class LogInterpreter:
             self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
         if pattern is None:
             return
+        if pattern.kind == "event" and pattern.aborts and not self._was_stopped:
+            self._abort = ErrorLine(line.text, line.number, at, line.process, event=pattern.name), self.served
         if origin is LineOrigin.VLLM:
             banners = self._next_start
             if banners and pattern.kind in ("hint", "stage", "setting", "progress") and line.source:
@@ -456,6 +519,9 @@ class LogInterpreter:
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
+        self._announced = self._abort = None
+        if self._root_cause.has_reason:
+            self._last_failure = self._root_cause
         self._root_cause = RootCauseTracker(self._file)
 
     def _reach(self, stage: int, at: float) -> None:
@@ -560,7 +626,8 @@ class LogInterpreter:
             if self._startup.stage is None or line.text.startswith(_AT_WORK):
                 self._reach(READY_STAGE, at - RESOLUTION)
             self._crashes.crash(at)
-        self._dead = self._dead or pattern.name in DEATHS
+        if pattern.name in DEATHS:
+            self._dead, self._announced = True, None
         self._events.read(pattern, line.text, at)
         self._lines[pattern.name] = line, at
 
@@ -576,7 +643,7 @@ class LogInterpreter:
         """Note a failed start; if the start has already succeeded, do nothing."""
         if self._startup.is_ready:
             return
-        self._is_vllm = True
+        self._is_vllm, self._announced = True, None
         if self._interrupted:  # its errors are consequences
             self._startup.end(at)
             return

@@ -286,6 +286,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "engine_dead", r"\[shutdown\] MPClient: engine core exited unexpectedly", UP_TO_WARNING, "0.28.0", logger=_ASYNC
     ),
     _event("engine_dead", r"MQLLMEngine is already dead", FAILED, last="0.10.2", logger="launcher.py"),
+    _event("engine_dead", r"RuntimeError\('Engine process \(pid \d+\) died", FAILED, last="0.10.2", logger="client.py"),
     _event(
         "engine_dead",
         r"(?:Got|\w{1,40}Executor got) fatal signal from worker processes",

@@ -193,6 +193,11 @@ class ServerLog:
         return max(self._interpreter.latest or 0.0, self._interpreter.reached)
 
     @property
+    def reason(self) -> str:
+        """The text of the line that explains the last failure, "" while none has one."""
+        return self._interpreter.reason
+
+    @property
     def answers(self) -> Mapping[tuple[str, str], int]:
         """Answers by route and class of the status, as the access log has them."""
         return self._interpreter.answers

@@ -297,7 +297,9 @@ SIGNALLED = "[shutdown] EngineCore: trigger received signal="
 _NAMES_PROCESS = re.compile(
     r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
     r"|terminate called "
-    r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: )"
+    r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: |[Ww]orker died)"
+    r"|.{0,200}(?:Engine process \(pid \d+\) died)"
+    r"|RuntimeError: cancelled$"
     r"|.{0,400}(?:[Cc]onnection (?:reset|closed|was likely closed)|Broken pipe|remote process exit(?:ed|ing)"
     r"|RPC call to \S{1,100} timed out|ActorDiedError|The actor died|ncclRemoteError)"
 )
@@ -305,7 +307,8 @@ _NAMES_PROCESS = re.compile(
 _NO_REASON = re.compile(
     r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
     r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
-    r"|Executor failed|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
+    r"|Executor failed|is already dead|Error raised in subprocess:"
+    r"|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
 )
 _UNRECOGNIZED = re.compile(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[\d.,]{1,12}")
@@ -339,6 +342,14 @@ class RootCauseTracker:
         if self._error is None or informativeness(error.text) > informativeness(self._error.text):
             self._error = error
 
+    @property
+    def reason(self) -> str:
+        return self._error.text if self._error is not None and self._ended else ""
+
+    @property
+    def has_reason(self) -> bool:
+        return self._error is not None and informativeness(self._error.text) == GIVES_REASON
+
     def end(self) -> None:
         """Note an event: a start failed, the engine died, or a device or its memory failed."""
         self._ended = True
@@ -352,7 +363,8 @@ class RootCauseTracker:
             return
         line = str(error.number) if error.number and self._file else ""
         text, cause = quote(error.text, MOST_TEXT), quote(error.cause, MOST_CAUSE)
-        labels = (error.event, quote(error.process, MOST_NAME), self._file, line, text, cause)
+        frames = quote(error.frames, MOST_TEXT)
+        labels = (error.event, quote(error.process, MOST_NAME), self._file, line, text, cause, frames)
         yield f"diag_vllm_log_{'crash' if crash else 'error'}_timestamp_seconds", labels, crash or error.at
 
 

@@ -45,15 +45,22 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
 
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
     """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end."""
-    samples: deque[tuple[float, list[Reading]]] = deque(maxlen=int(KEPT / EVERY))
+    samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
     plain = as_logged(lines)
+    reason = log.reason
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
         for part in split_redrawn(line.text):
             log.feed(part, begun if place < untimed else written, live=False, number=line.number)
         at = log.reached
-        if at and (not samples or at - samples[-1][0] >= EVERY):
+        is_due = not samples or at - samples[-1][0] >= EVERY
+        if at and (
+            is_due or log.reason not in ("", reason)
+        ):  # a reason may come behind the line that shows the failure
+            if not is_due and at - samples[-1][0] < RESOLUTION:
+                samples.pop()
             samples.append((at, _readings(log, at)))
+            reason = log.reason
     log.finish()
     if not log.reached:
         return
