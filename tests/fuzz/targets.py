@@ -48,8 +48,7 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
-from diag.exporter.network.nccl import nccl_samples
-from diag.exporter.network.nccl_status import NcclStatus, NotRas, read_status
+from diag.exporter.nccl import NcclStatus, NotRas, nccl_samples, read_status
 from diag.exporter.process import table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
 from diag.exporter.process.table import ProcessEntry

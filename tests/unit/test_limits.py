@@ -17,9 +17,9 @@ from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files, yaml
 from diag.diagnosis import decision_table
+from diag.exporter import infiniband, nccl
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
-from diag.exporter.network import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
 from diag.http import client, credentials, prometheus_api, vllm_server
