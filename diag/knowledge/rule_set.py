@@ -15,8 +15,8 @@ from diag.core.contract import Contract
 from diag.core.incident import Incident, regroup, seconds
 from diag.knowledge.formulas import formula, parts_first
 from diag.knowledge.signals.ceilings import bandwidth_share, compute_share
-from diag.knowledge.signals.forecasts import time_until_ttft_missed
-from diag.knowledge.signals.network import infiniband_link_errors, infiniband_ports_down, nvlinks_trained_again
+from diag.knowledge.signals.gpu import infiniband_link_errors, infiniband_ports_down, nvlinks_trained_again
+from diag.knowledge.signals.load import time_until_ttft_missed
 from diag.knowledge.signals.peers import tokens_of_peers
 from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import Formula, pretty

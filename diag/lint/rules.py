@@ -6,7 +6,6 @@ from diag.lint import (
     adapters,
     advice,
     conflicts,
-    container,
     flags,
     host,
     memory,
@@ -34,7 +33,7 @@ DECLARED: tuple[LintRule, ...] = (
     *flags.VARIABLE_RULES,
     *advice.RULES,
     *memory.RULES,
-    *container.RULES,
+    *pods.CONTAINER_RULES,
     *host.RULES,
     *pods.RULES,
 )

@@ -14,9 +14,8 @@ import promql_parser as ast
 
 from diag.core.errors import Unsupported
 from diag.promql import nodes
-from diag.promql.functions import CALLS
+from diag.promql.functions import CALLS, RANGE_FUNCTIONS
 from diag.promql.operators import AGGREGATIONS, ARITHMETIC, COMPARISONS, SET_OPERATIONS
-from diag.promql.range_functions import RANGE_FUNCTIONS
 from diag.promql.samples import NAME
 
 FUNCTIONS = frozenset(RANGE_FUNCTIONS) | frozenset(CALLS) | {"absent", "time", "timestamp"}

@@ -163,8 +163,7 @@ def open_prometheus(
     options: SourceOptions, contract: Contract, incidents: Sequence[Incident] = ()
 ) -> "PrometheusSource":
     """Return the servers in scope of a Prometheus."""
-    from diag.http.address import parse
-    from diag.http.credentials import from_environment
+    from diag.http.address import from_environment, parse
     from diag.sources.prometheus.client import Prometheus
     from diag.sources.prometheus.servers import PrometheusSource
 

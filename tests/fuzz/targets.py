@@ -57,8 +57,7 @@ from diag.exporter.web_config import AccessFiles
 from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
-from diag.http.address import parse
-from diag.http.credentials import Credentials
+from diag.http.address import Credentials, parse
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
 from diag.normal.baseline import learn, save

@@ -9,8 +9,7 @@ import pytest
 from support.bad_servers import Reply, Request, serving
 
 from diag.core.errors import BadUsage, Unreachable
-from diag.http.address import parse
-from diag.http.credentials import Credentials
+from diag.http.address import Credentials, parse
 from diag.http.failure import Failure
 from diag.sources.kubernetes.cluster import Api, Cluster, Place, place
 from diag.sources.kubernetes.pod_object import candidates, container_status, failed_probes, not_started, note

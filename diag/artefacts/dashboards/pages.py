@@ -8,13 +8,14 @@ from typing import Any
 
 from diag.artefacts import grafana
 from diag.artefacts.dashboards.resources import capacity_page, gpus_page
-from diag.artefacts.dashboards.scope import DashboardScope, legend
 from diag.artefacts.dashboards.shared import (
     GENERATED,
     KV_CACHE_USAGE,
     STATES,
+    DashboardScope,
     alarm_panel,
     annotations,
+    legend,
     links,
     server_and_gpus,
     signal_panel,
