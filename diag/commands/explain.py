@@ -33,7 +33,7 @@ def run(name: str, folder: Path | None) -> str:
     from diag.artefacts.reference import declared, lint_rule_page, preflight_page, signal_page
     from diag.artefacts.runbook import runbook
     from diag.commands.observe import site
-    from diag.knowledge.rule_set import rule_set
+    from diag.knowledge.formulas import rule_set
     from diag.lint.rules import RULES
     from diag.preflight.checks import CHECKS
 

@@ -213,12 +213,30 @@ def differences(before: RampResult, after: RampResult) -> tuple[Difference, ...]
     pairs: list[tuple[Category, str, str, str]] = [
         ("model", "model", before.model, after.model),
         ("release", "vLLM", before.version, after.version),
-        ("traffic", "load by", *_clients(before.load_by, after.load_by)),
+        ("traffic", "load by", before.load_by, after.load_by),
         ("hardware", "GPUs", _counted(before.gpus), _counted(after.gpus)),
         ("hardware", "power limits", _limits(before), _limits(after)),
     ]
+    if before.load_by.startswith(after.load_by) or after.load_by.startswith(before.load_by):
+        del pairs[2]  # they differ at most in a version that one of both does not tell
     found = [Difference(*pair) for pair in pairs if pair[2] and pair[3] and pair[2] != pair[3]]
-    return (*found, *_flags(before, after), *_traffic(before, after), *_slo(before, after), *_host(before, after))
+
+    old_flags, new_flags = _parsed(before.launch), _parsed(after.launch)
+    for name in sorted({*old_flags, *new_flags}) if old_flags and new_flags else ():
+        old, new = (printable(flags.get(name, NOT_SET), 60) for flags in (old_flags, new_flags))
+        if old != new:
+            found.append(Difference("flags", name, old, new))
+
+    found += _traffic(before, after)
+    for name in sorted(before.slo.keys() & after.slo.keys()):
+        if before.slo[name] != after.slo[name]:
+            found.append(Difference("SLO", name, number(before.slo[name]), number(after.slo[name])))
+
+    then, now = (ramp.ceiling.cpu_wait if ramp.ceiling else None for ramp in (before, after))
+    if then is not None and now is not None and abs(now - then) > WAITS:
+        name = "time in which vLLM waited for a CPU"
+        found.append(Difference("host", name, quantity(then, "share"), quantity(now, "share")))
+    return tuple(found)
 
 
 def unknown(before: RampResult, after: RampResult) -> tuple[str, ...]:
@@ -231,11 +249,6 @@ def unknown(before: RampResult, after: RampResult) -> tuple[str, ...]:
         "load generator": (before.load_by, after.load_by),
     }
     return tuple(name for name, (then, now) in told.items() if not then or not now)
-
-
-def _clients(before: str, after: str) -> tuple[str, str]:
-    """Return two origins of the load, "" twice if they differ only in a version that one of both does not tell."""
-    return ("", "") if before.startswith(after) or after.startswith(before) else (before, after)
 
 
 def _counted(names: Iterable[str]) -> str:
@@ -256,14 +269,6 @@ def _parsed(launch: str) -> Mapping[str, str]:
     except BadUsage:
         return {}
     return {"vllm": "", **settings(command), **command.environment} if command else {}
-
-
-def _flags(before: RampResult, after: RampResult) -> Iterator[Difference]:
-    then, now = _parsed(before.launch), _parsed(after.launch)
-    for name in sorted({*then, *now}) if then and now else ():
-        old, new = (printable(flags.get(name, NOT_SET), 60) for flags in (then, now))
-        if old != new:
-            yield Difference("flags", name, old, new)
 
 
 def _traffic(before: RampResult, after: RampResult) -> Iterator[Difference]:
@@ -289,15 +294,3 @@ def _mean(step: LoadStep | None, field: str) -> float | None:
     if step is None or not step.served:
         return None
     return (step.prompt_tokens if field == "prompt_tokens" else step.output_tokens) / step.served
-
-
-def _slo(before: RampResult, after: RampResult) -> Iterator[Difference]:
-    for name in sorted(before.slo.keys() & after.slo.keys()):
-        if before.slo[name] != after.slo[name]:
-            yield Difference("SLO", name, number(before.slo[name]), number(after.slo[name]))
-
-
-def _host(before: RampResult, after: RampResult) -> Iterator[Difference]:
-    then, now = (ramp.ceiling.cpu_wait if ramp.ceiling else None for ramp in (before, after))
-    if then is not None and now is not None and abs(now - then) > WAITS:
-        yield Difference("host", "time in which vLLM waited for a CPU", quantity(then, "share"), quantity(now, "share"))

@@ -117,6 +117,7 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
 
 def _about(group: Sequence[Finding], report: Report, written_as: words.TimeFormat) -> ReportAnswer:
     first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
+    newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
     where, when = words.where(first), words.when(first, written_as)
     if len(group) > 1:
         names = list(dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses))
@@ -130,7 +131,7 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
         incident=first.incident.id,
         title=first.incident.title,
         impact=first.incident.impact,
-        since=min(map(_start, diagnoses)),
+        since=min(last.watched_since if last.since is None else last.since for last in newest),
         when=when,
         actions=choose_actions(group[0]),
         findings=tuple(group),
@@ -141,11 +142,6 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
         ruled_out=tuple(refuted.name for refuted in first.refuted),
         not_ruled_out=tuple(look_alike.name for look_alike in first.open),
     )
-
-
-def _start(diagnosis: Diagnosis) -> float:
-    last = diagnosis.one_by_one[-1]
-    return last.watched_since if last.since is None else last.since
 
 
 # -- line 1 -----------------------------------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ from diag.artefacts.names import (
 from diag.core.contract import Contract, Site
 from diag.core.formatting import quantity
 from diag.core.incident import Incident
+from diag.knowledge.formulas import rule_set
 from diag.knowledge.incidents.contract_breached import incident as slo_violated
-from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import error_budget_burn_rate
 
 TTFT = "histogram_quantile(0.95, sum by ($by, le) (rate(vllm:time_to_first_token_seconds_bucket[$window])))"

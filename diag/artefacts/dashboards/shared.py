@@ -18,8 +18,7 @@ from diag.artefacts.names import (
 )
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, Signal, regroup
-from diag.knowledge.formulas import comparison, formula
-from diag.knowledge.rule_set import DRAWN, DRAWN_OVER
+from diag.knowledge.formulas import DRAWN, DRAWN_OVER, comparison, formula
 from diag.knowledge.signals import KV_USAGE
 from diag.knowledge.signals.gpu import THERMAL
 from diag.knowledge.signals.peers import MODEL
