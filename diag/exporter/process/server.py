@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
@@ -253,7 +252,7 @@ def dump_prefixes(environment: Mapping[str, str]) -> Sequence[str]:
     return [prefix for prefix in prefixes if prefix.startswith("/") and "\0" not in prefix]
 
 
-def newest_dump(prefixes: Sequence[str], since: float, root: Path = Path("/")) -> float:
+def newest_dump(prefixes: Sequence[str], since: float) -> float:
     """Return the unix time at which the newest dump after `since` was written; 0 if there is none.
 
     A dump is a pickle, which runs code of its author when it is read: only names and times of files are read.
@@ -262,7 +261,7 @@ def newest_dump(prefixes: Sequence[str], since: float, root: Path = Path("/")) -
     for prefix in prefixes:
         folder, _, name = prefix.rpartition("/")
         try:
-            with os.scandir(root / folder.lstrip("/")) as entries:
+            with os.scandir(folder or "/") as entries:
                 times += [
                     entry.stat(follow_symlinks=False).st_mtime
                     for entry in islice(entries, MOST_FILES)

@@ -6,7 +6,7 @@ requests ended, usage moves by the blocks of sqrt(2 F) requests of the usual sca
 adds what a straight line leaves unexplained. Requests that only grow, token by token, move usage without either.
 """
 
-from diag.core.incident import Part, Signal, documented, judged
+from diag.core.incident import BurnRateWindow, Part, Signal, documented, judged
 from diag.knowledge.signals.expressions import edge, waiting_for_capacity
 
 ENOUGH = 10
@@ -21,6 +21,12 @@ MONTH = 30 * 86_400
 SOON = 900
 HORIZON = judged("a rate of the last minutes says little about what comes after a quarter of an hour")
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
+FAST_BURN, SLOW_BURN = BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")
+SPENDS_BUDGET_FAST = documented(
+    "{threshold} uses 2 % of a month's error budget in one hour; over six hours the threshold is "
+    f"{SLOW_BURN.factor:g}",
+    WORKBOOK,
+)
 
 
 def _within(metric: str, limit: str) -> str:
