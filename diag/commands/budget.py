@@ -21,6 +21,7 @@ from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_T
 from diag.vllm.memory.model import Model, find, is_folder
 from diag.vllm.memory.model import read as read_model
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
+from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
 from diag.vllm.offers import offers
 
@@ -80,9 +81,15 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         planned = replace(planned, free=logged.sizes["free"][1])
     measured = _measured(logged, planned)
     found = ledger(model, planned, measured)
+    if not version:
+        found = over_releases(found, started, gpu)
     changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
 
     notes = [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
+    if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
+        notes.append(
+            f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {', '.join(others)}"
+        )
     if gpu.name and not options.gpu and not planned.cpu:
         notes.append(f"the GPU is {printable(gpu.name, 40)}, found on this host")
     length = logged.numbers.get("length")

@@ -78,7 +78,7 @@ def render_budget(budget: Budget) -> str:
     cache = list(_cache_rows(budget))
     lines += ["", *table(cache)] if cache else []
     if found.doubt and found.tokens and found.tokens.high - found.tokens.low > WIDE * found.tokens.central:
-        lines += paragraph(f"The range of the KV cache is wide because of {found.doubt}.", "  - ", "    ")
+        lines += paragraph(f"The range of the KV cache is wide: {found.doubt}.", "  - ", "    ")
 
     if found.verdict != "fits" and found.kv_cache and found.layout:
         heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"

@@ -125,6 +125,14 @@ def memory(name: str) -> int:
         raise BadUsage(f"{error}: give its memory with --gpu-memory 79.1GiB") from error
 
 
+def other_sizes(name: str) -> tuple[str, ...]:
+    """Return the names of GPUs of other sizes that a name without a size, "a100", may mean too; () for a clear name."""
+    key = _normalized(name)
+    taken = gpus().get(_ALIASES.get(key, ""))
+    kin = (gpu for gpu in gpus().values() if gpu.name.startswith(f"{key}-"))
+    return tuple(gpu.name for gpu in kin if taken and gpu.memory != taken.memory)
+
+
 def capability(name: str) -> float:
     """Return CUDA's compute capability of a GPU, or of a part of one, by its name; 0 if it is unknown."""
     found, family = find(name), _normalized(name).partition("-")[0]

@@ -26,11 +26,11 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
   GiB on one GPU                computed    log  difference  source
   budget                           72.91                     92 % of 79.25 GiB
   weights                          14.99  14.99        none  the shape in config.json
-  activations        0.97 (0.80 to 1.77)                     a step of 8,192 tokens, logits of 1,024
+  activations        1.00 (0.80 to 1.77)                     a step of 8,192 tokens, logits of 1,024
                                                              requests (estimated)
-  CUDA graphs        1.49 (0.45 to 3.27)   0.52        none  counted since vLLM 0.20.0 (estimated)
-  non-torch          0.40 (0.15 to 0.70)                     buffers of CUDA libraries (estimated)
-  KV cache        55.06 (52.17 to 56.53)  51.10       -1.07  the budget minus all of the above
+  CUDA graphs        0.61 (0.18 to 1.33)   0.52        none  counted since vLLM 0.20.0 (estimated)
+  non-torch          0.32 (0.20 to 0.70)                     buffers of CUDA libraries (estimated)
+  KV cache        55.99 (54.11 to 56.74)  51.10       -3.01  the budget minus all of the above
                                                              (estimated)
 
   KV cache per token  131,072 bytes
@@ -43,12 +43,12 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
 
   What changes most, for each replica:
   change                       GPUs  KV tokens  requests  output/s  how
-  as it is                        1    451,000        52     2,460
-  FP8 KV cache                    1    902,000       104     4,921  --kv-cache-dtype fp8
-  AWQ or GPTQ weights, 4 bits     1    530,000        61     2,914  another checkpoint
-  FP8 weights                     1    504,000        58     2,765  --quantization fp8
-  half the context                1    451,000       104     4,921  --max-model-len 4096
-  more GPUs                       2  1,020,000       117     5,541  -tp 2
+  as it is                        1    459,000        54     2,480
+  FP8 KV cache                    1    917,000       108     4,960  --kv-cache-dtype fp8
+  AWQ or GPTQ weights, 4 bits     1    538,000        63     2,920  another checkpoint
+  FP8 weights                     1    512,000        60     2,776  --quantization fp8
+  half the context                1    459,000       108     4,960  --max-model-len 4096
+  more GPUs                       2  1,040,000       120     5,556  -tp 2
 """
 
 
@@ -198,6 +198,19 @@ def test_release_comes_from_the_log_or_is_marked_as_assumed() -> None:
     assert (known.ledger.setup.version, known.notes) == ("0.11.0", ())
     assumed = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100"))
     assert "is assumed" in assumed.notes[0]
+    assert assumed.ledger.doubt.startswith("the release is not named: the default share is 0.9 or, since 0.20.0, 0.92")
+    sizes = [estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", version=v)).ledger.kv_cache for v in ("0.16.0", "")]
+    old, wide = (size for size in sizes if size)
+    assert wide.low <= old.central < wide.central < wide.high
+    given = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3-8b --gpu-memory-utilization 0.9", "h100"))
+    assert given.ledger.doubt.startswith("the release is not named: sampling")
+
+
+def test_a_name_of_several_sizes_is_explained() -> None:
+    assert (
+        "a100 is taken for 79.14 GiB; others: a100-40, a100-40-pcie"
+        in estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "a100", version="0.32.0")).notes
+    )
 
 
 def test_a_log_with_another_context_is_noted() -> None:

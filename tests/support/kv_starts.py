@@ -1,7 +1,8 @@
 """Logged starts of tests/data/kv_starts.csv, each with what diag estimates for the same launch.
 
 A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
-were found after the fit are a third set.
+were found after the fit are a third set. The second set was gathered later, and half of it kept aside before the second
+fit: those with an even SHA-256.
 """
 
 import csv
@@ -21,10 +22,12 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
+from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.memory.ledger import KV_CACHE, WEIGHTS, Ledger, ledger
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
+from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
 
 _DATA = MODELS.parent
@@ -58,10 +61,11 @@ class Start(NamedTuple):
     row: dict[str, str]
     model: Model
     setup: Setup
+    command: Command
 
     @property
     def is_kept_aside(self) -> bool:
-        return self.row["set"] == "kept aside"
+        return self.row["set"].endswith("kept aside")
 
     @property
     def is_quantized_somehow(self) -> bool:
@@ -95,7 +99,10 @@ class Start(NamedTuple):
         return float(self.row[column]) if self.row[column] else None
 
     def estimate(self) -> Ledger:
-        return ledger(self.model, self.setup)
+        found = ledger(self.model, self.setup)
+        if self.known != "release not named":
+            return found
+        return over_releases(found, self.command, GpuSpec(self.setup.total, self.row["gpu"]))
 
     def layout_error(self) -> float | None:
         """Return the error of the KV cache's tokens if its bytes are those of the log."""
@@ -121,6 +128,15 @@ class Start(NamedTuple):
         if logged and logged > 0:
             return found.kv_cache.central / GIB / logged - 1
         return found.tokens.central / tokens - 1 if tokens and found.tokens and not logged else None
+
+    def is_inside_range(self) -> bool | None:
+        """Return True if the logged KV cache lies in the estimated range; None if `memory_error` is None."""
+        if self.memory_error() is None:
+            return None
+        found, logged, tokens = self.estimate(), self.number("available_kv_gib"), self.number("kv_tokens")
+        size, value = (found.kv_cache, logged * GIB) if logged else (found.tokens, tokens)
+        half = 0.005 * GIB if logged else 0
+        return bool(size and value and size.low - half <= value <= size.high + half)
 
 
 def rows() -> list[dict[str, str]]:
@@ -168,8 +184,8 @@ def _start(row: dict[str, str]) -> Start:
         words += ["--quantization", row["quantization"]]
     version = _version(row["vllm_version"])
     model = read(model_folder(row["shape"]))
-    gpu = GpuSpec(_total(row), row["gpu"])
-    return Start(row, model, setup(command.read(" ".join(words), version=version), model, gpu, version))
+    gpu, started = GpuSpec(_total(row), row["gpu"]), command.read(" ".join(words), version=version)
+    return Start(row, model, setup(started, model, gpu, version), started)
 
 
 def _version(text: str) -> str:

@@ -39,9 +39,9 @@ def estimated(folder: Path, flags: str = "", version: str = "0.32.0", gpu: str =
 @pytest.mark.parametrize(
     ("what", "error", "least"),
     [
-        ("layout", Start.layout_error, 12),
-        ("weights", Start.weights_error, 12),
-        ("KV cache", lambda one: one.memory_error() if one.known.endswith("share named") else None, 2),
+        ("layout", Start.layout_error, 28),
+        ("weights", Start.weights_error, 28),
+        ("KV cache", lambda one: one.memory_error() if one.known.endswith("share named") else None, 11),
     ],
 )
 def test_starts_that_were_kept_aside_are_within_ten_percent(what: str, error, least: int) -> None:  # type: ignore[no-untyped-def]
@@ -50,6 +50,12 @@ def test_starts_that_were_kept_aside_are_within_ten_percent(what: str, error, le
     assert len(errors) >= least
     assert median(errors) <= 0.05
     assert errors[-(-9 * len(errors) // 10) - 1] <= 0.1
+
+
+def test_without_a_release_the_range_has_what_most_servers_logged() -> None:
+    """14 of 18: the others had memory in use that the launch does not name."""
+    inside = [one.is_inside_range() for one in starts() if one.known == "release not named"]
+    assert inside.count(True) >= 3 * inside.count(False)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ def test_a_logged_kv_cache_is_estimated(
 )
 def test_sampler_sorts_masks_or_skips_by_release(version: str, bytes_of_a_logit: int) -> None:
     """Few tokens in a step and many requests: the sampler is the peak."""
-    flags = "--max-num-batched-tokens 1024 --max-num-seqs 1024"
+    flags = "--max-num-batched-tokens 1024 --max-num-seqs 1024 --enforce-eager"
     model, found = planned(LLAMA, flags, version)
     peak = profiling.activations(model, found).size.central
     rows = 132 if bytes_of_a_logit == 14 else 0
@@ -100,12 +106,21 @@ def test_range_names_the_unknown_that_makes_it_wide() -> None:
     assert estimated(LLAMA, "--kv-cache-memory-bytes 4GiB").doubt == ""
 
 
+@pytest.mark.parametrize(("flags", "likely"), [("", 0.7), ("--enforce-eager", 0.22)])
+def test_compiling_takes_a_copy_of_the_embedding(flags: str, likely: float) -> None:
+    """Qwen3 8B, vLLM 0.27.1: 1.18 GiB for a start that compiles, 0.19 for one that finds the compiled model."""
+    peak = profiling.activations(*planned(model_folder("qwen3-8b"), flags, "0.27.1", "rtx4090"))
+    assert peak.size.central / GIB == pytest.approx(likely, abs=0.02)
+    assert peak.size.low / GIB < 0.25
+    assert (peak.size.high / GIB > 1.18) == ("cache" in peak.why) == (not flags)
+
+
 @pytest.mark.parametrize(
     ("version", "flags", "counted"),
-    [("0.19.1", "", 0.5), ("0.25.1", "", 0.0), ("0.29.0", "", 1.11), ("0.29.0", "-cc.cudagraph_mode=NONE", 0.0)],
+    [("0.19.1", "", 0.5), ("0.25.1", "", 0.0), ("0.29.0", "", 0.42), ("0.29.0", "-cc.cudagraph_mode=NONE", 0.0)],
 )
 def test_graphs_are_counted_as_the_runner_of_the_release_does(version: str, flags: str, counted: float) -> None:
-    """0.25 - 0.28: https://github.com/vllm-project/vllm/issues/49224; since 0.29 24 MiB for each full graph."""
+    """0.25 - 0.28: https://github.com/vllm-project/vllm/issues/49224; since 0.29 0.38 MiB for a layer of a graph."""
     graphs = profiling.graphs(*planned(LLAMA, flags, version)).size.central
     assert graphs / GIB == pytest.approx(counted, abs=0.02)
 
@@ -123,6 +138,15 @@ def test_encoders_are_profiled_unless_they_are_left_out(flags: str, peak: float)
     """1.21 GiB: Qwen3.8 27B, which has the encoder of Qwen3.5, in logs of 0.28 and 0.29."""
     found = profiling.encoder_peak(*planned(model_folder("qwen3.5-27b"), flags, "0.29.0", "rtx3090"))
     assert found.central / GIB == pytest.approx(peak, abs=0.05)
+
+
+def test_a_long_video_may_be_profiled_before_0_11_1() -> None:
+    """https://github.com/vllm-project/vllm/issues/27992; about 4 GiB on each of four GPUs with 0.11.0."""
+    folder = MODELS / "qwen3-vl-30b-a3b"
+    old = profiling.activations(*planned(folder, "-tp 4", "0.11.0", "rtx3090"))
+    assert 4 < old.size.high / GIB < 6 and "a video of 153,600 tokens" in old.why
+    new = profiling.activations(*planned(folder, "-tp 4", "0.11.1", "rtx3090"))
+    assert new.size.high < old.size.high and "video" not in new.why
 
 
 def test_ends_of_large_tensors_count() -> None:

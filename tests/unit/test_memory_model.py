@@ -308,6 +308,11 @@ def test_a_tied_head_is_one_matrix_on_one_stage_and_two_on_several(tmp_path: Pat
     assert [weights.of_stage(model, each).count(matrix) for each in weights.stages(model, 2)] == [1, 1]
 
 
+@pytest.mark.parametrize(("architecture", "has"), [("ChatGLMModel", True), ("MistralModel", False)])
+def test_a_model_that_generates_has_a_head_whatever_its_name(tmp_path: Path, architecture: str, has: bool) -> None:
+    assert weights.has_head(changed(tmp_path, architectures=[architecture])) is has
+
+
 def test_vocabulary_is_padded_to_64(tmp_path: Path) -> None:
     assert weights.embedding(changed(tmp_path, vocab_size=32_001)).elements == 32_064 * 4096
 

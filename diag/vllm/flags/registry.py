@@ -265,7 +265,8 @@ def _batch(flag: str, version: str, gpu_bytes: float | None, gpu_name: str) -> f
         return None
     if gpu_bytes >= _HUGE and at >= (0, 28, 0):
         return _HUGE_BATCH[flag]
-    small = ("a100",) * (at >= (0, 9, 0)) + ("gb10",) * (at >= (0, 33, 0))  # big, but their throughput suffered
+    # big, but throughput suffered on A100; on GB10 NVML has no total memory to look at (two logs of 0.27.1)
+    small = ("a100",) * (at >= (0, 9, 0)) + ("gb10",)
     if gpu_bytes >= _BIG and small and not gpu_name:
         return None
     is_small = gpu_bytes < _BIG or any(name in gpu_name for name in small)

@@ -34,9 +34,9 @@ ENCODERS: Mapping[str, Encoder] = {
     **dict.fromkeys(("siglipvisionmodel", "siglip", "qwen2audioencoder"), Encoder(connector="linear")),
     "whisper": Encoder(connector="none"),
     **dict.fromkeys(("internvl", "internvit6b", "siglip2visionmodel"), Encoder(merge=2)),
-    **dict.fromkeys(("glm4v", "glm4vmoe", "glm46v"), Encoder(gated=True, connector="merger", merge=2)),
+    **dict.fromkeys(("glm4v", "glm4vmoe", "glm46v", "dotsocr"), Encoder(gated=True, connector="merger", merge=2)),
 }
-"""Encoders by the stem of their model_type; another one is read like that of Llava."""
+"""Encoders by the stem of their model_type, or the model's if they have none; another one is read like Llava's."""
 _MOST_RATIO = 64
 _SQUARE = ("init_pos_emb_height", "pos_emb_height")
 """Sides of a square of positions (Kimi)."""
@@ -62,7 +62,7 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
         found = found[0] if isinstance(found, list) and found else found
         return found if isinstance(found, int) and 0 <= found <= MOST else default
 
-    kind = ENCODERS.get(_stem(fields), Encoder())
+    kind = ENCODERS.get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
     hidden, layers, out = size("hidden"), size("layers"), size("out") or hidden_of_text
     ratio = config.get("mlp_ratio")
     ratio = ratio if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO else 4

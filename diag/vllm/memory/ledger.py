@@ -110,7 +110,9 @@ class Ledger:
             return ""
         counted = [row for row in self.rows if row.size and not row.logged and row.basis == "estimated" and row.why]
         widest = max(counted, key=lambda row: row.size.high - row.size.low if row.size else 0, default=None)
-        return f"{widest.name}: {widest.why}" if widest else ""
+        if widest is None or widest.name == KV_CACHE:
+            return widest.why if widest else ""
+        return f"{widest.name}: {widest.why}"
 
     @property
     def longest(self) -> ByteRange | None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from diag.core.formatting import GIB
 from diag.vllm.flags.registry import release
+from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.usage import ByteRange
@@ -69,6 +70,11 @@ attention. Fitted on 1.97 GiB for Llava 1.5 7B in steps of 16,384 tokens (vLLM 0
 _WORKSPACES = (0, 10, 0)
 """First release whose experts have two workspaces of the hidden size (fused_moe/modular_kernel.py)."""
 _FORWARD_ERROR, _EXPERTS_ERROR = (0.75, 1.4), (0.3, 1.6)
+_COMPILED, _COMPILE_ERROR = (0, 24, 0), 1.2
+"""First release with logs in which torch.compile adds a copy of the embedding to the peak, unless its cache has the
+model from an earlier start: Qwen3 8B had 1.18 and 0.19 GiB with 0.27.1, where the embedding has 1.16 and a step 0.22
+(36,992 and 43,888 tokens of KV cache with 0.24.0). Inductor measures combined kernels on arguments of their full
+size. Models with encoders get vectors instead of tokens, so that the embedding is not compiled."""
 
 
 def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
@@ -106,10 +112,20 @@ def _forward(model: Model, setup: Setup) -> float:
     return setup.batched_tokens * number * (dense + _HIDDEN_COPIES * hidden)
 
 
+def _compiled(model: Model, setup: Setup) -> int:
+    """Return the peak bytes of a start that compiles the model; 0 if compiling takes no more than a step."""
+    is_whole = not model.encoders or setup.text_only
+    if setup.eager or not is_whole or release(setup.version) < _COMPILED:
+        return 0
+    number = 4 if setup.float32 else 2
+    return (model.vocabulary // setup.tensor + setup.batched_tokens) * model.hidden * number
+
+
 def activations(model: Model, setup: Setup) -> Estimate:
     """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, then sampling.
 
-    The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step.
+    The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step. If
+    compiling takes more, the likely peak is the middle, because one start in two finds the compiled model in the cache.
     """
     number = 4 if setup.float32 else 2
     samples = not setup.pooling and has_head(model)
@@ -120,13 +136,18 @@ def activations(model: Model, setup: Setup) -> Estimate:
     rows = _TRITON_ROWS * model.vocabulary * 4 if release(setup.version) >= _TRITON and likely == MASKED else 0
     encoder = encoder_peak(model, setup)
     least, most = _EXPERTS_ERROR if model.experts else _FORWARD_ERROR
+    usual, compiled = max(forward, states + likely * logits + rows, encoder.central), _compiled(model, setup)
     peak = ByteRange(
         round(max(forward * least, states + low * logits, encoder.low)),
-        round(max(forward * most, states + high * logits + rows, encoder.high)),
-        round(max(forward, states + likely * logits + rows, encoder.central)),
+        round(max(forward * most, states + high * logits + rows, encoder.high, compiled * _COMPILE_ERROR)),
+        round((usual + max(usual, compiled)) / 2),
     )
-    if encoder.high >= peak.high:
+    if compiled > usual:
+        why = "a start that finds the model in torch.compile's cache needs less than one that compiles it"
+    elif encoder.high >= peak.high:
         why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
+        if _has_long_video(model, setup):
+            why = f"vLLM {setup.version} profiles a video of {_LONG_VIDEO:,} tokens unless the launch allows no video"
     return Estimate(peak, why or "the peak of a step is estimated from the model's shape")
 
 
@@ -135,21 +156,33 @@ def activations(model: Model, setup: Setup) -> Estimate:
 _LARGEST_ITEM = 16_384
 """Tokens of the largest image in models of any resolution: max_pixels of Qwen's preprocessors, 28 x 28 or 32 x 32."""
 _ENCODER_ERROR = 0.5, 2.0
+_LONG_VIDEO, _LONG_VIDEO_END, _WITH_LONG_VIDEO = 153_600, (0, 11, 1), frozenset({"qwen3vl", "qwen3vlmoe"})
+"""Tokens of the video with which releases before that profile these models, unless the launch allows no video: about 10
+GB for Qwen3-VL 8B (https://github.com/vllm-project/vllm/issues/27992), 4 GiB on each of four GPUs for the 30B."""
 
 
 def encoder_peak(model: Model, setup: Setup) -> ByteRange:
     """Estimate the peak memory of the encoders, which are profiled with as many images as a step has tokens for.
 
     A patch holds the product of the wide matrix and about five numbers of the hidden size: 1.21 GiB was logged for
-    Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29).
+    Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29). Tensor parallelism divides the product,
+    queries, keys and values.
     """
     is_out = setup.text_only or setup.skips_encoder
-    peaks = [0] if is_out else [0, *(_patches_peak(model, setup, one) for one in model.encoders.values())]
+    likely, longest = (
+        max((_patches_peak(model, setup, one, tokens) for one in model.encoders.values() if not is_out), default=0)
+        for tokens in (_LARGEST_ITEM, _LONG_VIDEO)
+    )
     least, most = _ENCODER_ERROR
-    return ByteRange(round(least * max(peaks)), round(most * max(peaks)), max(peaks))
+    high = max(round(most * likely), longest if _has_long_video(model, setup) else 0)
+    return ByteRange(round(least * likely), high, likely)
 
 
-def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object]) -> int:
+def _has_long_video(model: Model, setup: Setup) -> bool:
+    return release(setup.version) < _LONG_VIDEO_END and stem(model.architecture) in _WITH_LONG_VIDEO
+
+
+def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object], largest: int) -> int:
     def size(name: str, default: int = 0) -> int:
         value = fields.get(name)
         return value if isinstance(value, int) and 0 < value < 2**20 else default
@@ -163,8 +196,8 @@ def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object]) -> i
         tokens = model.config.count("mm_tokens_per_image") or patches // merge**2
         patches *= max(setup.batched_tokens // max(tokens, 1), 1)
     else:
-        patches = max(setup.batched_tokens, _LARGEST_ITEM) * merge**2
-    return 2 * patches * (width + 5 * hidden)
+        patches = max(setup.batched_tokens, largest) * merge**2
+    return 2 * patches * (2 * hidden + (width + 3 * hidden) // setup.tensor)
 
 
 # -- CUDA graphs ------------------------------------------------------------------------------------------------------
@@ -173,8 +206,11 @@ _MOST_CAPTURED = 512
 _ESTIMATED_V2 = (0, 29, 0)
 """First release that estimates graphs of Model Runner V2; before it counts none
 (https://github.com/vllm-project/vllm/issues/49224)."""
-_FULL_GRAPH_V2, _TRANSIENT = 24 * _MIB, (0, 26, 0)
-"""One full graph in the estimate of Model Runner V2, and since 0.26 of V1 for models with recurrent layers
+_LAYER_GRAPH_V2 = 0.38 * _MIB
+"""One layer of a full graph in the estimate of Model Runner V2: about 0.44 GiB for 35 graphs of Llama 3.1 8B and 0.35
+for Qwen2.5 1.5B, if the rest of the logged peaks is what compiling takes (vLLM 0.31)."""
+_FULL_GRAPH_RECURRENT, _TRANSIENT = 24 * _MIB, (0, 26, 0)
+"""One full graph of a model with recurrent layers since 0.26
 (https://github.com/vllm-project/vllm/issues/50780): 1.11 GiB for 35 of them in logs of Qwen3.8 27B."""
 _GRAPH_BASE, _PIECEWISE_GRAPH, _FULL_GRAPH = 300 * _MIB, 4 * _MIB, 6 * _MIB
 """The estimate of Model Runner V1: fitted on 0.31 to 0.79 GiB in eleven logs with 51 + 35, 35 + 19, 5 + 4 and 1 + 1
@@ -201,8 +237,10 @@ def graphs(model: Model, setup: Setup) -> Estimate:
     version, is_v2 = release(setup.version), uses_runner_v2(model, setup)
     if is_v2 and version < _ESTIMATED_V2:
         return Estimate(ByteRange(0, _GRAPH_BASE, 0), "Model Runner V2 counts no graphs before 0.29.0")
-    if is_v2 or (_is_hybrid(model) and version >= _TRANSIENT):
-        size = _GRAPH_BASE + full * _FULL_GRAPH_V2
+    if _is_hybrid(model) and version >= _TRANSIENT:
+        size = _GRAPH_BASE + full * _FULL_GRAPH_RECURRENT
+    elif is_v2:
+        size = round(full * model.layers * _LAYER_GRAPH_V2)
     else:
         size = _GRAPH_BASE + piecewise * _PIECEWISE_GRAPH + full * _FULL_GRAPH
     least, most_size = (round(size * error) for error in _GRAPH_ERROR)
@@ -217,29 +255,41 @@ _AFTER_NCCL = (0, 11, 1)
 """First release that looks at the free memory after NCCL has started, so that NCCL is not counted."""
 _SINGLE = (0.02, 0.3, 0.07)
 """One GPU up to 0.26: 0.02, 0.03, 0.05, 0.07 in logs of 0.10.2 - 0.25, 0.26 with a vision encoder."""
-_SINGLE_CONSUMED = (0.15, 0.7, 0.4)
-"""One GPU since 0.27: 0.26, 0.56, 0.56 in logs of 0.27 - 0.31."""
-_NVLINK_NCCL, _PCIE_NCCL = (0.3, 1.5, 0.8), (0.1, 0.5, 0.25)
-"""Several GPUs up to 0.11.0: 1.38 for two H200; 0.21 and 0.30 for four and two L40S."""
+_SINGLE_CONSUMED = (0.2, 0.7, 0.32)
+"""One GPU since 0.27: 0.26 to 0.33 in six logs of 0.27 - 0.31, 0.56 in two of Qwen3.8 27B."""
+_SHARED_WITH_HOST = (0.3, 5.0, 2.3)
+"""A GPU that has no memory of its own, where other processes' memory and cached files count too: 2.2, 2.8 and 4.6 in
+logs of GB10 (0.13 and 0.27.1)."""
+_NVLINK_NCCL, _PCIE_NCCL = (0.3, 1.9, 0.8), (0.1, 0.5, 0.25)
+"""Several GPUs up to 0.11.0: 1.38 for two H200, 1.84 for four H100; 0.21 and 0.30 for eight and two L40S."""
 _NVLINK, _PCIE = (0.1, 1.2, 0.5), (0.05, 0.5, 0.15)
 """Several GPUs from 0.11.1 to 0.26: 0.95 for four GB200; 0.09 for two L40S."""
+_OLDER_NVLINK, _OLDER_NVLINK_LATER = (0.1, 1.5, 0.4), (0.05, 1.0, 0.3)
+"""Several GPUs before Hopper, which have no symmetric memory (symm_mem.py): 0.13 for two A100 without peer access."""
 _PARALLEL_CONSUMED = (0.3, 1.8, 0.7)
 """Several GPUs since 0.27: 1.70 for four RTX PRO 6000, 1.74 for eight H200, of which about 1.0 are experts' workspaces,
 which are in the profiling run here."""
-_WITH_NVLINK = (7.0, 8.0, 9.0, 10.0)
+_WITH_NVLINK, _SYMMETRIC, _INTEGRATED = (7.0, 8.0, 9.0, 10.0), 9.0, (12.1,)
+"""Compute capabilities: of GPUs with NVLink, of the first with symmetric memory, and of GPUs without own memory."""
 
 
 def non_torch(setup: Setup) -> Estimate:
     """Estimate the memory outside torch: the libraries' buffers, and since 0.27 all buffers beside the weights."""
     version = release(setup.version)
-    if setup.gpus * setup.data == 1:
+    if setup.capability in _INTEGRATED:
+        bounds = _SHARED_WITH_HOST
+    elif setup.gpus * setup.data == 1:
         bounds = _SINGLE_CONSUMED if version >= _CONSUMED else _SINGLE
     elif version >= _CONSUMED:
         bounds = _PARALLEL_CONSUMED
     else:
         has_nvlink = setup.capability in _WITH_NVLINK
         counted, left = (_NVLINK_NCCL, _NVLINK) if has_nvlink else (_PCIE_NCCL, _PCIE)
+        if has_nvlink and setup.capability < _SYMMETRIC:
+            counted, left = _OLDER_NVLINK, _OLDER_NVLINK_LATER
         bounds = left if version >= _AFTER_NCCL else counted
     low, high, likely = (round(gib * GIB) for gib in bounds)
-    parallel = setup.gpus * setup.data > 1
-    return Estimate(ByteRange(low, high, likely), "buffers between GPUs depend on their links" if parallel else "")
+    why = "buffers between GPUs depend on their links" if setup.gpus * setup.data > 1 else ""
+    if bounds is _SHARED_WITH_HOST:
+        why = "the GPU shares its memory with the host, whose other uses count too"
+    return Estimate(ByteRange(low, high, likely), why)

@@ -16,6 +16,19 @@ from diag.vllm.memory.quantization import HALF, Precision
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
+GENERATING_MODELS = frozenset(
+    {
+        "ChatGLMModel",
+        "GPT2LMHeadModel",
+        "H2OVLChatModel",
+        "InternVLChatModel",
+        "MiDashengLMModel",
+        "MossAudioModel",
+        "SkyworkR1VChatModel",
+        "UltravoxModel",
+    }
+)
+"""Architectures of vLLM's registry that generate tokens although their name ends as that of a model of vectors does."""
 
 
 def layer(model: Model, at: int) -> list[WeightPart]:
@@ -57,7 +70,7 @@ def embedding(model: Model) -> WeightPart:
 
 def has_head(model: Model) -> bool:
     """Return False for a model that gives vectors instead of tokens: MistralModel of E5."""
-    return not model.architecture.endswith("Model")
+    return not model.architecture.endswith("Model") or model.architecture in GENERATING_MODELS
 
 
 def rotary(model: Model) -> WeightPart:

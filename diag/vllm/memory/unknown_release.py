@@ -1,0 +1,39 @@
+"""The KV cache of a server whose release is not known: what it has with the releases that count differently."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from diag.core.errors import BadUsage
+from diag.vllm.command.command import Command
+from diag.vllm.memory.ledger import KV_CACHE, Ledger, ledger
+from diag.vllm.memory.setup import GpuSpec, setup
+from diag.vllm.memory.usage import ByteRange
+
+TURNS = ("0.9.2", "0.16.0", "0.19.1", "0.24.0", "0.28.0")
+"""Releases between which the sampler, CUDA graphs, compiling or the memory outside torch count differently."""
+
+
+def over_releases(found: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
+    """Return the ledger with the KV cache that other releases would have too, since the release is not known."""
+    kv_cache = found.kv_cache
+    if not kv_cache or any(row.name == KV_CACHE and (row.logged or row.basis == "exact") for row in found.rows):
+        return found
+    sizes = [kv_cache]
+    for version in TURNS:
+        with suppress(BadUsage):  # a flag or value that the release refuses
+            sizes.append(ledger(found.model, setup(started, found.model, gpu, version)).kv_cache or kv_cache)
+    wide = ByteRange(min(size.low for size in sizes), max(size.high for size in sizes), kv_cache.central)
+    differ = "sampling, CUDA graphs and compiling count differently since"
+    if started.get("--gpu-memory-utilization") is None:
+        differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
+    why = f"the release is not named: {differ} {TURNS[0]}"
+    rows = tuple(replace(row, computed=wide, why=why) if row.name == KV_CACHE else row for row in found.rows)
+    blocks = None
+    if found.blocks:
+        bounds = (max(size, 0) // found.block_bytes for size in (wide.low, wide.high, wide.central))
+        blocks = ByteRange(*bounds)
+    found = replace(found, rows=rows, blocks=blocks)
+    if found.verdict == "fits" and found.longest and found.longest.low < found.setup.length:
+        reason = "whether the longest request fits depends on the release, which is not named"
+        return replace(found, verdict="cannot tell", reasons=(reason,))
+    return found
