@@ -30,7 +30,7 @@ from support.recorded_series import recorded  # noqa: E402
 from support.rule_files import groups_of  # noqa: E402
 
 from diag.core.incident import seconds  # noqa: E402
-from diag.knowledge.rule_set import SLOW_INTERVAL  # noqa: E402
+from diag.knowledge.formulas import SLOW_INTERVAL  # noqa: E402
 from diag.promql import STALE, Block, Samples, metric_names, parse  # noqa: E402
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"

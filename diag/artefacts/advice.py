@@ -1,9 +1,36 @@
-"""Pages of `diag explain` on popular wrong advice and on flags of vLLM."""
+"""Pages of `diag explain` on popular wrong advice (knowledge/advice.toml) and on flags of vLLM."""
 
-from diag.knowledge.advice import WrongAdvice, wrong_advice
-from diag.knowledge.advice import spelled as one_spelling
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
 from diag.lint.removed import INEFFECTIVE, INTO, REPLACED
 from diag.vllm.flags.registry import Flag, known, release, versions
+
+
+class WrongAdvice(NamedTuple):
+    """A claim that is wrong, what is true, what to use `instead`, and the source; the first name is the title."""
+
+    names: tuple[str, ...]
+    claim: str
+    truth: str
+    instead: str
+    source: str
+
+
+@cache
+def wrong_advice() -> Mapping[str, WrongAdvice]:
+    """Return each piece of advice by its names, spelled as `spelled` does."""
+    table = tomllib.loads((files("diag.knowledge") / "advice.toml").read_text(encoding="utf-8"))
+    all_advice = [WrongAdvice(**{**row, "names": tuple(row["names"])}) for row in table["advice"]]
+    return {spelled(name): advice for advice in all_advice for name in advice.names}
+
+
+def spelled(name: str) -> str:
+    """Return the one spelling of a flag or a claim: --swap-space, swap_space and SWAP_SPACE are swap_space."""
+    return name.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
 
 
 def advice_page(advice: WrongAdvice) -> str:
@@ -47,8 +74,8 @@ def advice_or_flag(name: str) -> str:
 
     A flag is found in the spellings of the command line, of Python and of a YAML file.
     """
-    spelled = one_spelling(name)
-    if spelled in wrong_advice():
-        return advice_page(wrong_advice()[spelled])
-    flag = known().get("--" + spelled.replace("_", "-"))
+    key = spelled(name)
+    if key in wrong_advice():
+        return advice_page(wrong_advice()[key])
+    flag = known().get("--" + key.replace("_", "-"))
     return flag_page(known()[flag.alias] if flag.alias else flag) if flag else ""

@@ -24,15 +24,16 @@ from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, TELEMETRY_ALERTS
 from diag.core.contract import Contract, Site
 from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
 from diag.diagnosis.diagnose import Diagnosis
-from diag.knowledge.formulas import comparison, formula
-from diag.knowledge.rule_set import (
+from diag.knowledge.formulas import (
     INTERVAL,
     LONG,
     SLOW_INTERVAL,
     SUBJECTS,
     RecordedSeries,
     RuleSet,
+    comparison,
     ending_signals,
+    formula,
     generation_series,
     rule_set,
 )

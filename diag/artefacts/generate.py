@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diag.artefacts import alerts, dcgm
+from diag.artefacts import alerts
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.names import GENERATED_MARK
-from diag.artefacts.recording_rules import KUBERNETES_HEADER, kubernetes_group, normal_group
+from diag.artefacts.recording_rules import DCGM_HEADER, KUBERNETES_HEADER, dcgm_group, kubernetes_group, normal_group
 from diag.artefacts.reference import failure_reference, lint_rule_reference, metric_reference, preflight_reference
 from diag.artefacts.runbook import runbooks
 from diag.artefacts.telemetry_alerts import telemetry_group
@@ -74,14 +74,17 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         "metadata": {"name": "diag", "labels": {"app.kubernetes.io/name": "diag"}},
         "spec": {"groups": groups},
     }
-    dcgm_rules = {"groups": [dcgm.group(contract.site.labels, contract.site.gpu_join)]}
+    dcgm_rules = {"groups": [dcgm_group(contract.site.labels, contract.site.gpu_join)]}
     kubernetes_rules = {"groups": [kubernetes_group(contract.site.labels)]}
     inhibit = {"inhibit_rules": alerts.inhibitions(incidents, contract.site)}
     texts: dict[str, tuple[str, dict[str, Any]]] = {
         "diag.rules.yaml": ("a rule file for Prometheus.", {"groups": groups}),
         "prometheusrule.yaml": ("the rules of diag.rules.yaml for the Prometheus Operator.", resource),
         "normal.rules.yaml": (NORMAL, {"groups": [normal_group()]}),
-        "dcgm.yaml": (f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{dcgm.HEADER}", dcgm_rules),
+        "dcgm.yaml": (
+            f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{DCGM_HEADER}",
+            dcgm_rules,
+        ),
         "kubernetes.yaml": (f"a rule file for Prometheus in Kubernetes.\n{KUBERNETES_HEADER}", kubernetes_rules),
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
         "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.", RELABEL),

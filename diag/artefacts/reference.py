@@ -12,9 +12,8 @@ from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Part, Signal, regroup
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
 from diag.core.metric_families import FAMILIES, LABELS
-from diag.knowledge.formulas import formula, parts_first
+from diag.knowledge.formulas import formula, parts_first, rule_set
 from diag.knowledge.known_failures import FILES, PLACE, table
-from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import DECLARED
 from diag.lint.rule import LintRule, LintTarget
 from diag.lint.rules import RULES

@@ -22,8 +22,7 @@ from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALER
 from diag.core.contract import Contract
 from diag.core.incident import Fix, Incident
 from diag.knowledge import rocm
-from diag.knowledge.formulas import comparison, formula
-from diag.knowledge.rule_set import RuleSet, rule_set
+from diag.knowledge.formulas import RuleSet, comparison, formula, rule_set
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 

@@ -29,12 +29,11 @@ def run(name: str, folder: Path | None) -> str:
 
     A signal is found by its name, its id and the series that rules record of it. BadUsage if nothing has that name.
     """
-    from diag.artefacts.advice import advice_or_flag
+    from diag.artefacts.advice import advice_or_flag, wrong_advice
     from diag.artefacts.reference import declared, lint_rule_page, preflight_page, signal_page
     from diag.artefacts.runbook import runbook
     from diag.commands.observe import site
-    from diag.knowledge.advice import wrong_advice
-    from diag.knowledge.rule_set import rule_set
+    from diag.knowledge.formulas import rule_set
     from diag.lint.rules import RULES
     from diag.preflight.checks import CHECKS
 

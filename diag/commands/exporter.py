@@ -23,7 +23,7 @@ from diag.core.formatting import listed, printable, quantity
 from diag.core.metric_families import Sample, render
 from diag.exporter import http_server as serve
 from diag.exporter.log.tail import STDIN, parse_timezone
-from diag.exporter.network.nccl import parse_address
+from diag.exporter.nccl import parse_address
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
 from diag.http.address import parse

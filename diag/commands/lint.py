@@ -17,10 +17,10 @@ from diag.core.files import expanded, read_bytes
 from diag.core.metric_families import Sample
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.process.kernel import control_group
-from diag.lint.adapters import adapter_paths, adapter_rank, draft_model
 from diag.lint.host import is_without_config
 from diag.lint.rule import HostGpu, HostGpus, LintFinding, LintReport, LintTarget, host_gpus, is_open, ranks
 from diag.lint.rules import RULES, corrected, is_known, lint
+from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command

@@ -19,8 +19,7 @@ from diag.core.contract import Contract
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
 from diag.core.metric_families import FAMILIES
-from diag.http.address import is_here, parse
-from diag.http.credentials import from_environment
+from diag.http.address import from_environment, is_here, parse
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
 from diag.lint.rule import is_open
 from diag.lint.rules import RULES

@@ -21,8 +21,7 @@ from diag.core.formatting import number, printable
 from diag.core.subjects import instance_name
 from diag.diagnosis.configuration import configurations
 from diag.diagnosis.query_cache import QueryCache
-from diag.http.address import PAGE, parse
-from diag.http.credentials import from_environment
+from diag.http.address import PAGE, from_environment, parse
 from diag.ramp import kept, results
 from diag.ramp.analysis import Circumstances, MeasuredOn, Ramp, conclude
 from diag.ramp.comparison import RampComparison, compare, trend

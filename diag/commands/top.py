@@ -14,7 +14,7 @@ from diag.sources.source import refuse_the_past, scrape_plan, shown_targets
 if TYPE_CHECKING:
     from diag.sources.observation import Observation
     from diag.top.app import TopApp
-    from diag.top.feed import Judged
+    from diag.top.frame import Judged
 
 M_ARENA_MAX = -8
 """M_ARENA_MAX of malloc.h."""
@@ -51,7 +51,7 @@ def make_app(options: ObserveOptions) -> "TopApp":
     """Return the view, with the feed behind it."""
     from diag.commands import explain
     from diag.top.app import TopApp
-    from diag.top.feed import KEPT, Feed, PageMemory, QueryFeed, ScrapeFeed
+    from diag.top.frame import KEPT, Feed, PageMemory, QueryFeed, ScrapeFeed
 
     contract, incidents = site(options.incidents, options.contract)
     feed: Feed

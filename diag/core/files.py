@@ -1,8 +1,4 @@
-"""Files: read within bounds, written whole or not at all, and folders with one writer at a time.
-
-Only regular files are read, and none that is larger than its reader allows: a pipe or a device can block its reader for
-ever, /dev/zero never ends, and a sparse file claims any size. docs/limits.md lists the bounds.
-"""
+"""Files: read and decompressed within bounds, written whole or not at all, and folders with one writer at a time."""
 
 import errno
 import fcntl
@@ -12,7 +8,8 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -28,6 +25,11 @@ _LARGEST_INTEGER = 2**63
 _LONG_KEY = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{MOST_TOML_PARTS}}}")
 _PIPE = re.compile(r"/dev/fd/(\d{1,6})", re.ASCII)
 _KINDS = {stat.S_IFDIR: "it is a folder", stat.S_IFIFO: "it is a pipe", stat.S_IFSOCK: "it is a socket"}
+STEP = 256 * 1024
+FLUSHED = b"\x00\x00\xff\xff"
+"""zlib's mark of a flush: everything before it can be decompressed completely."""
+_BITE = 4096
+_GZIP = 31  # zlib's wbits for a gzip header
 
 
 @contextmanager
@@ -199,3 +201,41 @@ def only_writer(folder: Path) -> Iterator[None]:
 def discard_output() -> None:
     """Discard standard output from now on, what is buffered included: its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Gunzip:
+    """Decompresses gzip, also several members in a row, and yields at most `STEP` bytes at a time.
+
+    Raises zlib.error if the data are not gzip.
+    """
+
+    def __init__(self) -> None:
+        self._member = zlib.decompressobj(_GZIP)
+        self._begun = False
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Decompress further input; if it is damaged, the content before the damage is yielded first."""
+        for start in range(0, len(data), _BITE):
+            rest = data[start : start + _BITE]
+            while rest:
+                if self._member.eof:
+                    self._member = zlib.decompressobj(_GZIP)
+                self._begun = True
+                yield self._member.decompress(rest, STEP)
+                rest = self._member.unconsumed_tail or self._member.unused_data
+
+    @property
+    def complete(self) -> bool:
+        """Return True if the input so far ends where a member ends."""
+        return self._member.eof or not self._begun
+
+
+def cut_at_flushes(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Split compressed bytes into pieces that end after each mark of a flush."""
+    rest = b""
+    for chunk in chunks:
+        *flushed, rest = (rest + chunk).split(FLUSHED)
+        yield from (piece + FLUSHED for piece in flushed)
+        yield rest[:-3]
+        rest = rest[-3:]  # a mark may begin here
+    yield rest

@@ -17,8 +17,7 @@ import numpy as np
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal, seconds
 from diag.core.subjects import Subject, SubjectIndex, filled, label_value
-from diag.diagnosis.decision_table import COMPARE, LOOK, Reading, Readings, decision_table, slow_burns
-from diag.diagnosis.episodes import RECENT, Episode
+from diag.diagnosis.decision_table import COMPARE, LOOK, RECENT, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants, Window
 
 State = Literal["present", "absent", "unknown"]

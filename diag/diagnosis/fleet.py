@@ -23,8 +23,7 @@ from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Observed, ObservedServer, Report, build_report, not_measured
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
-from diag.knowledge.formulas import comparison, conjunction, formula
-from diag.knowledge.rule_set import SUBJECTS, generation_series
+from diag.knowledge.formulas import SUBJECTS, comparison, conjunction, formula, generation_series
 from diag.promql import Formula
 from diag.sources.prometheus.properties import VERSION, properties
 from diag.sources.prometheus.servers import PrometheusSource

@@ -348,7 +348,11 @@ def build_report(
             continue
         known = by_subject(running, found_here.subject)
         quoted = quotes(found_here, judged) or _lines_of_events(found_here, observed)
-        diagnosis = _in_words_of_rocm(found_here) if is_on_rocm(found_here, judged, quoted) else found_here
+        diagnosis = found_here
+        if is_on_rocm(found_here, judged, quoted):
+            in_words = rocm.incident_in_words(found_here.incident)
+            look_alikes = tuple(map(rocm.look_alike_in_words, found_here.open))
+            diagnosis = found_here._replace(incident=in_words, open=look_alikes)
         found = propose(diagnosis, judged, known, quoted)
         linted = lint_findings(known, quoted) if diagnosis.incident.lints else ()
         if linted:  # first the proposals without a restart, which only read
@@ -395,11 +399,6 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
     lines = [line for line in (ending.lines if ending else ()) if re.search(rf"\b{line.event}\b", formulas)]
     newest = max(lines, key=lambda line: line.at, default=None)
     return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
-
-
-def _in_words_of_rocm(diagnosis: Diagnosis) -> Diagnosis:
-    open_ = tuple(map(rocm.look_alike_in_words, diagnosis.open))
-    return diagnosis._replace(incident=rocm.incident_in_words(diagnosis.incident), open=open_)
 
 
 def _ends_open(ending: LogEnding) -> str:

@@ -22,10 +22,10 @@ from diag.core import debug_log
 from diag.core.formatting import printable
 from diag.core.metric_families import Collector, Sample
 from diag.exporter.gpu.collector import GpuCollector
+from diag.exporter.infiniband import InfiniBandCollector, read_ports
 from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.tail import LogTail
-from diag.exporter.network.infiniband import InfiniBandCollector, read_ports
-from diag.exporter.network.nccl import NcclCollector
+from diag.exporter.nccl import NcclCollector
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.process.table import listeners
 from diag.exporter.vllm_page import CollectorFailed, Scraped

@@ -1,10 +1,7 @@
 """Requests to a server: one client with one set of rules, over the standard library alone.
 
-address        a target's URL in parts, redacted for display; which addresses belong to this host
-credentials    headers and TLS context, from the environment and from files
-client         the client: request, size limits, redirects, kept connections, proxies of the environment
-deadline       time limits: for each wait, for a whole response, and threads that nothing waits for at exit
-gunzip         decompression in small steps; a recording is read with it alone
+address        a target's URL in parts, redacted for display; which addresses belong to this host; credentials and TLS
+client         the client: time and size limits, redirects, kept connections, proxies of the environment
 failure        each way in which a request can fail, as the sentence that the user reads
 vllm_server    a vLLM server over the client: its page, its API's facts, a probe
 prometheus_api the APIs of Prometheus, as the session of prometheus-api-client, and of Alertmanager

@@ -24,13 +24,12 @@ from urllib.request import getproxies, proxy_bypass
 
 from diag import __version__
 from diag.core.debug_log import timed
+from diag.core.files import Gunzip
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES
 from diag.http import failure
-from diag.http.address import PAGE, PORTS, Address, is_within, without_user
-from diag.http.credentials import Credentials, basic, tls
+from diag.http.address import PAGE, PORTS, Address, Credentials, basic, is_within, tls, without_user
 from diag.http.failure import VLLM, Failure, Hints
-from diag.http.gunzip import Gunzip
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass, replace
 
 from diag.core.formatting import printable
-from diag.http.credentials import WAYS
+from diag.http.address import WAYS
 
 MUTUAL = "set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY"
 

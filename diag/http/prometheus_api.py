@@ -10,9 +10,8 @@ from typing import Any
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.formatting import printable
 from diag.http import failure
-from diag.http.address import Address, parse, without_user
+from diag.http.address import Address, Credentials, from_environment, parse, without_user
 from diag.http.client import Client, Manner, Request, Response
-from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import PROMETHEUS, Failure, Hints
 
 MOST_BYTES = 32 * 2**20

@@ -32,10 +32,6 @@ def _is_one_rank(target: LintTarget) -> bool:
     return target.lacks(*(flag for flag in (_TP, _DP, _CONTEXT) if number(target.command.get(flag)) != 1))
 
 
-def _is_more_than_none(count: object) -> bool:
-    return (number(str(count)) or 0) > 0
-
-
 _CONFLICTS = (
     Conflict(
         "servers_of_a_headless_node",
@@ -141,7 +137,7 @@ _CONFLICTS = (
         "redundant_experts_without_balancing",
         "--eplb-config has redundant experts, without --enable-eplb",
         holds=lambda target: (
-            _is_more_than_none(target.keys("--eplb-config").get("num_redundant_experts"))
+            (number(str(target.keys("--eplb-config").get("num_redundant_experts"))) or 0) > 0
             and target.lacks("--enable-eplb")
         ),
         why="vLLM refuses it: only EPLB places redundant experts",

@@ -2,21 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from diag.lint import (
-    adapters,
-    advice,
-    conflicts,
-    container,
-    flags,
-    host,
-    memory,
-    parallel,
-    pods,
-    quantization,
-    removed,
-    values,
-    words,
-)
+from diag.lint import advice, conflicts, flags, host, memory, parallel, pods, removed, values, weights, words
 from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
@@ -29,12 +15,12 @@ DECLARED: tuple[LintRule, ...] = (
     *words.MODEL_RULES,
     *conflicts.RULES,
     *parallel.RULES,
-    *adapters.RULES,
-    *quantization.RULES,
+    *weights.ADAPTER_RULES,
+    *weights.RULES,
     *flags.VARIABLE_RULES,
     *advice.RULES,
     *memory.RULES,
-    *container.RULES,
+    *pods.CONTAINER_RULES,
     *host.RULES,
     *pods.RULES,
 )

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diag.lint.rules import RULES
-from diag.preflight import capacity, gpus, host, memory, network, telemetry
+from diag.preflight import capacity, gpus, host, network, telemetry
 from diag.preflight.check import GROUPS, STATES, CheckResult, Group, PreflightCheck, PreflightFacts, State, results
 
 CHECKS: Mapping[str, PreflightCheck] = {
     each.id: each
     for each in (
-        *memory.CHECKS,
+        *capacity.MEMORY_CHECKS,
         *host.CHECKS,
         *gpus.CHECKS,
         *network.CHECKS,

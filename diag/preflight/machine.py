@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from diag.exporter.network.infiniband import InfiniBandPort, read_ports
+from diag.exporter.infiniband import InfiniBandPort, read_ports
 from diag.exporter.process.kernel import control_group, read_file, whole
 
 _PROBE_BYTES, _PROBE_SECONDS, _CHUNK = 2**28, 1.0, 2**22

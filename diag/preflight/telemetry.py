@@ -6,7 +6,7 @@ from typing import Any
 
 from diag.core.formatting import plural, printable
 from diag.core.yaml import parse_documents
-from diag.knowledge.rule_set import GENERATION, rule_set
+from diag.knowledge.formulas import GENERATION, rule_set
 from diag.preflight.check import Ask, NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
 
 _PROMETHEUS = "https://prometheus.io/docs/prometheus/latest/querying/api/"

@@ -6,6 +6,7 @@ import numpy as np
 
 from diag.core.errors import QueryFailed
 from diag.promql import functions
+from diag.promql.functions import RANGE_FUNCTIONS, Spans, over_windows
 from diag.promql.nodes import (
     Aggregate,
     Binary,
@@ -21,7 +22,6 @@ from diag.promql.nodes import (
 )
 from diag.promql.operators import aggregate, binary, count_values
 from diag.promql.parser import Formula, parse
-from diag.promql.range_functions import RANGE_FUNCTIONS, Spans, over_windows
 from diag.promql.samples import (
     Block,
     Millis,

@@ -14,9 +14,8 @@ import promql_parser as ast
 
 from diag.core.errors import Unsupported
 from diag.promql import nodes
-from diag.promql.functions import CALLS
+from diag.promql.functions import CALLS, RANGE_FUNCTIONS
 from diag.promql.operators import AGGREGATIONS, ARITHMETIC, COMPARISONS, SET_OPERATIONS
-from diag.promql.range_functions import RANGE_FUNCTIONS
 from diag.promql.samples import NAME
 
 FUNCTIONS = frozenset(RANGE_FUNCTIONS) | frozenset(CALLS) | {"absent", "time", "timestamp"}
@@ -57,15 +56,15 @@ class Formula:
     text: str
     parts: Mapping[str, "Formula"]
 
-    def written_out(self, series: Mapping[str, str] = _NONE, change: Change | None = None) -> str:
-        """Return PromQL over raw series and over the recorded `series`, which are named by the names of formulas.
+    def written_out(self, series: Mapping[str, str] = _NONE) -> str:
+        """Return PromQL over raw series and over the recorded `series`, which are named by the names of formulas."""
+        return series.get(self.name) or self.text_over(series)
+
+    def text_over(self, series: Mapping[str, str], change: Change | None = None) -> str:
+        """Return the expression of the formula itself, also where the formula is recorded.
 
         `change` edits the text of the formula and of each part, before the parts are put into it.
         """
-        return series.get(self.name) or self.text_over(series, change)
-
-    def text_over(self, series: Mapping[str, str], change: Change | None = None) -> str:
-        """Return the expression of the formula itself, also where the formula is recorded."""
         return self._text_over(series, change, {})
 
     def _text_over(self, series: Mapping[str, str], change: Change | None, done: dict[str, str]) -> str:

@@ -19,8 +19,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from diag.ramp.analysis import RECOMPUTES
-from diag.ramp.differences import Difference, differences, unknown
-from diag.ramp.kept import Kind, LoadStep, RampResult
+from diag.ramp.kept import Difference, Kind, LoadStep, RampResult, differences, unknown
 from diag.ramp.plan import GAIN
 
 NOTABLE = 0.1

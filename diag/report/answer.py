@@ -1,19 +1,29 @@
-"""The answer of a report: verdict, place, start, what to do now, the fix, the evidence, what was ruled out or not seen.
+"""The answer of a report and the rows that several forms print: verdict, place, start, actions, fix, evidence."""
 
-Every surface (terminal, HTML, Markdown, JSON, MCP) lays these fields out, in this order, and decides nothing.
-"""
-
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from diag.core.formatting import escaped, listed, printable
+from diag.core.formatting import escaped, listed, plural, printable, quantity
+from diag.core.incident import RANK
 from diag.core.subjects import instance_name
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
 from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.diagnosis.shared_labels import SharedLabel
 from diag.report import sentences as words
+from diag.report.layout import WIDTH, is_wide, line_width, shortened
+
+VERDICTS = ("critical", "warning", "unknown", "gone", "slow", "healthy")
+LEAST_NAME = 20
+"""Columns that the name of a server gets in line 1."""
+MOST_EVIDENCE = 5
+BARS = "▁▂▃▄▅▆▇█"
+BARS_WIDE = 20
 
 
 class Actions(NamedTuple):
@@ -107,6 +117,7 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
 
 def _about(group: Sequence[Finding], report: Report, written_as: words.TimeFormat) -> ReportAnswer:
     first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
+    newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
     where, when = words.where(first), words.when(first, written_as)
     if len(group) > 1:
         names = list(dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses))
@@ -120,7 +131,7 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
         incident=first.incident.id,
         title=first.incident.title,
         impact=first.incident.impact,
-        since=min(map(_start, diagnoses)),
+        since=min(last.watched_since if last.since is None else last.since for last in newest),
         when=when,
         actions=choose_actions(group[0]),
         findings=tuple(group),
@@ -133,6 +144,206 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
     )
 
 
-def _start(diagnosis: Diagnosis) -> float:
-    last = diagnosis.one_by_one[-1]
-    return last.watched_since if last.since is None else last.since
+# -- line 1 -----------------------------------------------------------------------------------------------------------
+
+
+def verdicts(report: Report) -> list[str]:
+    """Return line 1 of a report, which `--quiet` prints alone; one for each primary incident, the worst first."""
+    written_as = words.time_format(report)
+    lines = []
+    for group in words.alike(report):
+        diagnoses = [finding.diagnosis for finding in group]
+        first = diagnoses[0]
+        place = words.place(first.subject)
+        if len(group) > 1:
+            servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
+            place = f"{len(servers):,} of {len(report.servers):,} servers"
+        ends = [format_period(diagnoses, written_as), format_period(diagnoses, written_as, duration=False)]
+        if len(group) == 1 and first.incident.began and first.culprits:
+            since, course = words.began([first], written_as), [*map(printable, first.culprits)]
+            ends = [f"since {since}: {listed(named, most=3)}" for named in (course, course[-1:])] + ends
+        lines.append(_fit_line(f"{first.severity.upper()}  {first.incident.id}   ", place, ends))
+    if lines:
+        return lines
+
+    seen, names = report.observed, report.servers
+    verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
+    if seen.endings:
+        place = names[0] if len(names) == 1 else plural(len(names), "log")
+        return [_fit_line(f"{verdict}  ", place, [words.log_endings(report)[0]])]
+    place = names[0] if len(names) == 1 else plural(len(names), "server") if names else seen.target
+    when = _format_span(seen.start, seen.end, written_as)
+    states = words.states(report)
+    lasted = quantity(seen.end - seen.start, "seconds")
+    return [_fit_line(f"{verdict}  ", place, [f"{states}   {when} ({lasted})", f"{states}   {when}", when])]
+
+
+def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
+    """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened.
+
+    A narrow window has no room for half a place, which stands below: the line is without it.
+    """
+    name = escaped(place)
+    shortest = f"{start.rstrip()}   {min(ends, key=len)}"
+    if not is_wide() and len(f"{start}{name}   {min(ends, key=len)}") > line_width():
+        return shortened(shortest, line_width())
+    least = min(len(name), LEAST_NAME * line_width() // WIDTH)
+    room = [line_width() - len(f"{start}   {end}") for end in ends]
+    at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
+    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}", line_width())
+
+
+def format_period(diagnoses: Sequence[Diagnosis], written_as: words.TimeFormat, *, duration: bool = True) -> str:
+    """Format start and duration, as far as they were observed: "since before 02:16:07 UTC (over 32 s)".
+
+    One diagnosis with several episodes has the period of the last one; several diagnoses, from the first start to the
+    last end.
+    """
+    episodes = len(diagnoses[0].episodes) if len(diagnoses) == 1 else 1
+    shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
+    since = [diagnosis.watched_since if diagnosis.since is None else diagnosis.since for diagnosis in shown]
+    start, before = min(since), "before " if any(diagnosis.since is None for diagnosis in shown) else ""
+    ongoing = any(diagnosis.ongoing for diagnosis in shown)
+    until = max(d.instants[-1] if d.ongoing or d.until is None else d.until for d in shown)
+    when = f"since {before}{written_as(start)}" if ongoing else before + _format_span(start, until, written_as)
+
+    lasted = f"{'over ' if before else ''}{quantity(until - start, 'seconds')}" if until > start else ""
+    times = f"episode {episodes}" if episodes > 1 else ""
+    remarks = ", ".join(filter(None, (lasted, "" if ongoing else "ended", times)))
+    return f"{when} ({remarks})" if duration and remarks else when
+
+
+def _format_span(start: float, end: float, written_as: words.TimeFormat) -> str:
+    """Format two times, a common date and zone written once: "02:30:22 - 02:30:34 UTC"."""
+    first, last = written_as(start).removesuffix(" UTC"), written_as(end)
+    date, _, time = last.rpartition(" UTC")[0].rpartition(" ")
+    return f"{first} - {f'{time} UTC' if date and first.startswith(date) else last}"
+
+
+# -- a row per server -------------------------------------------------------------------------------------------------
+
+
+class FleetRow(NamedTuple):
+    """The line of one server: verdict, states of its engines, incidents, and since when.
+
+    `name` is the raw label, `instance` the printable one.
+    """
+
+    instance: str
+    verdict: str
+    states: str
+    incidents: str
+    when: str
+    name: str = ""
+
+
+def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
+    """Return a row for every server, the worst first."""
+    present: dict[str, list[Diagnosis]] = {}
+    for finding in report.present:
+        if RANK[finding.diagnosis.severity]:
+            present.setdefault(instance_name(finding.diagnosis.subject), []).append(finding.diagnosis)
+    states: dict[str, list[str]] = {}
+    for progress in report.progress:
+        states.setdefault(instance_name(progress.subject), []).append(progress.state)
+    states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
+    not_judged = {instance_name(each.subject) for each in report.not_judged}
+
+    rows = []
+    for name in report.servers:
+        diagnoses, engines = present.get(name, []), states.get(name, [])
+        worst = max((RANK[diagnosis.severity] for diagnosis in diagnoses), default=0)
+        unknown = not engines or bool(not_judged & {"", name})
+        unknown_or_slow = "unknown" if unknown else "slow" if "slow" in engines else "healthy"
+        without_incident = "gone" if "gone" in engines else unknown_or_slow
+        causes = [diagnosis for diagnosis in diagnoses if not diagnosis.explained_by]
+        rows.append(
+            FleetRow(
+                instance=printable(name),
+                verdict=(without_incident, "warning", "critical")[worst],
+                states=", ".join(sorted(set(engines))),
+                incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes)),
+                when=words.when(causes[0], written_as) if causes else "",
+                name=name,
+            )
+        )
+    return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.instance))
+
+
+def merge_by_cause(
+    report: Report, rows: Sequence[FleetRow], written_as: words.TimeFormat, most: int = 3
+) -> list[FleetRow]:
+    """Merge the rows of servers whose first incident comes with the same shared label; name at most `most` of them."""
+    shared = {
+        (found.incident, name): found
+        for found in report.shared
+        if found.property.kind != "hour"
+        for name in found.servers
+    }
+    groups: dict[SharedLabel | str, list[FleetRow]] = {}
+    for row in rows:
+        incident = row.incidents.partition(", ")[0]
+        groups.setdefault(shared.get((incident, row.name), row.name), []).append(row)
+
+    merged = []
+    for cause, group in groups.items():
+        if isinstance(cause, str):
+            merged += group[:1]
+            continue
+        names = {row.name for row in group}
+        label = words.shared_label(cause.property, cause.value)
+        incidents = dict.fromkeys(incident for row in group for incident in row.incidents.split(", "))
+        states = {state for row in group for state in row.states.split(", ")}
+        present = (found.diagnosis for found in report.present if found.diagnosis.incident.id == cause.incident)
+        began = words.began([found for found in present if instance_name(found.subject) in names], written_as)
+        merged.append(
+            FleetRow(
+                instance=f"{label}: {listed([row.instance for row in group], most=most)}",
+                verdict=group[0].verdict,
+                states=", ".join(sorted(states)),
+                incidents=", ".join(incidents),
+                when=f"first seen {began}",
+            )
+        )
+    return merged
+
+
+def count_verdicts(verdicts: Sequence[str]) -> str:
+    """Count the servers with each verdict: "1,000 servers: 3 critical, 40 warning, 957 healthy"."""
+    counted = Counter(verdicts)
+    shown = ", ".join(f"{counted[verdict]:,} {verdict}" for verdict in VERDICTS if counted[verdict])
+    return f"{plural(len(verdicts), 'server')}: {shown}"
+
+
+# -- rows of evidence -------------------------------------------------------------------------------------------------
+
+
+def evidence_rows(diagnosis: Diagnosis, *, culprits: bool = False) -> list[tuple[str, str, str, str]]:
+    """Return at most five rows of name, value, threshold and history: the symptoms, then the supporting evidence.
+
+    With `culprits` a name includes the ranks or events that the reading names.
+    """
+    rows = []
+    for reading in words.evidence(diagnosis)[:MOST_EVIDENCE]:
+        name = reading.condition.signal.name
+        if culprits and reading.culprits:
+            name = f"{name} ({listed(list(reading.culprits))})"
+        rows.append((name, reading.shown, reading.threshold, _history_bars(reading)))
+    return rows
+
+
+def _history_bars(reading: Reading) -> str:
+    """Draw the history as bars from its least to its greatest value, a dot for a hole.
+
+    If instants outnumber bars, each bar shows the worst value of its part: an hour of trouble stays visible in a day.
+    """
+    step = -(-len(reading.history) // BARS_WIDE)
+    worst = max if reading.condition.op.startswith(">") else min
+    parts = [reading.history[at : at + step] for at in range(0, len(reading.history), step)]
+    history = [worst((value for value in part if value is not None), default=None) for part in parts]
+    known = [value for value in history if value is not None]
+    encoding = getattr(sys.stdout, "encoding", "utf-8")  # the stand-in for stdout in diag top has none
+    if len(known) < 2 or not is_wide() or not (encoding or "").lower().startswith("utf"):
+        return ""
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    return "".join("·" if value is None else BARS[int((value - low) / span * (len(BARS) - 1))] for value in history)

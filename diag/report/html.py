@@ -18,8 +18,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
 from diag.report import svg
-from diag.report.answer import answers, choose_actions
-from diag.report.summary import count_verdicts, fleet_rows
+from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
 STYLE = Path(__file__).with_suffix(".css")

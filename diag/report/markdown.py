@@ -7,8 +7,7 @@ from diag.core.formatting import escaped, moment, pasted
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
-from diag.report.answer import answers, choose_actions
-from diag.report.summary import count_verdicts, fleet_rows, merge_by_cause
+from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, merge_by_cause
 
 NORMAL = 20
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#~&$!"})

@@ -12,7 +12,18 @@ from diag.core.subjects import in_words, instance_name
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
 from diag.report import sentences as words
-from diag.report.answer import Actions, ReportAnswer, answers, choose_actions
+from diag.report.answer import (
+    Actions,
+    ReportAnswer,
+    answers,
+    choose_actions,
+    count_verdicts,
+    evidence_rows,
+    fleet_rows,
+    format_period,
+    merge_by_cause,
+    verdicts,
+)
 from diag.report.layout import (
     clipped,
     continued,
@@ -24,14 +35,6 @@ from diag.report.layout import (
     shortened,
     table,
     verbatim,
-)
-from diag.report.summary import (
-    count_verdicts,
-    evidence_rows,
-    fleet_rows,
-    format_period,
-    merge_by_cause,
-    verdicts,
 )
 
 LINES, NARROW_LINES = 20, 32

@@ -73,20 +73,17 @@ def _block(result: CheckResult, *, with_reason: bool) -> Iterator[str]:
 
 def _folded(found: Preflight) -> Iterator[tuple[str, list[str]]]:
     """Yield the checks without a finding in a line for each group: what passed, and why something was not checked."""
-    passed = {group: [each for each in found.of("pass") if each.group == group] for group in GROUPS}
-    yield (
-        "pass",
-        [f"{group}: {', '.join(each.message for each in of[:3])}{_more(of)}" for group, of in passed.items() if of],
-    )
+    passed = []
+    for group in GROUPS:
+        messages = [result.message for result in found.of("pass") if result.group == group]
+        more = f" and {len(messages) - 3} more" if len(messages) > 3 else ""
+        passed += [f"{group}: {', '.join(messages[:3])}{more}"] if messages else []
+    yield "pass", passed
     reasons: dict[str, list[str]] = {}
     for result in found.of("not checked"):
         reasons.setdefault(result.message, []).append(result.id)
     yield "not checked", [f"{listed(list(dict.fromkeys(ids)))}, because {reason}" for reason, ids in reasons.items()]
     yield "ignored", [f"{id}: {reason}" for id, reason in found.ignored.items()]
-
-
-def _more(results: Sequence[CheckResult]) -> str:
-    return f" and {len(results) - 3} more" if len(results) > 3 else ""
 
 
 def render_markdown(found: Preflight) -> str:

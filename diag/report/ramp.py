@@ -231,7 +231,7 @@ def render_json(ramp: Ramp, more: Mapping[str, Any] = {}) -> str:
 
 
 def document(ramp: Ramp) -> dict[str, Any]:
-    contract = ramp.limits.contract
+    contract, at = ramp.limits.contract, ramp.measured_on.at
     return {
         "schema": SCHEMA,
         "diag": __version__,
@@ -241,7 +241,7 @@ def document(ramp: Ramp) -> dict[str, Any]:
         "launch": ramp.measured_on.launch or None,
         "gpus": list(ramp.measured_on.gpus),
         "gpu_power_limits": list(ramp.measured_on.power_limits),
-        "measured_at": _moment(ramp.measured_on.at),
+        "measured_at": datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") if at else None,
         "prompt_tokens": ramp.lengths.prompt if ramp.lengths else None,
         "output_tokens": ramp.lengths.output if ramp.lengths else None,
         "prefix_tokens": ramp.lengths.prefix if ramp.lengths else None,
@@ -260,10 +260,6 @@ def document(ramp: Ramp) -> dict[str, Any]:
         "steps": [_step_document(ramp, step) for step in ramp.steps],
         "notes": list(ramp.notes),
     }
-
-
-def _moment(at: float) -> str | None:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") if at else None
 
 
 def _candidate_document(candidate: BoundBy) -> dict[str, Any]:

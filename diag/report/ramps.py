@@ -69,8 +69,10 @@ def sections(found: RampComparison) -> Iterator[_RampPart]:
     rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
     yield _RampPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
+    remarks = {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}
     for figure in found.latencies:
-        cell = f"{_values(figure)} {_change(figure)} {_short_remark(figure)}"
+        remark = f"({figure.why})" if figure.why else remarks.get(figure.verdict, "")
+        cell = f"{_values(figure)} {_change(figure)} {remark}"
         by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
@@ -131,12 +133,6 @@ def _remark(figure: ComparedFigure) -> str:
     if figure.verdict == "no change" and figure.scatter is not None:
         return f"no change: two runs may differ by {quantity(max(figure.scatter, 0.0), 'share')}"
     return figure.verdict
-
-
-def _short_remark(figure: ComparedFigure) -> str:
-    if figure.why:
-        return f"({figure.why})"
-    return {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}.get(figure.verdict, "")
 
 
 def _when(ramp: RampResult) -> str:

@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, ClassVar
 from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
-from diag.report.answer import answers
+from diag.report.answer import answers, verdicts
 from diag.report.layout import NARROWEST, WIDTH, columns
 from diag.report.plain_text import full_report, short_report
-from diag.report.summary import verdicts
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.progress import Progress, ProgressColumn
     from rich.text import Text
 
-    from diag.diagnosis.transitions import Transition
+    from diag.diagnosis.snapshot import Transition
     from diag.sources.source import Tick
 
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}

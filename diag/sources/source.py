@@ -163,8 +163,7 @@ def open_prometheus(
     options: SourceOptions, contract: Contract, incidents: Sequence[Incident] = ()
 ) -> "PrometheusSource":
     """Return the servers in scope of a Prometheus."""
-    from diag.http.address import parse
-    from diag.http.credentials import from_environment
+    from diag.http.address import from_environment, parse
     from diag.sources.prometheus.client import Prometheus
     from diag.sources.prometheus.servers import PrometheusSource
 
@@ -198,7 +197,7 @@ def scrape_plan(
 def _host_pages(options: SourceOptions, server: "VllmServer") -> "JoinedPages | None":
     """Return the pages of GPUs, processes and log of a server on this host, or of a server whose log was named."""
     from diag.exporter.log.tail import parse_timezone
-    from diag.exporter.network.nccl import parse_address
+    from diag.exporter.nccl import parse_address
     from diag.exporter.page import host_collectors
     from diag.http.address import is_here
     from diag.sources.live.joined_pages import JoinedPages

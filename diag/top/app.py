@@ -20,10 +20,8 @@ from diag.core.formatting import escaped, printable
 from diag.http.client import run_in_thread
 from diag.report.layout import WIDTH, shortened
 from diag.report.terminal import laid_out, styled
-from diag.top.feed import Feed
-from diag.top.frame import Frame, ServerRow
-from diag.top.server_page import render
-from diag.top.table import ORDERS, View, shown_columns, shown_rows, summary
+from diag.top.frame import Feed, Frame, ServerRow
+from diag.top.texts import ORDERS, View, render, shown_columns, shown_rows, summary
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at the last frame; a key repaints at once."""

@@ -1,13 +1,23 @@
-"""One frame of the view: a row for each server, with its present verdict and the numbers of the last minutes."""
+"""Frames of the view, a row for each server with its verdict and numbers, and the thread that makes them.
+
+The thread scrapes or queries, and judges; the view only looks at the last frame. Scraped pages of the last minutes stay
+in memory, and are written as a recording on request.
+"""
 
 import math
+import threading
+import time
+import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import clock, quantity
+from diag.core.errors import BadUsage, Unreachable
+from diag.core.formatting import clock, plural, quantity
 from diag.core.incident import RANK
 from diag.core.subjects import UNKNOWN, Instants, Subject, instance_name, label_value
 from diag.diagnosis.decision_table import LOOK
@@ -17,7 +27,11 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding, Report, verdict_of
 from diag.diagnosis.vitals import MEASURES, NOW, SERVING, measured
 from diag.report import sentences as words
-from diag.report.summary import fleet_rows
+from diag.report.answer import fleet_rows
+from diag.sources.live.scrape import BackgroundScraper, Scraper
+from diag.sources.observation import Observation
+from diag.sources.recording.writer import Recorder, fit
+from diag.vllm.running_config import ServerFacts
 
 POINTS = 60
 """Values of a sparkline: five minutes at one scrape every 5 s."""
@@ -27,6 +41,21 @@ THROTTLED = (
     f" or rate(diag_gpu_throttle_seconds_total{{{REASONS}}}[$window]){SERVING}) > 0"
 )
 """Throttle reasons of each GPU, except idle and user-set clocks."""
+KEPT = 300.0
+"""Seconds of pages in memory, to be recorded."""
+MOST_BYTES = 24 * 2**20
+"""Limit for all pages in memory, compressed: five minutes of some fifty servers."""
+FAST = 1
+"""The level of zlib."""
+JUDGED, FEWEST_JUDGED = 60.0, 12
+"""Seconds that are judged, up to now (`diag doctor --watch` takes 30), and the least number of scrapes."""
+SHARE, LONGEST_PAUSE = 0.02, 30.0
+"""Share of a core for judging: if it takes more, fewer scrapes are judged. And the longest pause, in seconds."""
+SETTLES = 0.5
+"""Seconds in which the servers that are scraped at the same time answer."""
+QUERY_EVERY = 15.0
+"""Seconds between two looks at a Prometheus, which has nothing new before its next scrape."""
+Judged = tuple[Report, QueryCache]
 
 
 # -- the numbers of a server ------------------------------------------------------------------------------------------
@@ -180,3 +209,154 @@ def server_rows(
             )
         )
     return tuple(rows)
+
+
+class Feed:
+    """A thread that makes frames until it is stopped; `failed` is the error that ended it."""
+
+    def __init__(self) -> None:
+        self.latest: Frame | None = None
+        self.failed: BaseException | None = None
+        self._stopped = threading.Event()
+        self._histories, self._onsets = Histories(), Onsets()
+
+    def start(self) -> None:
+
+        def run() -> None:
+            try:
+                self._watch()
+            except BaseException as error:  # noqa: BLE001  the view looks at `failed`
+                self.failed = error
+
+        threading.Thread(target=run, name="diag-top", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the thread soon, without waiting for a server that does not answer."""
+        self._stopped.set()
+
+    def record(self) -> str:
+        """Write the last minutes as a recording; returns a sentence with its place."""
+        raise BadUsage("nothing is recorded: a Prometheus keeps its samples; diagnose them later with --at")
+
+    def _watch(self) -> None:
+        raise NotImplementedError
+
+    def _show(self, judged: Judged) -> None:
+        """Make a frame of a judgement, with the numbers of the instants since the last one."""
+        report, queries = judged
+        seen, instants = queries.span + queries.source.interval, queries.source.instants[-POINTS:]
+        is_enough = seen >= LOOK or bool(report.observed.endings)  # a log is whole at once
+        report = self._onsets.carry_over(report) if is_enough else without_verdict(report, seen)
+        new = instants[instants > self.latest.at * 1000 + 1] if self.latest else instants
+        if len(new):
+            self._histories.add(queries, new)
+        rows = server_rows(report, self._histories, throttle_reasons(queries, instants))
+        self.latest = Frame(float(instants[-1]) / 1000, report, queries, rows)
+
+
+class ScrapeFeed(Feed):
+    """Frames of scraped servers: judged with every scrape, or as often as that takes little of a core."""
+
+    def __init__(
+        self, scraper: Scraper, memory: "PageMemory", every: float, judge: Callable[[Observation], Judged]
+    ) -> None:
+        super().__init__()
+        self._watched, self._memory, self._every, self._judge = scraper, memory, every, judge
+
+    def record(self) -> str:
+        folder = Path(f"diag-top-{datetime.fromtimestamp(time.time(), UTC):%Y%m%dT%H%M%SZ}")
+        count = self._memory.write(folder, self._watched.facts, self._watched.remarks, self._every)
+        return f"{plural(count, 'scrape')} recorded; diagnose them with: diag doctor {folder}"
+
+    def _watch(self) -> None:
+        shown, last = 0, 0.0  # the first judgement fills caches: it takes longer than the next ones
+        with BackgroundScraper(self._watched).running() as watched:
+            while not self._stopped.wait(SETTLES):
+                if watched.failed:
+                    raise watched.failed[0]
+                if self._watched.scrapes == shown:
+                    continue
+                self._stopped.wait(SETTLES)
+
+                shown, begun = self._watched.scrapes, time.thread_time()
+                seen = self._watched.observation()
+                self._watched.forget(int(seen.instants[-1] - 1000 * max(JUDGED, FEWEST_JUDGED * self._every)))
+                self._show(self._judge(seen))
+                spent = time.thread_time() - begun
+
+                self._stopped.wait(min(last / SHARE, spent / SHARE, LONGEST_PAUSE))
+                last = spent
+
+
+class QueryFeed(Feed):
+    """Frames of the servers of a Prometheus, or of logs; `look` queries or reads them, and judges."""
+
+    def __init__(self, look: Callable[[], Judged]) -> None:
+        super().__init__()
+        self._look = look
+
+    def _watch(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._show(self._look())
+            except Unreachable as error:
+                if self.latest is None:
+                    raise
+                self.latest = self.latest._replace(lost=str(error))
+            self._stopped.wait(QUERY_EVERY)
+
+
+class KeptScrape(NamedTuple):
+    """One scrape at unix milliseconds; `page` is compressed, `reason` is "" unless the scrape failed."""
+
+    at: int
+    instance: str
+    page: bytes
+    reason: str
+
+
+class PageMemory:
+    """A `Sink` that keeps the scrapes of the last `seconds`, and fewer if these have more than `most_bytes`."""
+
+    def __init__(self, seconds: float, most_bytes: int = MOST_BYTES) -> None:
+        self._milliseconds, self._most = seconds * 1000, most_bytes
+        self._kept: deque[KeptScrape] = deque()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def page(self, at: int, instance: str, page: bytes) -> bytes:
+        """Keep a page; returns it as it would be recorded, to be judged."""
+        return self._keep(at, instance, page, "")
+
+    def failed(self, at: int, instance: str, reason: str, beside: bytes) -> bytes:
+        """Keep a failed scrape with the samples of the server's host."""
+        return self._keep(at, instance, beside, reason)
+
+    def _keep(self, at: int, instance: str, page: bytes, reason: str) -> bytes:
+        page = fit(page)
+        scrape = KeptScrape(at, instance, zlib.compress(page, FAST), reason)
+        with self._lock:
+            self._kept.append(scrape)
+            self._size += len(scrape.page)
+            while self._kept and (self._kept[0].at < at - self._milliseconds or self._size > self._most):
+                self._size -= len(self._kept.popleft().page)
+        return page
+
+    def write(self, folder: Path, facts: Mapping[str, ServerFacts], remarks: Sequence[str], every: float) -> int:
+        """Write the kept scrapes as `diag record` would have; returns their number.
+
+        Raises BadUsage if the folder is not empty or nothing is kept, BadRecording if it cannot be written.
+        """
+        with self._lock:
+            kept = tuple(self._kept)
+        if not kept:
+            raise BadUsage("nothing was scraped yet: record again in some seconds")
+        with Recorder(folder) as recorder:
+            for scrape in kept:
+                page = zlib.decompress(scrape.page)
+                if scrape.reason:
+                    recorder.failed(scrape.at, scrape.instance, scrape.reason, page)
+                else:
+                    recorder.page(scrape.at, scrape.instance, page)
+            recorder.about(facts, remarks, every)
+        return len(kept)

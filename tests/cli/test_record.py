@@ -24,7 +24,7 @@ from diag.commands.observe import ObserveOptions, record_servers
 from diag.core.errors import BadRecording, BadUsage, Unreachable
 from diag.exporter.page import host_collectors
 from diag.exposition.scrapes import Target
-from diag.http.credentials import Credentials
+from diag.http.address import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
 from diag.sources.live.joined_pages import JoinedPages

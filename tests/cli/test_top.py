@@ -30,7 +30,7 @@ from diag.exposition import scrapes
 from diag.exposition.scrapes import Target
 from diag.sources.recording.reader import read, read_pages
 from diag.sources.recording.replay import Replay
-from diag.top.feed import PageMemory
+from diag.top.frame import PageMemory
 
 CASCADE = RECORDINGS / "kv_cascade"
 

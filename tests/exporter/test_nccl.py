@@ -15,9 +15,8 @@ from support.waiting import until
 from diag.commands.exporter import Exporter, ExporterOptions
 from diag.core.errors import BadUsage
 from diag.core.metric_families import Collected
-from diag.exporter.network import nccl
-from diag.exporter.network.nccl import NcclCollector, parse_address
-from diag.exporter.network.nccl_status import NotRas, read_status
+from diag.exporter import nccl
+from diag.exporter.nccl import NcclCollector, NotRas, parse_address, read_status
 
 Status = Mapping[str, object] | str
 BEHIND = [1234] * 11 + [1233] + [1234] * 4

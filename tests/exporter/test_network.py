@@ -8,11 +8,10 @@ import pytest
 from support.processes import TP2, serving
 from support.waiting import until
 
-from diag.exporter.network.flight_recorder import dump_prefixes, newest_dump
-from diag.exporter.network.infiniband import MOST_PORTS, InfiniBandCollector
+from diag.exporter.infiniband import MOST_PORTS, InfiniBandCollector
 from diag.exporter.process import collector
 from diag.exporter.process.collector import ProcessCollector
-from diag.exporter.process.server import NodeOfServer, parse_node
+from diag.exporter.process.server import NodeOfServer, dump_prefixes, newest_dump, parse_node
 
 
 def test_port_state_and_errors_are_collected(tmp_path: Path) -> None:

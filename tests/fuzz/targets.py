@@ -48,8 +48,7 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
-from diag.exporter.network.nccl import nccl_samples
-from diag.exporter.network.nccl_status import NcclStatus, NotRas, read_status
+from diag.exporter.nccl import NcclStatus, NotRas, nccl_samples, read_status
 from diag.exporter.process import table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
 from diag.exporter.process.table import ProcessEntry
@@ -58,8 +57,7 @@ from diag.exporter.web_config import AccessFiles
 from diag.exposition import NotMetrics
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
-from diag.http.address import parse
-from diag.http.credentials import Credentials
+from diag.http.address import Credentials, parse
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
 from diag.normal.baseline import learn, save

@@ -32,8 +32,7 @@ from diag.cli.app import main
 from diag.commands import observe
 from diag.diagnosis import fleet
 from diag.http import prometheus_api
-from diag.http.address import parse
-from diag.http.credentials import WAYS, Credentials
+from diag.http.address import WAYS, Credentials, parse
 from diag.knowledge import catalog
 from diag.promql import Block
 from diag.sources.prometheus.client import Prometheus

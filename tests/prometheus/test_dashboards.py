@@ -22,7 +22,7 @@ from support.scenarios import gpu, memory, workers
 from support.timelines import blocks
 from support.waiting import until
 
-from diag.artefacts.dashboards.scope import DashboardScope
+from diag.artefacts.dashboards.shared import DashboardScope
 from diag.artefacts.generate import files
 from diag.core.contract import Contract, Site
 from diag.core.incident import Incident

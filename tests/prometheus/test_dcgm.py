@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from diag.artefacts import dcgm
+from diag.artefacts import recording_rules
 from diag.core.metric_families import FAMILIES, THROTTLE_REASONS
 
 PLACES = ("PATH", "DIAG_PROMETHEUS3")
@@ -130,7 +130,7 @@ class Promtool:
         return subprocess.run([self.program, *arguments], cwd=self.folder, capture_output=True, text=True, check=False)
 
     def rules(self, labels: tuple[str, ...], key: tuple[str, ...]) -> str:
-        (self.folder / "dcgm.yaml").write_text(yaml.safe_dump({"groups": [dcgm.group(labels, key)]}))
+        (self.folder / "dcgm.yaml").write_text(yaml.safe_dump({"groups": [recording_rules.dcgm_group(labels, key)]}))
         return "dcgm.yaml"
 
     def records(
@@ -202,7 +202,7 @@ def promtool(request: pytest.FixtureRequest, tmp_path: Path) -> Promtool:
 def test_prometheus_accepts_the_rules(promtool: Promtool, labels: tuple[str, ...], key: tuple[str, ...]) -> None:
     done = promtool.run("check", "rules", "--lint=all", "--lint-fatal", promtool.rules(labels, key))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = 1 + len(dcgm.RECORDING_RULES) + ("pod" in key)  # the servers, then the metrics
+    found = 1 + len(recording_rules.DCGM_RULES) + ("pod" in key)  # the servers, then the metrics
     assert f"{found} rules found" in done.stdout
 
 
@@ -218,13 +218,15 @@ def test_each_field_is_recorded_under_its_later_name(promtool: Promtool) -> None
 
 def test_every_rule_is_expected_above() -> None:
     given = {(METRIC + metric, *own.items()) for _, samples in EXPECTED.values() for metric, own, _ in samples}
-    rules = {(record.metric, *record.labels.items()) for record in (*dcgm.RECORDING_RULES, dcgm.SERVING)}
+    rules = {
+        (record.metric, *record.labels.items()) for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING)
+    }
     assert rules == given | {("diag_gpu_xid_errors_total",)}
 
 
 def test_metrics_have_the_labels_of_our_page() -> None:
     """`max by` keeps the server's, gpu and uuid; the rule gives the others, or keeps them as well."""
-    for record in (*dcgm.RECORDING_RULES, dcgm.SERVING):
+    for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING):
         assert FAMILIES[record.metric].labels == ("gpu", "uuid", *record.labels, *record.kept), record.metric
 
 
@@ -340,21 +342,21 @@ def _unnamed(expected: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
 
 def test_each_field_is_a_default_or_is_switched_on() -> None:
     """Each rule needs at least one such field; an alias and a stand-in need no line."""
-    lines = [line.split(",") for line in dcgm.CSV_LINES.splitlines()]
+    lines = [line.split(",") for line in recording_rules.CSV_LINES.splitlines()]
     assert all(len(line) == 3 and line[1].strip() in ("gauge", "counter") for line in lines), (
         "a CSV line has three fields"
     )
     switched_on = {name for name, *_ in lines}
     assert not switched_on & SCRAPED
-    named = [set(re.findall(r"DCGM_[A-Z0-9_]+", record.promql)) for record in dcgm.RECORDING_RULES]
+    named = [set(re.findall(r"DCGM_[A-Z0-9_]+", record.promql)) for record in recording_rules.DCGM_RULES]
     assert not [names for names in named if not names & (switched_on | SCRAPED)]
     assert switched_on <= set().union(*named), "a line that no rule needs"
-    assert dcgm.CSV_LINES in dcgm.HEADER
+    assert recording_rules.CSV_LINES in recording_rules.DCGM_HEADER
 
 
 @pytest.mark.fast
 def test_every_gpu_metric_is_recorded_or_listed_as_left_out() -> None:
     metrics = {name for name in FAMILIES if name.startswith(METRIC)}
-    rules = {record.metric for record in (*dcgm.RECORDING_RULES, dcgm.SERVING)}
-    left_out = set(re.findall(r"diag_gpu_\w+", dcgm.HEADER))
-    assert metrics - rules == left_out, "a GPU metric has a recording rule in dcgm.py, or its HEADER names it"
+    rules = {record.metric for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING)}
+    left_out = set(re.findall(r"diag_gpu_\w+", recording_rules.DCGM_HEADER))
+    assert metrics - rules == left_out, "a GPU metric has a rule in DCGM_RULES, or DCGM_HEADER names it"

@@ -15,8 +15,7 @@ from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction
 from diag.report import sentences as words
-from diag.report.answer import answers
-from diag.report.summary import fleet_rows
+from diag.report.answer import answers, fleet_rows
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.source import open_prometheus
 

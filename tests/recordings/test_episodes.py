@@ -13,7 +13,7 @@ from support.scenarios import found, present
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
-from diag.report.summary import verdicts
+from diag.report.answer import verdicts
 
 BEGAN = 1_700_000_000.0
 

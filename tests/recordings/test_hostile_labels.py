@@ -27,7 +27,7 @@ from diag.core.metric_families import render
 from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
-from diag.diagnosis.transitions import Transitions
+from diag.diagnosis.snapshot import Transitions
 from diag.knowledge.catalog import load
 from diag.report import dataframe, html, markdown, terminal
 from diag.report import json as as_json

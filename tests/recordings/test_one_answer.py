@@ -18,8 +18,7 @@ from diag.diagnosis.report import Report
 from diag.report import html, layout, markdown, terminal
 from diag.report import json as report_json
 from diag.report import sentences as words
-from diag.report.answer import ReportAnswer, answers
-from diag.report.summary import fleet_rows
+from diag.report.answer import ReportAnswer, answers, fleet_rows
 from diag.report.svg import plot, shared_axis
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)

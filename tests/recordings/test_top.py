@@ -13,7 +13,7 @@ from support.top_views import NARROW, WIDE, RecordedFeed, last_minute, press, re
 from diag.core.errors import BadUsage
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
-from diag.top import server_page
+from diag.top import texts
 
 NAMES = ("healthy", "kv_cascade", "gpu_thermal_throttling", "idle")
 
@@ -92,7 +92,7 @@ def test_idle_is_not_shown_as_a_throttle_reason(tmp_path: Path) -> None:
     pages = rewriting.changed(last_minute("gpu_thermal_throttling"), idle)
     frame = RecordedFeed(read(rewriting.write(tmp_path, pages))).latest
     assert frame
-    page = server_page.render(frame, frame.rows[0], 120)
+    page = texts.render(frame, frame.rows[0], 120)
     assert "sw_thermal" in page
     assert "gpu_idle" not in page
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from diag.promql import STALE, Block, Labels, range_functions
+from diag.promql import STALE, Block, Labels, functions
 from diag.promql.functions import DATES
 
 START = 1_700_000_000_001  # ms
@@ -104,7 +104,7 @@ SETTLED = [START + 6 + at for at in (600_000, 1_105_500, 1_255_550, 1_501_110, 2
 AT_THE_END = [START + 6 + HOUR + at for at in (-9_000, 200_000, 290_000, 400_000)]
 
 
-RANGE_FUNCTIONS = sorted(set(range_functions.RANGE_FUNCTIONS) - {"quantile_over_time", "predict_linear"})
+RANGE_FUNCTIONS = sorted(set(functions.RANGE_FUNCTIONS) - {"quantile_over_time", "predict_linear"})
 
 
 FUNCTIONS = ("abs", "ceil", "floor", "exp", "sqrt", "ln", "log2", "log10", "sgn", "round")

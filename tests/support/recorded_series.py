@@ -7,7 +7,7 @@ import numpy as np
 from diag.core.contract import Contract
 from diag.core.subjects import Instants
 from diag.knowledge.catalog import load
-from diag.knowledge.rule_set import SUBJECTS, RuleSet, generation_series, rule_set
+from diag.knowledge.formulas import SUBJECTS, RuleSet, generation_series, rule_set
 from diag.promql import STALE, Block, Evaluator, Formula, Samples
 
 

@@ -15,8 +15,7 @@ from diag.commands.observe import ObserveOptions, judge_observation, site
 from diag.commands.top import make_app
 from diag.sources.observation import Observation
 from diag.top.app import TopApp
-from diag.top.feed import Feed
-from diag.top.frame import ServerRow
+from diag.top.frame import Feed, ServerRow
 
 NARROW, WIDE = (80, 24), (240, 24)
 

@@ -14,8 +14,7 @@ from diag.core.incident import Incident
 from diag.diagnosis.diagnose import diagnose
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.catalog import load
-from diag.knowledge.formulas import conjunction
-from diag.knowledge.rule_set import rule_set
+from diag.knowledge.formulas import conjunction, rule_set
 from diag.sources.observation import SampleSource
 
 INCIDENTS = load()

@@ -12,9 +12,8 @@ import pytest
 from support import bad_servers as bad
 from support.bad_servers import Reply, Request, serving, talking
 
-from diag.http.address import is_within, parse
+from diag.http.address import Credentials, is_within, parse
 from diag.http.client import Client, Manner, Proxy, Response, proxy_for
-from diag.http.credentials import Credentials
 from diag.http.failure import Failure, sentence
 from diag.http.prometheus_api import NO_API, decoded
 

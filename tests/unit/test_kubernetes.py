@@ -11,8 +11,7 @@ from support.bad_servers import Reply, Request, serving
 from support.secrets import corpus, is_shown
 
 from diag.core.errors import BadUsage, Unreachable
-from diag.http.address import parse
-from diag.http.credentials import Credentials
+from diag.http.address import Credentials, parse
 from diag.http.failure import Failure
 from diag.sources.kubernetes.cluster import Api, Cluster, Place, place
 from diag.sources.kubernetes.pod_evidence import MOST_EVENTS, PodEvidence, gather

@@ -17,12 +17,12 @@ from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files, yaml
 from diag.diagnosis import decision_table
+from diag.exporter import infiniband, nccl
 from diag.exporter.log import parse_line, tail
 from diag.exporter.log.memory_sizes import read_memory_log
-from diag.exporter.network import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
-from diag.http import client, credentials, prometheus_api, vllm_server
+from diag.http import address, client, prometheus_api, vllm_server
 from diag.normal import baseline
 from diag.promql import parser
 from diag.ramp import kept, results
@@ -68,7 +68,7 @@ STATED = {
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
     "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept.MOST_BYTES // MIB} MiB; {MOST_FILES} results",
-    "file with a token or headers": f"{credentials.MOST_BYTES // MIB} MiB",
+    "file with a token or headers": f"{address.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",
     "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",

@@ -12,9 +12,9 @@ from support.paths import MODELS, TESTS
 
 from diag.commands.lint import judge
 from diag.core.errors import BadUsage
-from diag.lint.adapters import adapter_rank
 from diag.lint.rule import LintFinding, LintTarget
 from diag.lint.rules import lint
+from diag.lint.weights import adapter_rank
 from diag.vllm.command.parse import read
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import described

@@ -12,9 +12,9 @@ from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadUsage
-from diag.lint.adapters import draft_model
 from diag.lint.rule import HostGpu, HostGpus, LintRule, LintTarget
 from diag.lint.rules import DECLARED, RULES, lint
+from diag.lint.weights import draft_model
 from diag.vllm.command.parse import read
 from diag.vllm.memory import model
 

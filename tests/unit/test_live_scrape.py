@@ -20,7 +20,7 @@ from support.bad_servers import PAGE, Answer, Reply, Request, Server, on_metrics
 
 from diag.core.errors import BadUsage, Unreachable
 from diag.exporter.page import host_collectors
-from diag.http.credentials import Credentials
+from diag.http.address import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
 from diag.sources.live.joined_pages import JoinedPages

@@ -15,7 +15,7 @@ from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
 from diag.exporter.log.memory_sizes import read_memory_log
-from diag.http.credentials import from_environment
+from diag.http.address import from_environment
 from diag.knowledge.catalog import load as load_incidents
 from diag.sources.kubernetes.cluster import cluster_of
 from diag.sources.recording.reader import read as read_recording

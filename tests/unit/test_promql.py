@@ -15,6 +15,7 @@ from diag.promql import (
     Samples,
     Vector,
     evaluate,
+    functions,
     instant_selectors,
     is_stale,
     metric_names,
@@ -22,7 +23,6 @@ from diag.promql import (
     parse,
     parser,
     pretty,
-    range_functions,
 )
 from diag.promql.evaluator import MOST_INSTANTS
 from diag.promql.nodes import compiled, fully_matches
@@ -382,7 +382,7 @@ def test_windows_too_large_for_memory_are_taken_in_parts(monkeypatch: pytest.Mon
     for promql in ("rate(x[30s])", "quantile_over_time(scalar(count(x)) / 8, x[1m])", "predict_linear(x[20s], time())"):
         whole = evaluate(promql, samples, instants)
         for cells in (1, 150):
-            monkeypatch.setattr(range_functions, "_MOST_CELLS", cells)
+            monkeypatch.setattr(functions, "_MOST_CELLS", cells)
             parts = evaluate(promql, samples, instants)
             np.testing.assert_array_equal(whole.present, parts.present)
             np.testing.assert_array_equal(whole.values[whole.present], parts.values[whole.present])

@@ -21,8 +21,7 @@ from diag.core.errors import BadUsage
 from diag.core.incident import Part, Signal, judged
 from diag.knowledge import signals
 from diag.knowledge.catalog import load
-from diag.knowledge.formulas import conjunction, formula
-from diag.knowledge.rule_set import rule_set
+from diag.knowledge.formulas import conjunction, formula, rule_set
 from diag.knowledge.signals import DECLARED
 from diag.promql import nodes
 from diag.promql.facts import output_labels

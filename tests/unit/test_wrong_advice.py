@@ -7,10 +7,10 @@ import pytest
 from support.live import server
 from support.paths import MODELS
 
+from diag.artefacts.advice import WrongAdvice, spelled, wrong_advice
 from diag.artefacts.reference import declared
 from diag.cli.app import main
 from diag.commands.explain import run as explain
-from diag.knowledge.advice import WrongAdvice, spelled, wrong_advice
 from diag.knowledge.catalog import load
 from diag.lint.rules import RULES
 from diag.vllm.command.command import Command

@@ -8,13 +8,14 @@ from typing import Any
 
 from diag.artefacts import grafana
 from diag.artefacts.dashboards.resources import capacity_page, gpus_page
-from diag.artefacts.dashboards.scope import DashboardScope, legend
 from diag.artefacts.dashboards.shared import (
     GENERATED,
     KV_CACHE_USAGE,
     STATES,
+    DashboardScope,
     alarm_panel,
     annotations,
+    legend,
     links,
     server_and_gpus,
     signal_panel,
@@ -34,8 +35,8 @@ from diag.artefacts.names import (
 from diag.core.contract import Contract, Site
 from diag.core.formatting import quantity
 from diag.core.incident import Incident
+from diag.knowledge.formulas import rule_set
 from diag.knowledge.incidents.contract_breached import incident as slo_violated
-from diag.knowledge.rule_set import rule_set
 from diag.knowledge.signals import error_budget_burn_rate
 
 TTFT = "histogram_quantile(0.95, sum by ($by, le) (rate(vllm:time_to_first_token_seconds_bucket[$window])))"

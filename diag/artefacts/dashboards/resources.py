@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diag.artefacts import grafana
-from diag.artefacts.dashboards.scope import GPU_COST, DashboardScope, legend
 from diag.artefacts.dashboards.shared import (
     GENERATED,
+    GPU_COST,
     KV_CACHE_USAGE,
     PROMPT,
     SM_CLOCK,
+    DashboardScope,
     LinePanel,
     annotations,
+    legend,
     line_panels,
     links,
     symptom_panel,

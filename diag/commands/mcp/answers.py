@@ -17,7 +17,7 @@ from diag.diagnosis.report import Finding, Report
 from diag.report import json as report_json
 from diag.report import sentences as words
 from diag.report import verify
-from diag.report.summary import verdicts
+from diag.report.answer import verdicts
 from diag.verify.compare import Verification
 
 Document = dict[str, Any]

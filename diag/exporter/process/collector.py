@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
-from diag.exporter.network.flight_recorder import newest_dump
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
 from diag.exporter.process.server import (
     Owner,
@@ -18,6 +17,7 @@ from diag.exporter.process.server import (
     assign_owners,
     axis_sizes,
     find_server,
+    newest_dump,
     orphaned_engines,
     stray_engines,
 )

@@ -23,17 +23,14 @@ def read_file(path: str) -> str:
     A container that brings a folder of its own in the place of the kernel's may have anything there, such as a pipe.
     """
     try:
-        with open(path, "rb", buffering=0, opener=_opened) as file:
+        flags = os.O_NONBLOCK | os.O_NOCTTY
+        with open(path, "rb", buffering=0, opener=lambda name, given: os.open(name, given | flags)) as file:
             parts = [file.read(MOST_BYTES)]
             while parts[-1] and sum(map(len, parts)) < MOST_BYTES:
                 parts.append(file.read(MOST_BYTES))
             return b"".join(filter(None, parts)).decode(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def whole(words: Sequence[str], at: int = 0) -> int | None:

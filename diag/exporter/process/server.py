@@ -1,15 +1,15 @@
 """The vLLM server among the processes of this host, and the role and rank of each of its processes."""
 
+import os
 import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.exporter.network.flight_recorder import dump_prefixes
 from diag.exporter.process.kernel import whole
 from diag.exporter.process.table import SETTLED, ProcessEntry, ProcessTable, ancestry, read_table
 from diag.vllm.command.parse import parse
@@ -28,6 +28,10 @@ _MASTER_PORT = "29501"
 _ADDRESS = re.compile(r"[\w.:-]{1,80}", re.ASCII)
 _SECRETS = ("VLLM_API_KEY", "HF_TOKEN")
 """Secrets that a relaunch needs, or the server is open to every client; only the fact that they are set is kept."""
+MOST_FILES = 4096
+"""Entries of a folder that are looked at: a dump may be in /tmp."""
+_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_RANK = re.compile(r"\d{1,6}", re.ASCII)
 
 
 class NodeOfServer(NamedTuple):
@@ -235,3 +239,36 @@ def infer_role(entry: ProcessEntry, parent: ProcessEntry, parent_role: str) -> s
         return entry.role
     spawned = any(word.startswith(_SPAWNED) for word in entry.argv)
     return _CHILD.get(parent_role, "") if (forked or spawned) and entry.age > SETTLED else ""
+
+
+# -- dumps of PyTorch's flight recorder: the last collectives of a rank, which its watchdog writes if one times out ----
+
+
+def dump_prefixes(environment: Mapping[str, str]) -> Sequence[str]:
+    """Return the beginnings of the dumps' paths, to which PyTorch adds the rank; a variable replaces the defaults."""
+    given = next(filter(None, map(environment.get, _VARIABLES)), "")
+    cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/tmp')}/.cache"  # as PyTorch falls back
+    prefixes = [given] if given else [f"{cache}/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]
+    return [prefix for prefix in prefixes if prefix.startswith("/") and "\0" not in prefix]
+
+
+def newest_dump(prefixes: Sequence[str], since: float) -> float:
+    """Return the unix time at which the newest dump after `since` was written; 0 if there is none.
+
+    A dump is a pickle, which runs code of its author when it is read: only names and times of files are read.
+    """
+    times: list[float] = []
+    for prefix in prefixes:
+        folder, _, name = prefix.rpartition("/")
+        try:
+            with os.scandir(folder or "/") as entries:
+                times += [
+                    entry.stat(follow_symlinks=False).st_mtime
+                    for entry in islice(entries, MOST_FILES)
+                    if entry.name.startswith(name)
+                    and _RANK.fullmatch(entry.name[len(name) :])
+                    and entry.is_file(follow_symlinks=False)
+                ]
+        except OSError:
+            continue
+    return max((at for at in times if at >= since), default=0.0)

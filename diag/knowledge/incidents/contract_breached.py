@@ -1,41 +1,32 @@
 """The latency SLO is violated, for any cause: the alert that pages."""
 
-from diag.incident import BurnRateWindow, Fix, Incident, LookAlike, documented, judged
+from diag.incident import Fix, Incident, LookAlike, judged
 from diag.signals import (
+    FAST_BURN,
     NEAR_BANDWIDTH,
     NEAR_COMPUTE,
+    SLOW_BURN,
+    SPENDS_BUDGET_FAST,
     budget_spent_early,
     error_budget_burn_rate,
     requests_running,
     waiting_share,
 )
 
-WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
-
-FAST, SLOW = BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")
 incident = Incident(
     id="contract_breached",
     title="Latency SLO violated",
     severity="critical",
     per=("instance", "engine"),
     hold="2m",
-    burns=(FAST, SLOW),
+    burns=(FAST_BURN, SLOW_BURN),
     cause="""
         TTFT, inter-token latency or end-to-end latency misses the SLO of diag.toml so often that the monthly error
         budget is exhausted within days. This incident states the impact on users, not its cause: the cause is another
         incident, or more load than the server was sized for.
     """,
     impact="more responses miss the latency SLO than the objective allows",
-    symptoms=(
-        error_budget_burn_rate.above(
-            FAST.factor,
-            documented(
-                "{threshold} uses 2 % of a month's error budget in one hour; over six hours the threshold is "
-                f"{SLOW.factor:g}",
-                WORKBOOK,
-            ),
-        ),
-    ),
+    symptoms=(error_budget_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),),
     supports=(
         budget_spent_early,
         waiting_share.above(0.33, judged("a high share means that TTFT is queue time, not computation")),

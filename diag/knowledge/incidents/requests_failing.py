@@ -1,8 +1,11 @@
 """The server answers requests with HTTP 5xx, although its engine and its page look healthy."""
 
-from diag.incident import BurnRateWindow, Fix, Incident, LookAlike, documented, judged, measured
+from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
+    FAST_BURN,
     MOST_FAIL,
+    SLOW_BURN,
+    SPENDS_BUDGET_FAST,
     engine_errors,
     error_burn_rate,
     failed_answers,
@@ -10,9 +13,7 @@ from diag.signals import (
     failing_feature,
 )
 
-WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
-FAST, SLOW = BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")
 
 incident = Incident(
     id="requests_failing",
@@ -20,7 +21,7 @@ incident = Incident(
     severity="warning",
     per=("instance",),
     hold="2m",
-    burns=(FAST, SLOW),
+    burns=(FAST_BURN, SLOW_BURN),
     cause="""
         The server accepts requests and answers them with an error of its own. The engine may be idle meanwhile, and
         /health and /metrics answer, because an error ends the request and not the engine. What fails is often one
@@ -29,16 +30,7 @@ incident = Incident(
         the answers of its proxy on the same node count; the counters of other gateways name no server.
     """,
     impact="users get HTTP 5xx instead of an answer",
-    symptoms=(
-        error_burn_rate.above(
-            FAST.factor,
-            documented(
-                "{threshold} uses 2 % of a month's error budget in one hour; over six hours the threshold is "
-                f"{SLOW.factor:g}",
-                WORKBOOK,
-            ),
-        ),
-    ),
+    symptoms=(error_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),),
     supports=(
         failed_share.above(0.1, measured("100 % where no grammar compiles", "requests_failing")),
         failed_answers.at_least(5, judged("fewer errors may be one request that its client sends again")),

@@ -9,7 +9,7 @@ what is usual; with two, the other engine does.
 from diag.core.incident import GROUP, Part, Signal
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import any_of
-from diag.knowledge.signals.network import as_of_first_node
+from diag.knowledge.signals.gpu import as_of_first_node
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"

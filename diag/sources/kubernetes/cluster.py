@@ -18,9 +18,8 @@ from urllib.parse import quote, urlencode
 from diag.core.errors import BadUsage, DiagError, Unreachable
 from diag.core.files import expanded
 from diag.core.formatting import listed, printable
-from diag.http.address import Address, parse
+from diag.http.address import Address, Credentials, parse
 from diag.http.client import Client, Manner, Request, Response, run_in_thread
-from diag.http.credentials import Credentials
 from diag.http.failure import Failure, Hints, WrongAnswer, sentence
 from diag.sources.kubernetes.pod_object import EVENT, POD, conforming, part
 from diag.vllm.command.free_text import hidden

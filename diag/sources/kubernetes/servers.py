@@ -20,9 +20,8 @@ from diag.core.metric_prefix import named_as_ours
 from diag.exporter.log.corroboration import Measurement
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.vllm_page import is_ours
-from diag.http.address import PAGE, Address
+from diag.http.address import PAGE, Address, Credentials
 from diag.http.client import run_in_thread
-from diag.http.credentials import Credentials
 from diag.http.failure import Failure
 from diag.http.vllm_server import ACCEPT, VllmServer
 from diag.sources.kubernetes.cluster import MOST_PODS, Api, Place, cluster_of, namespaced

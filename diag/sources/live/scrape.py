@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from diag.core.errors import UnknownHost, Unreachable
 from diag.core.formatting import clock, listed, printable
 from diag.exposition.scrapes import Target
-from diag.http.address import Address, parse_all
+from diag.http.address import Address, Credentials, from_environment, parse_all
 from diag.http.client import Client, Manner
-from diag.http.credentials import Credentials, from_environment
 from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.server import Pages, ScrapeClock, ScrapedServer, Sink

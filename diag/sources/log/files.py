@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diag.core.errors import BadRecording
-from diag.core.files import exists, opened, read_ends
+from diag.core.files import STEP, Gunzip, exists, opened, read_ends
 from diag.core.formatting import printable
-from diag.http.gunzip import STEP, Gunzip
 
 STDIN = "-"
 NAMED = ("*.log", "*.log.gz", "*.txt", "*.out", "*.err")

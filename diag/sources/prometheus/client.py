@@ -23,8 +23,7 @@ from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
 from diag.core.formatting import plural, printable
 from diag.core.subjects import LARGEST, Floats, Instants
 from diag.http import failure
-from diag.http.address import Address
-from diag.http.credentials import Credentials
+from diag.http.address import Address, Credentials
 from diag.http.failure import PROMETHEUS, Failure
 from diag.http.prometheus_api import NO_API, PrometheusApi, Refused, Unusable
 from diag.promql import parse

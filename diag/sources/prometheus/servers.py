@@ -15,7 +15,7 @@ from diag.core.incident import Incident, regroup, seconds
 from diag.core.metric_prefix import OWN, with_prefix
 from diag.core.subjects import Floats, Instants, Subject, instance_name, label_value
 from diag.http.prometheus_api import Refused, Unusable
-from diag.knowledge.rule_set import INTERVAL, generation_series, rule_set
+from diag.knowledge.formulas import INTERVAL, generation_series, rule_set
 from diag.promql import Formula, add_matchers
 from diag.promql.nodes import Matcher
 from diag.sources.prometheus.client import (

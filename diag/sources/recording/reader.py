@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from diag.core.errors import BadRecording
-from diag.core.files import exists, opened, read_toml
+from diag.core.files import FLUSHED, STEP, Gunzip, cut_at_flushes, exists, opened, read_toml
 from diag.core.formatting import moment, plural, printable
 from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Reading, Target
-from diag.http.gunzip import FLUSHED, STEP, Gunzip, cut_at_flushes
 from diag.sources.log.files import PAGES
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import FLAGS, ServerFacts, settings

@@ -1,1 +1,0 @@
-"""The network between the ranks of a server: what NCCL reports about them, and the InfiniBand ports of this host."""
