@@ -319,6 +319,7 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
     is_single = bool({"mlp", "moe"} & set(names))  # Nemotron-H: a layer is a mixer or a feed-forward part
     width, hidden = dense_width(config, family), config.size("hidden_size")
     shares, blocks = config.count("num_kv_shared_layers"), config.list("block_configs")
+    sees_all = family.encoder_only or is_bidirectional(config)
     layers = []
     for at, kind in enumerate(of_kind):
         mine, layer_width = of_layer(config, kind, at), width
@@ -326,6 +327,8 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             mine, has_attention, layer_width = of_block(config, blocks[at])
             kind = kind if has_attention else "none"  # noqa: PLW2901
         mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
+        if sees_all:
+            mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
         if at >= count - shares > 0:
             mixers = tuple(_sharing(mixer) for mixer in mixers)
         parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
@@ -344,6 +347,11 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             parts.append(WeightPart(2 * hidden * size + hidden))
         layers.append(Layer(mixers, tuple(parts), sparse[at], layer_width if has_dense else 0))
     return tuple(layers)
+
+
+def is_bidirectional(config: Config) -> bool:
+    """Return True if tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)."""
+    return config.fields.get("is_causal") is False or config.fields.get("use_bidirectional_attention") is True
 
 
 def _sharing(mixer: Mixer) -> Mixer:

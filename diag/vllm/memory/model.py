@@ -141,10 +141,10 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     inner = _language_part(outer)
     named = [name for name in outer.list("architectures") if isinstance(name, str)]
     architecture = named[0] if named else str(outer.fields.get("model_type", ""))
-    family = FAMILIES.get(stem(architecture))
-    if family is None and inner.fields:  # the language part of a model with encoders
-        kind = inner.list("architectures") or [inner.fields.get("model_type")]
-        family = FAMILIES.get(stem(str(kind[0])))
+    # the language part of a model with encoders, or the model that another class extends: JinaEmbeddingsV5Model
+    kinds = (*inner.list("architectures")[:1], inner.fields.get("model_type"), outer.fields.get("model_type"))
+    known = (FAMILIES.get(stem(str(kind))) for kind in (architecture, *kinds))
+    family = next((each for each in known if each), None)
     given = {name: value for name, value in {**outer.fields, **inner.fields}.items() if value is not None}
     config = Config({**family.defaults, **given} if family else given, place)
     return _model(name or folder.name, folder, architecture, config, outer, family, version)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
+from diag.vllm.memory.architectures import gives_vectors
 from diag.vllm.memory.config import FUSED
 from diag.vllm.memory.encoders import encoder_numbers
 from diag.vllm.memory.model import Model
@@ -57,7 +58,7 @@ def embedding(model: Model) -> WeightPart:
 
 def has_head(model: Model) -> bool:
     """Return False for a model that gives vectors instead of tokens: MistralModel of E5."""
-    return not model.architecture.endswith("Model")
+    return not (model.traits.encoder_only or gives_vectors(model.architecture))
 
 
 def rotary(model: Model) -> WeightPart:
@@ -72,12 +73,15 @@ def beside(model: Model) -> list[WeightPart]:
     """Return the matrices of the language part that are in no layer: positions, embeddings by layer, shared blocks."""
     config, traits = model.config, model.traits
     found = []
-    if traits.positions is not None:
+    if traits.positions is not None and config.get("position_embedding_type") in (None, "absolute"):
         found.append(WeightPart((config.size("positions") + traits.positions) * model.hidden))
     if traits.per_layer and (size := config.count("hidden_size_per_layer_input")):
         rows = config.size("vocab_size_per_layer_input", model.vocabulary)
         found.append(WeightPart(rows * model.layers * size, MOST_WAYS, "vocabulary"))
         found.append(WeightPart(model.hidden * model.layers * size + size))
+    if traits.encoder_only:
+        norm = model.hidden * (2 if traits.norm_bias else 1)
+        found.append(WeightPart(config.count("type_vocab_size") * model.hidden + norm))
     if traits.head_bias:
         found.append(WeightPart(model.vocabulary, MOST_WAYS))
     mixed = any({"state", "full"} <= {mixer.kind for mixer in layer.mixers} for layer in model.stack)
