@@ -47,7 +47,7 @@ def case(chance: random.Random, name: str) -> tuple[dict[str, object], kv_layout
         block=chance.choice((16, 32, 64, 128)),
         batched_tokens=chance.choice((512, 2048, 8192)),
         kv_dtype=chance.choice(("auto", "fp8")),
-        hybrid=chance.random() < 0.7 or not kinds.isdisjoint(("state", "cross")),
+        hybrid=chance.random() < 0.7 or not kinds.isdisjoint(("state", "cross", "compressed")),
         hybrid_chunks=True,
         prefix_caching=chance.random() < 0.7,
     )
@@ -66,6 +66,11 @@ def case(chance: random.Random, name: str) -> tuple[dict[str, object], kv_layout
 def caches(shape: Model, setup: Setup, mixer: Mixer) -> Iterator[dict[str, object]]:
     """The caches of a layer as vLLM's classes describe them."""
     if not mixer.cached:
+        return
+    if mixer.kind == "compressed":
+        yield {"kind": mixer.kind, "ratio": mixer.ratio, "size": mixer.head_dim, "index": mixer.index} | {
+            "window": mixer.window
+        }
         return
     block, padded = kv_layout.block_tokens(shape, setup)
     cache: dict[str, object] = {"kind": mixer.kind, "block": block, "window": mixer.window, "packed": 0}

@@ -146,6 +146,7 @@ FAMILIES: Mapping[str, Architecture] = {
     "mimo": _QWEN2,
     **dict.fromkeys(("step3p5", "step3p7", "step3p7flash"), Architecture(qk_norm="head", gate="head")),
     "laguna": Architecture(qk_norm="head", gate="head"),
+    "deepseekv4": Architecture(),
     "longcatflash": Architecture(copies=2, both=True),
     "opt": replace(_GPT, positions=2),
     "gpt2": _GPT,

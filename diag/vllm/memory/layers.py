@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from diag.vllm.memory.architectures import Architecture
+from diag.vllm.memory.compressed import compressed_attention
 from diag.vllm.memory.config import Config, quote
 from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, WeightPart, linear
 from diag.vllm.memory.states import STATES, linear_kind
 
-LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "none"]
+LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "compressed", "none"]
 _NAMES: Mapping[str, LayerKind] = {
     **dict.fromkeys(("full_attention", "attention", "global_attention", "indexed_attention", "global"), "full"),
     "deepseek_sparse_attention": "full",
@@ -45,6 +46,8 @@ def kind_names(config: Config) -> list[str]:
 
 def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
     """Return the kind of each of `count` layers; UnknownLayers if a name is new."""
+    if config.has("compress_ratios", "compress_rates"):
+        return ["compressed"] * count
     if names := kind_names(config):
         other = sorted(set(names) - _NAMES.keys())
         if other or len(names) < count:
@@ -248,7 +251,7 @@ def has_experts(config: Config, count: int) -> list[bool]:
     if {"moe", "mlp"} & set(names):
         return [name == "moe" for name in names[:count]]
     if types := config.list("mlp_layer_types"):
-        return [name in ("sparse", "moe") for name in types[:count]]
+        return [name in ("sparse", "moe", "hash_moe") for name in types[:count]]
     for field in ("moe_layers", "moe_layers_enum"):
         if (chosen := config.get(field)) is not None:
             numbers = {int(number) for number in (chosen.split(",") if isinstance(chosen, str) else chosen)}
@@ -354,6 +357,13 @@ def is_bidirectional(config: Config) -> bool:
     return config.fields.get("is_causal") is False or config.fields.get("use_bidirectional_attention") is True
 
 
+def _ratio(config: Config, at: int) -> int:
+    """Return the tokens that a layer of compressed attention joins to one; 0 if it keeps only a window."""
+    ratios, rates, names = config.list("compress_ratios"), config.part("compress_rates"), kind_names(config)
+    found = ratios[at] if at < len(ratios) else rates.get(names[at], 0) if at < len(names) else 0
+    return Config({"compress_ratios": found}, config.place).count("compress_ratios")
+
+
 def _sharing(mixer: Mixer) -> Mixer:
     """Return attention that reads the keys and values of an earlier layer (Gemma 4)."""
     own = tuple(part for part in mixer.parts if part.modules not in (("self_attn.k_proj",), ("self_attn.v_proj",)))
@@ -369,6 +379,8 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
         yield STATES["short convolution"](config)
     if kind == "both":
         yield replace(attention(config, family, "full"), parts=())  # the weights are shared: see `shared_blocks`
+    if kind == "compressed":
+        yield compressed_attention(config, _ratio(config, at))
     elif kind in ("full", "window", "chunk", "parallel"):
         if config.count("kv_lora_rank"):
             types = config.list("indexer_types")

@@ -17,11 +17,11 @@ from diag.core.files import expanded, read_bytes, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, stem
+from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
 from diag.vllm.memory.layers import UnknownLayers, experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer
-from diag.vllm.memory.quantization import mixed_precision
+from diag.vllm.memory.quantization import mixed_precision, with_experts
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
@@ -141,8 +141,9 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     inner = _language_part(outer)
     named = [name for name in outer.list("architectures") if isinstance(name, str)]
     architecture = named[0] if named else str(outer.fields.get("model_type", ""))
-    # the language part of a model with encoders, or the model that another class extends: JinaEmbeddingsV5Model
-    kinds = (*inner.list("architectures")[:1], inner.fields.get("model_type"), outer.fields.get("model_type"))
+    # the language part of a model with encoders, or the model that JinaEmbeddingsV5Model extends
+    kinds = [*inner.list("architectures")[:1], inner.fields.get("model_type")]
+    kinds += [outer.fields.get("model_type")] if gives_vectors(architecture) else []
     known = (FAMILIES.get(stem(str(kind))) for kind in (architecture, *kinds))
     family = next((each for each in known if each), None)
     given = {name: value for name, value in {**outer.fields, **inner.fields}.items() if value is not None}
@@ -183,7 +184,7 @@ def _model(
         usual = config.size("original_max_position_embeddings", longest)
     names = ("quantization_config", "compression_config")  # modelopt writes the latter
     quantization = next((part for fields in (outer, config) for name in names if (part := fields.part(name))), None)
-    quantization = quantization or _beside(folder)
+    quantization = with_experts(quantization or _beside(folder), config.get("expert_dtype"))
 
     found: tuple[Layer, ...] = ()
     unknown, doubt = "", "" if family else f"the architecture {quote(architecture)} is unknown: it is read like Llama"
