@@ -16,6 +16,7 @@ from diag.vllm.memory.usage import on_disk
 
 PARAMETERS = {  # language part and encoders; tests/live compares them with those of transformers
     "deepseek-v3": (671_026_404_352, 0),
+    "deepseek-v4-flash": (284_332_164_690, 0),
     "deepseek-v3.2": (671_877_929_216, 0),
     "falcon-h1": (8_514_961_408, 0),
     "gemma-3-27b": (27_009_346_304, 423_055_728),
@@ -147,7 +148,7 @@ def test_invalid_layer_types_are_not_covered(tmp_path: Path, kinds: list[object]
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"compress_ratios": [0, 4], "hc_mult": 4}, "and so are its fields 'compress_ratios', 'hc_mult'"),
+        ({"stream_ratios": [0, 4], "hc_mult": 4}, "and so are its fields 'hc_mult', 'stream_ratios'"),
         ({"pad_token_id": 7, "rope_theta": 10_000, "use_fast": True}, ""),
     ],
 )

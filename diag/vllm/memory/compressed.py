@@ -9,15 +9,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from diag.vllm.memory.config import Config
-from diag.vllm.memory.parts import MOST_WAYS, Mixer, WeightPart, linear
+from diag.vllm.memory.config import Config, quote
+from diag.vllm.memory.parts import Mixer, UnknownLayers, WeightPart, linear
 
 _INDEXED, _OVERLAP = 4, 2
 """The ratio at which there is an indexer; entries of that ratio overlap by one."""
 BLOCK, _WINDOW_BLOCK = 256, 64
 """Tokens of a block of entries, and of a block of the window."""
-_STATE_BLOCKS = {_INDEXED: 4, 128: 8}
-"""Tokens of a block of compressor states, by ratio."""
+STATE_BLOCKS = {_INDEXED: 4, 128: 8}
+"""Tokens of a block of compressor states, by the ratios that vLLM has."""
 _ENTRY, _ALIGNMENT = 584, 576
 """Bytes of an entry in the type fp8_ds_mla, and of the unit that pages are rounded up to."""
 _SCALE = 4
@@ -31,6 +31,15 @@ class CompressedCache(NamedTuple):
     block: int
     page: int
     window: int = 0
+
+
+def compression(config: Config, names: Sequence[str], at: int) -> int:
+    """Return the tokens that a layer joins to one; 0 if it keeps only a window. `names` are those of layers' kinds."""
+    ratios, rates = config.list("compress_ratios"), config.part("compress_rates")
+    found = ratios[at] if at < len(ratios) else rates.get(names[at], 0) if at < len(names) else 0
+    if found not in (0, *STATE_BLOCKS):
+        raise UnknownLayers(f"layers that compress {quote(found)} tokens to one are not covered")
+    return int(found)
 
 
 def compressed_attention(config: Config, ratio: int) -> Mixer:
@@ -54,10 +63,18 @@ def compressed_attention(config: Config, ratio: int) -> Mixer:
         count, index = config.size("index_n_heads", 64), config.size("index_head_dim", 128)
         parts += [linear(count * index * down, "self_attn.indexer.wq_b", ways=1), WeightPart(count * hidden)]
         parts.append(_compressor(hidden, index, ratio))
-    window, sparse = config.size("sliding_window", 128), config.count("index_topk") if index else 0
-    kind: Literal["compressed"] = "compressed"
     return Mixer(
-        kind, tuple(parts), heads, 1, size, size, window=window, index=index, sparse=sparse, rank=size, ratio=ratio
+        kind="compressed",
+        parts=tuple(parts),
+        heads=heads,
+        kv_heads=1,
+        head_dim=size,
+        value_dim=size,
+        window=config.size("sliding_window", 128),
+        index=index,
+        sparse=config.count("index_topk") if index else 0,
+        rank=size,
+        ratio=ratio,
     )
 
 
@@ -73,7 +90,7 @@ def compressed_caches(mixer: Mixer) -> Iterator[CompressedCache]:
         return
     sizes = [(_ENTRY, mixer.head_dim)] + [(mixer.index + _SCALE, mixer.index)] * bool(mixer.index)
     overlap = _OVERLAP if mixer.ratio == _INDEXED else 1
-    block = _STATE_BLOCKS.get(mixer.ratio, max(_STATE_BLOCKS.values()))
+    block = STATE_BLOCKS[mixer.ratio]
     for entry, size in sizes:
         yield CompressedCache("latent", BLOCK, _page(BLOCK // mixer.ratio * entry))
         state = 2 * overlap * size * 4  # of float32, for keys and scores
@@ -90,9 +107,12 @@ def packed(caches: Sequence[tuple[int, CompressedCache]]) -> Iterator[list[tuple
     Caches of one kind, block and window are divided into groups of about equally many layers; a set with pages
     of several sizes, of which some are rarer than others, stays whole.
     """
-    sets: dict[tuple[object, ...], dict[int, list[tuple[int, CompressedCache]]]] = defaultdict(lambda: defaultdict(list))
+    sets: dict[tuple[object, ...], dict[int, list[tuple[int, CompressedCache]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for at, cache in caches:
-        sets[cache.kind, cache.block, cache.window][cache.page].append((at, cache))
+        pages = sets.setdefault((cache.kind, cache.block, cache.window), defaultdict(list))
+        pages[cache.page].append((at, cache))
     balanced = {key: pages for key, pages in sets.items() if len(Counter(map(len, pages.values()))) == 1}
     counts = [len(next(iter(pages.values()))) for pages in balanced.values()]
     floor = max((len(next(iter(pages.values()))) for pages in balanced.values() if len(pages) > 1), default=0)

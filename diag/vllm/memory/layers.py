@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from diag.vllm.memory.architectures import Architecture
-from diag.vllm.memory.compressed import compressed_attention
+from diag.vllm.memory.compressed import compressed_attention, compression
 from diag.vllm.memory.config import Config, quote
-from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, WeightPart, linear
+from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, UnknownLayers, WeightPart, linear
 from diag.vllm.memory.states import STATES, linear_kind
 
 LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "compressed", "none"]
@@ -27,10 +27,6 @@ _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": 
 _BY_NUMBER = ("attn_layer_indices", "hybrid_layer_ids", "attn_layer_period", "full_attn_idxs")
 _ROPE_EVERY = 4
 """One of four layers of Llama 4 attends to everything, unless no_rope_layers says otherwise."""
-
-
-class UnknownLayers(Exception):
-    """The layers of a model cannot be read; the message is the reason, with the fields."""
 
 
 def kind_names(config: Config) -> list[str]:
@@ -192,7 +188,7 @@ def _gate(config: Config, family: Architecture) -> Literal["", "full", "head"]:
 def latent_attention(config: Config, has_indexer: bool) -> Mixer:
     """Return DeepSeek's multi-head latent attention; down copied to every GPU, up divided by heads."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    rank, rope = config.size("kv_lora_rank"), config.size("qk_rope_head_dim", 64)
+    rank, rope = config.size("kv_lora_rank"), config.count("qk_rope_head_dim", 64)
     nope, value = config.size("qk_nope_head_dim", 128), config.size("v_head_dim", 128)
     down = config.count("q_lora_rank")
     first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
@@ -299,8 +295,11 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
     """Yield the matrices of routed experts, of their router, and of the experts that see every token."""
     hidden, matrices = config.size("hidden_size"), 3 if family.gated else 2
     inside = config.count("moe_latent_size") or hidden  # Nemotron 3 routes in a smaller space
-    yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", ("mlp.experts",))
+    module = "experts" if family.both and family.copies == 1 else "mlp.experts"  # Gemma 4: beside the dense part
+    yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", (module,))
     yield WeightPart((found.total + config.count("zero_expert_num")) * hidden)
+    for width in _further_widths(config):
+        yield WeightPart(found.total * (matrices * inside * width + hidden), MOST_WAYS, "expert", ("mlp.experts",))
     if inside != hidden:
         yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
     if family.sinks and family.mlp_bias:  # gpt-oss
@@ -312,6 +311,13 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
         yield linear(matrices * hidden * shared, *(f"mlp.shared_experts.{name}_proj" for name in names))
     if family.shared_gate and shared:
         yield WeightPart(hidden)
+
+
+def _further_widths(config: Config) -> list[int]:
+    """Return the widths of further sets of experts: those for images of ERNIE 4.5 VL."""
+    widths = config.get("moe_intermediate_size")
+    is_sets = isinstance(widths, list) and len(widths) < config.size("num_hidden_layers")
+    return [width for width in widths[1:] if isinstance(width, int)] if is_sets else []
 
 
 def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]:
@@ -348,6 +354,9 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             parts += routed(mine, family, found)
         if family.per_layer and (size := config.count("hidden_size_per_layer_input")):
             parts.append(WeightPart(2 * hidden * size + hidden))
+        if streams := config.count("altup_num_inputs"):  # Gemma 3n: predicted streams, and a low-rank path beside
+            rank = config.count("laurel_rank")
+            parts.append(WeightPart((streams + 3 + 2 * rank) * hidden + streams**2 * (streams + 1)))
         layers.append(Layer(mixers, tuple(parts), sparse[at], layer_width if has_dense else 0))
     return tuple(layers)
 
@@ -355,13 +364,6 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
 def is_bidirectional(config: Config) -> bool:
     """Return True if tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)."""
     return config.fields.get("is_causal") is False or config.fields.get("use_bidirectional_attention") is True
-
-
-def _ratio(config: Config, at: int) -> int:
-    """Return the tokens that a layer of compressed attention joins to one; 0 if it keeps only a window."""
-    ratios, rates, names = config.list("compress_ratios"), config.part("compress_rates"), kind_names(config)
-    found = ratios[at] if at < len(ratios) else rates.get(names[at], 0) if at < len(names) else 0
-    return Config({"compress_ratios": found}, config.place).count("compress_ratios")
 
 
 def _sharing(mixer: Mixer) -> Mixer:
@@ -380,7 +382,7 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
     if kind == "both":
         yield replace(attention(config, family, "full"), parts=())  # the weights are shared: see `shared_blocks`
     if kind == "compressed":
-        yield compressed_attention(config, _ratio(config, at))
+        yield compressed_attention(config, compression(config, kind_names(config), at))
     elif kind in ("full", "window", "chunk", "parallel"):
         if config.count("kv_lora_rank"):
             types = config.list("indexer_types")

@@ -12,12 +12,8 @@ from diag.vllm.memory.kv_layout import RESERVED, CacheLayout, NotCovered, cache_
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.profiling import Estimate
 from diag.vllm.memory.setup import CPU_SPACE, Setup, check
-from diag.vllm.memory.usage import (
-    Basis,
-    ByteRange,
-    Stage,
-    weights,
-)
+from diag.vllm.memory.usage import Basis, ByteRange, Stage, weights
+from diag.vllm.memory.weights import unnamed_encoders
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 BUDGET, WEIGHTS, ACTIVATIONS = "budget", "weights", "activations"
@@ -290,6 +286,9 @@ def uncounted(found: Ledger) -> list[str]:
         is_known = profiling.encoder_peak(found.model, setup).high > 0 or setup.skips_encoder
         if not is_known or release(setup.version) < _PROFILED_ENCODERS:
             vision = ["activations of the vision encoder"]
+    is_weighed = any(row.name == WEIGHTS and (row.logged or row.basis == "exact") for row in found.rows)
+    if not setup.text_only and not is_weighed:
+        vision += [f"the weights of {name}, which names no layers" for name in unnamed_encoders(found.model)]
     doubt = [found.model.doubt] if found.model.doubt else []
     return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 

@@ -19,8 +19,8 @@ from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
-from diag.vllm.memory.layers import UnknownLayers, experts, kind_names, stack
-from diag.vllm.memory.parts import Experts, Layer
+from diag.vllm.memory.layers import experts, kind_names, stack
+from diag.vllm.memory.parts import Experts, Layer, UnknownLayers
 from diag.vllm.memory.quantization import mixed_precision, with_experts
 
 MOST_BYTES = 4 * MIB

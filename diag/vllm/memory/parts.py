@@ -9,6 +9,10 @@ MOST_WAYS = 2**16
 PartKind = Literal["plain", "linear", "expert", "vocabulary"]
 
 
+class UnknownLayers(Exception):
+    """The layers of a model cannot be read; the message is the reason, with the fields."""
+
+
 @dataclass(frozen=True)
 class WeightPart:
     """Some matrices: the count of their numbers, and the most GPUs among which they can be divided.

@@ -79,6 +79,8 @@ def beside(model: Model) -> list[WeightPart]:
         rows = config.size("vocab_size_per_layer_input", model.vocabulary)
         found.append(WeightPart(rows * model.layers * size, MOST_WAYS, "vocabulary"))
         found.append(WeightPart(model.hidden * model.layers * size + size))
+    if streams := config.count("altup_num_inputs"):
+        found.append(WeightPart(2 * (streams - 1) * model.hidden**2))
     if traits.encoder_only:
         norm = model.hidden * (2 if traits.norm_bias else 1)
         found.append(WeightPart(config.count("type_vocab_size") * model.hidden + norm))
@@ -108,6 +110,11 @@ def encoders(model: Model) -> WeightPart:
     """Return the vision and audio encoders."""
     counts = (encoder_numbers(fields, model.config, model.hidden) for fields in model.encoders.values())
     return WeightPart(sum(counts), MOST_WAYS)
+
+
+def unnamed_encoders(model: Model) -> list[str]:
+    """Return the encoders whose fields name no layers, so that their weights are not counted."""
+    return [name for name, fields in model.encoders.items() if not encoder_numbers(fields, model.config, model.hidden)]
 
 
 def stages(model: Model, count: int) -> list[range]:
