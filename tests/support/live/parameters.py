@@ -31,6 +31,8 @@ def parameters(fields: dict) -> list[int]:
         model = next(filter(None, (made(getattr(transformers, name), config) for name in kinds)))
     named = {id(each): (name, each.numel()) for name, each in model.named_parameters()}.values()
     counted = [(name, size) for name, size in named if "vision_tower.head." not in name and ".head.probe" not in name]
+    if fields["architectures"][0].endswith("Model"):
+        counted = [(name, size) for name, size in counted if not name.startswith(("lm_head.", "pooler."))]
     encoders = [size for name, size in counted if any(part in name for part in ENCODERS)]
     return [sum(size for _, size in counted) - sum(encoders), sum(encoders)]
 
