@@ -97,6 +97,23 @@ def compressed_caches(mixer: Mixer) -> Iterator[CompressedCache]:
         yield CompressedCache("window", block, _page(block * state), overlap * mixer.ratio)
 
 
+def entries(mixer: Mixer, context: float) -> float:
+    """Return the entries that a token of a context attends to: all of them, or those that the indexer chooses."""
+    return min(context / mixer.ratio, mixer.sparse or context) if mixer.ratio else 0
+
+
+def token_bytes(mixer: Mixer) -> float:
+    """Return the bytes that a token adds: its place in the window, and its share of an entry and of an indexer's."""
+    entry = (_ENTRY + (mixer.index + _SCALE if mixer.index else 0)) / mixer.ratio if mixer.ratio else 0
+    return _ENTRY + entry
+
+
+def bytes_read(mixer: Mixer, context: float) -> float:
+    """Return the bytes of a request's caches that a step reads: window and entries, and all keys of the indexer."""
+    keys = context / mixer.ratio * (mixer.index + _SCALE) if mixer.index else 0
+    return (min(context, mixer.window) + entries(mixer, context)) * _ENTRY + keys
+
+
 def _page(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.compressed import BLOCK, compressed_caches, packed
+from diag.vllm.memory import compressed
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import Kind, Mixer
 from diag.vllm.memory.setup import HYBRID_PREFIXES, Setup
@@ -171,7 +171,7 @@ def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
         (at, cache)
         for at, layer in enumerate(model.stack)
         for mixer in layer.mixers
-        for cache in compressed_caches(mixer)
+        for cache in compressed.compressed_caches(mixer)
     ]
     groups = tuple(
         CacheGroup(
@@ -181,10 +181,10 @@ def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
             tuple(cache.page for _, cache in found),
             first.window,
         )
-        for found in packed(caches)
+        for found in compressed.packed(caches)
         for first in [found[0][1]]
     )
-    return CacheLayout(BLOCK, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
+    return CacheLayout(compressed.BLOCK, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
 
 
 def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: int, padded: int) -> Iterable[_Cache]:
@@ -237,6 +237,8 @@ def state_bytes(model: Model, mixer: Mixer, setup: Setup) -> int:
 
 def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
     """Return the bytes of a token in one layer of attention on one GPU; NotCovered if they are unknown."""
+    if mixer.kind == "compressed":
+        return compressed.token_bytes(mixer)
     kind = _cache_type(model, setup)
     if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk"):
         return LATENT_BYTES["fp8_ds_mla"]

@@ -147,6 +147,8 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     known = (FAMILIES.get(stem(str(kind))) for kind in (architecture, *kinds))
     family = next((each for each in known if each), None)
     given = {name: value for name, value in {**outer.fields, **inner.fields}.items() if value is not None}
+    if given.get("head_dim") == 0:  # latent attention without rotary keys: GLM 5 Next
+        del given["head_dim"]
     config = Config({**family.defaults, **given} if family else given, place)
     return _model(name or folder.name, folder, architecture, config, outer, family, version)
 
@@ -226,7 +228,7 @@ def _model(
         longest=longest if (family and not unknown) or _declared_context(config) else MOST,
         usual=usual,
         positions=max(_longest_context(config), config.size("max_position_embeddings", 2048)),
-        latent=latent + config.size("qk_rope_head_dim", missing) if latent else 0,
+        latent=latent + config.size("qk_rope_head_dim", missing, least=0) if latent else 0,
         tied=outer.switch("tie_word_embeddings", config.switch("tie_word_embeddings", bool(family and family.tied))),
         quantization=quantization,
         unquantized=unquantized(quantization or {}),

@@ -65,7 +65,7 @@ def rotary(model: Model) -> WeightPart:
     """Return the sines and cosines of every position, which vLLM keeps beside the weights: 32 MiB for Llama 3.1."""
     share = model.config.fields.get("partial_rotary_factor")
     part = share if isinstance(share, int | float) and 0 < share <= 1 else 1
-    width = model.config.size("qk_rope_head_dim") if model.latent else int(model.head_dim * part)
+    width = model.config.count("qk_rope_head_dim") if model.latent else int(model.head_dim * part)
     return WeightPart(model.positions * width)
 
 
