@@ -20,6 +20,7 @@ from diag.core.metric_families import Sample
 from diag.vllm import gpus
 from diag.vllm.command.parse import parse
 from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.compressed import bytes_read, entries
 from diag.vllm.memory.kv_layout import NotCovered, state_bytes, token_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.parts import Mixer, WeightPart
@@ -98,6 +99,8 @@ def reach(mixer: Mixer, context: float) -> float:
     """Return the tokens of a context that a layer attends to."""
     if mixer.kind == "state":
         return 0
+    if mixer.kind == "compressed":
+        return min(context, mixer.window) + entries(mixer, context)
     return min(context, mixer.window or context, mixer.sparse or context)
 
 
@@ -105,10 +108,14 @@ def _cache_bytes(model: Model, setup: Setup, mixer: Mixer, context: float) -> fl
     """Return the bytes of a request's cache that a layer reads in a step, and those of a state that it writes."""
     if mixer.kind == "state":
         return 2 * state_bytes(model, mixer, setup)
+    if mixer.kind == "compressed":
+        return bytes_read(mixer, context)
     return reach(mixer, context) * token_bytes(model, mixer, setup) + mixer.index * context
 
 
 def _layers(model: Model) -> list[WeightPart]:
+    if model.stack and not any(mixer.cached for mixer in mixers(model)):
+        raise BadUsage("the model gives vectors and decodes no tokens: it has no ceilings of decoding")
     if model.family is None or not model.stack:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
     return list(chain.from_iterable(layer(model, at) for at in range(model.layers)))

@@ -12,6 +12,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
+from diag.vllm.memory import compressed
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger
@@ -314,8 +315,9 @@ def altered(folder: Path, name: str, **fields: object) -> Model:
         (
             {"quantization_config": {"quant_method": "new"}},
             "",
-            "weights unknown: neither the model's shape nor its files are known",
+            "weights unknown: diag does not know the bits of the quantization 'new'",
         ),
+        ({"vision_config": {"model_type": "new"}}, "", "not counted: the weights of vision_config, which names no"),
     ],
 )
 def test_unsupported_model_is_cannot_tell(tmp_path: Path, fields: dict[str, object], flags: str, why: str) -> None:
@@ -745,6 +747,29 @@ def test_an_fp8_cache_is_proposed_only_where_vllm_starts_with_it(
     measured = {KV_CACHE: ByteRange.of(needed * 3 // 4)}
     found = ledger(read(MODELS / name), plan, measured)
     assert ("--kv-cache-dtype" in proposed(found, measured)) is starts
+
+
+@pytest.mark.parametrize(("gpu", "verdict"), [(79.1, "fits"), (0.9, "does not fit")])
+def test_a_model_without_kv_cache_fits_if_its_weights_do(gpu: float, verdict: str) -> None:
+    found = ledger(read(MODELS / "bge-m3"), planned("bge-m3", "--enforce-eager", gpu=gpu))
+    assert (found.verdict, found.kv_cache, found.layout) == (verdict, ByteRange.of(0), None)
+
+
+def test_compressed_attention_packs_its_caches_in_one_pool() -> None:
+    """Groups, and bytes of a block, are those of vLLM's planner for DeepSeek V4 Flash (tests/live)."""
+    layout = cache_layout(read(MODELS / "deepseek-v4-flash"), planned("deepseek-v4-flash"))
+    assert [(group.block, len(group.layers), group.window) for group in layout.groups] == [
+        (64, 22, 128),
+        (64, 21, 128),
+        (256, 62, 0),
+        (4, 42, 8),
+        (8, 20, 128),
+    ]
+    assert layout.block_bytes() == 1_002_240
+    (indexed,) = read(MODELS / "deepseek-v4-flash").stack[2].mixers
+    assert compressed.bytes_read(indexed, 65_536) == (128 + 512) * 584 + 16_384 * 132
+    with pytest.raises(NotCovered, match="not with 'bfloat16'"):
+        cache_layout(read(MODELS / "deepseek-v4-flash"), planned("deepseek-v4-flash", "--kv-cache-dtype bfloat16"))
 
 
 def test_gpu_names_are_resolved() -> None:

@@ -11,14 +11,18 @@ from support.models import MODELS, changed, tensors
 from diag.core.errors import BadUsage
 from diag.vllm.memory import weights
 from diag.vllm.memory.model import find, read
-from diag.vllm.memory.quantization import precision
+from diag.vllm.memory.quantization import precision, with_experts
 from diag.vllm.memory.usage import on_disk
 
 PARAMETERS = {  # language part and encoders; tests/live compares them with those of transformers
+    "bge-m3": (566_752_256, 0),
     "deepseek-v3": (671_026_404_352, 0),
+    "deepseek-v4-flash": (284_332_164_690, 0),
     "deepseek-v3.2": (671_877_929_216, 0),
+    "embeddinggemma-300m": (302_863_104, 0),
     "falcon-h1": (8_514_961_408, 0),
     "gemma-3-27b": (27_009_346_304, 423_055_728),
+    "gemma-3n-e4b": (6_835_239_408, 0),
     "gemma-4-26b-a4b": (25_232_800_000, 549_466_992),
     "glm-4.7": (352_797_814_784, 0),
     "glm-4.7-flash": (29_943_390_976, 0),
@@ -44,6 +48,7 @@ PARAMETERS = {  # language part and encoders; tests/live compares them with thos
     "mixtral-8x7b": (46_702_792_704, 0),
     "nemotron-3-nano-30b-a3b": (31_577_937_344, 0),
     "nemotron-3-super-120b": (120_668_687_360, 0),
+    "pixtral-12b": (12_247_782_400, 435_216_384),
     "qwen2.5-14b": (14_770_033_664, 0),
     "qwen2.5-7b": (7_615_616_512, 0),
     "qwen2.5-vl-7b": (7_615_616_512, 676_512_640),
@@ -147,7 +152,7 @@ def test_invalid_layer_types_are_not_covered(tmp_path: Path, kinds: list[object]
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"compress_ratios": [0, 4], "hc_mult": 4}, "and so are its fields 'compress_ratios', 'hc_mult'"),
+        ({"stream_ratios": [0, 4], "hc_mult": 4}, "and so are its fields 'hc_mult', 'stream_ratios'"),
         ({"pad_token_id": 7, "rope_theta": 10_000, "use_fast": True}, ""),
     ],
 )
@@ -179,6 +184,56 @@ def test_odd_fields_of_layers_are_a_sentence(tmp_path: Path, fields: dict[str, o
         assert str(error).isprintable()
     else:
         assert weights.encoders(model).elements >= 0
+
+
+@pytest.mark.parametrize(
+    ("encoder", "numbers"),
+    [
+        ({"args": {"model": "vit_huge_patch16_224"}, "patch_size": 16}, 650_000_000),
+        ({"model_type": "gemma4_audio", "hidden_size": 1024, "num_hidden_layers": 12}, 307_000_000),
+        ({"model_type": "gemma3n_audio", "hidden_size": 1536, "conf_num_hidden_layers": 12}, 688_000_000),
+        ({"model_type": "new", "blocks": 12}, 0),
+    ],
+)
+def test_an_encoder_is_counted_or_said_to_be_unnamed(tmp_path: Path, encoder: dict[str, object], numbers: int) -> None:
+    """The counts are those of transformers' classes, with the matrix that leads to the text."""
+    model = changed(tmp_path, vision_config=encoder)
+    assert weights.encoders(model).elements == pytest.approx(numbers, rel=0.02)
+    assert weights.unnamed_encoders(model) == ([] if numbers else ["vision_config"])
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("LlamaForCausalLM", True),
+        ("InternVLChatModel", True),
+        ("GPT2LMHeadModel", True),
+        ("ChatGLMModel", True),
+        ("LlamaModel", False),
+        ("Qwen3ForSequenceClassification", False),
+        ("BertForMaskedLM", False),
+    ],
+)
+def test_only_generating_models_have_a_head(tmp_path: Path, name: str, head: bool) -> None:
+    assert weights.has_head(changed(tmp_path, architectures=[name])) == head
+
+
+def test_a_ratio_of_compression_that_vllm_has_not_is_not_covered(tmp_path: Path) -> None:
+    model = changed(tmp_path, "deepseek-v4-flash", compress_ratios=[0, 7] * 22)
+    assert model.unknown == "layers that compress 7 tokens to one are not covered"
+
+
+def test_experts_have_the_type_that_config_names_for_them() -> None:
+    """DeepSeek V4: 8-bit matrices with experts in MXFP4, or in NVFP4 with lists that concern the experts alone."""
+    settings = read(MODELS / "deepseek-v4-flash").quantization or {}
+    found = precision(settings)
+    assert found
+    assert (found.linear, found.expert, found.plain) == (8.0, 4.25, 16.0)
+    nvfp4 = {"quant_method": "fp8", "moe_quant_algo": "NVFP4", "quant_algo": "MIXED_PRECISION", "ignore": ["*.attn.*"]}
+    kept = with_experts(nvfp4, "fp4") or {}
+    found = precision(kept)
+    assert found
+    assert (found.linear, found.expert, "ignore" in kept) == (8.0, 4.5, False)
 
 
 def test_matrices_with_bits_of_their_own_are_weighed_by_them(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class Architecture:
     """True if every layer has attention and Mamba side by side (Falcon H1)."""
     bare: bool = False
     """True if layers that keep a state have no feed-forward part."""
+    encoder_only: bool = False
+    """True if tokens see those that follow too, so that nothing is cached; the embeddings have a norm (BERT)."""
     copies: int = 1
     """Attention and feed-forward parts of a layer (LongCat Flash: 2)."""
     positions: int | None = None
@@ -88,6 +90,8 @@ _GLM4_MOE = Architecture(out_bias=False)
 _GPT = Architecture(qkv_bias=True, out_bias=True, mlp_bias=True, gated=False, norm_bias=True, tied=True, positions=0)
 _OLMO2 = Architecture(qk_norm="full")
 _COHERE = Architecture(norms=1, tied=True)
+_BERT = replace(_GPT, encoder_only=True, final_norm=False)
+_BERT_WITH_ROPE = replace(_BERT, gated=True, positions=None)
 _MAMBA_ONLY = Architecture(bare=True, norms=1, tied=True)
 
 FAMILIES: Mapping[str, Architecture] = {
@@ -116,7 +120,8 @@ FAMILIES: Mapping[str, Architecture] = {
     "chatglm": Architecture(out_bias=False),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
-    **dict.fromkeys(("gemma3", "paligemma"), _GEMMA3),
+    **dict.fromkeys(("gemma3", "gemma3text"), _GEMMA3),
+    "gemma3n": Architecture(norms=4, tied=True, qk_norm="head", every=5, per_layer=True),
     **dict.fromkeys(("gemma4", "gemma4unified"), _GEMMA4),
     "gptoss": Architecture(qkv_bias=True, out_bias=True, mlp_bias=True, sinks=True, every=2),
     "llama4": Architecture(shared=True),
@@ -142,6 +147,7 @@ FAMILIES: Mapping[str, Architecture] = {
     "mimo": _QWEN2,
     **dict.fromkeys(("step3p5", "step3p7", "step3p7flash"), Architecture(qk_norm="head", gate="head")),
     "laguna": Architecture(qk_norm="head", gate="head"),
+    "deepseekv4": Architecture(),
     "longcatflash": Architecture(copies=2, both=True),
     "opt": replace(_GPT, positions=2),
     "gpt2": _GPT,
@@ -163,15 +169,28 @@ FAMILIES: Mapping[str, Architecture] = {
     "arcee": Architecture(gated=False),
     "apertus": Architecture(gated=False, qk_norm="head"),
     "jais2": replace(_GPT, positions=None, tied=False),
+    **dict.fromkeys(("bert", "roberta", "xlmroberta", "camembert"), _BERT),
+    **dict.fromkeys(("gtenew", "gte"), _BERT_WITH_ROPE),
+    "nomicbert": replace(_BERT_WITH_ROPE, qkv_bias=None, out_bias=None, mlp_bias=None),
+    "modernbert": Architecture(encoder_only=True, tied=True),
+    **dict.fromkeys(("llamabidirectional", "llamanemotronvl"), replace(LLAMA, encoder_only=True)),
     **dict.fromkeys(("cohere", "cohere2", "cohere2vision", "cohere2moe"), _COHERE),
-    **dict.fromkeys(("internvlchat", "internvl", "interns1"), _QWEN2),
     **dict.fromkeys(("hunyuanv1dense", "hunyuanv1moe"), _QWEN3),
 }
 """Architectures by the stem of their name; those whose files name everything are in the first line."""
 
-_SUFFIX = re.compile(r"(For(CausalLM|ConditionalGeneration|Generation).*|LMHeadModel|Model|_text|_?chat)$")
+_SUFFIX = re.compile(r"(For[A-Z]\w*|LMHeadModel|(Embedding)?Model|_text|_?chat)$")
+_VECTORS = re.compile(
+    r"For(?!CausalLM|ConditionalGeneration|Generation|BlockDiffusion|ActionPrediction)[A-Z]\w*$"
+    r"|(?<!LM)(?<!Chat)(?<!Head)(?<!Audio)(?<!Omni)(?<!Ultravox)Model$"
+)
 
 
 def stem(name: str) -> str:
     """Return the stem of an architecture or of a model_type: "qwen3moe"."""
     return _SUFFIX.sub("", name).lower().replace("_", "").replace("-", "").replace(".", "")
+
+
+def gives_vectors(name: str) -> bool:
+    """Return True for an architecture that vLLM runs without a head for tokens: MistralModel, BertForMaskedLM."""
+    return _VECTORS.search(name) is not None

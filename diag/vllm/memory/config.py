@@ -127,7 +127,7 @@ class Config:
 
 
 _HARMLESS = re.compile(
-    r".*(_token_ids?|_token_index|_eps|_epsilon|_theta|_dropout|_pdrop|_range|_scaling|_scale|_factor|_multipliers?|_coef"
+    r"_.*|.*(_token_ids?|_token_index|_eps|_epsilon|_theta|_dropout|_pdrop|_range|_scaling|_scale|_factor|_multipliers?|_coef"
     r"|_rate|_loss|_std|_beta|_alpha|_limit|_version|_penalty|_beams|_beam_groups|_sequences|_length|_dtype|_capping"
     r"|_softcap|_step_min|_step_max|_step_floor|_mscale|_config)|id2label|label2id|auto_map|architectures|rope_\w*"
     r"|top_k|topk_group|n_group|num_expert_group|pretraining_tp|chunk_size\w*|num_logits_to_keep|bos|eos|pad"

@@ -1,7 +1,7 @@
 """Vision and audio encoders: the count of their numbers, by the fields of vision_config and audio_config."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from diag.vllm.memory.architectures import stem
@@ -22,6 +22,12 @@ class Encoder:
     connector: Connector = "projector"
     merge: int = 1
     """Patches of a side that are joined, unless the file says so."""
+    conformer: bool = False
+    """True for blocks of two feed-forward parts, attention with relative positions and a convolution."""
+    numbers: int = 0
+    """The count of an encoder whose layers no field describes; 0 otherwise."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Defaults of Transformers for fields that the official files leave out."""
 
 
 _QWEN = Encoder(connector="merger", merge=2)
@@ -29,48 +35,71 @@ ENCODERS: Mapping[str, Encoder] = {
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "kimik25", "moonvit"), _QWEN),
     **dict.fromkeys(("paddleocrvl", "qwen3omnimoevisionencoder"), _QWEN),
     **dict.fromkeys(("qwen25vl", "qwen25omnivisionencoder"), Encoder(gated=True, connector="merger", merge=2)),
-    "pixtral": Encoder(gated=True, connector="merge and project"),
+    "pixtral": Encoder(
+        gated=True,
+        connector="merge and project",
+        defaults={"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096, "patch_size": 16},
+    ),
+    **dict.fromkeys(("gemma3naudio", "gemma4audio"), Encoder(connector="linear", conformer=True)),
+    "gemma3nvision": Encoder(connector="linear", numbers=294_130_000),  # MobileNet V5 300M, by timm's own table
     **dict.fromkeys(("gemma4", "gemma4vision"), Encoder(gated=True, connector="linear")),
     **dict.fromkeys(("siglipvisionmodel", "siglip", "qwen2audioencoder"), Encoder(connector="linear")),
     "whisper": Encoder(connector="none"),
+    "glmasrencoder": Encoder(merge=2),
     **dict.fromkeys(("internvl", "internvit6b", "siglip2visionmodel"), Encoder(merge=2)),
-    **dict.fromkeys(("glm4v", "glm4vmoe", "glm46v", "dotsocr"), Encoder(gated=True, connector="merger", merge=2)),
+    **dict.fromkeys(
+        ("glm4v", "glm4vmoe", "glm46v", "glmocr", "dotsocr"), Encoder(gated=True, connector="merger", merge=2)
+    ),
 }
-"""Encoders by the stem of their model_type, or the model's if they have none; another one is read like Llava's."""
+"""Encoders by the stem of their model_type, or else of the model's; another one is read like that of Llava."""
+_TIMM: Mapping[str, Mapping[str, int]] = {
+    f"vit_{name}_patch16_224": {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 4 * hidden}
+    for name, hidden, layers in (("small", 384, 12), ("base", 768, 12), ("large", 1024, 24), ("huge", 1280, 32))
+}
+"""Sizes by the timm model that an encoder's `args` name (vLLM's configs/radio.py)."""
 _MOST_RATIO = 64
+_CONFORMER = 24
+"""Squares of the hidden size in a conformer's block: 16 feed-forward, 5 attention, 3 around the convolution."""
 _SQUARE = ("init_pos_emb_height", "pos_emb_height")
 """Sides of a square of positions (Kimi)."""
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden": ("vt_hidden_size", "embed_dim", "hidden_size", "d_model"),
-    "layers": ("vt_num_hidden_layers", "depth", "encoder_layers", "num_hidden_layers"),
+    "layers": ("conf_num_hidden_layers", "vt_num_hidden_layers", "depth", "encoder_layers", "num_hidden_layers"),
     "width": ("vt_intermediate_size", "encoder_ffn_dim", "intermediate_size"),
     "patch": ("patch_size",),
     "channels": ("num_channels", "in_channels", "in_chans"),
     "image": ("image_size",),
     "positions": ("num_position_embeddings", "max_source_positions", "num_patches", *_SQUARE),
     "out": ("out_hidden_size", "output_dim"),
+    "projected": ("output_proj_dims",),
     "bins": ("num_mel_bins",),
 }
 
 
 def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: int) -> int:
     """Return the count of an encoder's numbers, with its way to the language part; 0 if it names no layers."""
-    config = Config(fields, outer.place)
+    kind = ENCODERS.get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
+    args = fields.get("args")
+    named = _TIMM.get(str(args.get("model")), {}) if isinstance(args, dict) else {}
+    config = Config({**kind.defaults, **named, **fields}, outer.place)
 
     def size(name: str, default: int = 0) -> int:
         found = next((value for other in _NAMES[name] if (value := config.get(other)) is not None), default)
         found = found[0] if isinstance(found, list) and found else found
         return found if isinstance(found, int) and 0 <= found <= MOST else default
 
-    kind = ENCODERS.get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
     hidden, layers, out = size("hidden"), size("layers"), size("out") or hidden_of_text
     ratio = config.get("mlp_ratio")
     ratio = ratio if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO else 4
     width = size("width") or round(hidden * ratio)
     if config.has("embed_dim") and not config.has("out_hidden_size"):
         out = config.count("hidden_size", out)  # Qwen 2 VL
+    if kind.numbers:
+        return kind.numbers + hidden * hidden_of_text
     if not (hidden and layers):
         return 0
+    if kind.conformer:
+        return layers * _CONFORMER * hidden**2 + (size("projected") or hidden) * (hidden + hidden_of_text)
     inner = config.count("out_hidden_size", width) if _stem(fields).startswith("glm4") else width
     blocks = layers * (4 * hidden**2 + (3 if kind.gated else 2) * hidden * inner + 9 * hidden + inner)
     patch, temporal = size("patch"), config.get("temporal_patch_size")
@@ -92,9 +121,18 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
         "none": 0,
     }
     connector = ways[kind.connector] * (1 + len(config.list("deepstack_visual_indexes")))
-    if _stem(fields).startswith("glm4"):
-        connector = out**2 + 3 * out * width + merged * out
+    if projector := outer.count("projector_hidden_size"):  # a projector with a width of its own
+        connector = (hidden * _joined(outer) + hidden_of_text) * projector
+    if _stem(fields).startswith(("glm4", "glmocr")):
+        inner = width if _stem(fields).startswith("glm4") else out * size("channels", 3)
+        connector = out**2 + 3 * out * inner + merged * out
     return blocks + first + positions * hidden + connector
+
+
+def _joined(outer: Config) -> int:
+    """Return the patches that are joined to one, by `downsample_ratio` of a side."""
+    ratio = outer.get("downsample_ratio")
+    return round(1 / ratio**2) if isinstance(ratio, int | float) and 1 / _MOST_RATIO < ratio <= 1 else 1
 
 
 def _stem(fields: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The KV cache as vLLM lays it out: groups of layers, the tokens of a block, and the blocks that a request takes.
 
-Read off v1/core/kv_cache_utils.py, v1/kv_cache_interface.py and platforms/interface.py of 0.32.0. Pools whose layout
-puts blocks outermost (DeepSeek V4, and whoever sets VLLM_KV_CACHE_LAYOUT) pack pages of several sizes and are left out.
+Read off v1/core/kv_cache_utils.py, v1/kv_cache_interface.py and platforms/interface.py of 0.32.0. Other layouts that
+VLLM_KV_CACHE_LAYOUT can ask for are left out.
 """
 
 from collections import defaultdict
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
+from diag.vllm.memory import compressed
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import Kind, Mixer
 from diag.vllm.memory.setup import HYBRID_PREFIXES, Setup
@@ -136,6 +137,8 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     if setup.draft:
         of_draft = replace(setup, tensor=setup.draft.tensor)
         stack += [(setup.draft.model, of_draft, layer) for layer in setup.draft.layers]
+    if any(mixer.kind == "compressed" for _, _, layer in stack for mixer in layer.mixers):
+        return _compressed_layout(model, setup)
     block, padded = block_tokens(model, setup)
     caches = [
         (at, cache)
@@ -153,6 +156,35 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     groups = tuple(_groups([(at, cache) for (at, _), cache in zip(caches, found, strict=True)]))
     block = max((cache.block for cache in found if cache.kind != "state"), default=setup.block)
     return CacheLayout(block, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
+
+
+def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
+    """Return the layout of a model with compressed attention; NotCovered for a type other than fp8_ds_mla."""
+    if not setup.hybrid:
+        raise NotCovered("compressed attention without the hybrid KV cache manager is not covered")
+    if setup.draft:
+        raise NotCovered("the KV cache of a draft beside compressed attention is not covered")
+    if not setup.kv_dtype.startswith(("fp8", "auto")):
+        kind = redaction.name(setup.kv_dtype)[:40]
+        raise NotCovered(f"compressed attention is covered with --kv-cache-dtype fp8, not with {kind!r}")
+    caches = [
+        (at, cache)
+        for at, layer in enumerate(model.stack)
+        for mixer in layer.mixers
+        for cache in compressed.compressed_caches(mixer)
+    ]
+    groups = tuple(
+        CacheGroup(
+            first.kind,
+            first.block,
+            tuple(at for at, _ in found),
+            tuple(cache.page for _, cache in found),
+            first.window,
+        )
+        for found in compressed.packed(caches)
+        for first in [found[0][1]]
+    )
+    return CacheLayout(compressed.BLOCK, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
 
 
 def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: int, padded: int) -> Iterable[_Cache]:
@@ -205,6 +237,8 @@ def state_bytes(model: Model, mixer: Mixer, setup: Setup) -> int:
 
 def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
     """Return the bytes of a token in one layer of attention on one GPU; NotCovered if they are unknown."""
+    if mixer.kind == "compressed":
+        return compressed.token_bytes(mixer)
     kind = _cache_type(model, setup)
     if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk"):
         return LATENT_BYTES["fp8_ds_mla"]

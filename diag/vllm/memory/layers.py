@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from diag.vllm.memory.architectures import Architecture
+from diag.vllm.memory.compressed import compressed_attention, compression
 from diag.vllm.memory.config import Config, quote
-from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, WeightPart, linear
+from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, UnknownLayers, WeightPart, linear
 from diag.vllm.memory.states import STATES, linear_kind
 
-LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "none"]
+LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "compressed", "none"]
 _NAMES: Mapping[str, LayerKind] = {
     **dict.fromkeys(("full_attention", "attention", "global_attention", "indexed_attention", "global"), "full"),
     "deepseek_sparse_attention": "full",
@@ -28,10 +29,6 @@ _ROPE_EVERY = 4
 """One of four layers of Llama 4 attends to everything, unless no_rope_layers says otherwise."""
 
 
-class UnknownLayers(Exception):
-    """The layers of a model cannot be read; the message is the reason, with the fields."""
-
-
 def kind_names(config: Config) -> list[str]:
     """Return the names that a file gives its layers, one each; [] if it gives none."""
     pattern = config.get("hybrid_override_pattern")
@@ -45,6 +42,8 @@ def kind_names(config: Config) -> list[str]:
 
 def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
     """Return the kind of each of `count` layers; UnknownLayers if a name is new."""
+    if config.has("compress_ratios", "compress_rates"):
+        return ["compressed"] * count
     if names := kind_names(config):
         other = sorted(set(names) - _NAMES.keys())
         if other or len(names) < count:
@@ -189,7 +188,7 @@ def _gate(config: Config, family: Architecture) -> Literal["", "full", "head"]:
 def latent_attention(config: Config, has_indexer: bool) -> Mixer:
     """Return DeepSeek's multi-head latent attention; down copied to every GPU, up divided by heads."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    rank, rope = config.size("kv_lora_rank"), config.size("qk_rope_head_dim", 64)
+    rank, rope = config.size("kv_lora_rank"), config.count("qk_rope_head_dim", 64)
     nope, value = config.size("qk_nope_head_dim", 128), config.size("v_head_dim", 128)
     down = config.count("q_lora_rank")
     first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
@@ -248,7 +247,7 @@ def has_experts(config: Config, count: int) -> list[bool]:
     if {"moe", "mlp"} & set(names):
         return [name == "moe" for name in names[:count]]
     if types := config.list("mlp_layer_types"):
-        return [name in ("sparse", "moe") for name in types[:count]]
+        return [name in ("sparse", "moe", "hash_moe") for name in types[:count]]
     for field in ("moe_layers", "moe_layers_enum"):
         if (chosen := config.get(field)) is not None:
             numbers = {int(number) for number in (chosen.split(",") if isinstance(chosen, str) else chosen)}
@@ -296,8 +295,11 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
     """Yield the matrices of routed experts, of their router, and of the experts that see every token."""
     hidden, matrices = config.size("hidden_size"), 3 if family.gated else 2
     inside = config.count("moe_latent_size") or hidden  # Nemotron 3 routes in a smaller space
-    yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", ("mlp.experts",))
+    module = "experts" if family.both and family.copies == 1 else "mlp.experts"  # Gemma 4: beside the dense part
+    yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", (module,))
     yield WeightPart((found.total + config.count("zero_expert_num")) * hidden)
+    for width in _further_widths(config):
+        yield WeightPart(found.total * (matrices * inside * width + hidden), MOST_WAYS, "expert", ("mlp.experts",))
     if inside != hidden:
         yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
     if family.sinks and family.mlp_bias:  # gpt-oss
@@ -311,6 +313,13 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
         yield WeightPart(hidden)
 
 
+def _further_widths(config: Config) -> list[int]:
+    """Return the widths of further sets of experts: those for images of ERNIE 4.5 VL."""
+    widths = config.get("moe_intermediate_size")
+    is_sets = isinstance(widths, list) and len(widths) < config.size("num_hidden_layers")
+    return [width for width in widths[1:] if isinstance(width, int)] if is_sets else []
+
+
 def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]:
     """Return all layers; UnknownLayers if the file has kinds of layers that are not known."""
     of_kind, found = kinds(config, family, count), experts(config)
@@ -319,6 +328,7 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
     is_single = bool({"mlp", "moe"} & set(names))  # Nemotron-H: a layer is a mixer or a feed-forward part
     width, hidden = dense_width(config, family), config.size("hidden_size")
     shares, blocks = config.count("num_kv_shared_layers"), config.list("block_configs")
+    sees_all = family.encoder_only or is_bidirectional(config)
     layers = []
     for at, kind in enumerate(of_kind):
         mine, layer_width = of_layer(config, kind, at), width
@@ -326,6 +336,8 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             mine, has_attention, layer_width = of_block(config, blocks[at])
             kind = kind if has_attention else "none"  # noqa: PLW2901
         mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
+        if sees_all:
+            mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
         if at >= count - shares > 0:
             mixers = tuple(_sharing(mixer) for mixer in mixers)
         parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
@@ -342,8 +354,16 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             parts += routed(mine, family, found)
         if family.per_layer and (size := config.count("hidden_size_per_layer_input")):
             parts.append(WeightPart(2 * hidden * size + hidden))
+        if streams := config.count("altup_num_inputs"):  # Gemma 3n: predicted streams, and a low-rank path beside
+            rank = config.count("laurel_rank")
+            parts.append(WeightPart((streams + 3 + 2 * rank) * hidden + streams**2 * (streams + 1)))
         layers.append(Layer(mixers, tuple(parts), sparse[at], layer_width if has_dense else 0))
     return tuple(layers)
+
+
+def is_bidirectional(config: Config) -> bool:
+    """Return True if tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)."""
+    return config.fields.get("is_causal") is False or config.fields.get("use_bidirectional_attention") is True
 
 
 def _sharing(mixer: Mixer) -> Mixer:
@@ -361,6 +381,8 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
         yield STATES["short convolution"](config)
     if kind == "both":
         yield replace(attention(config, family, "full"), parts=())  # the weights are shared: see `shared_blocks`
+    if kind == "compressed":
+        yield compressed_attention(config, compression(config, kind_names(config), at))
     elif kind in ("full", "window", "chunk", "parallel"):
         if config.count("kv_lora_rank"):
             types = config.list("indexer_types")

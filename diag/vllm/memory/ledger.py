@@ -12,12 +12,8 @@ from diag.vllm.memory.kv_layout import RESERVED, CacheLayout, NotCovered, cache_
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.profiling import Estimate
 from diag.vllm.memory.setup import CPU_SPACE, Setup, check
-from diag.vllm.memory.usage import (
-    Basis,
-    ByteRange,
-    Stage,
-    weights,
-)
+from diag.vllm.memory.usage import Basis, ByteRange, Stage, weights
+from diag.vllm.memory.weights import unnamed_encoders
 
 Verdict = Literal["fits", "does not fit", "cannot tell"]
 BUDGET, WEIGHTS, ACTIVATIONS = "budget", "weights", "activations"
@@ -149,10 +145,11 @@ class _LedgerWriter:
 def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledger:
     """Return the ledger of one GPU, of the fullest pipeline stage; BadUsage if vLLM refuses the setup."""
     check(model, setup)
+    layout, unknown = None, ""
     try:
-        layout, unknown = cache_layout(model, setup), ""
+        layout = cache_layout(model, setup) if keeps_tokens(model) else None
     except NotCovered as error:
-        layout, unknown = None, str(error)
+        unknown = str(error)
     stages = [_stage_ledger(model, setup, measured or {}, layout, stage) for stage in weights(model, setup)]
     # the least KV cache, in blocks if their size is known, else in bytes
     tightest = min(stages, key=lambda stage: (stage.blocks or stage.kv_cache or ByteRange.of(0)).low)
@@ -161,7 +158,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     outside = _outside_budget(tightest)
 
     certain = [reason for reason, is_certain in outside if is_certain]
-    if kv_cache and kv_cache.high <= 0:
+    if kv_cache and kv_cache.high <= 0 and keeps_tokens(model):
         certain = [f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little"]
     elif blocks and blocks.high < needed:
         takes, room = (gibibytes(count * tightest.block_bytes) for count in (needed - RESERVED, blocks.high))
@@ -186,6 +183,11 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
 
 
+def keeps_tokens(model: Model) -> bool:
+    """Return False for a model of which vLLM caches nothing: BERT, EmbeddingGemma."""
+    return not model.stack or any(mixer.cached for layer in model.stack for mixer in layer.mixers)
+
+
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
     writer = _LedgerWriter(measured)
     span = stage.layers
@@ -201,7 +203,9 @@ def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheL
         usage = _usage(writer, model, setup, stage)
 
     known = [size for size in usage if size]
-    if setup.blocks and block_bytes:
+    if not keeps_tokens(model):
+        size = writer.write(KV_CACHE, ByteRange.of(0), "exact", "none: tokens see those that follow, nothing is kept")
+    elif setup.blocks and block_bytes:
         fixed = ByteRange.of(setup.blocks * block_bytes)
         size = writer.write(KV_CACHE, fixed, "exact", "--num-gpu-blocks-override")
     elif setup.kv_cache_bytes is not None:
@@ -284,6 +288,9 @@ def uncounted(found: Ledger) -> list[str]:
         is_known = profiling.encoder_peak(found.model, setup).high > 0 or setup.skips_encoder
         if not is_known or release(setup.version) < _PROFILED_ENCODERS:
             vision = ["activations of the vision encoder"]
+    is_weighed = any(row.name == WEIGHTS and (row.logged or row.basis == "exact") for row in found.rows)
+    if not setup.text_only and not is_weighed:
+        vision += [f"the weights of {name}, which names no layers" for name in unnamed_encoders(found.model)]
     doubt = [found.model.doubt] if found.model.doubt else []
     return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
 
@@ -299,7 +306,7 @@ def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
         return []
     sizes = {row.name: row.size for row in found.rows if row.size}
     budget, total = sizes.pop(BUDGET), ByteRange.of(setup.total)
-    is_fixed = setup.kv_cache_bytes is not None or setup.blocks is not None
+    is_fixed = setup.kv_cache_bytes is not None or setup.blocks is not None or not keeps_tokens(found.model)
     if setup.free is not None and not is_fixed and setup.free < budget.low:
         return [(f"only {gibibytes(setup.free)} were free when vLLM started; it wants {gibibytes(budget.low)}", True)]
     left = total.less(*sizes.values()) if is_fixed else total.less(budget)

@@ -17,11 +17,11 @@ from diag.core.files import expanded, read_bytes, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, stem
+from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
-from diag.vllm.memory.layers import UnknownLayers, experts, kind_names, stack
-from diag.vllm.memory.parts import Experts, Layer
-from diag.vllm.memory.quantization import mixed_precision
+from diag.vllm.memory.layers import experts, kind_names, stack
+from diag.vllm.memory.parts import Experts, Layer, UnknownLayers
+from diag.vllm.memory.quantization import mixed_precision, with_experts
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
@@ -141,11 +141,14 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     inner = _language_part(outer)
     named = [name for name in outer.list("architectures") if isinstance(name, str)]
     architecture = named[0] if named else str(outer.fields.get("model_type", ""))
-    family = FAMILIES.get(stem(architecture))
-    if family is None and inner.fields:  # the language part of a model with encoders
-        kind = inner.list("architectures") or [inner.fields.get("model_type")]
-        family = FAMILIES.get(stem(str(kind[0])))
+    # the language part of a model with encoders, or the model that JinaEmbeddingsV5Model extends
+    kinds = [*inner.list("architectures")[:1], inner.fields.get("model_type")]
+    kinds += [outer.fields.get("model_type")] if gives_vectors(architecture) else []
+    known = (FAMILIES.get(stem(str(kind))) for kind in (architecture, *kinds))
+    family = next((each for each in known if each), None)
     given = {name: value for name, value in {**outer.fields, **inner.fields}.items() if value is not None}
+    if given.get("head_dim") == 0:  # latent attention without rotary keys: GLM 5 Next
+        del given["head_dim"]
     config = Config({**family.defaults, **given} if family else given, place)
     return _model(name or folder.name, folder, architecture, config, outer, family, version)
 
@@ -183,7 +186,7 @@ def _model(
         usual = config.size("original_max_position_embeddings", longest)
     names = ("quantization_config", "compression_config")  # modelopt writes the latter
     quantization = next((part for fields in (outer, config) for name in names if (part := fields.part(name))), None)
-    quantization = quantization or _beside(folder)
+    quantization = with_experts(quantization or _beside(folder), config.get("expert_dtype"))
 
     found: tuple[Layer, ...] = ()
     unknown, doubt = "", "" if family else f"the architecture {quote(architecture)} is unknown: it is read like Llama"
@@ -225,7 +228,7 @@ def _model(
         longest=longest if (family and not unknown) or _declared_context(config) else MOST,
         usual=usual,
         positions=max(_longest_context(config), config.size("max_position_embeddings", 2048)),
-        latent=latent + config.size("qk_rope_head_dim", missing) if latent else 0,
+        latent=latent + config.size("qk_rope_head_dim", missing, least=0) if latent else 0,
         tied=outer.switch("tie_word_embeddings", config.switch("tie_word_embeddings", bool(family and family.tied))),
         quantization=quantization,
         unquantized=unquantized(quantization or {}),

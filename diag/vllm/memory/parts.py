@@ -9,6 +9,10 @@ MOST_WAYS = 2**16
 PartKind = Literal["plain", "linear", "expert", "vocabulary"]
 
 
+class UnknownLayers(Exception):
+    """The layers of a model cannot be read; the message is the reason, with the fields."""
+
+
 @dataclass(frozen=True)
 class WeightPart:
     """Some matrices: the count of their numbers, and the most GPUs among which they can be divided.
@@ -47,7 +51,7 @@ class State:
         return (self.elements + groups * self.per_group) // tensor
 
 
-Kind = Literal["full", "window", "chunk", "latent", "state", "cross"]
+Kind = Literal["full", "window", "chunk", "latent", "state", "cross", "compressed"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Mixer:
     reads the cache of another one has `cached` False. `index` is the bytes of a token in the cache of a sparse indexer,
     `sparse` the tokens that it chooses, 0 for all.
     With latent attention `head_dim` is the width of a token in the cache, `rank` the part of it that is key and value,
-    `key_dim` the width of a key that is multiplied out. `checkpoint` is the first release that keeps one more state of
+    `key_dim` the width of a key that is multiplied out. With compressed attention `ratio` is the
+    tokens that are joined to one, 0 for a window alone. `checkpoint` is the first release that keeps one more state of
     a request for prefix caching.
     """
 
@@ -78,6 +83,7 @@ class Mixer:
     float32_state: bool = False
     is_mamba: bool = False
     checkpoint: str = ""
+    ratio: int = 0
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,22 @@ class Precision:
         return {"linear": self.linear, "expert": self.expert}.get(part.kind, self.plain)
 
 
+def with_experts(settings: Mapping[str, Any] | None, expert_dtype: object) -> Mapping[str, Any] | None:
+    """Return a quantization_config with the type of the routed experts, which DeepSeek V4 names beside it.
+
+    With `moe_quant_algo` the lists of modules are those of the experts alone: all others follow the method.
+    """
+    if not settings or not isinstance(expert_dtype, str):
+        return settings
+    kept = settings
+    if settings.get("moe_quant_algo"):
+        kept = {name: value for name, value in settings.items() if name not in _OF_EXPERTS}
+    return {**kept, "expert_dtype": expert_dtype}
+
+
+_OF_EXPERTS = ("ignore", "quantized_layers", "config_groups", "quant_algo", "group_size")
+
+
 def precision(settings: Mapping[str, Any], wanted: str = "", float32: bool = False) -> Precision | None:
     """Return the bits by kind of matrix of a quantization_config; None for an unknown method.
 
@@ -73,6 +89,9 @@ def precision(settings: Mapping[str, Any], wanted: str = "", float32: bool = Fal
     if mixed_precision(settings):
         return Precision(plain, plain, plain, False, f"{method}, matrix by matrix")
     bits = _bits(settings, method)
+    of_experts = str(settings.get("moe_quant_algo") or settings.get("expert_dtype") or "").lower()
+    if bits and of_experts in _BITS:
+        return Precision(bits, _BITS[of_experts], plain, False, f"{method}, experts in {of_experts}", True)
     linear = plain if method == "experts_int8" else bits
     return (
         Precision(linear, bits, plain, False, f"{method}, {bits:.3g} bits with its scales") if bits and linear else None

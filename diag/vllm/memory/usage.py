@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from diag.core.files import opened, read_bytes
 from diag.core.formatting import GIB
+from diag.vllm.command import redaction
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import Precision, precision
 from diag.vllm.memory.setup import Setup
@@ -152,7 +153,10 @@ def weights(model: Model, setup: Setup) -> list[Stage]:
         return _by_shape(model, setup, bits, files)
     spans = stages(model, setup.pipeline)
     if not files:
-        source = "neither the model's shape nor its files are known: give --log"
+        named = (model.quantization or {}).get("quant_method") or setup.quantization
+        method = f"diag does not know the bits of the quantization {redaction.name(str(named))[:40]!r}"
+        source = method if model.stack and not bits else "neither the model's shape nor its files are known"
+        source += ": give --log"
         return [Stage(span, None, "unknown", source) for span in spans]
     bounds = ByteRange(max(files // setup.gpus - setup.offload, 0), files)
     exact = setup.gpus == 1 and not setup.offload

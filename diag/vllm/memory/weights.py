@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
+from diag.vllm.memory.architectures import gives_vectors
 from diag.vllm.memory.config import FUSED
 from diag.vllm.memory.encoders import encoder_numbers
 from diag.vllm.memory.model import Model
@@ -16,19 +17,6 @@ from diag.vllm.memory.quantization import HALF, Precision
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
-GENERATING_MODELS = frozenset(
-    {
-        "ChatGLMModel",
-        "GPT2LMHeadModel",
-        "H2OVLChatModel",
-        "InternVLChatModel",
-        "MiDashengLMModel",
-        "MossAudioModel",
-        "SkyworkR1VChatModel",
-        "UltravoxModel",
-    }
-)
-"""Architectures of vLLM's registry that generate tokens although their name ends as that of a model of vectors does."""
 
 
 def layer(model: Model, at: int) -> list[WeightPart]:
@@ -70,14 +58,14 @@ def embedding(model: Model) -> WeightPart:
 
 def has_head(model: Model) -> bool:
     """Return False for a model that gives vectors instead of tokens: MistralModel of E5."""
-    return not model.architecture.endswith("Model") or model.architecture in GENERATING_MODELS
+    return not (model.traits.encoder_only or gives_vectors(model.architecture))
 
 
 def rotary(model: Model) -> WeightPart:
     """Return the sines and cosines of every position, which vLLM keeps beside the weights: 32 MiB for Llama 3.1."""
     share = model.config.fields.get("partial_rotary_factor")
     part = share if isinstance(share, int | float) and 0 < share <= 1 else 1
-    width = model.config.size("qk_rope_head_dim") if model.latent else int(model.head_dim * part)
+    width = model.config.count("qk_rope_head_dim") if model.latent else int(model.head_dim * part)
     return WeightPart(model.positions * width)
 
 
@@ -85,12 +73,17 @@ def beside(model: Model) -> list[WeightPart]:
     """Return the matrices of the language part that are in no layer: positions, embeddings by layer, shared blocks."""
     config, traits = model.config, model.traits
     found = []
-    if traits.positions is not None:
+    if traits.positions is not None and config.get("position_embedding_type") in (None, "absolute"):
         found.append(WeightPart((config.size("positions") + traits.positions) * model.hidden))
     if traits.per_layer and (size := config.count("hidden_size_per_layer_input")):
         rows = config.size("vocab_size_per_layer_input", model.vocabulary)
         found.append(WeightPart(rows * model.layers * size, MOST_WAYS, "vocabulary"))
         found.append(WeightPart(model.hidden * model.layers * size + size))
+    if streams := config.count("altup_num_inputs"):
+        found.append(WeightPart(2 * (streams - 1) * model.hidden**2))
+    if traits.encoder_only:
+        norm = model.hidden * (2 if traits.norm_bias else 1)
+        found.append(WeightPart(config.count("type_vocab_size") * model.hidden + norm))
     if traits.head_bias:
         found.append(WeightPart(model.vocabulary, MOST_WAYS))
     mixed = any({"state", "full"} <= {mixer.kind for mixer in layer.mixers} for layer in model.stack)
@@ -117,6 +110,11 @@ def encoders(model: Model) -> WeightPart:
     """Return the vision and audio encoders."""
     counts = (encoder_numbers(fields, model.config, model.hidden) for fields in model.encoders.values())
     return WeightPart(sum(counts), MOST_WAYS)
+
+
+def unnamed_encoders(model: Model) -> list[str]:
+    """Return the encoders whose fields name no layers, so that their weights are not counted."""
+    return [name for name, fields in model.encoders.items() if not encoder_numbers(fields, model.config, model.hidden)]
 
 
 def stages(model: Model, count: int) -> list[range]:

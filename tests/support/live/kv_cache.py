@@ -6,6 +6,7 @@ request takes, those in the pool, the pool's tokens and its concurrency.
 
 import json
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
@@ -18,6 +19,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
     SparseCacheRole,
 )
@@ -50,9 +52,33 @@ def spec(cache: dict) -> KVCacheSpec:
     return CrossAttentionSpec(**shape) if kind == "cross" else FullAttentionSpec(**shape)
 
 
+def compressed(cache: dict) -> Iterator[KVCacheSpec]:
+    """Yield the specs that the layers of DeepSeek V4 give for the type fp8_ds_mla."""
+    ratio, size, index = cache["ratio"], cache["size"], cache["index"]
+    common = {"num_kv_heads": 1, "max_tp_shards": 1, "alignment": 576}
+    packed = common | {"head_size": size, "dtype": torch.uint8, "state_content_bytes": 584}
+    yield SlidingWindowMLASpec(block_size=64, sliding_window=cache["window"], model_version="deepseek_v4", **packed)
+    if ratio:
+        yield MLAAttentionSpec(block_size=256, tokens_per_state=ratio, model_version="deepseek_v4", **packed)
+        overlap = 2 if ratio == 4 else 1
+        states = common | {"block_size": 4 if ratio == 4 else 8, "dtype": torch.float32}
+        yield SlidingWindowMLASpec(head_size=2 * overlap * size, sliding_window=overlap * ratio, **states)
+    if index:
+        shape = common | {"block_size": 256, "head_size": index + 4, "dtype": torch.uint8}
+        yield MLAAttentionSpec(tokens_per_state=ratio, **shape)
+        yield SlidingWindowMLASpec(head_size=2 * overlap * index, sliding_window=overlap * ratio, **states)
+
+
+def specs(caches: list[dict]) -> Iterator[KVCacheSpec]:
+    """Yield the planner's descriptions of all caches."""
+    for cache in caches:
+        yield from compressed(cache) if cache["kind"] == "compressed" else [spec(cache)]
+
+
 def settings(case: dict) -> SimpleNamespace:
     """Return the fields of a VllmConfig that the planner reads."""
-    layout = next(each for each in KVCacheLayout if not each.is_block_outermost)
+    is_packed = any(cache["kind"] == "compressed" for cache in case["caches"])
+    layout = next(each for each in KVCacheLayout if each.is_block_outermost == is_packed)
     return SimpleNamespace(
         model_config=SimpleNamespace(max_model_len=case["length"], original_max_model_len=case["length"]),
         cache_config=SimpleNamespace(
@@ -75,7 +101,7 @@ def settings(case: dict) -> SimpleNamespace:
 def planned(case: dict) -> dict:
     """Return vLLM's own plan."""
     config = settings(case)
-    groups = planner.get_kv_cache_groups(config, {f"{at}": spec(cache) for at, cache in enumerate(case["caches"])})
+    groups = planner.get_kv_cache_groups(config, {f"{at}": each for at, each in enumerate(specs(case["caches"]))})
     plan = planner.get_kv_cache_config_from_groups(config, groups, case["memory"])
     tokens, concurrency = planner.get_kv_cache_capacity(config, plan)
     needed = planner._max_memory_usage_bytes_from_groups(config, groups)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 ENCODERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "mm_projector.", "model.encoder.")
+UNLOADED = ("vision_tower.head.", ".head.probe", "pooler.")
 LEFT_OUT = ("quantization_config", "architectures", "torch_dtype")
 AUTO = ("AutoModelForImageTextToText", "AutoModelForSpeechSeq2Seq", "AutoModelForCausalLM")
 
@@ -27,10 +28,12 @@ def parameters(fields: dict) -> list[int]:
             kept[part] = {name: value for name, value in kept[part].items() if name not in LEFT_OUT}
     config = transformers.AutoConfig.for_model(kept.pop("model_type"), **kept)
     with torch.device("meta"):
-        kinds = AUTO if fields["architectures"][0].endswith("ConditionalGeneration") else AUTO[::-1]
+        name = fields["architectures"][0]
+        kinds = AUTO if name.endswith("ConditionalGeneration") else AUTO[::-1]
+        kinds = ("AutoModel",) if name.endswith("Model") else kinds
         model = next(filter(None, (made(getattr(transformers, name), config) for name in kinds)))
     named = {id(each): (name, each.numel()) for name, each in model.named_parameters()}.values()
-    counted = [(name, size) for name, size in named if "vision_tower.head." not in name and ".head.probe" not in name]
+    counted = [(name, size) for name, size in named if not any(part in name for part in UNLOADED)]
     encoders = [size for name, size in counted if any(part in name for part in ENCODERS)]
     return [sum(size for _, size in counted) - sum(encoders), sum(encoders)]
 
