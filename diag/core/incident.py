@@ -186,7 +186,8 @@ class Fix(NamedTuple):
     trade-off.
 
     `while_it_lasts`: the fix only makes sense before the incident has ended. A command may also use the labels of the
-    culprits that the signals of `only_if` name, such as `{pid}`.
+    culprits that the signals of `only_if` name, such as `{pid}`. `pools`: diag/diagnosis/pools.py replaces `change` by
+    the pools that it finds for this server's lengths; the fix is omitted if none helps.
 
     A flag is proposed only to releases whose parser accepts it (diag/vllm/flags/flags.json). `versions` is the first
     and the last release in which the variable is read or the flag takes this value, "" for an open end. `instead_of`
@@ -213,6 +214,7 @@ class Fix(NamedTuple):
     rollback: str = ""
     restart: bool = True
     while_it_lasts: bool = False
+    pools: bool = False
 
     @property
     def kind(self) -> Literal["vllm_flag", "environment", "host_command", "advice"]:

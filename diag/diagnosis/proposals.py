@@ -20,6 +20,7 @@ from diag.core.incident import Fix, Signal, documented, judged
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
+from diag.diagnosis.pools import find_pools
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
@@ -222,6 +223,15 @@ class _Proposer(NamedTuple):
         if not in_all_releases and fix.value is not None and not release(self.running.version):
             needs.append("the vLLM version")
 
+        change = fix.change
+        if fix.pools:
+            limits = map(self.value_or_setting, map(running_value, ("max_num_batched_tokens", "max_num_seqs")))
+            end = self.diagnosis.instants[self.diagnosis.reported]
+            pools = find_pools(self.diagnosis.subject, end, self.queries, *limits)
+            if isinstance(pools, str):
+                return None
+            change = pools.text
+
         before, assumed = self._before(fix.flag, fix.environment)
         after, lacking = self._after(fix)
         if not _moves(fix, before, after):
@@ -248,7 +258,7 @@ class _Proposer(NamedTuple):
             needs=tuple(dict.fromkeys(needs)),
             computed=isinstance(fix.value, Signal) and after is not None,
             name=_filled(fix.name, {**labels, "value": [shown]}),
-            text=_filled(fix.change, {**labels, "value": [prose]}),
+            text=_filled(change, {**labels, "value": [prose]}),
             assumed=assumed,
             changes=tuple(changes),
         )

@@ -155,6 +155,16 @@ MEMORY_FREE = (
     gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
     host_memory_of_others.at_most(0.02, judged("memory that another process has freed will be allocated again")),
 )
+POOLS_BY_LENGTH = Fix(
+    change="Route short and long prompts to two pools of servers. `diag doctor` names the split point and the sizes if "
+    "its model of this server's lengths reproduces the present TTFT and both pools keep a margin.",
+    effect="short prompts no longer queue behind long prefills",
+    risk="a pool of one server has no spare; where the mix of lengths shifts, one pool is idle and the other one full",
+    rollback="route all prompts to all servers",
+    restart=False,
+    pools=True,
+    why=judged("at most half the TTFT p90 of short prompts that the same servers have without pools"),
+)
 MORE_KV_CAPACITY = (
     Fix(
         flag="--num-gpu-blocks-override",

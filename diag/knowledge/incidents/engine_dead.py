@@ -49,7 +49,8 @@ incident = Incident(
         ),
         LookAlike(
             "elastic_scaling",
-            distinguish="While the number of engines changes, /metrics and /health answer HTTP 503 as well.",
+            distinguish="While the number of engines changes, /metrics and /health answer HTTP 503 as well. Only the "
+            "server's log or such an answer shows it: Prometheus keeps no status of a failed scrape.",
             requires=elastic_scaling.at_most(0, judged("a server that scales answers again when it has switched")),
         ),
         LookAlike("engine_stalled", distinguish="/metrics keeps answering, and the engine process is there."),

@@ -1,6 +1,7 @@
 """Long prompts are prefilled in steps so large that every decoding stream stalls meanwhile."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
+from diag.knowledge.shared_fixes import POOLS_BY_LENGTH
 from diag.signals import (
     chunked_prefill_is_off,
     compiled,
@@ -121,6 +122,7 @@ incident = Incident(
             effect="long prompts no longer share a step with decoding streams",
             why=documented("disaggregated prefill keeps prefill from interrupting decode", DISAGGREGATED),
         ),
+        POOLS_BY_LENGTH,
     ),
     mitigate=(
         "Divert prompts of more than a few thousand tokens to a separate server while short requests stream here.",

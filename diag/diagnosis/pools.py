@@ -1,0 +1,364 @@
+"""Two pools of servers by prompt length: where to split, how many servers, and with what effect on TTFT.
+
+A pool is proposed only if the model of `pool_model.py` reproduces the server as it is, if each pool stays below its
+bounds for the worst combination of prompts and outputs that the histograms allow, and if it is clearly better for short
+prompts than the same number of servers that share all requests. In every other case the answer is the reason why not.
+
+A server that preempts requests, is saturated, or has clients that wait for answers does not show what its load would
+be on more servers, so it gets no pools.
+"""
+
+import math
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+
+from diag.core.formatting import quantity
+from diag.core.subjects import Floats, Subject, agree, instance_name, label_value
+from diag.diagnosis.diagnose import FEW
+from diag.diagnosis.pool_model import (
+    SIGMAS,
+    LengthHistogram,
+    LoadOfServer,
+    ServerCosts,
+    TimeToFirstToken,
+    queue_prefills,
+)
+from diag.diagnosis.query_cache import QueryCache, Window
+
+MOST_ERROR = 0.25
+"""Relative error of the model of the present beyond which it is wrong."""
+MOST_MISPLACED = 0.15
+"""Share of requests that the model may put on the wrong side of an edge of the TTFT histogram."""
+MOST_PREFILL = 0.6
+"""Utilisation by prefill of a pool at most: a queue at random arrivals is then on average 1.5 prefills long at most
+(Pollaczek-Khinchine), and a load that grows by half is still served."""
+MOST_PRESENT = 0.9
+"""Utilisation of the present server above which requests that come are not requests that are served."""
+MOST_KV = 0.9
+"""Share of the KV cache that the mean and three deviations may take."""
+MOST_BATCH = 1.1
+"""Requests that decode at once, as a multiple of today's: a larger batch has steps of unknown length."""
+CLEARLY = 0.5
+"""TTFT p90 of short prompts, as a share of what the same servers give that share all requests."""
+LEAST_GAIN = 0.2
+"""Seconds of TTFT p90 that short prompts gain at least: less is not felt."""
+MOST_CACHED = 0.3
+"""Share of cached prompt tokens beyond which it matters which lengths have the hits, and pools change the hits."""
+STEADY = 0.3
+"""Deviation of the requests in flight, in roots of their mean, below which clients wait for answers."""
+BURSTY = 2.0
+"""Dispersion of arrivals from which on they are not random, beside three standard errors of it."""
+FEWEST = 20
+"""Requests with long prompts, and intervals between scrapes, below which they say little."""
+STRIDE = 3
+"""Intervals between scrapes over which counters are compared: a long prompt is counted when its prefill ends."""
+MOST_SECONDS = 1800.0
+MORE_SERVERS = 3
+"""Servers at most beyond those that are there."""
+SHORTEST_STEP, LONGEST = 1e-4, 1e7
+"""Seconds of a step and tokens of a request beyond which a number is no server's."""
+
+PER = ("instance", "engine")
+PROMPTS, OUTPUTS, TTFT = "request_prompt_tokens", "request_generation_tokens", "time_to_first_token_seconds"
+COUNTERS = {
+    "finished": "vllm:request_success_total",
+    "steps": "vllm:iteration_tokens_total_count",
+    "prefilled": "vllm:prompt_tokens_total",
+    "preempted": "vllm:num_preemptions_total",
+    "ttft": f"vllm:{TTFT}_sum",
+    "prompt_tokens": f"vllm:{PROMPTS}_sum",
+    "computed": "vllm:request_prefill_kv_computed_tokens_sum",
+    "output_tokens": f"vllm:{OUTPUTS}_sum",
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "usage": "vllm:kv_cache_usage_perc",
+}
+"""Series of an engine, read at every scrape."""
+
+
+class Pools(NamedTuple):
+    """Two pools: prompts up to `edge` tokens on `short` servers, longer ones on `long`.
+
+    `seen` servers share the load today. `error` is the model's error about them. `shared` and `split` are the TTFT with
+    all servers sharing the requests, and in the pools; `now` is the TTFT of today.
+    """
+
+    edge: float
+    short: int
+    long: int
+    seen: int
+    error: float
+    now: TimeToFirstToken
+    shared: TimeToFirstToken
+    split: tuple[TimeToFirstToken, TimeToFirstToken]
+
+    @property
+    def benefit(self) -> float:
+        """Share of requests with short prompts, times the logarithm by which their TTFT p90 falls."""
+        shared, split = (each.percentile(0.9, long=False) for each in (self.shared, self.split[0]))
+        return float((~self.shared.is_long).mean()) * math.log(shared / split)
+
+    @property
+    def text(self) -> str:
+        """The proposal in words, with TTFT of short and long prompts."""
+        total = self.short + self.long
+        more = f", {total - self.seen} more than today," if total > self.seen else ", as many as today,"
+        pools = dict(zip((False, True), self.split, strict=True))
+        effects = "; ".join(
+            f"{name} prompts {self._p90(self.now, long)} now, {self._p90(self.shared, long)} if {total} servers share "
+            f"all requests, {self._p90(pools[long], long)} in pools"
+            for long, name in ((False, "short"), (True, "long"))
+        )
+        return (
+            f"With {total} servers{more} serve prompts up to {self.edge:,.0f} tokens on {self.short} and longer ones "
+            f"on {self.long}. TTFT p90, computed from the lengths of this server (model error "
+            f"{100 * self.error:.0f} %): {effects}."
+        )
+
+    @staticmethod
+    def _p90(ttft: TimeToFirstToken, long: bool) -> str:
+        return quantity(ttft.percentile(0.9, long=long), "seconds")
+
+
+class _Telemetry:
+    """Series of an engine at every scrape up to an instant."""
+
+    def __init__(self, subject: Subject, end: float, queries: QueryCache) -> None:
+        self.queries, self.subject = queries, subject
+        end = round(end * 1000)
+        times = queries.source.instants
+        self.at = times[(times <= end) & (times >= end - MOST_SECONDS * 1000)]
+        self.latest = queries.holding(2 * queries.source.interval)
+        self.rows = {name: row for name, series in COUNTERS.items() if (row := self._row(series)) is not None}
+
+    def _row(self, series: str) -> Floats | None:
+        promql = f"sum by ($by) (last_over_time({series}[$window]))"
+        return self.queries.ask(promql, PER, self.latest, self.at).of(self.subject)
+
+    @property
+    def seconds(self) -> float:
+        """Time between the first and the last scrape."""
+        return float(self.at[-1] - self.at[0]) / 1000
+
+    def grown(self, name: str) -> float:
+        """Growth of a counter."""
+        return float(self.rows[name][-1] - self.rows[name][0])
+
+    def strides(self, name: str) -> Floats:
+        """Growth of a counter from each third scrape to the next."""
+        return np.diff(self.rows[name][::STRIDE])
+
+    def histogram(self, family: str) -> tuple[list[float], list[float]]:
+        """Return the edges of a histogram, and the observations up to each."""
+        promql = f"sum by ($by, le) (last_over_time(vllm:{family}_bucket[$window]))"
+        found = {}
+        for labels, row in self.queries.ask(promql, PER, self.latest, self.at).like(self.subject):
+            with suppress(ValueError):
+                found[float(label_value(labels, "le"))] = float(row[-1] - row[0])
+        return sorted(found), [found[edge] for edge in sorted(found)]
+
+    def value(self, promql: str) -> float:
+        """Return the value of an expression at the last scrape, NaN if there is none."""
+        row = self.queries.ask(promql, PER, self.latest, self.at[-1:]).of(self.subject)
+        return math.nan if row is None else float(row[-1])
+
+    def rates_of_its_model(self) -> list[float]:
+        """Return the requests that each server of its model finished, its own first."""
+        window = Window(self.seconds, f"{max(1, round(self.seconds))}s")
+        promql = "sum by ($by) (increase(vllm:request_success_total[$window]))"
+        rows = self.queries.ask(promql, ("instance", "model_name"), window, self.at[-1:])
+        own = {dict(labels)["model_name"] for labels, _ in rows.like(self.subject) if agree(labels, self.subject)}
+        found = {
+            instance_name(labels): float(row[-1]) for labels, row in rows.items() if dict(labels)["model_name"] in own
+        }
+        mine = found.pop(instance_name(self.subject))
+        return [mine, *found.values()]
+
+
+class _Present(NamedTuple):
+    """Load and costs of the server as it is; `worst` are the costs with two standard errors more."""
+
+    load: LoadOfServer
+    costs: ServerCosts
+    worst: ServerCosts
+    prompts: LengthHistogram
+    computed: float
+    decoding: float
+    error: float
+
+
+def find_pools(
+    subject: Subject, end: float, queries: QueryCache, budget: float | None, cap: float | None
+) -> Pools | str:
+    """Return the pools that help an engine most, or the reason why there are none.
+
+    `end` is the unix time up to which its telemetry is read. `budget` and `cap` are the running
+    --max-num-batched-tokens and --max-num-seqs.
+    """
+    instances, engines = len(queries.subjects(("instance",))), len(queries.subjects(("instance", "engine")))
+    if instances > FEW or engines > instances:
+        return "the load of many servers, or of several engines behind one address, is not looked at"
+    if budget is None or cap is None:
+        return "--max-num-batched-tokens and --max-num-seqs are unknown"
+    seen = _Telemetry(subject, end, queries)
+    present = _measure(seen, budget, cap)
+    if isinstance(present, str):
+        return present
+    peers = seen.rates_of_its_model()
+    if max(abs(rate - peers[0]) for rate in peers) > MOST_ERROR * peers[0]:
+        return "the servers of this model do not share its requests evenly"
+    servers = len(peers)
+    slo = queries.contract.ttft_seconds if "ttft_seconds" in queries.contract.stated else 0.0
+    reason = "every split is too tight for one of its pools, or hardly better than servers that share all requests"
+    for total in range(max(2, servers), MORE_SERVERS + servers + 1):
+        found = [
+            pools
+            for place in range(len(present.prompts.edges) - 1)
+            for long in range(1, total)
+            if (pools := _pools(present, place, (total - long, long), servers, slo))
+        ]
+        if found:
+            return max(found, key=lambda each: each.benefit)
+    return reason
+
+
+def _measure(seen: _Telemetry, budget: float, cap: float) -> _Present | str:
+    """Return the present server, or the reason why the model does not fit it."""
+    if missing := COUNTERS.keys() - seen.rows.keys():
+        return f"{', '.join(sorted(missing))}: not measured"
+    if len(seen.at) < FEWEST * STRIDE or not all(np.isfinite(row).all() for row in seen.rows.values()):
+        return "too few scrapes"
+    gauges = {"running", "waiting", "usage"}
+    if any((np.diff(row) < 0).any() for name, row in seen.rows.items() if name not in gauges):
+        return "the server was restarted"
+    capacity, histograms = seen.value("$config_kv_cache_size_tokens"), [seen.histogram(f) for f in (PROMPTS, OUTPUTS)]
+    if not capacity > 0 or any(len(e) < 3 or not math.isinf(e[-1]) or not 0 < c[-1] < math.inf for e, c in histograms):
+        return "the size of the KV cache or the lengths of requests are unknown"
+    prompts, outputs = (
+        LengthHistogram(edges, counts, seen.grown(name))
+        for (edges, counts), name in zip(histograms, ("prompt_tokens", "output_tokens"), strict=True)
+    )
+    if min(prompts.count, outputs.count) < FEWEST or max(prompts.edges[-1], outputs.edges[-1]) > LONGEST:
+        return "too few requests have finished"
+    if seen.grown("preempted") > 0.01 * prompts.count:
+        return "requests are preempted: the KV cache does not show what the load would hold"
+    computed = seen.grown("computed") / max(seen.grown("prompt_tokens"), 1.0)
+    if not 1 - MOST_CACHED <= computed <= 1.001:
+        return "much of the prompts is cached, and the histograms do not tell which lengths have the hits"
+    in_flight = seen.rows["running"] + seen.rows["waiting"]
+    if in_flight.std() < STEADY * math.sqrt(in_flight.mean()):
+        return (
+            "the number of requests in flight stays the same: clients wait for answers, and send more to faster servers"
+        )
+    arrivals = seen.strides("finished") + np.diff(in_flight[::STRIDE])
+    dispersion = float(arrivals.var() / max(arrivals.mean(), 1e-9))
+    if dispersion > BURSTY or dispersion > 1 + 3 * math.sqrt(2 / len(arrivals)) + 0.3:
+        return "requests come in bursts, or their rate changes"
+    costs = _costs(seen, computed, ServerCosts(0, 0, capacity, budget, cap))
+    if isinstance(costs, str):
+        return costs
+    rate = float(arrivals.sum()) / (float(seen.at[::STRIDE][-1] - seen.at[0]) / 1000)
+    load = LoadOfServer(rate, prompts.lengths, prompts.lengths * computed, outputs.lengths, max(1.0, dispersion))
+    error = _error(seen, load, costs[0])
+    if isinstance(error, str):
+        return error
+    return _Present(load, *costs, prompts, computed, load.decoding(costs[0]), error)
+
+
+def _costs(seen: _Telemetry, computed: float, limits: ServerCosts) -> tuple[ServerCosts, ServerCosts] | str:
+    """Return the costs of steps and prefilled tokens, and with two standard errors more: the least squares of time."""
+    seconds = np.diff(seen.at[::STRIDE]) / 1000
+    matrix = np.stack([seen.strides("steps"), seen.strides("prefilled") * computed], axis=1)
+    if np.linalg.matrix_rank(matrix) < 2:
+        return "steps and prefilled tokens cannot be told apart"
+    factors, *_ = np.linalg.lstsq(matrix, seconds, rcond=None)
+    left = seconds - matrix @ factors
+    errors = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)) * (left @ left) / max(1, len(seconds) - 2))
+    if factors[0] < SHORTEST_STEP or factors[1] <= 0 or (errors > MOST_ERROR * factors).any():
+        return "the time of steps and of prefilled tokens cannot be told from the scrapes"
+    step, token = (float(each) for each in factors)
+    worst = limits._replace(step=step + 2 * float(errors[0]), token=token + 2 * float(errors[1]))
+    return limits._replace(step=step, token=token), worst
+
+
+def _error(seen: _Telemetry, load: LoadOfServer, costs: ServerCosts) -> float | str:
+    """Return the largest relative error of the model of the present, or the figure that it does not reproduce."""
+    if load.utilisation(costs) > MOST_PRESENT:
+        return "the server is saturated: what it serves is less than what clients send"
+    ttft = queue_prefills(load, costs, math.inf).seconds
+    edges, counts = seen.histogram(TTFT)
+    shares = np.array(counts) / max(counts[-1], 1e-9)
+    misplaced = max(abs(float((ttft <= edge).mean()) - share) for edge, share in zip(edges, shares, strict=True))
+    mean_ttft = seen.grown("ttft") / max(counts[-1], 1e-9)
+    running = load.decoding(costs) + load.rate * float(ttft.mean())
+    in_flight = float((seen.rows["running"] + seen.rows["waiting"]).mean())
+    figures = {"TTFT": (float(ttft.mean()), mean_ttft), "the number of requests": (running, in_flight)}
+    errors = {name: abs(model - shown) / max(shown, 1e-9) for name, (model, shown) in figures.items()}
+    least, most = (load.kv_tokens(costs, float(ttft.mean()), longest_together=way)[0] for way in (False, True))
+    usage = float(seen.rows["usage"].mean()) * costs.capacity
+    if not least * (1 - MOST_ERROR) <= usage <= most * (1 + MOST_ERROR):
+        return "the model does not reproduce the KV cache usage of this server"
+    name = max(errors, key=lambda each: errors[each])
+    error = errors[name]
+    if error > MOST_ERROR or misplaced > MOST_MISPLACED:
+        return f"the model does not reproduce {name if error > MOST_ERROR else 'TTFT'} of this server"
+    return float(max(error, misplaced))
+
+
+def _pools(present: _Present, place: int, servers: tuple[int, int], seen: int, slo: float) -> Pools | None:
+    """Return the pools if both stay within their bounds and help; `slo` is that of TTFT, 0 if none is set."""
+    prompts, load = present.prompts, present.load
+    edge, long_count = float(prompts.edges[place]), float(prompts.counts[place + 1 :].sum())
+    if long_count < FEWEST or prompts.count - long_count < FEWEST:
+        return None
+    is_long, share_long, split = load.kv > edge, long_count / prompts.count, []
+    for long, many in zip((False, True), servers, strict=True):
+        own = is_long == long
+        share = share_long if long else 1 - share_long
+        if not own.any():
+            return None
+        expected = LoadOfServer(
+            load.rate * share * seen / many, load.kv[own], load.work[own], load.outputs, load.dispersion
+        )
+        ttft = queue_prefills(expected, present.costs, edge)
+        if not _holds(present, expected, place, share, ttft, long):
+            return None
+        split.append(ttft)
+    total = sum(servers)
+    everything = load._replace(rate=load.rate * seen / total)
+    shared, now = (queue_prefills(each, present.costs, edge) for each in (everything, load))
+    pools = Pools(edge, *servers, seen, present.error, now, shared, (split[0], split[1]))
+    in_pool, in_shared = (each.percentile(0.9, long=False) for each in (split[0], shared))
+    helps = in_pool <= min(CLEARLY * in_shared, in_shared - LEAST_GAIN)
+    helps &= share_long * split[1].seconds.mean() + (1 - share_long) * split[0].seconds.mean() <= shared.seconds.mean()
+    keeps = split[1].percentile(0.9, long=True) <= now.percentile(0.9, long=True)
+    keeps |= split[1].percentile(0.99, long=True) <= CLEARLY * slo
+    return pools if helps and keeps else None
+
+
+def _holds(
+    present: _Present, expected: LoadOfServer, place: int, share: float, ttft: TimeToFirstToken, long: bool
+) -> bool:
+    """Return True if a pool stays below its bounds with the longest prompts and outputs that the histograms allow."""
+    costs = present.worst
+    count = present.prompts.count * share
+    outputs = np.sort(present.load.outputs)[-max(1, math.ceil(share * len(present.load.outputs))) :]
+    longer = present.prompts.most_mean(place, beyond=long) / float(expected.kv.mean())
+    work = min(float(expected.work.mean()) / present.computed * longer, present.load.work.mean() / share)
+    worst = expected._replace(
+        rate=expected.rate * (1 + 2 * math.sqrt(present.load.dispersion / count)),
+        kv=expected.kv * longer,
+        work=np.full(len(expected.work), work),
+        outputs=outputs,
+    )
+    if worst.utilisation(costs) > MOST_PREFILL:
+        return False
+    mean, deviation = worst.kv_tokens(costs, float(ttft.seconds.mean()))
+    decoding = worst.decoding(costs)
+    return bool(
+        mean + SIGMAS * deviation <= MOST_KV * costs.capacity
+        and decoding + SIGMAS * math.sqrt(decoding) <= costs.cap
+        and expected.decoding(present.costs) <= MOST_BATCH * present.decoding
+    )
