@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--healthy-seconds", type=float, default=3600, help="length of each healthy simulation")
     parser.add_argument("--only", choices=("pools",), help="leave the other sections as they are")
     parser.add_argument(
-        "--pool-seeds", type=int, nargs=2, default=(200, 272), help="first and last random load of pools"
+        "--pool-seeds", type=int, nargs=2, default=(273, 350), help="first and last random load of pools"
     )
     given = parser.parse_args()
     if not given.only:
