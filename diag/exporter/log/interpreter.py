@@ -45,6 +45,7 @@ from diag.exporter.log.recognise import (
     is_exception,
     is_of_request,
     is_raised,
+    is_of_vllm,
     read_values,
     recognise,
 )
@@ -63,6 +64,7 @@ from diag.exporter.log.trackers import (
 
 DEATHS = (ENGINE_DEAD, WORKER_DIED)
 _BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
+_UVICORN_STARTS = "Started server process ["
 LISTENS = "Starting vLLM "
 """The beginning of the line after which clients can connect."""
 _HIT = "EngineCore hit an exception"
@@ -139,8 +141,10 @@ class LogInterpreter:
         self.drains_until = 0.0
         """Unix time until which the page of a server that drains may come; 0 if it was not told to stop, or at once."""
         self._last_text = ""
-        self._is_vllm = False
-        """True if a line was logged by a file of vLLM's, or about a route of its API: others use uvicorn too."""
+        self._is_vllm = self._is_other = False
+        """True if a line was logged by a file of vLLM's, or about a route of its API; if uvicorn started before that:
+        other servers use it, and have these routes too.
+        """
         self._ended_from_outside = False
         """True if the last line is that of a launcher, a shell or of Python, and says that the server was ended."""
         self._interrupted = False
@@ -226,7 +230,7 @@ class LogInterpreter:
         if answer := ANSWER.match(text):
             if answer["status"] == "5":
                 self._cut_off("answers", at)
-            self._is_vllm = self._is_vllm or answer["route"].startswith("/v1/")
+            self._is_vllm = self._is_vllm or (not self._is_other and answer["route"].startswith("/v1/"))
             self.answers[answer["route"], f"{answer['status']}xx"] += 1
             if len(self.answers) > MOST_ROUTES:
                 self.answers.clear()
@@ -251,7 +255,8 @@ class LogInterpreter:
         """
         self._latest_line = line
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
-        self._is_vllm = self._is_vllm or bool(line.source) or says_failure
+        self._is_vllm = self._is_vllm or is_of_vllm(line) or says_failure
+        self._is_other = not self._is_vllm and (self._is_other or line.text.startswith(_UVICORN_STARTS))
         if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
             self._ended_from_outside, self._last_text = True, line.text
         elif line.source:
@@ -384,13 +389,13 @@ class LogInterpreter:
         ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
         if not self._is_vllm:
             return ending
-        was_ended = self._ended_from_outside or self._interrupted
-        if was_ended and not self._was_told_to_stop and (not startup.has_ended or not startup.is_ready):
-            return ending._replace(state="stopped")
+        was_told = self._was_told_to_stop
         if startup.has_ended and not startup.is_ready:
-            return ending._replace(state="shut down" if self._was_told_to_stop else "failed")
+            return ending._replace(state="shut down" if was_told else "stopped" if self._interrupted else "failed")
         if self._dead or startup.has_ended:
             return ending._replace(state="dead" if self._dead else "shut down")
+        if (self._ended_from_outside or self._interrupted) and not was_told:
+            return ending._replace(state="stopped")
         if startup.stage is None:
             return ending
         if startup.is_ready:

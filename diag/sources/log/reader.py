@@ -74,8 +74,11 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
 
 
 def _readings(log: ServerLog, at: float) -> list[Reading]:
-    """Return what the log shows at a moment, also whether the server is up, and how it answers."""
-    is_up = float(log.ending.state == "serving")
+    """Return what the log shows at a moment, also whether the server is up, and how it answers.
+
+    A server that was ended from outside counts as up to its end: it did not fail.
+    """
+    is_up = float(log.ending.state in ("serving", "stopped"))
     answers = [
         ({"__name__": "http_requests_total", "handler": route, "status": status}, float(count))
         for (route, status), count in log.answers.items()
