@@ -439,7 +439,10 @@ class LogInterpreter:
     def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
             self.ahead = own - read_at if live else 0.0
-            self._last_time = at = min(own, read_at)
+            at, before = min(own, read_at), self._last_time
+            if not live and before is not None and before - FARTHEST < at < before:  # of another host
+                at = before
+            self._last_time = at
             self._newest_time = max(self._newest_time, at)
         else:
             at = read_at if live or self._last_time is None else self._last_time

@@ -15,6 +15,7 @@ from diag.exporter.log.corroboration import RESOLUTION
 from diag.exporter.log.parse_line import LONGEST, first_time, split_redrawn
 from diag.exporter.log.server_log import ServerLog
 from diag.exposition.scrapes import Reading, Target
+from diag.sources.log.export import as_lines
 from diag.sources.log.files import FIRST, LAST, read_logs
 from diag.sources.log.paste import Line, as_logged
 from diag.sources.observation import Observation, Origin, observation
@@ -46,7 +47,7 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
     """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end."""
     samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
-    plain = as_logged(lines)
+    plain = as_logged(as_lines(lines))
     reason = log.reason
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
