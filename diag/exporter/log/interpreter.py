@@ -29,6 +29,7 @@ from diag.core.log_events import (
     WORKER_DIED,
     EventLine,
     LogEnding,
+    LogState,
 )
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
@@ -370,9 +371,25 @@ class LogInterpreter:
         return self._root_cause.reason
 
     @property
-    def ending(self) -> LogEnding:
+    def state(self) -> LogState:
         """Return the state of the server at the last line."""
-        startup, last = self._startup, quote(self._waits_for or self._last_text, MOST_TEXT)
+        startup, was_told = self._startup, self._was_told_to_stop
+        if not self._is_vllm:
+            return "lost"
+        if startup.has_ended and not startup.is_ready:
+            return "shut down" if was_told else "stopped" if self._interrupted else "failed"
+        if self._dead or startup.has_ended:
+            return "dead" if self._dead else "shut down"
+        if (self._ended_from_outside or self._interrupted) and not was_told:
+            return "stopped"
+        if startup.stage is None:
+            return "lost"
+        return "serving" if startup.is_ready else "starting"
+
+    @property
+    def ending(self) -> LogEnding:
+        """Return the state of the server at the last line, with what is told of it."""
+        state, last = self.state, quote(self._waits_for or self._last_text, MOST_TEXT)
         file = quote(self._file, MOST_NAME)
         lines = tuple(
             EventLine(
@@ -386,22 +403,8 @@ class LogInterpreter:
             )
             for event, (line, at) in self._lines.items()
         )
-        ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
-        if not self._is_vllm:
-            return ending
-        was_told = self._was_told_to_stop
-        if startup.has_ended and not startup.is_ready:
-            return ending._replace(state="shut down" if was_told else "stopped" if self._interrupted else "failed")
-        if self._dead or startup.has_ended:
-            return ending._replace(state="dead" if self._dead else "shut down")
-        if (self._ended_from_outside or self._interrupted) and not was_told:
-            return ending._replace(state="stopped")
-        if startup.stage is None:
-            return ending
-        if startup.is_ready:
-            return ending._replace(state="serving")
-        phase, done = startup.position
-        return ending._replace(state="starting", phase=phase, done=done)
+        phase, done = self._startup.position if state == "starting" else ("", None)
+        return LogEnding(state, self.latest or 0.0, self._errors, len(self._raised), last, lines, phase, done)
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
         for error in errors:

@@ -31,12 +31,14 @@ _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r" {4}|\t")))
 """Markdown's quotation, and its code by indentation."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
+_MARK = re.compile(r"[\x1b\\^\u241b]")
 _COLOUR = re.compile(
     r"(?:\x1b|\\x1b|\\033|\\u001b|\\e|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]"
     r"|\x1b[_\]][^\x07\x1b]{0,200}(?:\x07|\x1b\\)"  # Buildkite's times, a terminal's title
-    r"|\[(?:[01]|[39][0-7]|[0-9;]{3,12})?m"  # without the escape character, which a web page drops
 )
-"""Colours, also as `cat -v`, JSON or an editor shows them."""
+"""Colours, also as `cat -v`, JSON or an editor shows them; without a mark, a line has none."""
+_BARE_COLOUR = re.compile(r"\[(?:[01]|[39][0-7]|[0-9;]{3,12})?m")
+"""Colours without the escape character, which a web page drops."""
 _RETURNS = re.compile(r"(?:\^M|\\r|\r)+$")
 """Carriage returns at the end of a line, also written out."""
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
@@ -46,7 +48,7 @@ _OWN = re.compile(
 )
 """The beginning of a line that vLLM, uvicorn or Python wrote."""
 _PROCESS = re.compile(r"(?:\(\w[^()]{0,80} pid=\d+[^()]{0,80}\) ?){0,3}")
-_PREFIX = re.compile(rf"(?!\()\S.{{0,80}}?(?={_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\])")
+_PREFIX = re.compile(rf"(?!\(|{_LEVEL} \d)\S.{{0,80}}?(?={_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\])")
 """VLLM_LOGGING_PREFIX, which stands between the name of the process and the level."""
 _TIME = re.compile(
     rf"(?P<iso>{ISO})|(?:\(\w[^()]{{0,80}} pid=\d+[^()]{{0,80}}\) ?){{0,3}}{_LEVEL} (?P<own>\d\d-\d\d \S+)"
@@ -64,7 +66,7 @@ _BEGINS = re.compile(
 
 def as_logged(lines: Sequence[Line]) -> list[Line]:
     """Return the lines as the server logged them, the oldest first; their numbers stay those of the paste."""
-    bare = (line._replace(text=_RETURNS.sub("", _COLOUR.sub("", line.text))) for line in lines)
+    bare = (Line(line.number, _without_colours(line.text)) for line in lines)
     plain = [line for line in bare if not _FENCE.match(line.text)]
     for layout in (*_LAYOUTS, *_LAYOUTS):  # a quotation may stand inside of another one
         written = [line for line in plain if not _BLANK.fullmatch(line.text)]
@@ -83,6 +85,12 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
     times = [match for line in plain if (match := _TIME.match(line.text[:LONGEST_HEAD]))]
     kind = "iso" if sum(bool(match["iso"]) for match in times) * 2 > len(times) else "own"
     return plain[::-1] if is_newest_first([match[kind] for match in times if match[kind]]) else plain
+
+
+def _without_colours(text: str) -> str:
+    text = _COLOUR.sub("", text) if _MARK.search(text) else text
+    text = _BARE_COLOUR.sub("", text) if "[" in text else text
+    return _RETURNS.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
 
 
 def _own_start(text: str) -> int:

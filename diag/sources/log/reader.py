@@ -3,6 +3,7 @@
 A log is sampled as its times go by, so that what it shows has a start and an end, as an incident of a recording has.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +22,9 @@ from diag.sources.log.paste import Line, as_logged
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import ServerFacts
 
+FIRST_LINES, LAST_LINES = 50_000, 250_000
+"""Lines read of the beginning and of the end of a log, also if its bytes would be more lines."""
+_TEXT = re.compile(rb"[^\n]+")
 EVERY, KEPT = 15.0, 1_800.0
 """Seconds between two samples of a log, and before its end from which on they are judged."""
 MOST_UNTIMED = 10_000
@@ -79,7 +83,7 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
 
     A server that was ended from outside counts as up to its end: it did not fail.
     """
-    is_up = float(log.ending.state in ("serving", "stopped"))
+    is_up = float(log.state in ("serving", "stopped"))
     answers = [
         ({"__name__": "http_requests_total", "handler": route, "status": status}, float(count))
         for (route, status), count in log.answers.items()
@@ -89,8 +93,19 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
 
 
 def _lines(data: bytes, number: int) -> list[Line]:
-    """Return the lines of some bytes, numbered from `number` on; for 0 without numbers, and without the torn first."""
-    texts = [text[:LONGEST].decode("utf-8", "replace") for text in data.split(b"\n")]
-    if not number:
-        return [Line(0, text) for text in texts[1:]]
-    return [Line(at, text) for at, text in enumerate(texts, number)]
+    """Return the lines of some bytes, numbered from `number` on; for 0 without numbers, and without the torn first.
+
+    Of several blank lines one is kept, and of too many lines the first and the last.
+    """
+    first: list[Line] = []
+    last: deque[Line] = deque(maxlen=LAST_LINES)
+    end = 0 if number else data.find(b"\n") + 1
+    for match in _TEXT.finditer(data, end):
+        skipped = data.count(b"\n", end, match.start())
+        end, number = match.end(), number + skipped if number else 0
+        text = match[0][:LONGEST].decode("utf-8", "replace")
+        lines = first if len(first) < FIRST_LINES else last
+        if skipped > 1:
+            lines.append(Line(number - 1 if number else 0, ""))
+        lines.append(Line(number, text))
+    return [*first, *last]
