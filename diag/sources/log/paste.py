@@ -37,7 +37,7 @@ _COLOUR = re.compile(
     r"|\x1b[_\]][^\x07\x1b]{0,200}(?:\x07|\x1b\\)"  # Buildkite's times, a terminal's title
 )
 """Colours, also as `cat -v`, JSON or an editor shows them; without a mark, a line has none."""
-_BARE_COLOUR = re.compile(r"\[(?:[01]|[39][0-7]|[0-9;]{3,12})?m")
+_BARE_COLOUR = re.compile(r"\[(?:[01]|[39][0-7]|[0-9;]{3,12})m")
 """Colours without the escape character, which a web page drops."""
 _RETURNS = re.compile(r"(?:\^M|\\r|\r)+$")
 """Carriage returns at the end of a line, also written out."""
@@ -119,13 +119,17 @@ def _learnt_head(lines: Sequence[Line]) -> re.Pattern[str] | None:
     known = sum(bool(COLLECTOR.fullmatch(head)) for head in heads)
     if len(heads) < NEARLY_ALL * len(found) or known >= NEARLY_ALL * len(heads):
         return None
+    if len(heads) < FEWEST_HEADS:  # a short log: the head must be before the other lines too
+        written = [line.text for line in lines if line.text.strip()]
+        head = _learnt(heads, 1)
+        return head if head and sum(bool(head.match(text)) for text in written) >= NEARLY_ALL * len(written) else None
     return _learnt(heads)
 
 
-def _learnt(heads: Iterable[str]) -> re.Pattern[str] | None:
+def _learnt(heads: Iterable[str], fewest: int = FEWEST_HEADS) -> re.Pattern[str] | None:
     """Return a pattern of the heads that are frequent; all numbers and times in one are taken to vary."""
     shapes = Counter(map(_shape, heads))
-    frequent = [shape for shape, count in shapes.items() if count >= max(FEWEST_HEADS, RAREST * shapes.total())]
+    frequent = [shape for shape, count in shapes.items() if count >= max(fewest, RAREST * shapes.total())]
     if sum(shapes[shape] for shape in frequent) < NEARLY_ALL * shapes.total() or not frequent:
         return None
     return re.compile("|".join(sorted(frequent, key=len, reverse=True)))
