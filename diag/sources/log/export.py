@@ -45,7 +45,7 @@ def as_lines(lines: Sequence[Line]) -> Sequence[Line]:
         records = _of_csv(lines)
     if not records:
         return lines
-    if is_newest_first([record.at for record in records if record.at]):
+    if is_newest_first([record.at for record in records if record.at], 1):  # a store sorts its records
         records.reverse()
     return [
         Line(record.number, f"{record.at} {text}" if record.at else text)

@@ -104,10 +104,10 @@ def _cut(line: Line, part: re.Match[str] | None) -> Line:
     return line._replace(text=line.text[: part.start()] + line.text[part.end() :]) if part else line
 
 
-def is_newest_first(times: Sequence[str]) -> bool:
+def is_newest_first(times: Sequence[str], fewest: int = FEWEST_HEADS) -> bool:
     """Return True if times, all in the same form, go back from each line to the next, as a log store shows them."""
     steps = Counter((after > before) - (after < before) for before, after in pairwise(times))
-    return steps[-1] >= FEWEST_HEADS and steps[-1] >= NEARLY_ALL * (steps[-1] + steps[1])
+    return steps[-1] >= fewest and steps[-1] >= NEARLY_ALL * (steps[-1] + steps[1])
 
 
 def _learnt_head(lines: Sequence[Line]) -> re.Pattern[str] | None:
