@@ -58,7 +58,7 @@ def docker(lines: list[str]) -> list[str]:
 
 
 def newest_first(lines: list[str]) -> list[str]:
-    """What a log store exports: a document of JSON whose last record is the oldest line."""
+    """Return a document of JSON as a log store exports it: its last record is the oldest line."""
     records = [
         {
             "line": line,
@@ -71,7 +71,7 @@ def newest_first(lines: list[str]) -> list[str]:
 
 
 def table(lines: list[str]) -> list[str]:
-    """A table of CloudWatch, with times in milliseconds and the quotes of CSV."""
+    """Return a table of CloudWatch, with times in milliseconds and the quotes of CSV."""
     text = io.StringIO()
     times = (int(BEGAN.timestamp() * 1000) + 1000 * second for second in range(len(lines)))
     csv.writer(text).writerows([("timestamp", "message"), *zip(times, lines, strict=True)])
@@ -83,7 +83,7 @@ def journal(lines: list[str]) -> list[str]:
 
 
 def with_prefix(lines: list[str]) -> list[str]:
-    """The lines of VLLM_LOGGING_PREFIX, which a traceback has not."""
+    """Return the lines with VLLM_LOGGING_PREFIX, which a traceback lacks."""
     return [re.sub(r"(DEBUG|INFO|WARNING|ERROR) (?=\d\d-\d\d )", r"[prod-a] \1 ", line, count=1) for line in lines]
 
 
@@ -420,7 +420,7 @@ def test_the_middle_of_a_large_log_is_left_out(tmp_path: Path, monkeypatch: pyte
 
 
 def test_lines_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of line feeds has no lines; of one with too many, the end is read."""
+    """Line feeds alone are no lines; of too many lines the last ones are read."""
     monkeypatch.setattr("diag.sources.log.reader.FIRST_LINES", 20)
     monkeypatch.setattr("diag.sources.log.reader.LAST_LINES", 500)
     (tmp_path / "feeds.log").write_bytes(b"\n" * 5_000_000 + b"x")
