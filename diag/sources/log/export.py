@@ -27,7 +27,7 @@ _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (1e9, 1.0))
 MOST_DEPTH = 4
 
 
-class ExportedRecord(NamedTuple):
+class _ExportedRecord(NamedTuple):
     number: int
     at: str
     text: str
@@ -36,7 +36,7 @@ class ExportedRecord(NamedTuple):
 def as_lines(lines: Sequence[Line]) -> Sequence[Line]:
     """Return the lines of the records that the text consists of, the oldest first; other text as it is."""
     first = next((line.text.lstrip("\ufeff \t") for line in lines if line.text.strip()), "")
-    records: list[ExportedRecord] = []
+    records: list[_ExportedRecord] = []
     if first.startswith("{") and not first.startswith(_DOCKER):
         records = _of_objects(lines)
     if not records and first.startswith(("[", "{")) and not first.startswith(_DOCKER):
@@ -54,22 +54,22 @@ def as_lines(lines: Sequence[Line]) -> Sequence[Line]:
     ]
 
 
-def _of_objects(lines: Sequence[Line]) -> list[ExportedRecord]:
+def _of_objects(lines: Sequence[Line]) -> list[_ExportedRecord]:
     """Read one object for each line, if nearly all lines are such objects."""
     written = [line for line in lines if line.text.strip()]
     records = [record for line in written for record in _record(_load(line.text), line.number)]
     return records if len(records) >= NEARLY_ALL * len(written) else []
 
 
-def _of_document(lines: Sequence[Line]) -> list[ExportedRecord]:
+def _of_document(lines: Sequence[Line]) -> list[_ExportedRecord]:
     """Read the first list of records in a document of JSON, and the printed outputs of a notebook."""
     document = _load("\n".join(line.text for line in lines))
     if isinstance(document, dict) and isinstance(document.get("cells"), list):
-        return [ExportedRecord(0, "", text) for text in _outputs(document["cells"])]
+        return [_ExportedRecord(0, "", text) for text in _outputs(document["cells"])]
     return next((found for found in _lists(document, MOST_DEPTH) if found), [])
 
 
-def _lists(value: object, depth: int) -> Iterator[list[ExportedRecord]]:
+def _lists(value: object, depth: int) -> Iterator[list[_ExportedRecord]]:
     """Yield the records of each list inside a document: objects, or Loki's pairs of a time and a line."""
     if not depth or not isinstance(value, dict | list):
         return
@@ -89,7 +89,7 @@ def _outputs(cells: list[object]) -> Iterator[str]:
                 yield text if isinstance(text, str) else joint.join(map(str, text))
 
 
-def _of_csv(lines: Sequence[Line]) -> list[ExportedRecord]:
+def _of_csv(lines: Sequence[Line]) -> list[_ExportedRecord]:
     """Read a table whose heading names a column of texts, the cells of which may have several lines."""
     reader = csv.reader(f"{line.text}\n" for line in lines)
     try:
@@ -103,16 +103,16 @@ def _of_csv(lines: Sequence[Line]) -> list[ExportedRecord]:
             number = lines[min(reader.line_num, len(lines)) - 1].number
             if len(row) > column:
                 at = _moment(row[clock]) if clock is not None and len(row) > clock else ""
-                records.append(ExportedRecord(number, at, row[column]))
+                records.append(_ExportedRecord(number, at, row[column]))
     except csv.Error:
         return []
     return records
 
 
-def _record(value: object, number: int) -> Iterator[ExportedRecord]:
+def _record(value: object, number: int) -> Iterator[_ExportedRecord]:
     if isinstance(value, list) and len(value) >= 2 and isinstance(value[0], str) and isinstance(value[1], str):
         if at := _moment(value[0]):
-            yield ExportedRecord(number, at, value[1])
+            yield _ExportedRecord(number, at, value[1])
         return
     if not isinstance(value, dict):
         return
@@ -122,7 +122,7 @@ def _record(value: object, number: int) -> Iterator[ExportedRecord]:
             fields = {**{str(inner).lower(): each for inner, each in nested.items()}, **fields}
     text = next((fields[name] for name in TEXTS if isinstance(fields.get(name), str)), None)
     if isinstance(text, str) and fields.keys().isdisjoint(_OF_A_LOGGER):
-        yield ExportedRecord(number, next((_moment(fields[name]) for name in TIMES if name in fields), ""), text)
+        yield _ExportedRecord(number, next((_moment(fields[name]) for name in TIMES if name in fields), ""), text)
 
 
 def _load(text: str) -> object:
