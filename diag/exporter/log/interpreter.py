@@ -45,8 +45,8 @@ from diag.exporter.log.recognise import (
     frame_of,
     is_exception,
     is_of_request,
-    is_raised,
     is_of_vllm,
+    is_raised,
     read_values,
     recognise,
 )
