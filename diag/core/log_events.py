@@ -241,6 +241,9 @@ class EventLine(NamedTuple):
     frames: str = ""
 
 
+LogState = Literal["failed", "dead", "shut down", "stopped", "starting", "serving", "lost"]
+
+
 class LogEnding(NamedTuple):
     """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
 
@@ -250,7 +253,7 @@ class LogEnding(NamedTuple):
     the last lines of each event.
     """
 
-    state: Literal["failed", "dead", "shut down", "stopped", "starting", "serving", "lost"]
+    state: LogState
     at: float
     errors: int = 0
     processes: int = 0

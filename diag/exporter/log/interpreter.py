@@ -29,6 +29,7 @@ from diag.core.log_events import (
     WORKER_DIED,
     EventLine,
     LogEnding,
+    LogState,
 )
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
@@ -44,6 +45,7 @@ from diag.exporter.log.recognise import (
     frame_of,
     is_exception,
     is_of_request,
+    is_of_vllm,
     is_raised,
     read_values,
     recognise,
@@ -63,6 +65,7 @@ from diag.exporter.log.trackers import (
 
 DEATHS = (ENGINE_DEAD, WORKER_DIED)
 _BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
+_UVICORN_STARTS = "Started server process ["
 LISTENS = "Starting vLLM "
 """The beginning of the line after which clients can connect."""
 _HIT = "EngineCore hit an exception"
@@ -139,8 +142,10 @@ class LogInterpreter:
         self.drains_until = 0.0
         """Unix time until which the page of a server that drains may come; 0 if it was not told to stop, or at once."""
         self._last_text = ""
-        self._is_vllm = False
-        """True if a line was logged by a file of vLLM's, or about a route of its API: others use uvicorn too."""
+        self._is_vllm = self._is_other = False
+        """True if a line was logged by a file of vLLM's, or about a route of its API; if uvicorn started before that:
+        other servers use it, and have these routes too.
+        """
         self._ended_from_outside = False
         """True if the last line is that of a launcher, a shell or of Python, and says that the server was ended."""
         self._interrupted = False
@@ -226,7 +231,7 @@ class LogInterpreter:
         if answer := ANSWER.match(text):
             if answer["status"] == "5":
                 self._cut_off("answers", at)
-            self._is_vllm = self._is_vllm or answer["route"].startswith("/v1/")
+            self._is_vllm = self._is_vllm or (not self._is_other and answer["route"].startswith("/v1/"))
             self.answers[answer["route"], f"{answer['status']}xx"] += 1
             if len(self.answers) > MOST_ROUTES:
                 self.answers.clear()
@@ -251,7 +256,8 @@ class LogInterpreter:
         """
         self._latest_line = line
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
-        self._is_vllm = self._is_vllm or bool(line.source) or says_failure
+        self._is_vllm = self._is_vllm or is_of_vllm(line) or says_failure
+        self._is_other = not self._is_vllm and (self._is_other or line.text.startswith(_UVICORN_STARTS))
         if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
             self._ended_from_outside, self._last_text = True, line.text
         elif line.source:
@@ -365,9 +371,25 @@ class LogInterpreter:
         return self._root_cause.reason
 
     @property
-    def ending(self) -> LogEnding:
+    def state(self) -> LogState:
         """Return the state of the server at the last line."""
-        startup, last = self._startup, quote(self._waits_for or self._last_text, MOST_TEXT)
+        startup, was_told = self._startup, self._was_told_to_stop
+        if not self._is_vllm:
+            return "lost"
+        if startup.has_ended and not startup.is_ready:
+            return "shut down" if was_told else "stopped" if self._interrupted else "failed"
+        if self._dead or startup.has_ended:
+            return "dead" if self._dead else "shut down"
+        if (self._ended_from_outside or self._interrupted) and not was_told:
+            return "stopped"
+        if startup.stage is None:
+            return "lost"
+        return "serving" if startup.is_ready else "starting"
+
+    @property
+    def ending(self) -> LogEnding:
+        """Return the state of the server at the last line, with what is told of it."""
+        state, last = self.state, quote(self._waits_for or self._last_text, MOST_TEXT)
         file = quote(self._file, MOST_NAME)
         lines = tuple(
             EventLine(
@@ -381,22 +403,8 @@ class LogInterpreter:
             )
             for event, (line, at) in self._lines.items()
         )
-        ending = LogEnding("lost", self.latest or 0.0, self._errors, len(self._raised), last, lines)
-        if not self._is_vllm:
-            return ending
-        was_ended = self._ended_from_outside or self._interrupted
-        if was_ended and not self._was_told_to_stop and (not startup.has_ended or not startup.is_ready):
-            return ending._replace(state="stopped")
-        if startup.has_ended and not startup.is_ready:
-            return ending._replace(state="shut down" if self._was_told_to_stop else "failed")
-        if self._dead or startup.has_ended:
-            return ending._replace(state="dead" if self._dead else "shut down")
-        if startup.stage is None:
-            return ending
-        if startup.is_ready:
-            return ending._replace(state="serving")
-        phase, done = startup.position
-        return ending._replace(state="starting", phase=phase, done=done)
+        phase, done = self._startup.position if state == "starting" else ("", None)
+        return LogEnding(state, self.latest or 0.0, self._errors, len(self._raised), last, lines, phase, done)
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
         for error in errors:
@@ -434,7 +442,10 @@ class LogInterpreter:
     def _resolve_time(self, own: float | None, read_at: float, live: bool) -> float:
         if own is not None:
             self.ahead = own - read_at if live else 0.0
-            self._last_time = at = min(own, read_at)
+            at, before = min(own, read_at), self._last_time
+            if not live and before is not None and before - FARTHEST < at < before:  # of another host
+                at = before
+            self._last_time = at
             self._newest_time = max(self._newest_time, at)
         else:
             at = read_at if live or self._last_time is None else self._last_time

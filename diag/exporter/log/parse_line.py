@@ -30,10 +30,10 @@ Form = Literal["line", "inside", "json", "foreign"]
 ("json"), or in a JSON record that names no logger of vLLM ("foreign").
 """
 
-_ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-_COLLECTOR = re.compile(
+ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+COLLECTOR = re.compile(
     r"(?P<pod>\[pod/\S{1,300}\] )?(?P<service>[\w.-]{1,100} +\| )?"  # kubectl logs --prefix, docker compose logs
-    rf"(?:\[?(?P<iso>{_ISO})\]?[ \t]"  # in brackets: Buildkite
+    rf"(?:\[?(?P<iso>{ISO})\]?[ \t]"  # in brackets: Buildkite
     r"(?:(?P<stream>stdout|stderr) (?P<part>[FP])(?::\S*)? |(?P<host>\S{1,100}) \S{1,100}\[\d+\]: )?"
     r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} \S{1,100}\[\d+\]: )?"
 )
@@ -46,7 +46,7 @@ _HEAD = re.compile(
     r"|\[(?P<old>[IWEF]) (?P<cpp>[\w.]{1,80}:\d+)\] ?)?"
 )
 ACCESS = re.compile(
-    rf"(?:(?P<iso>{_ISO}) (?:std(?:out|err) F )?)?(?:\(\w{{1,40}} pid=\d+\) )?"
+    rf"(?:(?P<iso>{ISO}) (?:std(?:out|err) F )?)?(?:\(\w{{1,40}} pid=\d+\) )?"
     r'INFO: +(?P<client>[^\s"]{1,80}) - "[A-Z]{3,7} /'
 )
 """A request in uvicorn's access log. Most lines are one, so they skip the parser."""
@@ -148,7 +148,7 @@ class LineParser:
             at = self.parse_time(record.get("time"), read_at)
             return text.removesuffix("\n"), at, ("log",), text.endswith("\n")
 
-        match = None if line.startswith(_PLAIN) else _COLLECTOR.match(line)
+        match = None if line.startswith(_PLAIN) else COLLECTOR.match(line)
         if not match or not match.end():
             return line, None, (), True
         at = None

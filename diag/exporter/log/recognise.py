@@ -389,6 +389,11 @@ def announces_end(line: ParsedLine) -> bool:
     return bool(_ENDS_PROCESS.match(f"{line.source}: {line.text}"))
 
 
+def is_of_vllm(line: ParsedLine) -> bool:
+    """Return True if a line has a head of vLLM's, or of a process that vLLM names: torch and NCCL name none."""
+    return bool(line.source) and (line.form == "json" or bool(line.pid) or line.head.startswith(_LEVELS))
+
+
 Phase = Literal["unknown", "starting", "serving"]
 MOST_RECORDS, MOST_PIDS = 32, 4096
 """Records that may be open at a time, and processes of one server."""
@@ -483,7 +488,7 @@ class RecordTracker:
 
     def _origin_by_head(self, line: ParsedLine, pattern: Pattern | None, phase: Phase) -> LineOrigin:
         """Return the origin of a line with a head: by the record that it continues, else by the file that logs it."""
-        is_vllm_head = bool(line.pid) or line.head.startswith(_LEVELS)  # torch and NCCL name no process
+        is_vllm_head = is_of_vllm(line)
         says_end = line.level in FAILED and (
             announces_end(line) or line.text.startswith("AsyncLLM output_handler failed")
         )

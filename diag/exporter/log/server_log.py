@@ -13,6 +13,7 @@ from diag.core.log_events import (
     ENGINE_DEAD,
     SHUT_DOWN,
     LogEnding,
+    LogState,
 )
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import START, Claim, MeasuredServer, Measurement
@@ -181,6 +182,11 @@ class ServerLog:
         """Keep one interpretation for good."""
         self._proven, self._claimed, self._open = interpreter.doubting(self._measured), None, {}
         self._fewest = math.inf
+
+    @property
+    def state(self) -> LogState:
+        """The state of the server at the last line, without its lines."""
+        return self._interpreter.state
 
     @property
     def ending(self) -> LogEnding:

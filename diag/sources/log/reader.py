@@ -3,6 +3,7 @@
 A log is sampled as its times go by, so that what it shows has a start and an end, as an incident of a recording has.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,11 +16,15 @@ from diag.exporter.log.corroboration import RESOLUTION
 from diag.exporter.log.parse_line import LONGEST, first_time, split_redrawn
 from diag.exporter.log.server_log import ServerLog
 from diag.exposition.scrapes import Reading, Target
+from diag.sources.log.export import as_lines
 from diag.sources.log.files import FIRST, LAST, read_logs
 from diag.sources.log.paste import Line, as_logged
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import ServerFacts
 
+FIRST_LINES, LAST_LINES = 50_000, 250_000
+"""Lines read of the beginning and of the end of a log, also if its bytes would be more lines."""
+_TEXT = re.compile(rb"[^\n]+")
 EVERY, KEPT = 15.0, 1_800.0
 """Seconds between two samples of a log, and before its end from which on they are judged."""
 MOST_UNTIMED = 10_000
@@ -46,7 +51,7 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
     """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end."""
     samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
-    plain = as_logged(lines)
+    plain = as_logged(as_lines(lines))
     reason = log.reason
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
@@ -74,8 +79,11 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
 
 
 def _readings(log: ServerLog, at: float) -> list[Reading]:
-    """Return what the log shows at a moment, also whether the server is up, and how it answers."""
-    is_up = float(log.ending.state == "serving")
+    """Return what the log shows at a moment, also whether the server is up, and how it answers.
+
+    A server that was ended from outside counts as up to its end: it did not fail.
+    """
+    is_up = float(log.state in ("serving", "stopped"))
     answers = [
         ({"__name__": "http_requests_total", "handler": route, "status": status}, float(count))
         for (route, status), count in log.answers.items()
@@ -85,8 +93,19 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
 
 
 def _lines(data: bytes, number: int) -> list[Line]:
-    """Return the lines of some bytes, numbered from `number` on; for 0 without numbers, and without the torn first."""
-    texts = [text[:LONGEST].decode("utf-8", "replace") for text in data.split(b"\n")]
-    if not number:
-        return [Line(0, text) for text in texts[1:]]
-    return [Line(at, text) for at, text in enumerate(texts, number)]
+    """Return the lines of some bytes, numbered from `number` on; for 0 without numbers, and without the torn first.
+
+    Of several blank lines one is kept, and of too many lines the first and the last.
+    """
+    first: list[Line] = []
+    last: deque[Line] = deque(maxlen=LAST_LINES)
+    end = 0 if number else data.find(b"\n") + 1
+    for match in _TEXT.finditer(data, end):
+        skipped = data.count(b"\n", end, match.start())
+        end, number = match.end(), number + skipped if number else 0
+        text = match[0][:LONGEST].decode("utf-8", "replace")
+        lines = first if len(first) < FIRST_LINES else last
+        if skipped > 1:
+            lines.append(Line(number - 1 if number else 0, ""))
+        lines.append(Line(number, text))
+    return [*first, *last]
