@@ -34,8 +34,13 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     yield from _loaded(tmp_path, monkeypatch, "OLD_DRIVER")
 
 
-def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Iterator[Script]:
+@pytest.fixture(scope="module", autouse=True)
+def _no_exporter_of_another_file() -> None:
     gc.collect()  # an exporter that another test left behind would start this library too, and be counted
+
+
+def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Iterator[Script]:
+    gc.collect(1)  # the exporters of this file; all that earlier files left in caches would take half a second a test
     for thread in threading.enumerate():
         if thread.name == "diag-xid":
             *_, stop = thread._args  # type: ignore[attr-defined]  # only the thread itself still knows its event

@@ -1,5 +1,9 @@
-"""A real vLLM on the CPU and its host: the exporter in front of it, its start in its log, a rank that is stopped."""
+"""A real vLLM with two ranks on the CPU: its exporter, its start in its log, and the process that the others wait for.
 
+The stacks name that process in four hangs and in none.
+"""
+
+import fcntl
 import json
 import signal
 import subprocess
@@ -8,12 +12,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import bad_servers
-from support.live import load, server
+from support.live import blocked_calls, load, server, slow_weights
 from support.scenarios import PHASES
 
 from diag.commands.exporter import Exporter, ExporterOptions
@@ -26,9 +32,60 @@ TWO_RANKS = ("--tensor-parallel-size", "2", "--max-model-len", "2048")
 BOUND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
-def doctor(url: str, *options: str) -> dict[str, object]:
+def doctor(url: str, *options: str) -> dict[str, Any]:
     command = [DIAG, "doctor", url, "--every", "1", "--json", *options]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
+
+
+def looked_at(vllm: server.Server, seconds: int) -> dict[str, Any]:
+    """The report of a doctor that reads the stacks, which stops no process."""
+    with never_traced(vllm):
+        return doctor(vllm.url, "--for", str(seconds), "--log", str(vllm.log), "--stacks")
+
+
+def stacks(vllm: server.Server, seconds: int = 4) -> dict[str, Any]:
+    (found,) = looked_at(vllm, seconds)["stacks"]
+    return found
+
+
+@contextmanager
+def never_traced(vllm: server.Server) -> Iterator[None]:
+    """Look at the state of each process every few milliseconds: none is in "tracing stop"."""
+    listed = subprocess.run(["pgrep", "-g", str(vllm.process.pid)], stdout=subprocess.PIPE, check=True).stdout
+    files, traced, is_over = [Path(f"/proc/{pid}/status") for pid in listed.decode().split()], [], threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.003):
+            traced.extend(file for file in files if "TracerPid:\t0\n" not in file.read_text())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+    assert not traced
+
+
+def wait_for_title(vllm: server.Server, title: str) -> None:
+    search = ["pgrep", "-g", str(vllm.process.pid), "-f", title]
+    while subprocess.run(search, stdout=subprocess.DEVNULL, check=False).returncode:
+        time.sleep(1)
+
+
+def suspects(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(each["role"], each["rank"], each["waits"]) for each in found["processes"] if each["suspect"]]
+
+
+@contextmanager
+def blocked(folder: Path, call: str) -> Iterator[None]:
+    (folder / call).touch()
+    try:
+        time.sleep(8)
+        yield
+    finally:
+        (folder / call).unlink()
 
 
 @contextmanager
@@ -62,23 +119,53 @@ def phase(page: bytes) -> str:
 
 def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
     """One server for all of it: two ranks on two cores take a minute to start."""
-    with server.starting(tmp_path, "tiny", TWO_RANKS, **BOUND) as vllm:
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    plugin = slow_weights.installed(tmp_path / "plugin", Path(blocked_calls.__file__))
+    environment = {**BOUND, "PYTHONPATH": str(plugin), blocked_calls.FOLDER: str(calls)}
+    with (
+        ThreadPoolExecutor(1) as meanwhile,
+        (calls / "lock").open("w") as lock,
+        server.starting(tmp_path, "tiny", TWO_RANKS, **environment) as vllm,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
         exporter = Exporter(ExporterOptions(vllm.url, log=str(vllm.log)))
         exporter.start()
         early = doctor(vllm.url, "--for", "4", "--log", str(vllm.log))
-        phases = follow(exporter, vllm)
-        the_start_was_seen(early, phases, exporter.page(8))
+        phases = meanwhile.submit(follow, exporter, vllm)
+        try:
+            a_rank_waits_for_the_lock(vllm)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        the_start_was_seen(early, phases.result(), exporter.page(8))
+        assert suspects(stacks(vllm)) == []
         the_page_is_vllms_own_byte_for_byte(vllm)
         its_processes_are_known(vllm)
         with load.alone(), load.running(vllm.port, *load.STEADY):
-            time.sleep(10)
-            the_ranks_work(exporter, vllm.url)
+            the_ranks_work(exporter, vllm)
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
             try:
-                the_rank_is_named(exporter, doctor(vllm.url, "--for", "20"))
+                the_rank_is_named(exporter, looked_at(vllm, 20))
             finally:
                 vllm.signal("VLLM::Worker_TP1", signal.SIGCONT)
-        assert not stopped(exporter)
+            assert not stopped(exporter)
+            a_call_that_does_not_return_is_named(vllm, calls)
+
+
+def a_rank_waits_for_the_lock(vllm: server.Server) -> None:
+    wait_for_title(vllm, "VLLM::Worker_TP1")
+    time.sleep(10)
+    (waits,) = suspects(stacks(vllm))
+    assert waits == ("worker", "1", "waits for a lock file that another process holds or has left behind")
+
+
+def a_call_that_does_not_return_is_named(vllm: server.Server, calls: Path) -> None:
+    with blocked(calls, "worker"):
+        found = stacks(vllm, 8)
+        assert [each[:2] for each in suspects(found)] == [("worker", "1")]
+        assert "held (blocked_calls.py:" in json.dumps(found)
+    with blocked(calls, "queue"):
+        assert suspects(stacks(vllm, 8)) == [("engine", "0", "waits for room in a queue that nobody empties")]
 
 
 def follow(exporter: Exporter, vllm: server.Server) -> list[str]:
@@ -93,7 +180,7 @@ def follow(exporter: Exporter, vllm: server.Server) -> list[str]:
     return seen
 
 
-def the_start_was_seen(early: dict[str, object], phases: list[str], page: bytes) -> None:
+def the_start_was_seen(early: dict[str, Any], phases: list[str], page: bytes) -> None:
     assert [each["state"] for each in early["progress"]] == ["starting"]
     assert early["verdict"] == "unknown"
     assert phases[0] == "process_start"
@@ -118,11 +205,13 @@ def its_processes_are_known(vllm: server.Server) -> None:
     assert "VLLM_CPU_OMP_THREADS_BIND='0|1'" in processes.launch()
 
 
-def the_ranks_work(exporter: Exporter, url: str) -> None:
+def the_ranks_work(exporter: Exporter, vllm: server.Server) -> None:
     """A look may see too little: two ranks that spin on two cores get no CPU for seconds if anything else runs."""
-    looks = [doctor(url, "--for", "20")]
+    while stacks(vllm)["conclusion"] != "The server makes progress: no process is suspect.":
+        time.sleep(5)  # the first requests compile kernels
+    looks = [doctor(vllm.url, "--for", "20")]
     while looks[-1]["verdict"] == "unknown" and len(looks) < 3:
-        looks.append(doctor(url, "--for", "20"))
+        looks.append(doctor(vllm.url, "--for", "20"))
     report = looks[-1]
     present = [(each["incident"], each["symptoms"]) for each in report["diagnoses"] if each["state"] == "present"]
     assert report["verdict"] == "healthy", (present, report["progress"])
@@ -130,10 +219,12 @@ def the_ranks_work(exporter: Exporter, url: str) -> None:
     assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
 
 
-def the_rank_is_named(exporter: Exporter, report: dict[str, object]) -> None:
+def the_rank_is_named(exporter: Exporter, report: dict[str, Any]) -> None:
     first = report["diagnoses"][0]
     assert (first["incident"], first["primary"]) == ("tp_communication_stall", True)
     assert "rank 1" in [name for each in first["symptoms"] for name in each["culprits"]]
+    (found,) = report["stacks"]
+    assert suspects(found) == [("worker", "1", "is stopped by a signal (SIGSTOP)")]
     assert stopped(exporter) == [("1", "worker")]
 
 

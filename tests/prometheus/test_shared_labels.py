@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from support import fleet_in_prometheus as fleet
+from support import prometheus_server
 from support.prometheus_server import program
 from support.scenarios import gpu
 from support.timelines import recording
@@ -51,15 +52,29 @@ def source(url: str, since: str = "") -> Iterator[PrometheusSource]:
     yield open_prometheus(ObserveOptions([], prometheus=url, scope=Scope(span)), Contract())
 
 
-def judged(folder: Path, members: Mapping[str, int], labels: Callable[[str], Mapping[str, str]] = pools) -> Report:
+@contextmanager
+def holding(
+    folder: Path, members: Mapping[str, int], labels: Callable[[str], Mapping[str, str]]
+) -> Iterator[prometheus_server.Server]:
     fleet.write(folder, members, END, scrapes=45, labels=labels)
-    with fleet.serving(program("PATH"), folder) as server, source(server.url) as remote:
+    with fleet.serving(program("PATH"), folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def of_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[prometheus_server.Server]:
+    with holding(tmp_path_factory.mktemp("pools"), {"healthy": 14, HOT: 6}, pools) as server:
+        yield server
+
+
+def judged(server: prometheus_server.Server) -> Report:
+    with source(server.url) as remote:
         return judge(remote, load(), Contract())
 
 
-def test_six_ill_servers_of_one_pool_are_one_finding_with_their_pool(tmp_path: Path) -> None:
-    report = judged(tmp_path, {"healthy": 44, HOT: 6})
-    sentence = f'{HOT} on 6 servers: all 6 have pool="b"; 0 of the 44 healthy servers do.'
+def test_six_ill_servers_of_one_pool_are_one_finding_with_their_pool(of_pools: prometheus_server.Server) -> None:
+    report = judged(of_pools)
+    sentence = f'{HOT} on 6 servers: all 6 have pool="b"; 0 of the 14 healthy servers do.'
     assert words.shared(report) == [sentence]
 
     short = terminal.render(report).splitlines()
@@ -76,24 +91,23 @@ def test_six_ill_servers_of_one_pool_are_one_finding_with_their_pool(tmp_path: P
     document = json.loads(as_json.render(report))
     Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(document)
     (shared,) = document["shared"]
-    counts = {"ill_with": 6, "ill": 6, "healthy_with": 0, "healthy": 44}
+    counts = {"ill_with": 6, "ill": 6, "healthy_with": 0, "healthy": 14}
     assert shared == shared | counts | {"incident": HOT, "kind": "label", "property": "pool", "value": "b", "also": []}
     assert shared["servers"] == fleet.instances(HOT, 6)
 
 
 def test_a_flag_that_only_the_ill_servers_run_with_is_named(tmp_path: Path) -> None:
-    report = judged(tmp_path, {"healthy": 34, CASCADE: 6}, labels=lambda _: {"region": "eu"})
+    with holding(tmp_path, {"healthy": 14, CASCADE: 6}, lambda _: {"region": "eu"}) as server:
+        report = judged(server)
     (shared,) = report.shared
     flags = {item.name: value for item, value in ((shared.property, shared.value), *shared.also)}
     assert shared.property.kind == "flag" and flags["num_gpu_blocks_override"] == "128"
-    assert (shared.ill_with, shared.ill, shared.healthy_with, shared.healthy) == (6, 6, 0, 34)
+    assert (shared.ill_with, shared.ill, shared.healthy_with, shared.healthy) == (6, 6, 0, 14)
 
 
 def test_a_healthy_fleet_and_one_whose_labels_do_not_separate_share_nothing(tmp_path: Path) -> None:
-    fleet.write(tmp_path, {"healthy": 34, HOT: 6}, END, scrapes=45, labels=lambda name: {"zone": f"{number(name) % 3}"})
-    with fleet.serving(program("PATH"), tmp_path) as server:
-        with source(server.url) as remote:
-            report = judge(remote, load(), Contract())
+    with holding(tmp_path, {"healthy": 14, HOT: 6}, lambda name: {"zone": f"{number(name) % 3}"}) as server:
+        report = judged(server)
         assert report.verdict == "warning" and report.shared == ()
         assert "shared" not in json.loads(as_json.render(report))
 
@@ -116,9 +130,8 @@ def counting(remote: PrometheusSource) -> list[str]:
     ("refused", "told"),
     [("up{", False), ("diag_gpu_info", True), ("count_values", True)],
 )
-def test_refused_query_leaves_out_only_its_labels(tmp_path: Path, refused: str, told: bool) -> None:
-    fleet.write(tmp_path, {"healthy": 14, HOT: 6}, END, scrapes=45, labels=pools)
-    with fleet.serving(program("PATH"), tmp_path) as server, source(server.url) as remote:
+def test_refused_query_leaves_out_only_its_labels(of_pools: prometheus_server.Server, refused: str, told: bool) -> None:
+    with source(of_pools.url) as remote:
         answered = remote.at_end
 
         def at_end(promql: str) -> list[tuple[str, Mapping[str, str], float]]:

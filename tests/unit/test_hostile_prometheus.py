@@ -12,6 +12,8 @@ from support.scripted_prometheus import ODD_DOCUMENTS, ODD_NUMBERS, Document, Sc
 from diag.cli.app import main
 from diag.http import prometheus_api
 
+pytestmark = pytest.mark.slow
+
 STARTS = ("", "vector(time())")
 """Without these there is nothing to judge: the series, the rules and the time."""
 

@@ -205,6 +205,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_text_is_read_or_refused_in_bounded_time(text: str) -> None:
     began = time.process_time()

@@ -41,7 +41,7 @@ ENCODERS: Mapping[str, Encoder] = {
         defaults={"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096, "patch_size": 16},
     ),
     **dict.fromkeys(("gemma3naudio", "gemma4audio"), Encoder(connector="linear", conformer=True)),
-    "gemma3nvision": Encoder(connector="linear", numbers=294_130_000),  # MobileNet V5 300M; the count was not checked with timm
+    "gemma3nvision": Encoder(connector="linear", numbers=294_130_000),  # MobileNet V5 300M, not checked with timm
     **dict.fromkeys(("gemma4", "gemma4vision"), Encoder(gated=True, connector="linear")),
     **dict.fromkeys(("siglipvisionmodel", "siglip", "qwen2audioencoder"), Encoder(connector="linear")),
     "whisper": Encoder(connector="none"),

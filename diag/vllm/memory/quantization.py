@@ -56,7 +56,9 @@ class Precision:
         """Return the bits of one number of a part."""
         if part.bits:
             return part.bits
-        return {"linear": self.linear, "expert": self.expert}.get(part.kind, self.plain)
+        if part.kind == "linear":
+            return self.linear
+        return self.expert if part.kind == "expert" else self.plain
 
 
 def with_experts(settings: Mapping[str, Any] | None, expert_dtype: object) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 
 from diag.vllm.memory.architectures import gives_vectors
-from diag.vllm.memory.config import FUSED
+from diag.vllm.memory.config import FUSED, Modules
 from diag.vllm.memory.encoders import encoder_numbers
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import MOST_WAYS, PartKind, WeightPart, linear
@@ -17,12 +17,17 @@ from diag.vllm.memory.quantization import HALF, Precision
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
+EVERY_QUANTIZED = Modules()
+"""The unquantized modules of most models: none."""
 
 
 def layer(model: Model, at: int) -> list[WeightPart]:
     """Return the matrices of a layer; those that the files leave unquantized are plain."""
+    parts = [*chain.from_iterable(mixer.parts for mixer in model.stack[at].mixers), *model.stack[at].parts]
+    if not model.mixed and model.unquantized == EVERY_QUANTIZED:
+        return parts
     found = []
-    for part in (*(part for mixer in model.stack[at].mixers for part in mixer.parts), *model.stack[at].parts):
+    for part in parts:
         counts = Counter(_module_bits(model, f"model.layers.{at}.{module}") for module in part.modules)
         if not counts or set(counts) == {0}:
             found.append(part)
