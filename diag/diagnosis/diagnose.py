@@ -1,4 +1,4 @@
-"""Incidents + contract + telemetry -> diagnoses: state, culprits, cause, onset and quoted log lines of each incident.
+"""Incidents + contract + telemetry -> diagnoses: state, culprits, cause, and onset of each incident.
 
 Every distinct signal is queried once, for all subjects and instants. An incident is decided per subject and instant by
 three-valued logic: a condition that is false makes it absent, else one that is missing makes it unknown, else it is
@@ -6,8 +6,6 @@ present. `Incident.query()` is the same conjunction for a Prometheus; a property
 """
 
 import math
-import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal, seconds
-from diag.core.subjects import Subject, SubjectIndex, filled, label_value
+from diag.core.subjects import Subject, SubjectIndex, filled
 from diag.diagnosis.decision_table import COMPARE, LOOK, RECENT, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants, Window
 
@@ -29,8 +27,6 @@ MOST_EPISODES = 4
 """Episodes of one incident to date, the last ones."""
 FEW = 5
 """Servers up to which incidents are dated."""
-LINES_BEFORE = 40
-"""Log lines before a quoted one that a command shows: a traceback is that long."""
 
 
 class Refuted(NamedTuple):
@@ -202,14 +198,12 @@ def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[
     """Return the labels and the text of each culprit that a signal of a present incident names."""
     return [
         (labels, name)
-        for labels, value in _culprit_series(signal, diagnosis, queries)
+        for labels, value in culprit_series(signal, diagnosis, queries)
         if (name := filled(signal.culprit_label, labels, value=quantity(value, signal.culprit_unit)))
     ]
 
 
-def _culprit_series(
-    signal: Signal, diagnosis: Diagnosis, queries: QueryCache
-) -> Iterator[tuple[dict[str, str], float]]:
+def culprit_series(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> Iterator[tuple[dict[str, str], float]]:
     """Yield labels and value of each series that the signal's culprit query has at the instant that is reported."""
     if signal.culprit_promql:
         rows = queries.ask(signal.culprit_promql, diagnosis.incident.per, queries.window(diagnosis.incident))
@@ -394,56 +388,3 @@ def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         symptoms=drawn(diagnosis.symptoms, again.symptoms),
         supports=drawn(diagnosis.supports, again.supports),
     )
-
-
-# -- which lines of the log show it -----------------------------------------------------------------------------------
-
-
-class Quote(NamedTuple):
-    """A line of a log: `file` is "" and `line` None if unknown.
-
-    `process` is the process of vLLM that wrote it, `cause` the exception that it was raised from, and `frames` the
-    innermost frames of its traceback; "" for none.
-    """
-
-    text: str
-    file: str
-    line: int | None
-    process: str
-    cause: str
-    frames: str = ""
-
-    @property
-    def place(self) -> str:
-        """File and line: "server.log:71"; "" if unknown."""
-        return f"{self.file}:{self.line}" if self.line is not None else self.file
-
-    @property
-    def names(self) -> tuple[tuple[str, str], ...]:
-        """Values for a command that shows the file and its lines up to this one, as a shell takes them.
-
-        Empty if the place is unknown. The tilde of a home folder, which is not named, has to stand outside of quotes.
-        """
-        if not self.file or self.line is None:
-            return ()
-        home, rest = re.match(r"((?:~/)?)(.*)", self.file, re.DOTALL).groups()  # type: ignore[union-attr]
-        first = max(1, self.line - LINES_BEFORE)
-        return ("log", f"{home}{shlex.quote(rest)}"), ("log_from", str(first)), ("log_to", str(self.line))
-
-
-def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
-    """Return the newest line that the server logged about a present incident, as it was when it was last present."""
-    signal = diagnosis.incident.quotes
-    if signal is None or diagnosis.state != "present":
-        return ()
-    series = _culprit_series(signal, diagnosis, queries)
-    newest = max(series, key=lambda pair: pair[1], default=None)
-    if newest is None:
-        return ()
-    labels = newest[0]
-    number = label_value(labels, "line")
-    line = int(number) if number.isdecimal() and len(number) < 12 else None
-    text, file, process, cause, frames = (
-        label_value(labels, name) for name in ("text", "file", "process", "cause", "frames")
-    )
-    return (Quote(text, file, line, process, cause, frames),)

@@ -18,11 +18,13 @@ from diag.core.formatting import quantity
 from diag.core.incident import OPPOSITE, Incident
 from diag.core.subjects import instance_name, label_value
 from diag.diagnosis import telemetry_checks as telemetry
+from diag.diagnosis.build_report import build_report
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, ObservedServer, Report, build_report, not_measured
+from diag.diagnosis.report import Observed, ObservedServer, Report
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
+from diag.diagnosis.telemetry_checks import not_measured
 from diag.knowledge.formulas import SUBJECTS, comparison, conjunction, formula, generation_series
 from diag.promql import Formula
 from diag.sources.prometheus.properties import VERSION, properties

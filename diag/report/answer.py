@@ -13,8 +13,9 @@ from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
-from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.shared_labels import SharedLabel
+from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.report import sentences as words
 from diag.report.layout import WIDTH, is_wide, line_width, shortened
 

@@ -11,9 +11,10 @@ from diag.core.subjects import Subject, agree, in_words
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.proposals import Proposal, written
-from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
+from diag.diagnosis.report import Finding, NormalReading, Report
 from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
+from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.diagnosis.vitals import MEASURES, Vitals
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases

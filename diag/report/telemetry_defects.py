@@ -2,7 +2,7 @@
 
 from diag.core.formatting import listed, moment, printable
 from diag.core.metric_prefix import relabelling
-from diag.diagnosis.report import TelemetryDefect
+from diag.diagnosis.telemetry_checks import TelemetryDefect
 
 FEW = 3
 """Servers above which a defect of every server is reported as one of "all servers"."""

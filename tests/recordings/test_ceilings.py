@@ -10,7 +10,8 @@ from support.scenarios import Beside, config, gpu, model
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, observe
 from diag.core.contract import Contract
-from diag.diagnosis.report import CeilingShares, Report
+from diag.diagnosis.report import Report
+from diag.diagnosis.vitals import CeilingShares
 from diag.ramp.analysis import Circumstances, conclude
 from diag.ramp.plan import Limits
 from diag.ramp.step import Offer, measure
