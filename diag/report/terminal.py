@@ -17,7 +17,8 @@ from diag.diagnosis.report import Report
 from diag.report import sentences as words
 from diag.report.answer import answers, verdicts
 from diag.report.layout import NARROWEST, WIDTH, columns
-from diag.report.plain_text import full_report, short_report
+from diag.report.plain_text import full_report
+from diag.report.short_report import short_report
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
