@@ -13,7 +13,7 @@ from diag.core.contract import Contract, apply_overrides, find, renamed_threshol
 from diag.core.formatting import plural
 from diag.core.incident import Incident
 from diag.core.metric_prefix import OWN
-from diag.diagnosis.build_report import build_report, of_several_logs
+from diag.diagnosis.build_report import build_report, merge_log_reports
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
@@ -70,7 +70,7 @@ def look(
     """Diagnose the servers of any source; `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`)."""
     if options.kind == "log":
         snapshots = [judge_observation(each, contract, incidents) for each in read_logs(options)]
-        return snapshots[0]._replace(report=of_several_logs([snapshot.report for snapshot in snapshots]))
+        return snapshots[0]._replace(report=merge_log_reports([snapshot.report for snapshot in snapshots]))
     opened = open_source(options, scraping(contract), contract, incidents)
     if isinstance(opened, Observation):
         return judge_observation(opened, contract, incidents)

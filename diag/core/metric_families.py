@@ -146,18 +146,19 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Always 1; the labels name the release of vLLM, the model and the device.", "version", "model", "device"
     ),
     "diag_vllm_weight_bytes": _gauge(
-        "Bytes of weights on one GPU: read by every decode step, or of all routed experts (0 for a model without).",
+        "Bytes of weights on one GPU: read by every decode step, or of all routed experts (0 without experts).",
         "part",
     ),
     "diag_vllm_experts_per_token_ratio": _gauge(
         "Share of the routed experts of a layer that one token goes to (0 to 1); 1 without experts."
     ),
     "diag_vllm_kv_cache_bytes_per_token": _gauge(
-        "Bytes of KV cache that a decode step reads on one GPU for each token of context, of the layers that attend to "
-        "all of it."
+        "Bytes of KV cache that a decode step reads on one GPU for each token of context, in layers with full "
+        "attention."
     ),
     "diag_vllm_flops_per_token": _gauge(
-        "Operations on one GPU that the weights take for each token, without attention and the output layer.", "dtype"
+        "Arithmetic operations with the weights on one GPU for each token, without attention and the output layer.",
+        "dtype",
     ),
     "diag_vllm_all_reduce_bytes_per_token": _gauge(
         "Bytes that one GPU sends for each token in the all-reduces of tensor parallelism; 0 without it."
@@ -172,8 +173,8 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Crashes of the server that its log or the kubelet shows, since it last served for ten minutes or was stopped."
     ),
     "diag_vllm_log_crash_timestamp_seconds": _gauge(
-        "Unix time at which a server that served ended by itself last, also after it was started again; labels quote"
-        " the log line with the reason.",
+        "Unix time at which the server, once it served, last ended by itself; kept after it starts again. The labels"
+        " quote the log line with the reason.",
         *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
     "diag_vllm_log_events_total": _counter("Log lines that show this event, since the exporter started.", "event"),
@@ -199,9 +200,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
         *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
-    "diag_vllm_log_last_line_timestamp_seconds": _gauge(
-        "Unix time of the last log line.", unread="It shows whether the log is still written to."
-    ),
+    "diag_vllm_log_last_line_timestamp_seconds": _gauge("Unix time of the last log line."),
     "diag_probe_success": _gauge("1 when the exporter's last one-token request was answered, 0 when not."),
     "diag_probe_duration_seconds": _gauge(
         "Seconds until the exporter's last one-token request ended.", unread=FOR_READERS
@@ -330,7 +329,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_memory_reserved_bytes": _gauge(
         "GPU memory in bytes that driver and firmware reserve.",
         *GPU,
-        unread="It is what total memory less used and free memory leaves.",
+        unread="It equals total memory minus used and free memory.",
     ),
     "diag_gpu_throttle_active": _gauge("1 when this reason holds the clocks down now, 0 when not.", *GPU, "reason"),
     "diag_gpu_throttle_seconds_total": _counter(

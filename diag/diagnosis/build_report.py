@@ -32,10 +32,10 @@ ENDS_OPEN = {
     "failed": "its start failed, and no incident fits what the log says of it. The last line: {last}",
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
-"""Why a log tells nothing, by the state in which it ends."""
+"""Reasons why a log alone does not show the health of its server, by the state in which the log ends."""
 REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
 TIMED = ("startup_slow",)
-"""Incidents of time that goes by, which a log that has ended cannot show."""
+"""Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
 MIXED = "its page has several values for one series of {}: a label is missing, so some incidents are unknown"
 NO_SERVER = "no incident could be judged: no sample names a server"
@@ -63,7 +63,7 @@ def build_report(
             findings.append(Finding(found_here))
             continue
         known = by_subject(running, found_here.subject)
-        quoted = quotes(found_here, judged) or _lines_of_events(found_here, observed)
+        quoted = quotes(found_here, judged) or _quote_event(found_here, observed)
         diagnosis = found_here
         if is_on_rocm(found_here, judged, quoted):
             in_words = rocm.incident_in_words(found_here.incident)
@@ -92,7 +92,7 @@ def build_report(
         line = relaunch(known.launch, proposals)
         findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure))
     if observed.endings:
-        return _of_logs(observed, findings, queries)
+        return _log_report(observed, findings, queries)
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
@@ -109,7 +109,7 @@ def build_report(
     )
 
 
-def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
+def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
     """Return the newest line of a log, read alone, that shows an event which the incident's symptoms count."""
     ending = dict(observed.endings).get(instance_name(diagnosis.subject))
     formulas = " ".join(expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms)
@@ -118,7 +118,7 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
     return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
 
 
-def _ends_open(ending: LogEnding) -> str:
+def _why_unknown(ending: LogEnding) -> str:
     known = known_failure([ending.last], "", "") if ending.state == "starting" else None
     if known:
         return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
@@ -127,8 +127,8 @@ def _ends_open(ending: LogEnding) -> str:
     return ENDS_OPEN[ending.state].format(last=ending.last)
 
 
-def _of_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[str]:
-    """Yield what is known of the last exception that ended a request; the server went on, so that it is no incident."""
+def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[str]:
+    """Yield a note with the last exception that ended a request: the server goes on, so that it is no incident."""
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
             server = next((each for each in observed.servers if each.name == name), None)
@@ -138,8 +138,8 @@ def _of_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[s
             yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
 
 
-def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
-    """Return the report on logs alone: of incidents that they show, and of how they end."""
+def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
+    """Return the report on logs without a server: the incidents that they show, and how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
     told = [
         each
@@ -150,12 +150,15 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
     ]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
     not_judged = tuple(
-        NotJudged(_ends_open(ending), (("instance", name),))
+        NotJudged(_why_unknown(ending), (("instance", name),))
         for name, ending in observed.endings
         if ending.state in ENDS_OPEN and name not in ill
     )
     notes = tuple(
-        note for name, ending in observed.endings if name not in ill for note in _of_requests(ending, observed, name)
+        note
+        for name, ending in observed.endings
+        if name not in ill
+        for note in _failed_requests(ending, observed, name)
     )
     return Report(
         observed=observed._replace(notes=(*observed.notes, *notes)),
@@ -167,7 +170,7 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
     )
 
 
-def of_several_logs(reports: Sequence[Report]) -> Report:
+def merge_log_reports(reports: Sequence[Report]) -> Report:
     """Merge the reports on logs, each judged at its own end: the worst first, then the first that gives a reason.
 
     The logs may be those of the ranks or nodes of one server, whose other processes only notice that a peer is gone.

@@ -44,15 +44,14 @@ class Refuted(NamedTuple):
 class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
-    `severity` is that of now: an ended outage is a warning for 15 minutes, anything else that ended more than a live
-    window ago an info.
-    `since` is None if it already held at the first instant; `episodes` are the times in which it held, each with
-    health before it, the first from `since` on and the last to `until`; those of an absent incident were too short to
-    count, or restarts. `escalation` is the condition that makes it
-    critical; `open` names look-alikes that could not be ruled out; `instants` are those of the readings' histories.
-    `unanswered` names the missing signals if it is unknown only because the source refused their queries; `brief` is
-    whether the observation was too short to call it absent; `watched` are the seconds before the first instant that
-    were judged as well.
+    `severity` is the present one: an ended outage is a warning for 15 minutes, any other incident that ended more than
+    a live window ago an info. `since` is None if the incident already held at the first instant. `episodes` are the
+    times in which it held, with health between them, the first from `since` on and the last to `until`; those of an
+    absent incident were too short to count, or restarts. `escalation` is the condition that makes it critical; `open`
+    has the look-alikes that could not be ruled out; `instants` are those of the readings' histories. `unanswered` names
+    the missing signals if the incident is unknown only because the source refused their queries; `brief` is True if the
+    observation was too short to call it absent; `watched` has the seconds before the first instant that were judged
+    too.
     """
 
     incident: Incident
@@ -172,7 +171,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             breather = queries.live(incident.live_window).seconds + queries.source.interval
             if (
                 incident.outage or incident.burns or ended > breather
-            ):  # what has just let go may hold again at the next scrape
+            ):  # a condition that has just ended may hold again at the next scrape
                 is_recent = incident.outage and ended <= RECENT
                 severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
         yield Diagnosis(
@@ -311,7 +310,7 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
 
 
 def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
-    """Return since when a condition of a present incident held without a break, up to the instant that is reported.
+    """Return the time from which a condition of a present incident held without a break up to the reported instant.
 
     Unix seconds; the first instant judged if it held from the start; None if it does not hold. A missing value is no
     break.
@@ -362,9 +361,9 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
 
 
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    """Return a diagnosis of a look at a server with its onset and its history by the shortest windows.
+    """Return a diagnosis from a short observation with onset and histories in the shortest windows.
 
-    The only window of a look of half a minute says neither how a value moved nor since when.
+    An observation of half a minute has one live window, which shows neither how a value changed nor when.
     """
     is_chronic = seconds(diagnosis.incident.live_window) > LOOK
     if len(diagnosis.instants) > 1 or is_chronic or len(queries.subjects(("instance",))) > FEW:

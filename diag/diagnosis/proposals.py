@@ -51,7 +51,7 @@ _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cu
 
 @lru_cache(maxsize=256)  # every fix asks
 def command_in(launch: str) -> Command | None:
-    """Parse the launch command; None if it is unknown or cannot be read (a note has said so)."""
+    """Parse the launch command; None if it is unknown or cannot be read (a note reports it)."""
     try:
         return parse(launch) if launch else None
     except BadUsage:

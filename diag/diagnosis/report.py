@@ -1,4 +1,4 @@
-"""The diagnosis of a server or a fleet as data: everything that a report prints, computed."""
+"""The diagnosis of a server or a fleet as data: everything that a report prints."""
 
 import re
 from collections.abc import Sequence
@@ -98,8 +98,8 @@ class Normality(NamedTuple):
 class Finding(NamedTuple):
     """A diagnosis with its fixes, and the log lines that decide it.
 
-    `uncomputed` are fixes whose number needs telemetry that is missing; `failure` is what is known of the
-    quoted line.
+    `uncomputed` are fixes whose number needs telemetry that is missing; `failure` is the known failure that the quoted
+    line shows.
     """
 
     diagnosis: Diagnosis
@@ -111,13 +111,13 @@ class Finding(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The whole diagnosis; `gone` are vanished servers, `ceilings` how near the engines are to those of their GPUs,
-    `shared` the labels that the ill servers of a fleet have and its healthy ones lack, `slo_is_default` whether the
-    site has set none of its own; `vitals` are the vital signs of a few servers, `roll_calls` where their processes
-    stand, if that was asked for.
+    """The whole diagnosis.
 
-    `not_judged` is why finding nothing does not mean health: engines whose forward progress is unknown, incidents that
-    could not be judged because the source refused queries or the observation was too short.
+    `not_judged` has the reasons why finding no incident does not mean health: engines whose forward progress is
+    unknown, incidents that could not be judged because the source refused queries or the observation was too short.
+    `gone` names vanished servers, `ceilings` has each engine's share of the ceilings of its GPUs, `shared` the labels
+    that the ill servers of a fleet have and its healthy ones lack. `slo_is_default` is True if the site has set no SLO.
+    `vitals` has the vital signs of a few servers; `roll_calls` has the stacks of their processes with --stacks.
     """
 
     observed: Observed

@@ -1,4 +1,4 @@
-"""Defects of the telemetry itself: without telemetry, finding no incident does not mean health."""
+"""Defects of the telemetry, and families of it that are missing: without telemetry, no incident does not mean health."""
 
 import math
 from collections import defaultdict
@@ -281,7 +281,7 @@ def _collection_defects(
 
 
 def claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
-    """Yield for each server the events of the span that its log claims and what is measured contradicts now."""
+    """Yield for each server the events that its log claims, although its metrics show that it goes on."""
     query = (
         "max by (instance, event, file, line, text) (last_over_time(diag_vllm_log_claim_timestamp_seconds[$window]))"
     )

@@ -1,4 +1,4 @@
-"""The vital signs of a server: load, latency, KV cache, GPUs; `diag top` shows them in a row, a report in a strip."""
+"""The vital signs of a server: load, latency, KV cache, GPUs, and how near its engines are to the ceilings of the GPUs."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -117,7 +117,7 @@ def _history(values: Floats) -> tuple[float | None, ...]:
 class CeilingShares(NamedTuple):
     """Shares of one engine's ceilings, 0 to 1, and the tokens that it decodes in a step; None if unknown.
 
-    No incident, but the headroom that every reader asks for. `nvlink` and `pcie` are the shares of either link that the
+    The rest is headroom; a high share is no incident. `nvlink` and `pcie` are the shares of either link that the
     all-reduces of tensor parallelism need.
     """
 

@@ -182,7 +182,7 @@ def verdicts(report: Report) -> list[str]:
 def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
     """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened.
 
-    A narrow window has no room for half a place, which stands below: the line is without it.
+    If the place does not fit, the line leaves it out: the report prints it below.
     """
     name = escaped(place)
     shortest = f"{start.rstrip()}   {min(ends, key=len)}"

@@ -1,4 +1,4 @@
-"""Sentences that all forms of a report share: verdicts, times, places, changes, coverage."""
+"""Sentences that all forms of a report share: verdicts, times, places, findings, changes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -100,7 +100,7 @@ def found_nothing(report: Report) -> str:
 
 
 def slo_missing(report: Report) -> str:
-    """Return the sentence that no SLO is set, "" if one is: the defaults only rule out a server that is of no use."""
+    """Return the sentence that no SLO is set, "" if one is set; the defaults count only extreme latency."""
     if not report.slo_is_default:
         return ""
     ttft, itl = (quantity(getattr(Contract, f"{name}_seconds"), "seconds") for name in ("ttft", "itl"))
@@ -181,7 +181,7 @@ def shared(report: Report) -> list[str]:
 def shared_sentence(found: SharedLabel, report: Report) -> str:
     """Return the label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
 
-    Servers are not called healthy if something could not be judged. An incident that goes on nowhere has ended.
+    Servers are not called healthy if something could not be judged. An incident that goes on at no server has ended.
     """
     several = [each.diagnosis for each in report.present if each.diagnosis.incident.id == found.incident]
     ended = " (ended)" if several and not any(diagnosis.ongoing for diagnosis in several) else ""
@@ -269,7 +269,7 @@ def ruled_out_by_evidence(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def quoted(finding: Finding) -> list[str]:
-    """Return the log lines that decide, each with its place, process and cause."""
+    """Return the log lines that show the incident, each with its place, process and cause."""
     lines = []
     for quote in finding.quotes:
         where = ", ".join(part for part in (quote.place, quote.process) if part)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from diag.sources.source import Tick
 
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
-"""Environment variables by which rich takes anything for a terminal."""
+"""Environment variables that make rich treat any output as a terminal."""
 STYLES = {
     r"^CRITICAL +\w*": "bold red",
     r"^WARNING +\w*": "bold yellow",
