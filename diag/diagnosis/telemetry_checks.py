@@ -1,4 +1,4 @@
-"""Defects of the telemetry, and families of it that are missing: without telemetry, no incident does not mean health."""
+"""Defects of the telemetry, and missing families of it: without telemetry, "no incident" does not mean health."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The vital signs of a server: load, latency, KV cache, GPUs, and how near its engines are to the ceilings of the GPUs."""
+"""The vital signs of a server: load, latency, KV cache, GPUs, and the shares of its GPUs' ceilings."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -122,7 +122,7 @@ def _change(proposal: Proposal) -> str:
 
 
 def _step_row(ramp: Ramp, step: Step) -> list[str]:
-    """Format a step as a row of the table; its last cell marks the ceiling, or has the reason why the step does not count."""
+    """Format a step as a row of the table; its last cell marks the ceiling, or has the reason why it does not count."""
     cells = [step.offer.shown, number(step.requests_per_second), number(step.output_tokens_per_second)]
     for seconds in (step.ttft.p50, step.ttft.p99, step.itl.p50, step.itl.p99):
         cells.append("" if seconds is None else quantity(seconds, "seconds"))
