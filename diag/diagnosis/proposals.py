@@ -3,7 +3,6 @@
 Nothing here changes a server: a proposal is a text to read.
 """
 
-import json
 import math
 import re
 import shlex
@@ -27,7 +26,7 @@ from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu, runs_on_rocm
-from diag.vllm.command.command import Command
+from diag.vllm.command.command import Command, json_object
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import UNSET, default, release, releases, versions
 
@@ -81,15 +80,6 @@ def given_values(launch: str) -> Mapping[str, float | str]:
             value = math.nan
         numbers[name] = value if math.isfinite(value) else text
     return numbers
-
-
-def json_object(text: str) -> dict[str, object]:
-    """Parse a JSON object; empty if the text is not one."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 # -- proposals --------------------------------------------------------------------------------------------------------
