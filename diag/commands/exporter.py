@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Literal
 from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words
 from diag.core.formatting import listed, printable, quantity
-from diag.core.metric_families import Sample, render
+from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
 from diag.exporter.log.tail import STDIN, parse_timezone
 from diag.exporter.nccl import parse_address
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
+from diag.exposition.rendering import render
 from diag.http.address import parse
 from diag.http.vllm_server import Probe
 

@@ -13,11 +13,13 @@ from diag.core.contract import Contract, apply_overrides, find, renamed_threshol
 from diag.core.formatting import plural
 from diag.core.incident import Incident
 from diag.core.metric_prefix import OWN
+from diag.diagnosis.build_report import build_report, merge_log_reports
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, ObservedServer, build_report, not_measured, of_several_logs
+from diag.diagnosis.report import Observed, ObservedServer
 from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.telemetry_checks import not_measured
 from diag.knowledge.catalog import load
 from diag.sources import source
 from diag.sources.observation import Observation
@@ -68,7 +70,7 @@ def look(
     """Diagnose the servers of any source; `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`)."""
     if options.kind == "log":
         snapshots = [judge_observation(each, contract, incidents) for each in read_logs(options)]
-        return snapshots[0]._replace(report=of_several_logs([snapshot.report for snapshot in snapshots]))
+        return snapshots[0]._replace(report=merge_log_reports([snapshot.report for snapshot in snapshots]))
     opened = open_source(options, scraping(contract), contract, incidents)
     if isinstance(opened, Observation):
         return judge_observation(opened, contract, incidents)

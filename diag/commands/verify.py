@@ -12,8 +12,8 @@ from diag.core.files import exists
 from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import instance_name
 from diag.http.address import parse
+from diag.report.coverage import normal_sentence
 from diag.report.layout import paragraph
-from diag.report.sentences import normal_sentence
 from diag.report.verify import render, render_json, render_markdown
 from diag.sources.source import is_path, shown_targets
 from diag.verify.compare import Verification, compare

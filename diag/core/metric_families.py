@@ -1,19 +1,14 @@
-"""The metrics that the exporter serves, and their text format (the only importer of prometheus_client).
+"""The metrics that the exporter serves.
 
 `FAMILIES` is a contract: incidents, alerts, dashboards, recordings and other people's rules are written against it. A
 collector yields `Sample`s; a value that it cannot know has no sample, never 0, -1 or NaN.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import Literal, Protocol
 
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.core import Metric
 
 Sample = tuple[str, tuple[str, ...], float]
 """A family's name, the values of its labels in the family's order, and the value."""
@@ -151,18 +146,19 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Always 1; the labels name the release of vLLM, the model and the device.", "version", "model", "device"
     ),
     "diag_vllm_weight_bytes": _gauge(
-        "Bytes of weights on one GPU: read by every decode step, or of all routed experts (0 for a model without).",
+        "Bytes of weights on one GPU: read by every decode step, or of all routed experts (0 without experts).",
         "part",
     ),
     "diag_vllm_experts_per_token_ratio": _gauge(
         "Share of the routed experts of a layer that one token goes to (0 to 1); 1 without experts."
     ),
     "diag_vllm_kv_cache_bytes_per_token": _gauge(
-        "Bytes of KV cache that a decode step reads on one GPU for each token of context, of the layers that attend to "
-        "all of it."
+        "Bytes of KV cache that a decode step reads on one GPU for each token of context, in layers with full "
+        "attention."
     ),
     "diag_vllm_flops_per_token": _gauge(
-        "Operations on one GPU that the weights take for each token, without attention and the output layer.", "dtype"
+        "Arithmetic operations with the weights on one GPU for each token, without attention and the output layer.",
+        "dtype",
     ),
     "diag_vllm_all_reduce_bytes_per_token": _gauge(
         "Bytes that one GPU sends for each token in the all-reduces of tensor parallelism; 0 without it."
@@ -177,8 +173,8 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Crashes of the server that its log or the kubelet shows, since it last served for ten minutes or was stopped."
     ),
     "diag_vllm_log_crash_timestamp_seconds": _gauge(
-        "Unix time at which a server that served ended by itself last, also after it was started again; labels quote"
-        " the log line with the reason.",
+        "Unix time at which the server, once it served, last ended by itself; kept after it starts again. The labels"
+        " quote the log line with the reason.",
         *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
     "diag_vllm_log_events_total": _counter("Log lines that show this event, since the exporter started.", "event"),
@@ -204,9 +200,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
         *("event", "process", "file", "line", "text", "cause", "frames"),
     ),
-    "diag_vllm_log_last_line_timestamp_seconds": _gauge(
-        "Unix time of the last log line.", unread="It shows whether the log is still written to."
-    ),
+    "diag_vllm_log_last_line_timestamp_seconds": _gauge("Unix time of the last log line."),
     "diag_probe_success": _gauge("1 when the exporter's last one-token request was answered, 0 when not."),
     "diag_probe_duration_seconds": _gauge(
         "Seconds until the exporter's last one-token request ended.", unread=FOR_READERS
@@ -335,7 +329,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_memory_reserved_bytes": _gauge(
         "GPU memory in bytes that driver and firmware reserve.",
         *GPU,
-        unread="It is what total memory less used and free memory leaves.",
+        unread="It equals total memory minus used and free memory.",
     ),
     "diag_gpu_throttle_active": _gauge("1 when this reason holds the clocks down now, 0 when not.", *GPU, "reason"),
     "diag_gpu_throttle_seconds_total": _counter(
@@ -393,76 +387,3 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_gpu_process_memory_bytes": _gauge("GPU memory in bytes of a process on this GPU.", *GPU, *PROCESS),
     "diag_gpu_serving": _gauge("1 when a process of this vLLM uses this GPU, 0 when not.", *GPU),
 }
-
-
-def render(samples: Iterable[Sample]) -> bytes:
-    """Write samples in the text format 0.0.4, families in the order of the contract.
-
-    prometheus_client writes the text before a value once for each series: it does not change from scrape to scrape.
-    """
-    from prometheus_client import generate_latest
-
-    by_family: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_family.setdefault(sample[0], []).append(sample)
-    lines: list[str] = []
-    for name in filter(by_family.__contains__, FAMILIES):
-        for at, (_, labels, value) in enumerate(by_family[name]):
-            head = _HEADS.get((name, labels))
-            if head is None:
-                if len(_HEADS) >= MOST_HEADS:
-                    _HEADS.clear()
-                registry = cast("CollectorRegistry", _Registry((name, labels, 0.0)))
-                comments, _, line = generate_latest(registry).decode().rstrip("\n").rpartition("\n")
-                head = _HEADS[name, labels] = f"{comments}\n", line.rpartition(" ")[0]
-            lines.append(f"{'' if at else head[0]}{head[1]} {_number(value)}\n")
-    return "".join(lines).encode()
-
-
-@lru_cache(maxsize=4096)
-def _number(value: float) -> str:
-    """Write a number as prometheus_client does; most numbers are those of the last scrape."""
-    from prometheus_client.utils import floatToGoString
-
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
-
-
-_HEADS: dict[tuple[str, tuple[str, ...]], tuple[str, str]] = {}
-MOST_HEADS = 20_000
-"""Processes come and go, and every PID is a series of its own."""
-
-
-def labelled(samples: Iterable[Sample]) -> "Iterator[tuple[dict[str, str], float]]":
-    """Yield the labels, with `__name__`, and the value of each sample."""
-    for name, labels, value in samples:
-        yield {"__name__": name, **dict(zip(FAMILIES[name].labels, labels, strict=True))}, float(value)
-
-
-def plain(samples: Iterable[Sample]) -> bytes:
-    """Write samples as bare lines, for a page that only diag reads; prometheus_client takes a while to load."""
-    lines = []
-    for name, labels, value in samples:
-        pairs = zip(FAMILIES[name].labels, labels, strict=True)
-        text = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in pairs)
-        lines.append(f"{name}{f'{{{text}}}' if text else ''} {value!r}\n")
-    return "".join(lines).encode()
-
-
-_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
-
-
-class _Registry:
-    """A registry of one sample, for `generate_latest`."""
-
-    def __init__(self, sample: Sample) -> None:
-        self._sample = sample
-
-    def collect(self) -> "Iterator[Metric]":
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        name, labels, value = self._sample
-        family = FAMILIES[name]
-        kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
-        metric = kind(name, family.help, labels=family.labels)
-        metric.add_metric(labels, value)
-        yield metric

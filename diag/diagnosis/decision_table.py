@@ -23,12 +23,12 @@ LOOK = 30.0
 MANY_FINISHED = 30
 """Requests: if none of so many shows a symptom, less than one in ten has it (95 % confidence, the rule of three)."""
 HINDSIGHT = 120_000
-"""Milliseconds before an instant at which a condition is false in which it counts as false too (`Signal.hindsight`)."""
+"""Milliseconds before an instant at which a condition is false that count as false too (`Signal.hindsight`)."""
 SCRAPED_BEFORE = "max by ($by) (count_over_time(up[$window] offset $window))"
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
 RECENT = 900.0
-"""Seconds for which an ended outage stays told: its cause may end the server again."""
+"""Seconds for which an ended outage is still a warning: its cause may end the server again."""
 Episode = tuple[float | None, float]
 """Unix seconds of the first and the last instant at which an incident held; None: it held from the beginning."""
 Run = NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Incidents + contract + telemetry -> diagnoses: state, culprits, cause, onset and quoted log lines of each incident.
+"""Incidents + contract + telemetry -> diagnoses: state, culprits, cause, and onset of each incident.
 
 Every distinct signal is queried once, for all subjects and instants. An incident is decided per subject and instant by
 three-valued logic: a condition that is false makes it absent, else one that is missing makes it unknown, else it is
@@ -6,8 +6,6 @@ present. `Incident.query()` is the same conjunction for a Prometheus; a property
 """
 
 import math
-import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal, seconds
-from diag.core.subjects import Subject, SubjectIndex, filled, label_value
+from diag.core.subjects import Subject, SubjectIndex, filled
 from diag.diagnosis.decision_table import COMPARE, LOOK, RECENT, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants, Window
 
@@ -29,8 +27,6 @@ MOST_EPISODES = 4
 """Episodes of one incident to date, the last ones."""
 FEW = 5
 """Servers up to which incidents are dated."""
-LINES_BEFORE = 40
-"""Log lines before a quoted one that a command shows: a traceback is that long."""
 
 
 class Refuted(NamedTuple):
@@ -48,15 +44,14 @@ class Refuted(NamedTuple):
 class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
-    `severity` is that of now: an ended outage is a warning for 15 minutes, anything else that ended more than a live
-    window ago an info.
-    `since` is None if it already held at the first instant; `episodes` are the times in which it held, each with
-    health before it, the first from `since` on and the last to `until`; those of an absent incident were too short to
-    count, or restarts. `escalation` is the condition that makes it
-    critical; `open` names look-alikes that could not be ruled out; `instants` are those of the readings' histories.
-    `unanswered` names the missing signals if it is unknown only because the source refused their queries; `brief` is
-    whether the observation was too short to call it absent; `watched` are the seconds before the first instant that
-    were judged as well.
+    `severity` is the present one: an ended outage is a warning for 15 minutes, any other incident that ended more than
+    a live window ago an info. `since` is None if the incident already held at the first instant. `episodes` are the
+    times in which it held, with health between them, the first from `since` on and the last to `until`; those of an
+    absent incident were too short to count, or restarts. `escalation` is the condition that makes it critical; `open`
+    has the look-alikes that could not be ruled out; `instants` are those of the readings' histories. `unanswered` names
+    the missing signals if the incident is unknown only because the source refused their queries; `brief` is True if the
+    observation was too short to call it absent; `watched` has the seconds before the first instant that were judged
+    too.
     """
 
     incident: Incident
@@ -176,7 +171,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             breather = queries.live(incident.live_window).seconds + queries.source.interval
             if (
                 incident.outage or incident.burns or ended > breather
-            ):  # what has just let go may hold again at the next scrape
+            ):  # a condition that has just ended may hold again at the next scrape
                 is_recent = incident.outage and ended <= RECENT
                 severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
         yield Diagnosis(
@@ -202,14 +197,12 @@ def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[
     """Return the labels and the text of each culprit that a signal of a present incident names."""
     return [
         (labels, name)
-        for labels, value in _culprit_series(signal, diagnosis, queries)
+        for labels, value in culprit_series(signal, diagnosis, queries)
         if (name := filled(signal.culprit_label, labels, value=quantity(value, signal.culprit_unit)))
     ]
 
 
-def _culprit_series(
-    signal: Signal, diagnosis: Diagnosis, queries: QueryCache
-) -> Iterator[tuple[dict[str, str], float]]:
+def culprit_series(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> Iterator[tuple[dict[str, str], float]]:
     """Yield labels and value of each series that the signal's culprit query has at the instant that is reported."""
     if signal.culprit_promql:
         rows = queries.ask(signal.culprit_promql, diagnosis.incident.per, queries.window(diagnosis.incident))
@@ -317,7 +310,7 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
 
 
 def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
-    """Return since when a condition of a present incident held without a break, up to the instant that is reported.
+    """Return the time from which a condition of a present incident held without a break up to the reported instant.
 
     Unix seconds; the first instant judged if it held from the start; None if it does not hold. A missing value is no
     break.
@@ -368,9 +361,9 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
 
 
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    """Return a diagnosis of a look at a server with its onset and its history by the shortest windows.
+    """Return a diagnosis from a short observation with onset and histories in the shortest windows.
 
-    The only window of a look of half a minute says neither how a value moved nor since when.
+    An observation of half a minute has one live window, which shows neither how a value changed nor when.
     """
     is_chronic = seconds(diagnosis.incident.live_window) > LOOK
     if len(diagnosis.instants) > 1 or is_chronic or len(queries.subjects(("instance",))) > FEW:
@@ -394,56 +387,3 @@ def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         symptoms=drawn(diagnosis.symptoms, again.symptoms),
         supports=drawn(diagnosis.supports, again.supports),
     )
-
-
-# -- which lines of the log show it -----------------------------------------------------------------------------------
-
-
-class Quote(NamedTuple):
-    """A line of a log: `file` is "" and `line` None if unknown.
-
-    `process` is the process of vLLM that wrote it, `cause` the exception that it was raised from, and `frames` the
-    innermost frames of its traceback; "" for none.
-    """
-
-    text: str
-    file: str
-    line: int | None
-    process: str
-    cause: str
-    frames: str = ""
-
-    @property
-    def place(self) -> str:
-        """File and line: "server.log:71"; "" if unknown."""
-        return f"{self.file}:{self.line}" if self.line is not None else self.file
-
-    @property
-    def names(self) -> tuple[tuple[str, str], ...]:
-        """Values for a command that shows the file and its lines up to this one, as a shell takes them.
-
-        Empty if the place is unknown. The tilde of a home folder, which is not named, has to stand outside of quotes.
-        """
-        if not self.file or self.line is None:
-            return ()
-        home, rest = re.match(r"((?:~/)?)(.*)", self.file, re.DOTALL).groups()  # type: ignore[union-attr]
-        first = max(1, self.line - LINES_BEFORE)
-        return ("log", f"{home}{shlex.quote(rest)}"), ("log_from", str(first)), ("log_to", str(self.line))
-
-
-def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
-    """Return the newest line that the server logged about a present incident, as it was when it was last present."""
-    signal = diagnosis.incident.quotes
-    if signal is None or diagnosis.state != "present":
-        return ()
-    series = _culprit_series(signal, diagnosis, queries)
-    newest = max(series, key=lambda pair: pair[1], default=None)
-    if newest is None:
-        return ()
-    labels = newest[0]
-    number = label_value(labels, "line")
-    line = int(number) if number.isdecimal() and len(number) < 12 else None
-    text, file, process, cause, frames = (
-        label_value(labels, name) for name in ("text", "file", "process", "cause", "frames")
-    )
-    return (Quote(text, file, line, process, cause, frames),)

@@ -1,8 +1,8 @@
-"""Judge the servers that a Prometheus scrapes like those that are scraped directly: one or thousands, now or then.
+"""Judge the servers that a Prometheus scrapes, one or thousands, at present or in the past.
 
-Of a large fleet only the suspects are read in full: the servers that are ill, or impossible to judge, by the conditions
-as filters. Rules record the signal of every condition, so that a filter over thousands of servers is cheap and returns
-only a few.
+In a large fleet only the suspects are read in full: the conditions, as filters, find the servers that have an incident
+or cannot be judged. Rules record the signal of every condition, so that a filter over thousands of servers is cheap and
+returns only a few.
 """
 
 import gc
@@ -18,11 +18,13 @@ from diag.core.formatting import quantity
 from diag.core.incident import OPPOSITE, Incident
 from diag.core.subjects import instance_name, label_value
 from diag.diagnosis import telemetry_checks as telemetry
+from diag.diagnosis.build_report import build_report
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, ObservedServer, Report, build_report, not_measured
+from diag.diagnosis.report import Observed, ObservedServer, Report
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
+from diag.diagnosis.telemetry_checks import not_measured
 from diag.knowledge.formulas import SUBJECTS, comparison, conjunction, formula, generation_series
 from diag.promql import Formula
 from diag.sources.prometheus.properties import VERSION, properties
@@ -133,8 +135,8 @@ class Suspects(NamedTuple):
 def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache, pool: Executor) -> Suspects:
     """Return every server with an incident, and for each incident a few on which it is unknown or absent.
 
-    The servers on which an incident is unknown are listed only if the incident is present on others, or if they are
-    neither none nor all.
+    The servers on which an incident is unknown are listed only if the incident is present on other servers, or unknown
+    on some but not all.
     """
     names = frozenset(remote.members)
     finding: list[tuple[Incident, Formula]] = []  # incidents are found by their own conditions or at a burn rate

@@ -35,7 +35,7 @@ MOST_PREFILL = 0.6
 """Utilisation by prefill of a pool at most: a queue at random arrivals is then on average 1.5 prefills long at most
 (Pollaczek-Khinchine), and a load that grows by half is still served."""
 MOST_PRESENT = 0.9
-"""Utilisation of the present server above which requests that come are not requests that are served."""
+"""Utilisation of the present server above which finished requests underestimate the arriving ones."""
 MOST_KV = 0.9
 """Share of the KV cache that the mean and three deviations may take."""
 MOST_BATCH = 1.1
@@ -43,7 +43,7 @@ MOST_BATCH = 1.1
 CLEARLY = 0.5
 """TTFT p90 of short prompts, as a share of what the same servers give that share all requests."""
 LEAST_GAIN = 0.2
-"""Seconds of TTFT p90 that short prompts gain at least: less is not felt."""
+"""Seconds of TTFT p90 that short prompts gain at least: users do not notice less."""
 MOST_CACHED = 0.3
 """Share of cached prompt tokens beyond which it matters which lengths have the hits, and pools change the hits."""
 STEADY = 0.3
@@ -51,14 +51,14 @@ STEADY = 0.3
 BURSTY = 2.0
 """Dispersion of arrivals from which on they are not random, beside three standard errors of it."""
 FEWEST = 20
-"""Requests with long prompts, and intervals between scrapes, below which they say little."""
+"""Requests with long prompts, and intervals between scrapes, below which an estimate is unreliable."""
 STRIDE = 3
 """Intervals between scrapes over which counters are compared: a long prompt is counted when its prefill ends."""
 MOST_SECONDS = 1800.0
 MORE_SERVERS = 3
 """Servers at most beyond those that are there."""
 SHORTEST_STEP, LONGEST = 1e-4, 1e7
-"""Seconds of a step and tokens of a request beyond which a number is no server's."""
+"""Plausible limits: the least seconds of a step, the most tokens of a request."""
 
 PER = ("instance", "engine")
 PROMPTS, OUTPUTS, TTFT = "request_prompt_tokens", "request_generation_tokens", "time_to_first_token_seconds"

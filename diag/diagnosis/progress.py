@@ -131,7 +131,7 @@ UNREADY = ("asleep", "starting", *FAILED)
 
 
 class Progress(NamedTuple):
-    """The state of one engine, or of an instance that is dead, at the last instant, and why it is called that."""
+    """The state of one engine, or of an instance that is dead, at the last instant, and the reason."""
 
     subject: Subject
     state: State
@@ -139,7 +139,7 @@ class Progress(NamedTuple):
 
 
 class NotJudged(NamedTuple):
-    """Why finding nothing does not mean health; `subject` is () if that is so for all of them."""
+    """A reason why finding no incident does not mean health; `subject` is () if it concerns all subjects."""
 
     why: str
     subject: Subject = ()
@@ -151,7 +151,7 @@ class NotJudged(NamedTuple):
 
 
 def owed_and_still(found: tuple[Progress, ...]) -> bool:
-    """Return True if some engine has work and does not move, but cannot be called stalled yet: worth observing on."""
+    """Return True if some engine has work and does not move, but cannot be called stalled yet: observe longer."""
     return any(progress.reason == STILL for progress in found)
 
 
@@ -291,7 +291,7 @@ class Health(NamedTuple):
 
 
 def unknown_health(why: str) -> Health:
-    """Return the answer of a probe without data: the server is not restarted for it, and gets no requests."""
+    """Return the answer of a probe without data: alive, which prevents a restart, and not ready."""
     return Health(alive=True, ready=False, liveness=f"cannot tell: {why}", readiness=f"cannot tell: {why}")
 
 

@@ -3,7 +3,6 @@
 Nothing here changes a server: a proposal is a text to read.
 """
 
-import json
 import math
 import re
 import shlex
@@ -19,14 +18,15 @@ from diag.core.formatting import quantity
 from diag.core.incident import Fix, Signal, documented, judged
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
-from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
+from diag.diagnosis.diagnose import Diagnosis, culprits
 from diag.diagnosis.pools import find_pools
 from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.quotes import Quote
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu, runs_on_rocm
-from diag.vllm.command.command import Command
+from diag.vllm.command.command import Command, json_object
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import UNSET, default, release, releases, versions
 
@@ -50,7 +50,7 @@ _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cu
 
 @lru_cache(maxsize=256)  # every fix asks
 def command_in(launch: str) -> Command | None:
-    """Parse the launch command; None if it is unknown or cannot be read (a note has said so)."""
+    """Parse the launch command; None if it is unknown or cannot be read (a note reports it)."""
     try:
         return parse(launch) if launch else None
     except BadUsage:
@@ -80,15 +80,6 @@ def given_values(launch: str) -> Mapping[str, float | str]:
             value = math.nan
         numbers[name] = value if math.isfinite(value) else text
     return numbers
-
-
-def json_object(text: str) -> dict[str, object]:
-    """Parse a JSON object; empty if the text is not one."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 # -- proposals --------------------------------------------------------------------------------------------------------

@@ -154,7 +154,8 @@ class QueryCache:
     def subjects(self, per: tuple[str, ...]) -> list[Subject]:
         """Return the universe: every instance that was scraped and every engine or GPU that was seen on one.
 
-        An instance without engines or GPUs stays as a subject of its own, so that a blind replica does not vanish.
+        An instance without engines or GPUs stays as a subject of its own, so that a replica without telemetry stays
+        visible.
         """
         if per not in self._subjects:
             instances = self.ask(INSTANCES, per, self.whole)

@@ -1,8 +1,8 @@
 """The roll call of a server that hangs: where each of its processes stands, and the one that the others wait for.
 
-Each wait (diag/knowledge/waits.toml) says for whom a process waits: a worker for the engine's next step, the engine for
-its workers' answers, a rank in a collective for the ranks that have not come. A process that waits for none of vLLM's,
-and that has not moved between two dumps, is the one to look at.
+Each wait (diag/knowledge/waits.toml) names the awaited processes: a worker waits for the engine's next step, the engine
+for its workers' answers, a rank in a collective for the ranks that have not reached it. A process that waits for no
+other process of vLLM, and that has not moved between two dumps, is the one to look at.
 """
 
 import re
@@ -19,14 +19,14 @@ WaitedFor = Literal["ranks", "workers", "engine", "replicas", "clients", ""]
 APART = 2.0
 """Seconds between two dumps: a step of an engine takes less than a second."""
 POLLING = 3
-"""Innermost frames, at most, that a loop calls to look whether it may go on: Path.exists, os.stat."""
+"""Innermost frames, at most, that a polling loop calls to check its condition: Path.exists, os.stat."""
 HALTED = {
     "stopped": "is stopped by a signal (SIGSTOP)",
     "traced": "is held by a debugger",
     "uninterruptible": "waits in the kernel and cannot be interrupted",
     "zombie": "has ended",
 }
-"""What a process does that the kernel has halted."""
+"""States of a process that the kernel has halted, in words."""
 NEXT = {
     "stopped": "kill -CONT {pid} lets it go on; find out who stopped it.",
     "traced": "Detach the debugger: grep TracerPid /proc/{pid}/status names it.",
@@ -86,7 +86,7 @@ class RollCall(NamedTuple):
 
 
 def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool) -> RollCall:
-    """Judge two dumps of one server; `works` is whether its own metrics show progress, and then nobody is suspect."""
+    """Judge two dumps of one server; no process is a suspect if `works`: its own metrics show progress."""
     earlier = {stack.pid: stack for stack in dumps[0]}
     standing = tuple(_standing(stack, earlier.get(stack.pid)) for stack in dumps[-1])
     known = [each for each in standing if each.place or each.halted]

@@ -82,8 +82,8 @@ def ill_groups(
 ) -> tuple[IllGroup, ...]:
     """Return a group for each incident that several servers have and nothing explains, in the order of diagnoses.
 
-    An incident that has ended counts like one that goes on: what heats forty servers at noon shares a label at night,
-    too. `cleared` are the servers without a diagnosis on which an incident is absent.
+    An incident that has ended counts like one that goes on, since its servers still share the label of its
+    cause. `cleared` are the servers without a diagnosis on which an incident is absent.
     """
     found: dict[str, dict[str, list[Diagnosis]]] = {}
     ill_or_gone: set[str] = {*gone}

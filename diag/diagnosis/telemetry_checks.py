@@ -1,17 +1,19 @@
-"""Defects of the telemetry itself: without telemetry, finding no incident does not mean health."""
+"""Defects of the telemetry, and missing families of it: without telemetry, "no incident" does not mean health."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from diag.core.incident import Incident, seconds
 from diag.core.subjects import Rows, instance_name, label_value
-from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, Window
-from diag.diagnosis.report import TelemetryDefect
-from diag.sources.prometheus.servers import PrometheusSource
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, QueryCache, Window
+
+if TYPE_CHECKING:
+    from diag.sources.prometheus.servers import PrometheusSource
 
 INSTANCE = ("instance",)
 MISSING = 0.05
@@ -36,8 +38,86 @@ START = "process_start_time_seconds"
 TWICE = "max by (instance) (count by (instance, engine) (last_over_time(vllm:num_requests_running[$window]))) > 1"
 JOBS = "count by (instance, job) (last_over_time(vllm:num_requests_running[$window]))"
 CREATED = "max by (instance, engine) (last_over_time(vllm:generation_tokens_created[$window]))"
+CLAIM_IS_NEWS = 300.0
+"""Seconds before the first scrape in which a line of the log still matters."""
+LOG_ALONE = (
+    "max by (instance) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"
+    " unless max by (instance) (max_over_time(diag_vllm_up[$window])) > 0"
+    ' unless max by (instance) (last_over_time({__name__=~"diag_vllm_process(es|_cpu_seconds_total)"}[$window]))'
+    " unless max by (instance) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))"
+)
+"""Servers whose log is known, but no page, and neither the processes of the host nor the container."""
 SCRAPES = "sum by (instance) (count_over_time(up[$window]))"
 ANSWERED = "sum by (instance) (sum_over_time(up[$window]))"
+
+HOST = "run diag on the server's host, or scrape diag exporter"
+
+
+class TelemetryFamily(NamedTuple):
+    """Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they show, and how to get them.
+
+    `usual` is one of its metrics, with few series per server, so that querying it is cheap.
+    """
+
+    metrics: str
+    usual: str
+    name: str
+    shows: str
+    hint: str
+
+
+UNREAD = "xpu|tpu|hpu|neuron"
+"""Devices that diag reads no telemetry of, as vLLM calls them."""
+FAMILIES = {
+    "gpu": TelemetryFamily("diag_gpu_.+", "diag_gpu_power_watts", "GPUs", "throttling, power, memory and faults", HOST),
+    "log": TelemetryFamily(
+        "diag_vllm_(startup|log)_.+",
+        "diag_vllm_startup_last_progress_timestamp_seconds",
+        "server log",
+        "start-up phases and errors",
+        "--log FILE",
+    ),
+    "process": TelemetryFamily(
+        "diag_vllm_process_.+",
+        "diag_vllm_process_cpu_seconds_total",
+        "processes",
+        "stopped or busy-waiting workers",
+        HOST,
+    ),
+    "device": TelemetryFamily(
+        "diag_gpu_.+",
+        "diag_gpu_power_watts",
+        "XPUs, TPUs",
+        "throttling, power, memory and faults",
+        "diag reads the GPUs of NVIDIA and AMD only",
+    ),
+}
+
+
+DefectKind = (
+    Literal["ended", "gone", "gaps", "slow"]
+    | Literal["renamed", "double", "aliases"]
+    | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
+    | Literal["claimed", "log alone"]
+)
+"""Defects of scrapes, of the names of servers, of what is collected, and of a log: contradicted or uncorroborated."""
+
+
+class TelemetryDefect(NamedTuple):
+    """A defect of the telemetry, with the servers that have it; `of_all` if all servers have it.
+
+    `number` is a unix time ("ended", "gone", "claimed"), the largest share of missing scrapes ("gaps") or a scrape
+    interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), the
+    prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events claimed
+    ("claimed"). `groups` are servers by failing collector, or instances of one server.
+    """
+
+    kind: DefectKind
+    servers: frozenset[str] = frozenset()
+    number: float = 0.0
+    names: tuple[str, ...] = ()
+    groups: tuple[tuple[str, frozenset[str]], ...] = ()
+    of_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +177,7 @@ def _counts(rows: Rows, least: int) -> Rows:
 
 
 def defects(
-    remote: PrometheusSource, scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
+    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[TelemetryDefect, ...]:
     """Return the defects of the telemetry: of the scrapes, of the names of servers, and of what is collected."""
     found = (
@@ -114,14 +194,14 @@ def _having(metric: str, queries: QueryCache) -> set[str]:
     return {instance_name(subject) for subject in queries.ask(query, INSTANCE, queries.whole)}
 
 
-def late(remote: PrometheusSource) -> float:
+def late(remote: "PrometheusSource") -> float:
     """Return the seconds without any scrape at the end of the requested span, 0 if they are few."""
     since = (remote.end - int(remote.instants[-1])) / 1000
     return since if since > max(PATIENCE * remote.interval, 60.0) else 0.0
 
 
 def _scrape_defects(
-    remote: PrometheusSource, scraped: Mapping[str, Scrapes], incidents: Sequence[Incident]
+    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident]
 ) -> Iterator[TelemetryDefect]:
     """Yield what is wrong with the scrapes: they ended, servers vanished, gaps, or too long an interval."""
     if late(remote):
@@ -146,7 +226,7 @@ def _scrape_defects(
         yield TelemetryDefect("slow", frozenset(slow), slow[widest], tuple(blind[widest]))
 
 
-def _identity_defects(remote: PrometheusSource, queries: QueryCache) -> Iterator[TelemetryDefect]:
+def _identity_defects(remote: "PrometheusSource", queries: QueryCache) -> Iterator[TelemetryDefect]:
     """Yield what is wrong with names: metrics of another prefix, several servers as one, one server as several."""
     for prefix, servers in remote.renamed.items():
         yield TelemetryDefect("renamed", servers, names=(prefix, remote.prefix))
@@ -170,7 +250,7 @@ def _aliases(queries: QueryCache) -> list[frozenset[str]]:
 
 
 def _collection_defects(
-    remote: PrometheusSource, scraped: Mapping[str, Scrapes], queries: QueryCache
+    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], queries: QueryCache
 ) -> Iterator[TelemetryDefect]:
     """Yield which telemetry is not collected: vLLM's statistics, collectors that fail, GPUs, the process."""
     served = _having(SERVES, queries)
@@ -198,3 +278,47 @@ def _collection_defects(
     # behind an agent of Ray vLLM's metrics lack those of the process as well
     if several := (served - _having(START, queries)).difference(*remote.renamed.values()):
         yield TelemetryDefect("no start", frozenset(several))
+
+
+def claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
+    """Yield for each server the events that its log claims, although its metrics show that it goes on."""
+    query = (
+        "max by (instance, event, file, line, text) (last_over_time(diag_vllm_log_claim_timestamp_seconds[$window]))"
+    )
+    claimed: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
+    now = queries.holding(queries.source.interval)
+    for subject, row in queries.ask(query, INSTANCE, now, queries.source.instants[-1:]).items():
+        labels = dict(subject)
+        if row[0] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
+            claimed.setdefault(instance_name(subject), []).append((float(row[0]), labels))
+    for name, lines in sorted(claimed.items()):
+        at, first = min(lines, key=lambda line: (line[0], label_value(line[1], "line").zfill(12)))
+        place = ":".join(filter(None, (label_value(first, "file"), label_value(first, "line"))))
+        events = sorted({label_value(labels, "event") for _, labels in lines})
+        yield TelemetryDefect("claimed", frozenset({name}), at, (label_value(first, "text"), place, *events))
+
+
+def log_alone(ill: frozenset[str], queries: QueryCache) -> Iterator[TelemetryDefect]:
+    """Yield the servers among `ill` of which only the log is known."""
+    alone = ill and ill & set(map(instance_name, queries.ask(LOG_ALONE, INSTANCE, queries.whole)))
+    if alone:
+        yield TelemetryDefect("log alone", frozenset(alone))
+
+
+def not_measured(queries: QueryCache) -> tuple[str, ...]:
+    """Return the families of telemetry that no server has; a family whose query was refused may be there."""
+    absent = []
+    for name, family in FAMILIES.items():
+        if name == "device":  # known by its servers alone
+            continue
+        usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
+        if queries.ask(usual, (), queries.whole):
+            continue
+        query = f'count by (instance) (last_over_time({{__name__=~"{family.metrics}"}}[$window]))'
+        query = GPUS if name == "gpu" else query  # which servers have GPUs is queried anyway
+        if not queries.ask(query, (), queries.whole) and query not in queries.unanswered:
+            absent.append(name)
+    unread = f'count by (instance) (last_over_time(diag_vllm_info{{device=~"{UNREAD}"}}[$window]))'
+    if "gpu" in absent and queries.ask(unread, (), queries.whole):
+        absent[absent.index("gpu")] = "device"
+    return tuple(absent)

@@ -1,14 +1,18 @@
-"""The vital signs of a server: load, latency, KV cache, GPUs; `diag top` shows them in a row, a report in a strip."""
+"""The vital signs of a server: load, latency, KV cache, GPUs, and the shares of its GPUs' ceilings."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.subjects import Floats, Instants, instance_name
+from diag.core.formatting import number, quantity
+from diag.core.incident import Signal
+from diag.core.subjects import Floats, Instants, Subject, instance_name
+from diag.diagnosis.progress import ENGINE
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
+from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 from diag.vllm.command.shown import shown
 
 INSTANCE = ("instance",)
@@ -108,3 +112,58 @@ def _rows(queries: QueryCache, promql: str, seconds: float, instants: Instants) 
 
 def _history(values: Floats) -> tuple[float | None, ...]:
     return tuple(None if np.isnan(value) else float(value) for value in values)
+
+
+class CeilingShares(NamedTuple):
+    """Shares of one engine's ceilings, 0 to 1, and the tokens that it decodes in a step; None if unknown.
+
+    The rest is headroom; a high share is no incident. `nvlink` and `pcie` are the shares of either link that the
+    all-reduces of tensor parallelism need.
+    """
+
+    subject: Subject
+    bandwidth: float | None
+    compute: float | None
+    nvlink: float | None
+    pcie: float | None
+    batch: float | None
+
+    @property
+    def nearest(self) -> float:
+        """The larger share of both ceilings."""
+        return max(self.bandwidth or 0.0, self.compute or 0.0)
+
+    @property
+    def bound(self) -> str:
+        """The ceiling that binds the engine: "bandwidth", "compute", or "" if both have headroom."""
+        if self.nearest < FULL:
+            return ""
+        return "bandwidth" if self.nearest == self.bandwidth else "compute"
+
+    @property
+    def sentence(self) -> str:
+        """The shares in words: "38 % of the bandwidth ceiling at batch 12, 4 % of compute"."""
+        batch = f" at batch {number(self.batch)}" if self.batch else ""
+        named = {"the bandwidth ceiling": self.bandwidth, "compute": self.compute}
+        parts = [f"{quantity(share, 'share')} of {name}" for name, share in named.items() if share is not None]
+        links = {"NVLink": self.nvlink, "PCIe": self.pcie if self.nvlink is None else None}
+        sent = [
+            f"all-reduces {quantity(share, 'share')} of {name}" for name, share in links.items() if share is not None
+        ]
+        bound = f": {self.bound}-bound" if self.bound else ""
+        return ", ".join([parts[0] + batch, *parts[1:], *sent]) + bound
+
+
+def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
+    """Return the shares of every engine whose GPU and work are known, over the last live window; ordered by subject."""
+
+    def last(signal: Signal) -> dict[Subject, float]:
+        rows = queries.ask(signal, ENGINE, queries.live("30s"), queries.source.instants[-1:])
+        return {subject: float(row[-1]) for subject, row in rows.items() if np.isfinite(row[-1])}
+
+    first = last(bandwidth_share), last(compute_share)
+    if not any(first):
+        return ()
+    columns = (*first, *map(last, (nvlink_share, all_reduce_share, batch)))
+    subjects = sorted(subject for subject in {**first[0], **first[1]} if not queries.is_gone(subject))
+    return tuple(CeilingShares(subject, *(column.get(subject) for column in columns)) for subject in subjects)

@@ -12,7 +12,7 @@ from diag.core.incident import Fix
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import ceiling_shares
+from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.signals import runs_on_cpu
 from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX, Binder
 from diag.ramp.plan import (

@@ -13,8 +13,9 @@ from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
-from diag.diagnosis.report import FAMILIES, Finding, Report
+from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.shared_labels import SharedLabel
+from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.report import sentences as words
 from diag.report.layout import WIDTH, is_wide, line_width, shortened
 
@@ -181,7 +182,7 @@ def verdicts(report: Report) -> list[str]:
 def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
     """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened.
 
-    A narrow window has no room for half a place, which stands below: the line is without it.
+    If the place does not fit, the line leaves it out: the report prints it below.
     """
     name = escaped(place)
     shortest = f"{start.rstrip()}   {min(ends, key=len)}"

@@ -16,8 +16,8 @@ from diag.core.formatting import escaped, moment, pasted, quantity
 from diag.core.incident import RANK
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
+from diag.report import coverage, svg
 from diag.report import sentences as words
-from diag.report import svg
 from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
@@ -82,6 +82,7 @@ def _environment() -> Environment:
         "anchor": anchor,
         "choose_actions": choose_actions,
         "classes": CLASSES,
+        "coverage": coverage,
         "moment": moment,
         "quantity": quantity,
         "svg": svg,

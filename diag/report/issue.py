@@ -5,6 +5,7 @@ from typing import Any
 
 from diag.core.formatting import moment, printable
 from diag.diagnosis.report import Report
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import answers
 
@@ -14,7 +15,7 @@ MOST_QUOTES = 10
 def render(report: Report, host: Mapping[str, Any], launch: str) -> str:
     """Return the text in Markdown: environment, what happens, the launch, the log's lines, and issues that match."""
     environment = [f"{name}: {printable(str(value))}" for name, value in host.items() if value]
-    environment += [printable(line) for line in words.servers(report)]
+    environment += [printable(line) for line in coverage.servers(report)]
     quotes = [printable(quote.text) for finding in report.present for quote in finding.quotes][:MOST_QUOTES]
     known = dict.fromkeys(
         f"- {finding.failure.source}: {finding.failure.means}"

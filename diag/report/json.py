@@ -14,6 +14,7 @@ from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.proposals import Proposal, Value
 from diag.diagnosis.report import Finding, Normality, Report
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers
 
@@ -64,7 +65,7 @@ def document(report: Report) -> dict[str, Any]:
             "judged": {"incidents": len(report.checked), "servers": len(report.judged_servers)},
             "not_collected": list(report.observed.not_measured),
             "progress_unknown": [unjudged.sentence for unjudged in report.not_judged],
-            "notes": words.notes(report),
+            "notes": coverage.notes(report),
         },
         "verdict": report.verdict,
         "answers": [answer(found) for found in answers(report, moment)],
@@ -95,7 +96,7 @@ def observed(report: Report) -> dict[str, Any]:
     names_of_end = ("state", "at", "errors", "processes", "last", "phase", "done")
     ends = [{"server": name, **{each: getattr(ending, each) for each in names_of_end}} for name, ending in seen.endings]
     logs = {"log_ends": ends} if ends else {}
-    return {name: getattr(seen, name) for name in names} | {"servers": words.servers(report)} | logs
+    return {name: getattr(seen, name) for name in names} | {"servers": coverage.servers(report)} | logs
 
 
 def answer(found: ReportAnswer) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _normality(found: Normality) -> dict[str, Any]:
                 **{name: getattr(reading, name) for name in names},
                 "vllm": reading.version,
                 "notable": reading.notable,
-                "sentence": words.normal_sentence(reading),
+                "sentence": coverage.normal_sentence(reading),
             }
             for reading in found.readings
         ],

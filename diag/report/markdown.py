@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from diag.core.formatting import escaped, moment, pasted
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, merge_by_cause
 
@@ -42,15 +43,15 @@ def render(report: Report, verbose: bool = False) -> str:
         parts += [table(("process", "within 2 s", "where it stands"), rows)] if rows else []
 
     footer = {
-        "Source": [words.source(report, moment)],
-        "Load at the end": words.vitals(report),
-        "Compared with what is normal": words.normality(report)[:NORMAL],
+        "Source": [coverage.source(report, moment)],
+        "Load at the end": coverage.vitals(report),
+        "Compared with what is normal": coverage.normality(report)[:NORMAL],
         "Ceiling": words.ceilings(report),
-        "Checked": words.checked(report, verbose),
-        "Unknown": [*words.not_judged(report), *(words.undecided(report) if verbose else [])],
-        "Not collected": words.not_collected(report),
+        "Checked": coverage.checked(report, verbose),
+        "Unknown": [*coverage.not_judged(report), *(coverage.undecided(report) if verbose else [])],
+        "Not collected": coverage.not_collected(report),
         "Thresholds": list(report.contract),
-        "Notes": words.notes(report),
+        "Notes": coverage.notes(report),
     }
     parts += [_list(title, texts) for title, texts in footer.items() if texts]
     return "\n\n".join(parts) + "\n"

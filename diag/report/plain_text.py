@@ -1,51 +1,12 @@
-"""The report as plain text: the short one, which is read in ten seconds, the full one of `--verbose`, and `--why`.
+"""The full report as plain text (`--verbose`), and the conditions of one incident (`--why`)."""
 
-The short report has at most 20 lines, 12 if nothing is wrong, and more in a narrow window. Each of its parts has a full
-form and shorter forms; if the whole is too long, the parts that matter least to the first action are shortened first.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-
-from diag.core.formatting import escaped, listed, pasted, plural, printable
-from diag.core.incident import RANK
-from diag.core.subjects import in_words, instance_name
-from diag.diagnosis.proposals import Proposal
+from diag.core.formatting import plural
 from diag.diagnosis.report import Finding, Report
+from diag.report import coverage
 from diag.report import sentences as words
-from diag.report.answer import (
-    Actions,
-    ReportAnswer,
-    answers,
-    choose_actions,
-    count_verdicts,
-    evidence_rows,
-    fleet_rows,
-    format_period,
-    merge_by_cause,
-    verdicts,
-)
-from diag.report.layout import (
-    clipped,
-    continued,
-    is_wide,
-    labelled,
-    line_width,
-    one_line_each,
-    paragraph,
-    shortened,
-    table,
-    verbatim,
-)
+from diag.report.answer import choose_actions, count_verdicts, evidence_rows, fleet_rows, verdicts
+from diag.report.layout import labelled, paragraph, table, verbatim
 
-LINES, NARROW_LINES = 20, 32
-HEALTHY_LINES = 12
-LABEL = 12
-"""The column of labels in the short report: the longest of them and two spaces."""
-ROWS = 6
-QUOTE = 3
-"""Lines of the short report for a log line."""
-NAME = 30
-"""Columns for the name of a server within a sentence."""
 SERVERS = 20
 """Rows of the full report for the servers of a fleet."""
 DESCRIBED = 5
@@ -54,270 +15,6 @@ NORMAL = 20
 SUBJECTS = 20
 """Subjects of an incident that `--why` explains."""
 HELD = {True: "holds", False: "does not hold", None: "not measured"}
-
-Lines = list[str]
-Forms = list[Lines]
-"""A part of the short report in full, then its shorter forms."""
-FIRST = (
-    ("evidence", 3),
-    ("also", 3),
-    ("note", 1),
-    ("not seen", 1),
-    ("ruled out", 1),
-    ("normal", 1),
-    ("shared", 2),
-    ("cost", 0),
-    ("purpose", 0),
-    ("log", 1),
-    ("ceiling", 0),
-)
-"""The parts to shorten if there is no room, in this order, and to how many lines."""
-LAST = (
-    ("do now", 2),
-    ("also", 1),
-    ("unknown", 1),
-    ("servers", 5),
-    ("trade-off", 1),
-    ("impact", 1),
-    ("where", 1),
-    ("normal", 0),
-    ("episodes", 1),
-    ("why", 3),
-    ("server", 1),
-    ("why", 1),
-    ("fix", 1),
-    ("do now", 1),
-    ("shared", 1),
-)
-"""The parts to shorten next, if the launch command has been left out and there is still no room."""
-
-
-# -- where the processes stand -----------------------------------------------------------------------------------------
-
-
-def roll_call_lines(report: Report) -> Lines:
-    """Lay out where the processes of each server stand, those that stand together in one row, the suspects first."""
-    lines: Lines = []
-    for call in report.roll_calls:
-        title = "Stacks" if len(report.roll_calls) == 1 else call.server
-        lines += ["", *paragraph(f"{title}: {words.roll_call(call)}")]
-        lines += table(words.standing_rows(call)) if call.standing else []
-        lines += verbatim("", call.command, 0)
-    return lines
-
-
-# -- the short report -------------------------------------------------------------------------------------------------
-
-
-def short_report(report: Report) -> str:
-    answer = answers(report, words.time_format(report))[0]
-    found_nothing = words.found_nothing(report)
-    if answer.findings:
-        middle = _incident_parts(answer, report)
-    elif report.verdict == "unknown":
-        middle = {
-            "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
-            "blank": [[""]],
-            "servers": _fleet_part(report),
-            "why": _part("Why", _reasons_not_judged(report), ROWS),
-            "normal": _normal_part(report),
-        }
-    else:
-        servers = words.folded(_with_short_names(words.servers(report), report), 2)
-        middle = {
-            "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
-            "blank": [[""]],
-            "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
-            "server": _part("Server", servers, 3),
-            "slo": _part("SLO", [words.slo_missing(report)], 1),
-            "normal": _normal_part(report),
-        }
-    parts = {
-        "verdict": [[verdicts(report)[0]]],
-        "shared": _shorter_forms([line for text in words.shared(report) for line in paragraph(text)], 4),
-        **middle,
-        **_context_parts(report, answer),
-    }
-
-    most = HEALTHY_LINES if report.verdict == "healthy" else LINES if is_wide() else NARROW_LINES
-    lines = _shorten(parts, FIRST, most)
-    if len(lines) > most:
-        parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
-        lines = _shorten(parts, FIRST + LAST, most)
-    return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
-
-
-def _shorten(parts: Mapping[str, Forms], order: Sequence[tuple[str, int]], most: int) -> Lines:
-    """Join the lines of all parts, with parts shortened in this order until there are no more than `most`."""
-    chosen = {name: forms[0] for name, forms in parts.items()}
-    for name, least in order:
-        for form in parts.get(name, []):
-            if sum(map(len, chosen.values())) > most and least <= len(form) < len(chosen[name]):
-                chosen[name] = form
-    return [line for lines in chosen.values() for line in lines]
-
-
-def _shorter_forms(lines: Lines, most: int) -> Forms:
-    """Clip the lines to `most`, to one less, and so on down to one."""
-    return [clipped(lines, count) for count in range(min(len(lines), most), 0, -1)] or [[]]
-
-
-def _part(label: str, texts: Iterable[str], most: int) -> Forms:
-    """Label the texts that are not empty, in at most `most` lines and shorter forms."""
-    most = most if is_wide() else 2 * most
-    return _shorter_forms(labelled(label, [text for text in texts if text], LABEL), most)
-
-
-def _fewer_rows(lines: Lines, indent: str) -> Forms:
-    """Keep at most ROWS rows, then fewer; each shorter form ends with the number of rows left out."""
-    shorter = [[*lines[:count], f"{indent}and {len(lines) - count:,} more"] for count in range(ROWS - 1, 0, -1)]
-    return [form for form in ([lines] if len(lines) <= ROWS else []) + shorter if len(form) <= max(len(lines), 1)]
-
-
-def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
-    """Build the parts about the first incident: impact, evidence, actions; of a fleet, the servers that have it."""
-    finding, *others = answer.findings
-    diagnosis = finding.diagnosis
-    where = words.place(diagnosis.subject)
-    if others:
-        place = _part("Example", [f"{where}; {plural(len(others), 'more server')} like it"], 2)
-    else:
-        place = _part("Where", [where], 2) if where not in verdicts(report)[0] else [[]]  # too long a name for line 1
-
-    written_as = words.time_format(report)
-    earlier = [format_period([episode], written_as) for episode in reversed(diagnosis.one_by_one[:-1])]
-    evidence = one_line_each(evidence_rows(diagnosis, culprits=True), 0, label="Evidence", width=LABEL, right=(1,))
-
-    log: Forms = [[]]
-    if finding.quotes:  # the shorter forms cut the log line, but not its place
-        quote = finding.quotes[0]
-        file = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
-        texts = [words.quoted(finding)[0]]
-        room = line_width() - LABEL - 2
-        texts += [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
-        log = [form for text in texts if len(form := labelled("Log", [text], LABEL)) <= QUOTE]
-    return {
-        "impact": _shorter_forms(paragraph(f"{answer.title}: {answer.impact}.", rest=""), 2),
-        "blank": [[""]],
-        "servers": _fleet_part(report),
-        "where": place,
-        "episodes": _part("Episodes", [listed(earlier, separator="; ")], 2),
-        "evidence": [evidence[:count] for count in range(len(evidence), 0, -1)] or [[]],
-        "normal": _normal_part(report),
-        "log": log,
-        "means": _part("Means", [finding.failure.means if finding.failure else ""], 3),
-        "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
-        **_action_parts(answer.actions),
-    }
-
-
-def _action_parts(actions: Actions) -> dict[str, Forms]:
-    """Build the parts about the actions: what needs no restart, the fix, and the command to be pasted."""
-    now, texts, cost = actions.now, list(actions.advice[:1]), ""
-    if now:
-        texts.append(f"{words.change(now)}   {now.text}" if now.fix.command else now.text)
-        cost = _trade_off(now)
-    parts = {
-        "do now": _part("Next time" if actions.is_over else "Do now", texts, 5),
-        "cost": [labelled("", [cost] if cost else [], LABEL), []],
-    }
-
-    if proposal := actions.fix:
-        fix = proposal.fix
-        head = words.change(proposal) or proposal.text.rstrip(".")
-        if fix.name or "start" not in head:
-            head += "; restart needed" if fix.restart else "; no restart"
-        rollback = f"Rollback: {fix.rollback.removesuffix(' and restart')}." if fix.rollback else ""
-        rest = (_trade_off(proposal), rollback, words.needs(proposal))
-        purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
-        parts |= {
-            "fix": _part("Fix", [head], 3),
-            "purpose": [labelled("", [purpose] if purpose else [], LABEL), []],
-            "trade-off": _part("", [" ".join(text for text in rest if text)], 4),
-        }
-
-    if actions.relaunch:
-        lines = continued(pasted(actions.relaunch), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
-        elsewhere = labelled("Relaunch", ["the launch command with this change in it: --verbose"], LABEL)
-        parts["relaunch"] = [lines, elsewhere] if lines else [elsewhere]
-    return parts
-
-
-def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
-    """Build the parts below the actions: further incidents, what was ruled out, missing telemetry, where to read on."""
-    ruled_out, possible = ", ".join(answer.ruled_out), ", ".join(answer.not_ruled_out)
-    ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out
-    runbook = f", diag explain {answer.incident}" if answer.findings else ""
-
-    also: Forms = [[]]
-    if not words.is_fleet(report):  # a fleet has a table of its own
-        first = next(iter(answer.findings), None)
-        others = [other.diagnosis for other in report.present if other is not first]
-        rows = []
-        for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
-            where = words.where(diagnosis)
-            if len(report.servers) == 1:  # line 1 has the name of the only server
-                where = where.removeprefix(printable(instance_name(diagnosis.subject))).strip() or where
-            period = format_period([diagnosis], words.time_format(report), duration=False)
-            rows.append((diagnosis.severity, diagnosis.incident.id, where, *([period] if is_wide() else [])))
-        also = _fewer_rows(one_line_each(rows, 2, label="Also", width=LABEL), " " * (LABEL + 2))
-
-    return {
-        "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
-        "also": also,
-        "ruled out": _part("Ruled out", [ruled_out], 2),
-        "unknown": _part("Unknown", _reasons_not_judged(report) if answer.findings else [], 2),
-        "note": _part("Note", _with_short_names(words.notes(report), report), 2),
-        "not seen": _part("Not seen", ["; ".join(answer.not_seen)], 2),
-        "more": _part("More", [f"--verbose, --html report.html{runbook}"], 2),
-    }
-
-
-def _fleet_part(report: Report) -> Forms:
-    """Count the verdicts of a fleet, then list the unhealthy servers with the same verdict and incidents together."""
-    if not words.is_fleet(report):
-        return [[]]
-    written_as = words.time_format(report)
-    servers = fleet_rows(report, written_as)
-    ill = words.grouped(
-        ((row.verdict, row.incidents or row.states), shortened(row.instance, NAME) if row.name else row.instance)
-        for row in merge_by_cause(report, servers, written_as, most=2)
-        if row.verdict != "healthy"
-    )
-    rows = [(verdict, incidents, listed(names, most=2)) for (verdict, incidents), names in ill.items()]
-    counts = count_verdicts([server.verdict for server in servers])
-    return [[counts, *form, ""] for form in _fewer_rows(one_line_each(rows, 2), "  ")]
-
-
-def _normal_part(report: Report) -> Forms:
-    return _part("Normal", _with_short_names(words.normality(report)[:3], report), 3)
-
-
-def _trade_off(proposal: Proposal) -> str:
-    return f"Trade-off: {_before_colon(proposal.fix.risk)}." if proposal.fix.risk else ""
-
-
-def _before_colon(text: str) -> str:
-    """Return a sentence up to its colon, without the details behind it."""
-    return text.partition(": ")[0].rstrip(".")
-
-
-def _reasons_not_judged(report: Report) -> list[str]:
-    """Return the reasons why servers cannot be judged, servers with the same reason together."""
-    whose = ((each.why, in_words(each.subject) if each.subject else "") for each in report.not_judged)
-    reasons = words.grouped((escaped(why), shortened(escaped(name), NAME)) for why, name in whose)
-    return [f"{listed(names)}: {why}" if any(names) else why for why, names in reasons.items()]
-
-
-def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
-    shown = list(texts)
-    for name in report.servers:
-        if len(name) > NAME:
-            shown = [text.replace(name, shortened(name, NAME)) for text in shown]
-    return shown
-
-
-# -- the full report --------------------------------------------------------------------------------------------------
 
 
 def full_report(report: Report) -> str:
@@ -341,17 +38,17 @@ def full_report(report: Report) -> str:
         lines += ["", *labelled(label, texts)] if texts else []
 
     footer = {
-        "source": [words.source(report, words.time_format(report))],
-        "server": words.folded(words.servers(report), DESCRIBED),
-        "load": words.vitals(report),
-        "normal": words.normality(report)[:NORMAL],
+        "source": [coverage.source(report, words.time_format(report))],
+        "server": words.folded(coverage.servers(report), DESCRIBED),
+        "load": coverage.vitals(report),
+        "normal": coverage.normality(report)[:NORMAL],
         "ceiling": words.ceilings(report),
-        "checked": words.checked(report, verbose=True),
-        "unknown": words.not_judged(report),
-        "not judged": words.undecided(report),
-        "not collected": words.not_collected(report),
+        "checked": coverage.checked(report, verbose=True),
+        "unknown": coverage.not_judged(report),
+        "not judged": coverage.undecided(report),
+        "not collected": coverage.not_collected(report),
         "thresholds": ["; ".join(report.contract)],
-        "note": words.notes(report),
+        "note": coverage.notes(report),
     }
     lines += ["", *(line for label, texts in footer.items() for line in labelled(label, texts))]
     return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
@@ -438,3 +135,14 @@ def render_why(report: Report, incident: str) -> str:
     if len(found) > SUBJECTS:
         lines += [f"  and {plural(len(found) - SUBJECTS, 'more subject')}", ""]
     return "\n".join(lines[:-1]) + "\n"
+
+
+def roll_call_lines(report: Report) -> list[str]:
+    """Lay out where the processes of each server stand, those that stand together in one row, the suspects first."""
+    lines: list[str] = []
+    for call in report.roll_calls:
+        title = "Stacks" if len(report.roll_calls) == 1 else call.server
+        lines += ["", *paragraph(f"{title}: {words.roll_call(call)}")]
+        lines += table(words.standing_rows(call)) if call.standing else []
+        lines += verbatim("", call.command, 0)
+    return lines

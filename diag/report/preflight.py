@@ -25,7 +25,7 @@ _MARKS: dict[State, str] = {"fail": "FAIL", "warn": "WARN", "not checked": "not 
 
 
 def render(found: Preflight, *, verbose: bool = False) -> str:
-    """Render as plain text, the worst first; without `verbose` reasons, and then the mildest findings, give way."""
+    """Render as plain text, the worst first; without `verbose`, reasons and then the mildest findings are left out."""
     if verbose:
         return "\n".join(_lines(found, reasons=STATES, most=len(found.results), every=True)) + "\n"
     findings = len(found.of("fail")) + len(found.of("warn"))

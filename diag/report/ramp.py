@@ -34,7 +34,7 @@ MOST_CHANGES = 3
 
 
 def render(ramp: Ramp) -> str:
-    """Render one screen of at most 100 columns: ceiling, binder, changes, next candidate; the steps below."""
+    """Render one screen of at most 100 columns: ceiling, binding resource, changes, next candidate; the steps below."""
     lines = [*paragraph(_headline(ramp)), ""]
     for label, texts in _summary(ramp):
         lines += labelled(label, texts, LABEL)
@@ -122,7 +122,7 @@ def _change(proposal: Proposal) -> str:
 
 
 def _step_row(ramp: Ramp, step: Step) -> list[str]:
-    """Format a step as a row of the table; its last cell names the ceiling, or the reason why the step is none."""
+    """Format a step as a row of the table; its last cell marks the ceiling, or has the reason why it does not count."""
     cells = [step.offer.shown, number(step.requests_per_second), number(step.output_tokens_per_second)]
     for seconds in (step.ttft.p50, step.ttft.p99, step.itl.p50, step.itl.p99):
         cells.append("" if seconds is None else quantity(seconds, "seconds"))

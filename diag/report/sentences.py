@@ -1,20 +1,18 @@
-"""Sentences that all forms of a report share: verdicts, times, places, changes, coverage."""
+"""Sentences that all forms of a report share: verdicts, times, places, findings, changes."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from diag.core.contract import Contract
-from diag.core.formatting import clock, escaped, listed, moment, number, plural, printable, quantity
+from diag.core.formatting import clock, escaped, listed, moment, plural, printable, quantity
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree, in_words
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis, onset
 from diag.diagnosis.proposals import Proposal, written
-from diag.diagnosis.report import FAMILIES, Finding, NormalReading, Report
+from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
-from diag.diagnosis.vitals import MEASURES, Vitals
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
@@ -23,8 +21,6 @@ TimeFormat = Callable[[float], str]
 """Formats unix seconds: `clock` for a report that is read now, `moment` for one that is read another day."""
 FEW_SERVERS = 5
 """The most servers that are reported one by one; in a larger fleet, servers with the same incident share a line."""
-MANY = 5
-"""The most unknown incidents of one subject that are listed with the signals that they lack."""
 
 
 # -- times and places -------------------------------------------------------------------------------------------------
@@ -79,6 +75,14 @@ def folded(lines: Sequence[str], most: int = 8) -> list[str]:
     return [*lines[:most], *([f"... and {rest:,} more"] if rest > 0 else [])]
 
 
+def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
+    """Group the second items of pairs by the first, in the order of the first items."""
+    groups: dict[Key, list[str]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +100,7 @@ def found_nothing(report: Report) -> str:
 
 
 def slo_missing(report: Report) -> str:
-    """Return the sentence that no SLO is set, "" if one is: the defaults only rule out a server that is of no use."""
+    """Return the sentence that no SLO is set, "" if one is set; the defaults count only extreme latency."""
     if not report.slo_is_default:
         return ""
     ttft, itl = (quantity(getattr(Contract, f"{name}_seconds"), "seconds") for name in ("ttft", "itl"))
@@ -177,7 +181,7 @@ def shared(report: Report) -> list[str]:
 def shared_sentence(found: SharedLabel, report: Report) -> str:
     """Return the label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
 
-    Servers are not called healthy if something could not be judged. An incident that goes on nowhere has ended.
+    Servers are not called healthy if something could not be judged. An incident that goes on at no server has ended.
     """
     several = [each.diagnosis for each in report.present if each.diagnosis.incident.id == found.incident]
     ended = " (ended)" if several and not any(diagnosis.ongoing for diagnosis in several) else ""
@@ -265,7 +269,7 @@ def ruled_out_by_evidence(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def quoted(finding: Finding) -> list[str]:
-    """Return the log lines that decide, each with its place, process and cause."""
+    """Return the log lines that show the incident, each with its place, process and cause."""
     lines = []
     for quote in finding.quotes:
         where = ", ".join(part for part in (quote.place, quote.process) if part)
@@ -354,130 +358,6 @@ def released(fix: Fix) -> str:
 def why(source: Source) -> str:
     """Return the source of a claim, in one line."""
     return f"{source.says} ({source.kind}{': ' if source.reference else ''}{source.reference})"
-
-
-# -- coverage of the report ------------------------------------------------------------------------------------------
-
-
-def source(report: Report, written_as: TimeFormat) -> str:
-    """Return source, target, number of scrapes and time range of the judged samples."""
-    seen = report.observed
-    failed = f", {seen.failed_scrapes} of them failed" if seen.failed_scrapes else ""
-    if seen.endings:
-        return f"log {escaped(seen.target)}, up to {written_as(seen.end)}; no server was asked"
-    span = f"{written_as(seen.start)} - {written_as(seen.end)} ({quantity(seen.end - seen.start, 'seconds')})"
-    return f"{seen.source} {escaped(seen.target)}: {seen.scrapes:,} scrapes{failed}, {span}"
-
-
-def vitals(report: Report) -> list[str]:
-    """List for each server its load, latency, KV cache and GPUs: "requests running: 3; KV cache usage: 12 %"."""
-    lines = []
-    for signs in report.vitals:
-        name = "" if len(report.vitals) == 1 else f"{printable(signs.name)}: "
-        shown = [f"{title}: {value}" for title, value, _ in vital_signs(signs)]
-        lines += [name + "; ".join(shown)] if shown else []
-    return lines
-
-
-def vital_signs(signs: Vitals) -> list[tuple[str, str, Sequence[float | None]]]:
-    """Return title, last value and history of each known measure of a server."""
-    known = [(measure, signs.now[key], signs.histories[key]) for key, measure in MEASURES.items() if key in signs.now]
-    return [(measure.title, quantity(value, measure.unit), history) for measure, value, history in known]
-
-
-def servers(report: Report) -> list[str]:
-    """List the servers, each with its release and its model."""
-    return [
-        f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
-        for name, version, model in report.observed.servers
-    ]
-
-
-def checked(report: Report, verbose: bool) -> list[str]:
-    """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
-    lines = [f"{listed(log_endings(report)) or states(report)}; {found_nothing(report)}"]
-    names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
-    return lines + [f"{what}: {', '.join(ids)}" for what, ids in names.items() if ids and verbose]
-
-
-def not_collected(report: Report) -> list[str]:
-    """List each missing family of telemetry, and how to get it."""
-    families = (FAMILIES[name] for name in report.observed.not_measured)
-    return [f"{family.name}: {family.shows} ({family.hint})" for family in families]
-
-
-def notes(report: Report) -> list[str]:
-    """List the notes on the source: defects of the telemetry, then its own notes."""
-    if not report.observed.defects:
-        return [*report.observed.notes]
-    from diag.report.telemetry_defects import sentence  # noqa: PLC0415  # most reports have none
-
-    return [*map(sentence, report.observed.defects), *report.observed.notes]
-
-
-def not_judged(report: Report) -> list[str]:
-    """List the servers of unknown health with the reason; [] if the headline has them."""
-    return [] if report.verdict == "unknown" else folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
-
-
-def normality(report: Report) -> list[str]:
-    """List the readings that deviate from a baseline or the peers; or report that all are as usual, or not compared."""
-    found = report.normality
-    alone = len(report.servers) == 1
-    unlike = [reading for reading in found.readings if reading.notable]
-    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
-    if found.readings and not unlike:
-        names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
-        lines = [f"{names}: as usual at this load ({printable(found.file)})"]
-    return [*lines, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
-
-
-def normal_sentence(reading: NormalReading) -> str:
-    """Return the comparison of a reading with the normal value, with the load and the release."""
-    times = "" if reading.ratio is None else f"{number(reading.ratio)}x "
-    now = f" (now {printable(reading.own_version)})" if reading.own_version not in ("", reading.version) else ""
-    version = f", vLLM {printable(reading.version)}{now}" if reading.version else ""
-    usual = f"{quantity(reading.normal, reading.unit)} ± {quantity(reading.spread, reading.unit)}"
-    load = f" at {reading.load}" if reading.given else ""
-    value = quantity(reading.value, reading.unit)
-    return f"{reading.measure} {value}: {times}{reading.against} ({usual}){load}{version}"
-
-
-def undecided(report: Report) -> list[str]:
-    """List the incidents that could not be judged, by subject, with the missing signals; in a fleet, by incident."""
-    if is_fleet(report):
-        counts = Counter(diagnosis.subject for diagnosis in report.undecided)
-        nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
-        few = (d for d in report.undecided if counts[d.subject] <= MANY)
-        without = grouped(((d.incident.id, "; ".join(lacking(d))), place(d.subject)) for d in few)
-        lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in without.items()]
-        return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
-
-    unknown: dict[Subject, list[Diagnosis]] = {}
-    for diagnosis in report.undecided:
-        unknown.setdefault(diagnosis.subject, []).append(diagnosis)
-    lines = []
-    for subject, diagnoses in unknown.items():
-        if len(diagnoses) > MANY:
-            names = ", ".join(diagnosis.incident.id for diagnosis in diagnoses)
-            lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")
-        else:
-            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses]
-    return lines
-
-
-def lacking(diagnosis: Diagnosis) -> list[str]:
-    """List the conditions that have no value at the reported instant, each in a few words."""
-    readings = (reading for reading in diagnosis.symptoms if reading.value is None)
-    return [f"{reading.condition.signal.name} {reading.sentence}" for reading in readings]
-
-
-def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
-    """Group the second items of pairs by the first, in the order of the first items."""
-    groups: dict[Key, list[str]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 # -- where processes stand ---------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ UNKNOWN = {
     "gpu": "the default depends on the GPU, and none or several kinds were found; needs /server_info",
     "model": "the default depends on the model and the platform; needs the log or /server_info",
 }
-"""Why the value of a setting is unknown, by `Unknown`."""
+"""Reasons why the value of a setting is unknown, by `Unknown`."""
 
 
 # -- the running configuration ----------------------------------------------------------------------------------------

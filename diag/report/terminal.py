@@ -17,7 +17,8 @@ from diag.diagnosis.report import Report
 from diag.report import sentences as words
 from diag.report.answer import answers, verdicts
 from diag.report.layout import NARROWEST, WIDTH, columns
-from diag.report.plain_text import full_report, short_report
+from diag.report.plain_text import full_report
+from diag.report.short_report import short_report
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from diag.sources.source import Tick
 
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
-"""Environment variables by which rich takes anything for a terminal."""
+"""Environment variables that make rich treat any output as a terminal."""
 STYLES = {
     r"^CRITICAL +\w*": "bold red",
     r"^WARNING +\w*": "bold yellow",

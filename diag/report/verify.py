@@ -12,6 +12,7 @@ from typing import Any
 from diag import __version__
 from diag.core.formatting import escaped, listed, moment, number, quantity, threshold
 from diag.diagnosis.diagnose import Diagnosis
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.json import observed
 from diag.report.layout import labelled, paragraph, table
@@ -182,7 +183,7 @@ def _title(server: ServerComparison) -> str:
 
 def _sources(verification: Verification) -> list[str]:
     sides = (("before", verification.before), ("after", verification.after))
-    return [f"{when}: {words.source(report, moment)}" for when, report in sides]
+    return [f"{when}: {coverage.source(report, moment)}" for when, report in sides]
 
 
 # -- plain text and Markdown ------------------------------------------------------------------------------------------

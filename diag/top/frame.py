@@ -26,7 +26,7 @@ from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding, Report, verdict_of
 from diag.diagnosis.vitals import MEASURES, NOW, SERVING, measured
-from diag.report import sentences as words
+from diag.report import coverage
 from diag.report.answer import fleet_rows
 from diag.sources.live.scrape import BackgroundScraper, Scraper
 from diag.sources.observation import Observation
@@ -187,7 +187,7 @@ def server_rows(
     worst: dict[str, Diagnosis] = {}
     for diagnosis in (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity]):
         worst.setdefault(instance_name(diagnosis.subject), diagnosis)
-    runs = {server.name: line for server, line in zip(report.observed.servers, words.servers(report), strict=True)}
+    runs = {server.name: line for server, line in zip(report.observed.servers, coverage.servers(report), strict=True)}
 
     rows = []
     for server in fleet_rows(report, clock):

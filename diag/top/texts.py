@@ -10,6 +10,7 @@ from diag.core.subjects import UNKNOWN, instance_name, label_value
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, verdict_of
 from diag.diagnosis.vitals import MEASURES, NOW
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import BARS, VERDICTS, count_verdicts, verdicts
 from diag.report.layout import columns, labelled, shortened, table
@@ -242,7 +243,7 @@ def server_report(report: Report, instance: str) -> Report:
     findings = tuple(found for found in report.findings if instance_name(found.diagnosis.subject) == instance)
     not_judged = tuple(each for each in report.not_judged if instance_name(each.subject) in ("", instance))
     servers = tuple(server for server in report.observed.servers if server.name == instance)
-    notes = tuple(note for note in words.notes(report) if instance in note or not any(map(note.__contains__, names)))
+    notes = tuple(note for note in coverage.notes(report) if instance in note or not any(map(note.__contains__, names)))
     more = f" and {plural(len(names) - 1, 'more server')}" if len(names) > 1 else ""
     return report._replace(
         observed=report.observed._replace(target=instance + more, servers=servers, notes=notes, defects=()),

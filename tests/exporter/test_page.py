@@ -13,9 +13,10 @@ from support.bad_servers import PAGE, Reply, on_metrics, pages, serving, talking
 from support.paths import MODELS
 
 from diag.commands.exporter import Exporter, ExporterOptions
-from diag.core.metric_families import FAMILIES, Collected, render
+from diag.core.metric_families import FAMILIES, Collected
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
+from diag.exposition.rendering import render
 from diag.exposition.scrapes import Target
 from diag.vllm.running_config import ServerFacts
 

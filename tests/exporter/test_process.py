@@ -19,11 +19,12 @@ import pytest
 from support.live import server as live
 from support.processes import TP2, engine, serving
 
-from diag.core.metric_families import FAMILIES, render
+from diag.core.metric_families import FAMILIES
 from diag.exporter.process import collector, stacks, table
 from diag.exporter.process.collector import ProcessCollector, children
 from diag.exporter.process.server import Owner, find_server
 from diag.exporter.process.table import ProcessEntry
+from diag.exposition.rendering import render
 
 CPU = "diag_vllm_process_cpu_seconds_total"
 CHILDREN = "diag_vllm_process_children_cpu_seconds_total"

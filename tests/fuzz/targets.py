@@ -41,7 +41,6 @@ from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
-from diag.core.metric_families import plain
 from diag.core.yaml import load as load_yaml
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
@@ -55,6 +54,7 @@ from diag.exporter.process.table import ProcessEntry
 from diag.exporter.vllm_page import PageReader
 from diag.exporter.web_config import AccessFiles
 from diag.exposition import NotMetrics
+from diag.exposition.rendering import plain
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.address import Credentials, parse

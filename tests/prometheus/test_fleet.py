@@ -14,7 +14,7 @@ from diag.diagnosis.fleet import judge
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction
-from diag.report import sentences as words
+from diag.report import coverage
 from diag.report.answer import answers, fleet_rows
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.sources.source import open_prometheus
@@ -86,5 +86,5 @@ def test_fifty_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
         told = {line.instance: line.verdict for line in fleet_rows(report, moment)}
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
-    assert [each.partition(",")[0] for each in words.notes(many)] == ["evaluated every 30 s"]
+    assert [each.partition(",")[0] for each in coverage.notes(many)] == ["evaluated every 30 s"]
     assert answers(many, moment)[1].lines[0].startswith("WARNING gpu_thermal_throttling on 22 of 50 servers")

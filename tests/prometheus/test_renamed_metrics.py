@@ -26,7 +26,7 @@ from diag.core.contract import Contract, Site
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.promql import Block
-from diag.report import sentences as words
+from diag.report import coverage
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
@@ -120,7 +120,7 @@ def test_every_server_of_a_fleet_is_judged_under_its_own_names(fleet: Server) ->
 
 @pytest.mark.prometheus
 def test_each_prefix_is_reported_in_one_line_with_its_relabelling(fleet: Server) -> None:
-    notes = [note for note in words.notes(judged(fleet)) if note.startswith("metrics stored as")]
+    notes = [note for note in coverage.notes(judged(fleet)) if note.startswith("metrics stored as")]
     assert len(notes) == len(PREFIXES)
     for prefix in PREFIXES:
         assert any(f"stored as {prefix}..." in note and f"regex: '{prefix}(.+)'" in note for note in notes)

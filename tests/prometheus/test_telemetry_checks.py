@@ -18,7 +18,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 from diag.promql import STALE, Block
-from diag.report.sentences import notes
+from diag.report.coverage import notes
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
 pytestmark = pytest.mark.prometheus

@@ -17,7 +17,7 @@ from diag.diagnosis.report import NormalReading, Report
 from diag.normal.baseline import MOST_ROWS, Normal, ServerKind, merged, read
 from diag.report import html, terminal
 from diag.report import json as as_json
-from diag.report.sentences import normal_sentence
+from diag.report.coverage import normal_sentence
 
 SCHEMA = validator(ROOT / "diag/normal/diag.baseline.schema.json")
 LATENCY = r"^(vllm:(?:inter_token_latency|time_to_first_token)_seconds_sum\S* )(\S+)$"

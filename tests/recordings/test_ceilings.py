@@ -10,12 +10,13 @@ from support.scenarios import Beside, config, gpu, model
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, observe
 from diag.core.contract import Contract
-from diag.diagnosis.report import CeilingShares, Report
+from diag.diagnosis.report import Report
+from diag.diagnosis.vitals import CeilingShares
 from diag.ramp.analysis import Circumstances, conclude
 from diag.ramp.plan import Limits
 from diag.ramp.step import Offer, measure
 from diag.report import json, sentences
-from diag.report.plain_text import short_report
+from diag.report.short_report import short_report
 
 LLAMA = model("llama-3.1-8b")
 TENSOR_2 = model("llama-3.1-8b", "--tensor-parallel-size 2")

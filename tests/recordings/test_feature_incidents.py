@@ -14,7 +14,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Finding, Report
-from diag.report.sentences import lacking
+from diag.report.coverage import lacking
 
 Change = Callable[[str], str]
 

@@ -12,7 +12,7 @@ from support.paths import RECORDINGS
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
-from diag.report import sentences
+from diag.report import coverage
 
 HEALTHY = ("healthy", "idle", "kv_cascade", "queue_saturation", "tp2_healthy_between")
 WARNING = "[03:00:00] /project/cpp/json_schema_converter.cc:1499: Warning: URI should be a plain string, but got #x"
@@ -76,7 +76,7 @@ def test_lines_that_a_client_wrote_change_no_verdict(name: str, lines_of: str, t
     report = judged(folder)
     assert told(report) == told(judged(RECORDINGS / name))
     if lines_of == "alone":
-        note = next(note for note in sentences.notes(report) if "conflicts with its metrics" in note)
+        note = next(note for note in coverage.notes(report) if "conflicts with its metrics" in note)
         assert "cuda_out_of_memory" in note
         assert "the same process goes on answering" in note
 
@@ -110,5 +110,5 @@ def test_a_claim_from_long_before_the_first_scrape_is_no_news(age: int, is_told:
     at = float(re.findall(r"^# scrape ([\d.]+) ", text, re.MULTILINE)[0]) - age
     claim = f'diag_vllm_log_claim_timestamp_seconds{{event="engine_dead",text="x"}} {at}\n'
     (tmp_path / "metrics.prom").write_text(re.sub(r"(?m)^(# scrape .*\n)", rf"\1{claim}", text), encoding="utf-8")
-    notes = sentences.notes(judged(tmp_path))
+    notes = coverage.notes(judged(tmp_path))
     assert any("conflicts with its metrics" in note for note in notes) == is_told

@@ -14,7 +14,7 @@ from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
-from diag.report.sentences import lacking, not_collected
+from diag.report.coverage import lacking, not_collected
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"

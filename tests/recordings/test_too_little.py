@@ -13,7 +13,7 @@ from diag.commands.observe import ObserveOptions
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
-from diag.report.sentences import lacking
+from diag.report.coverage import lacking
 
 PREFIXES = "prefix_cache_ineffective"
 TOKENS = re.compile(r"^(vllm:generation_tokens_total\S*) (\S+)$", re.MULTILINE)

@@ -9,8 +9,9 @@ from support.paths import MODELS
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
-from diag.core.metric_families import FAMILIES, Sample, render
+from diag.core.metric_families import FAMILIES, Sample
 from diag.diagnosis.report import Finding, Report
+from diag.exposition.rendering import render
 from diag.vllm import work
 from diag.vllm.running_config import RunningConfig, ServerFacts
 

@@ -21,13 +21,13 @@ from diag.commands import budget
 from diag.commands import lint as linting
 from diag.commands.observe import ObserveOptions, take_snapshot
 from diag.core.errors import DiagError
-from diag.core.metric_families import render
 from diag.diagnosis import configuration
+from diag.diagnosis.build_report import build_report
 from diag.diagnosis.proposals import Running
-from diag.diagnosis.report import build_report
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import PageReader
+from diag.exposition.rendering import render
 from diag.exposition.scrapes import Target
 from diag.report import gpu_sizing, html, markdown, terminal
 from diag.report import json as json_report

@@ -14,9 +14,9 @@ from typing import Any
 
 from diag.core.formatting import escaped
 from diag.diagnosis.report import Finding, Report
+from diag.report import coverage, verify
 from diag.report import json as report_json
 from diag.report import sentences as words
-from diag.report import verify
 from diag.report.answer import verdicts
 from diag.verify.compare import Verification
 
@@ -58,18 +58,18 @@ def report(found: Report, detail: bool) -> Document:
         "answers": [_pick(answer, _ANSWER) for answer in whole["answers"] if answer["incident"]],
         "shared": words.shared(found),
         "observed": _observed(whole["observed"]),
-        "servers": words.servers(found),
+        "servers": coverage.servers(found),
         "diagnoses": [_diagnosis(known, finding, detail) for known, finding in present],
         "checked": f"{words.states(found)}; {words.found_nothing(found)}",
         "unknown": [each.sentence for each in found.not_judged],
-        "not_collected": words.not_collected(found),
-        "normal": words.normality(found)[:_MOST_NORMAL],
-        "notes": words.notes(found),
+        "not_collected": coverage.not_collected(found),
+        "normal": coverage.normality(found)[:_MOST_NORMAL],
+        "notes": coverage.notes(found),
     }
     more = {
         "progress": whole["progress"],
         "ceilings": whole["ceilings"],
-        "normal": whole["normal"]["readings"] and words.normality(found),
+        "normal": whole["normal"]["readings"] and coverage.normality(found),
         "absent": list(found.absent),
         "needs_telemetry": sorted(found.needs_telemetry),
         "thresholds": whole["thresholds"],

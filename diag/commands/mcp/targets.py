@@ -17,7 +17,7 @@ from diag.commands.verify import EXIT
 from diag.core.errors import BadUsage
 from diag.core.files import expanded
 from diag.core.formatting import listed, printable
-from diag.diagnosis.report import FAMILIES
+from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.http.address import Address, parse, without_user
 from diag.lint.rules import RULES
 from diag.report.settings import UNKNOWN

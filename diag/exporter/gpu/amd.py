@@ -13,17 +13,13 @@ from pathlib import Path
 from diag.core.metric_families import Sample
 from diag.exporter.gpu import amdsmi
 from diag.exporter.gpu.amdsmi import AmdDevice, Metrics, number
-from diag.exporter.gpu.driver import ListedGpu
+from diag.exporter.gpu.driver import AnyGpu, GpuLost, ListedGpu
 from diag.vllm import work
 
 KFD = Path("/sys/class/kfd")
 """The kernel's part of ROCm; containers see that of their host."""
 E3, E6 = 1_000, 1_000_000
 MIB = 1024**2
-ANEW = 300.0
-"""Seconds after which constant and refused readings are tried again."""
-SELDOM = 10.0
-"""Seconds between two slow readings: each counter of errors is a file of the driver."""
 THROTTLED = {
     "sw_power_cap": range(8),
     "board_limit": range(16, 24),
@@ -66,59 +62,27 @@ Found = dict[tuple[str, tuple[str, ...]], float | None]
 
 
 @dataclass
-class AmdGpu:
-    """One GPU, with its state between two scrapes; without a device it is lost."""
+class AmdGpu(ListedGpu[AmdDevice]):
+    """One GPU of AMD."""
 
-    index: int
-    device: AmdDevice | None
-    uuid: str
-    about: tuple[str, ...]
     has_memory: bool = True
     """False if it has no memory of its own."""
     names: frozenset[str] = frozenset()
     """The numbers and UUIDs that HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES may name it by."""
-    is_up: bool = False
-    processes: Mapping[int, int | None] | None = None
     _limits: Mapping[str, float] = field(default_factory=dict)
     _has_ecc: bool = True
-    _constant: Sequence[Sample] = ()
-    _rare: Sequence[Sample] = ()
     _steps: Mapping[str, int] = field(default_factory=dict)
     _stepped_at: float = 0.0
     _throttled: dict[str, float] = field(default_factory=lambda: dict.fromkeys(RESIDENCY, 0.0))
-    _anew_at: float = 0.0
-    _seldom_at: float = 0.0
 
-    @property
-    def labels(self) -> tuple[str, str]:
-        return str(self.index), self.uuid
-
-    def read(self, now: float) -> list[Sample]:
-        """Read all samples; none if the GPU is lost. Raises DriverUnavailable."""
-        self.is_up, device = False, self.device
-        if device is None:
-            return []
-        if now >= self._anew_at:
-            self._renew(device)
-            self._anew_at = now + ANEW
-        device.fell_silent()
+    def _read_each_time(self, device: AmdDevice, now: float) -> list[Sample]:
         metrics = device.metrics()
         found = {**self._now(device, metrics), **self._throttling(metrics, now)}
-        self.is_up = not device.fell_silent()
-        if not self.is_up:
-            return []
+        if device.fell_silent():
+            raise GpuLost
         found |= self._memory(device)  # from here on, the kernel answers for a GPU that is gone, too
-        if now >= self._seldom_at:
-            self._rare = self._samples(self._seldom(device))
-            self._seldom_at = now + SELDOM
         self.processes = _processes(device)
-        return [*self._samples(found), *self._rare, *self._constant]
-
-    def info(self) -> Iterator[Sample]:
-        """Yield the samples that a lost GPU has too."""
-        yield "diag_gpu_up", self.labels, float(self.is_up)
-        if self.about:
-            yield "diag_gpu_info", (*self.labels, *self.about), 1.0
+        return self._samples(found)
 
     def is_named(self, names: Sequence[str]) -> bool:
         """Return True if `names` has its index or its UUID, as HIP and ROCr write them."""
@@ -190,7 +154,7 @@ class AmdGpu:
             self._steps, self._stepped_at = steps, now
         return found
 
-    def _seldom(self, device: AmdDevice) -> Found:
+    def _read_seldom(self, device: AmdDevice) -> list[Sample]:
         found: Found = {}
         if self._has_ecc:
             for kind, key in _ERRORS.items():
@@ -203,11 +167,9 @@ class AmdGpu:
         states_of_links = (device.ask("amdsmi_get_gpu_xgmi_link_status") or {}).get("status")
         if states_of_links is not None:
             found["diag_gpu_nvlink_active_links", ()] = float(states_of_links.count("U"))
-        return found
+        return self._samples(found)
 
-    def _renew(self, device: AmdDevice) -> None:
-        """Read what does not change, and try again what the GPU refused."""
-        device.forget()
+    def _read_constant(self, device: AmdDevice) -> list[Sample]:
         limits = {sensor: _temperature(device, kind, "CRITICAL") for sensor, kind in SENSORS.items()}
         self._limits = {sensor: limit for sensor, limit in limits.items() if limit}
         self._has_ecc = device.number("amdsmi_get_gpu_ecc_enabled") != 0  # without ECC the counters are 0, not missing
@@ -222,7 +184,7 @@ class AmdGpu:
             ("diag_gpu_pcie_link_width", ("max",)): device.number(*link, "max_pcie_width"),
             ("diag_gpu_pcie_link_generation", ("max",)): _generation(device.number(*link, "max_pcie_speed")),
         }
-        self._constant = [*self._samples(constant), *work.gpu_samples(self.about[0], self.labels)]
+        return [*self._samples(constant), *work.gpu_samples(self.about[0], self.labels)]
 
 
 class AmdDriver:
@@ -272,7 +234,7 @@ class AmdDriver:
         self._watching = False
         self._close()
 
-    def faults(self, gpu: ListedGpu) -> Iterator[Sample]:
+    def faults(self, gpu: AnyGpu) -> Iterator[Sample]:
         if self._watching:
             if self._resets is None:
                 here = [one for one in self._gpus.values() if one.device]
@@ -357,4 +319,4 @@ def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> A
     about = (str(product), bdf, version, "")
     has_memory = asic.get("target_graphics_version") not in SHARE_THE_HOST_MEMORY
     known_as = frozenset(str(name).lower() for name in names if name not in ("", None))
-    return AmdGpu(index, device, uuid, about, has_memory, known_as)
+    return AmdGpu(index, device, uuid, about, has_memory=has_memory, names=known_as)

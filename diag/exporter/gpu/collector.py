@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.gpu.amd import KFD, AmdDriver
-from diag.exporter.gpu.driver import RETRY, DriverUnavailable, GpuDriver, ListedGpu
+from diag.exporter.gpu.driver import RETRY, AnyGpu, DriverUnavailable, GpuDriver
 from diag.exporter.gpu.nvidia import NvidiaDriver
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class GpuCollector:
         self._visible = visible
         self._proc = proc
         self._pci = pci
-        self._gpus: Sequence[ListedGpu] = ()
+        self._gpus: Sequence[AnyGpu] = ()
         self._shown: set[str] = set()
         self._peers: list[Sample] = []
         self._started = False
@@ -103,7 +103,7 @@ class GpuCollector:
         self._gpus = self._driver.gpus()
         self._peers = list(self._driver.peers())
 
-    def _samples(self, by_gpu: Sequence[tuple[ListedGpu, list[Sample]]]) -> Iterator[Sample]:
+    def _samples(self, by_gpu: Sequence[tuple[AnyGpu, list[Sample]]]) -> Iterator[Sample]:
         owners = self._owners()
         serving = {gpu.uuid: self._serves(gpu, owners) for gpu, _ in by_gpu}
         self._shown |= {uuid for uuid, is_serving in serving.items() if is_serving}
@@ -123,11 +123,11 @@ class GpuCollector:
                 yield "diag_gpu_serving", gpu.labels, float(bool(serving[gpu.uuid]))
         yield from self._peers
 
-    def _is_selected(self, gpu: ListedGpu) -> bool:
+    def _is_selected(self, gpu: AnyGpu) -> bool:
         """Return True if --gpus has the GPU's label or UUID; an environment may number them in another order."""
         return gpu.labels[0] in self._select or gpu.is_named([name for name in self._select if not name.isdigit()])
 
-    def _serves(self, gpu: ListedGpu, owners: "Mapping[int, Owner]") -> bool | None:
+    def _serves(self, gpu: AnyGpu, owners: "Mapping[int, Owner]") -> bool | None:
         """Return True if this vLLM uses the GPU, None if that is unknown."""
         if self._select:
             return self._is_selected(gpu)

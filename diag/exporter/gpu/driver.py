@@ -1,12 +1,19 @@
 """The seam between the GPU collector and a vendor's library: a driver lists GPUs, and each GPU reads itself."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from diag.core.metric_families import Sample
 
 RETRY = 30.0
 """Seconds between two starts of a library, while there is no driver or a GPU is lost."""
+ANEW = 300.0
+"""Seconds after which constant and refused readings are tried again."""
+SELDOM = 10.0
+"""Seconds between two slow readings: each error counter of AMD is a file of the driver."""
 
 
 class DriverUnavailable(Exception):
@@ -17,29 +24,84 @@ class GpuLost(Exception):
     """This GPU does not answer, the others may."""
 
 
-class ListedGpu(Protocol):
-    """One GPU, with its state between two scrapes."""
+class GpuHandle(Protocol):
+    """A GPU in the vendor's library, which remembers the requests that the GPU refused."""
+
+    def forget(self) -> None: ...
+
+    def fell_silent(self) -> bool:
+        """Return True if no request was answered since the last call: some lost GPUs only report "unknown error"."""
+
+
+Handle = TypeVar("Handle", bound=GpuHandle)
+
+
+@dataclass
+class ListedGpu(ABC, Generic[Handle]):
+    """One GPU, with its state between two scrapes; without a device it is lost.
+
+    `about` has the values of diag_gpu_info behind index and UUID; `processes` has bytes by PID, None if unknown, and is
+    None if the driver does not list the processes.
+    """
 
     index: int
+    device: Handle | None
     uuid: str
-    is_up: bool
-
-    @property
-    def processes(self) -> Mapping[int, int | None] | None:
-        """Bytes by PID, each None if unknown; None if the driver does not list the processes."""
+    about: tuple[str, ...]
+    is_up: bool = False
+    processes: Mapping[int, int | None] | None = None
+    _constant: Sequence[Sample] = ()
+    _rare: Sequence[Sample] = ()
+    _anew_at: float = 0.0
+    _seldom_at: float = 0.0
 
     @property
     def labels(self) -> tuple[str, str]:
         """Index and UUID."""
+        return str(self.index), self.uuid
 
     def read(self, now: float) -> list[Sample]:
         """Read all samples; none if the GPU is lost. Raises DriverUnavailable."""
+        self.is_up, device = False, self.device
+        if device is None:
+            return []
+        with suppress(GpuLost):
+            if now >= self._anew_at:
+                device.forget()
+                self._constant = self._read_constant(device)
+                self._anew_at = now + ANEW
+            device.fell_silent()
+            samples = self._read_each_time(device, now)
+            if now >= self._seldom_at:
+                self._rare = self._read_seldom(device)
+                self._seldom_at = now + SELDOM
+            self.is_up = True
+            return [*samples, *self._rare, *self._constant]
+        return []
 
     def info(self) -> Iterator[Sample]:
         """Yield the samples that a lost GPU has too."""
+        yield "diag_gpu_up", self.labels, float(self.is_up)
+        if self.about:
+            yield "diag_gpu_info", (*self.labels, *self.about), 1.0
 
+    @abstractmethod
     def is_named(self, names: Sequence[str]) -> bool:
         """Return True if an index or a UUID among `names` is this GPU's, as the vendor's runtime reads them."""
+
+    @abstractmethod
+    def _read_each_time(self, device: Handle, now: float) -> Sequence[Sample]:
+        """Read the samples of every scrape, and the processes; raise GpuLost if the device fell silent."""
+
+    @abstractmethod
+    def _read_seldom(self, device: Handle) -> Sequence[Sample]: ...
+
+    @abstractmethod
+    def _read_constant(self, device: Handle) -> Sequence[Sample]: ...
+
+
+AnyGpu = ListedGpu[Any]
+"""A GPU of any vendor."""
 
 
 class GpuDriver(Protocol):
@@ -57,7 +119,7 @@ class GpuDriver(Protocol):
     def count(self) -> int:
         """Return the number of GPUs that the library lists; it may list a lost one."""
 
-    def gpus(self) -> Sequence[ListedGpu]:
+    def gpus(self) -> Sequence[AnyGpu]:
         """List the GPUs; one that was listed before and is gone is lost. Whatever is still there stays the same."""
 
     def peers(self) -> Iterator[Sample]:
@@ -68,5 +130,5 @@ class GpuDriver(Protocol):
 
     def unwatch(self) -> None: ...
 
-    def faults(self, gpu: ListedGpu) -> Iterator[Sample]:
+    def faults(self, gpu: AnyGpu) -> Iterator[Sample]:
         """Yield the counted faults of one GPU; also of a lost one, whose last fault shows why."""

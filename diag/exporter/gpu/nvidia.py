@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from diag.core.metric_families import Sample
 from diag.exporter.gpu import nvml
-from diag.exporter.gpu.driver import DriverUnavailable, GpuLost, ListedGpu
-from diag.exporter.gpu.readings import Gpu, identify_gpu, peers
+from diag.exporter.gpu.driver import AnyGpu, DriverUnavailable, GpuLost
+from diag.exporter.gpu.readings import NvidiaGpu, identify_gpu, peers
 
 PAUSE = 30.0
 """Seconds between two attempts to wait for Xid errors, if the driver does not answer."""
@@ -81,7 +81,7 @@ class NvidiaDriver:
     pci_vendor = "0x10de"
 
     def __init__(self) -> None:
-        self._gpus: list[Gpu] = []
+        self._gpus: list[NvidiaGpu] = []
         self._xids: XidWatch | None = None
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class NvidiaDriver:
     def count(self) -> int:
         return nvml.count()
 
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[NvidiaGpu]:
         known = {gpu.index: gpu for gpu in self._gpus}
         version = nvml.driver_version()
         found = {i: identify_gpu(i, device, version, known.get(i)) for i, device in enumerate(nvml.devices())}
@@ -112,5 +112,5 @@ class NvidiaDriver:
         if self._xids:
             self._xids.stop()
 
-    def faults(self, gpu: ListedGpu) -> Iterator[Sample]:
+    def faults(self, gpu: AnyGpu) -> Iterator[Sample]:
         yield from self._xids.samples(*gpu.labels) if self._xids else ()

@@ -5,14 +5,13 @@ Numbers and units: nvml.h 13.5. A function of readings returns the same tuple fo
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import permutations
 
 from diag.core.metric_families import THROTTLE_REASONS, Sample
 from diag.exporter.gpu import nvml
-from diag.exporter.gpu.driver import GpuLost
+from diag.exporter.gpu.driver import GpuLost, ListedGpu
 from diag.exporter.gpu.nvml import Device, Field, NvmlCall, NvmlReading
 from diag.vllm import work
 
@@ -191,10 +190,6 @@ def slow(gpu: GpuLabels, links: int, without: frozenset[str], sampled: bool) -> 
 
 # -- one GPU -----------------------------------------------------------------------------------------------------------
 
-ANEW = 300.0
-"""Seconds after which constant and refused readings are tried again."""
-SELDOM = 10.0
-"""Seconds between two slow readings."""
 PATHS = {0: "pix", 10: "pix", 20: "pxb", 30: "phb", 40: "node", 50: "sys"}
 """nvmlGpuTopologyLevel_t; 0 is two GPUs on one board."""
 LINKS = (NvmlReading("links", (), (Field(91),)),)
@@ -205,59 +200,38 @@ _P2P_NVLINK = 2
 
 
 @dataclass
-class Gpu:
-    """One GPU, with its state between two scrapes; without a device it is lost."""
+class NvidiaGpu(ListedGpu[Device]):
+    """One GPU of NVIDIA; `instances` are its MIG instances."""
 
-    index: int
-    device: Device | None
-    uuid: str
-    about: tuple[str, ...]
-    is_up: bool = False
-    processes: Mapping[int, int | None] = field(default_factory=dict)
+    processes: Mapping[int, int | None] | None = field(default_factory=dict)
     instances: Sequence[Device] = ()
     _links: int = 0
     _slowdown: float | None = None
-    _constant: Sequence[Sample] = ()
-    _rare: Sequence[Sample] = ()
     _by_link: dict[tuple[str, tuple[str, ...]], dict[int, float]] = field(default_factory=dict)
-    _anew_at: float = 0.0
-    _seldom_at: float = 0.0
+    _found: Found = field(default_factory=dict)
 
-    @property
-    def labels(self) -> tuple[str, str]:
-        return str(self.index), self.uuid
+    def _read_each_time(self, device: Device, now: float) -> list[Sample]:
+        processes: dict[int, int | None] = {}
+        for part in (device, *self.instances):
+            processes |= part.processes()
+        self.processes = processes
+        found = self._found = self._read(device, each_time(self.labels))
+        if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
+            found |= self._read(device, link_traffic(self.labels, self._links))
+        heat = found.get((TEMPERATURE, (*self.labels, "gpu")))
+        if (MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
+            found[MARGIN, self.labels] = self._slowdown - heat  # an older driver does not report it
+        if device.fell_silent():
+            raise GpuLost
+        return _as_samples(found)
 
-    def read(self, now: float) -> list[Sample]:
-        """Read all samples; none if the GPU is lost. Raises DriverUnavailable."""
-        self.is_up, device = False, self.device
-        if device is None:
-            return []
-        with suppress(GpuLost):
-            if now >= self._anew_at:
-                self._renew(device, now)
-            processes: dict[int, int | None] = {}
-            for part in (device, *self.instances):
-                processes |= part.processes()
-            self.processes = processes
-            found = self._read(device, each_time(self.labels))
-            if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
-                found |= self._read(device, link_traffic(self.labels, self._links))
-            if now >= self._seldom_at:
-                kinds = frozenset(labels[2] for family, labels in found if family == NVLINK_ERRORS_TOTAL)
-                counted = any(family == PCIE_BYTES_TOTAL for family, _ in found)
-                self._rare = _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
-                self._seldom_at = now + SELDOM
-            margin: Found = {}
-            heat = found.get((TEMPERATURE, (*self.labels, "gpu")))
-            if (MARGIN, self.labels) not in found and heat is not None and self._slowdown is not None:
-                margin[MARGIN, self.labels] = self._slowdown - heat  # an older driver does not report it
-            samples = [*_as_samples(found), *self._rare, *self._constant, *_as_samples(margin)]
-            self.is_up = not device.fell_silent()
-        return samples if self.is_up else []
+    def _read_seldom(self, device: Device) -> list[Sample]:
+        """Read what the readings of every scrape have not found: they are faster."""
+        kinds = frozenset(labels[2] for family, labels in self._found if family == NVLINK_ERRORS_TOTAL)
+        counted = any(family == PCIE_BYTES_TOTAL for family, _ in self._found)
+        return _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
 
-    def _renew(self, device: Device, now: float) -> None:
-        """Read what does not change, and try again what the GPU refused."""
-        device.forget()
+    def _read_constant(self, device: Device) -> list[Sample]:
         self.instances = device.instances()
         self._slowdown = device.ask("nvmlDeviceGetTemperatureThreshold", _SLOWDOWN)
         self._links = int(next((value for _, value in device.read(LINKS)), 0))
@@ -267,8 +241,7 @@ class Gpu:
             samples.append(("diag_gpu_nvlink_active_links", self.labels, float(states.count(1))))
         if self.about and not self.instances:
             samples += work.gpu_samples(self.about[0], self.labels)
-        self._constant = samples
-        self._anew_at = now + ANEW
+        return samples
 
     def _read(self, device: Device, wanted: Sequence[NvmlReading]) -> Found:
         found: Found = {}
@@ -285,12 +258,6 @@ class Gpu:
                 found[family, labels] = sum(links.values())
         return found
 
-    def info(self) -> Iterator[Sample]:
-        """Yield the samples that a lost GPU has too."""
-        yield "diag_gpu_up", self.labels, float(self.is_up)
-        if self.about:
-            yield "diag_gpu_info", (*self.labels, *self.about), 1.0
-
     def is_named(self, names: Sequence[str]) -> bool:
         """Return True if `names` has its index or, as in CUDA, the beginning of its UUID; a MIG UUID names its GPU."""
         for name in filter(None, map(str.strip, names)):
@@ -304,7 +271,7 @@ def _as_samples(found: Found) -> list[Sample]:
     return [(family, labels, value) for (family, labels), value in found.items()]
 
 
-def identify_gpu(index: int, device: Device | None, version: str, known: Gpu | None) -> Gpu:
+def identify_gpu(index: int, device: Device | None, version: str, known: NvidiaGpu | None) -> NvidiaGpu:
     """Return the GPU at an index: the `known` one if it is still there, else a new one."""
     try:
         uuid = device.ask("nvmlDeviceGetUUID") if device else None
@@ -321,12 +288,12 @@ def identify_gpu(index: int, device: Device | None, version: str, known: Gpu | N
             version,
             ".".join(map(str, capability)),
         )
-        return Gpu(index, device, uuid, about)
+        return NvidiaGpu(index, device, uuid, about)
     except GpuLost:
-        return Gpu(index, None, known.uuid if known else "", known.about if known else ())
+        return NvidiaGpu(index, None, known.uuid if known else "", known.about if known else ())
 
 
-def peers(gpus: Sequence[Gpu]) -> Iterator[Sample]:
+def peers(gpus: Sequence[NvidiaGpu]) -> Iterator[Sample]:
     for gpu, peer in permutations(gpus, 2):
         if gpu.device is None or peer.device is None:
             continue

@@ -75,7 +75,7 @@ FARTHEST = 3_600.0
 """Seconds that lines in doubt may lead on in time: what stands in them may be a client's."""
 MOST_PENDING = 64
 LONGEST_DRAIN = 3_600.0
-"""Seconds of a drain that are believed."""
+"""Seconds: a longer drain is not believed."""
 MOST_ROUTES = 1_000
 """Routes that are counted; clients may ask for any number of them."""
 _ENDED_FROM_OUTSIDE = re.compile(
@@ -86,7 +86,7 @@ _ENDED_FROM_OUTSIDE = re.compile(
 )
 """Lines of a shell, of Slurm, of Docker, and of Python's helper process, which outlives the server."""
 _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
-"""A start goes on only when somebody adds GPUs to the Ray cluster."""
+"""The start waits until GPUs are added to the Ray cluster."""
 _WAITS_FOR_LOCK = re.compile(r"(?:\[aiter\] )?waiting for baton release at ")
 """A rank waits for the compiler of another one, which may have died; the others then wait for the rank."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")

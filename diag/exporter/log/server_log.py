@@ -88,7 +88,7 @@ class ServerLog:
 
     @property
     def version(self) -> str:
-        """VLLM version; "" if the log does not print it."""
+        """Version of vLLM; "" if the log does not print it."""
         return self._interpreter.config.version
 
     @property

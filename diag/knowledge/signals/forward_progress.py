@@ -19,7 +19,7 @@ WARM_STEPS = 100
 """Steps after which an engine has seen the common batch shapes; each earlier step may compile a kernel."""
 STOPPING_SECONDS = 60
 """Seconds between the log line of a requested stop and the last page of the server."""
-SOON = 120
+OOM_KILL_SECONDS = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
 DEATHS = (ENGINE_DEAD, WORKER_DIED, KILLED_BY_SIGNAL)
@@ -338,12 +338,12 @@ evidence_of_death = Signal(
     " >= on (instance) group_left () ($last_startup_progress by (instance))"
     f" or label_replace($worker_exit_code < 0 and on (instance) (${WORKER_DIED}_since_start) > 0,"
     ' "event", "killed_by_signal", "", "")'
-    f" or label_replace(abs($time_of_oom_kill by (instance) - $server_end_time) < {SOON},"
+    f" or label_replace(abs($time_of_oom_kill by (instance) - $server_end_time) < {OOM_KILL_SECONDS},"
     ' "event", "kernel_oom_kill", "", "")'
     ' or label_replace($api_server_stopped by (instance) > 0, "event", "api_server_stopped", "", "")'
     # output of a library or the shell lacks vLLM's log prefix: a client may have sent it, so it only explains a death
     f' or label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(FATAL)}"}}[$window])'
-    f" > on (instance) group_left () ($last_up_time by (instance) - {SOON})),"
+    f" > on (instance) group_left () ($last_up_time by (instance) - {OOM_KILL_SECONDS})),"
     ' "event", "$$1 (without proof that vLLM logged it)", "event", "(.*)")',
     culprit_label="{event}",
     formerly=("evidence of death",),

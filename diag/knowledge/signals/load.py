@@ -18,7 +18,7 @@ LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, nam
 SCATTER = 1.4
 """Root mean square of the KV blocks of requests, as a multiple of their mean: that of exponential lengths (judged)."""
 MONTH = 30 * 86_400
-SOON = 900
+FORECAST_SECONDS = 900
 HORIZON = judged("a rate of the last minutes says little about what comes after a quarter of an hour")
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 FAST_BURN, SLOW_BURN = BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")
@@ -259,7 +259,7 @@ time_until_full = Signal(
     culprit_label="{forecast} in about {value}",
     culprit_unit="seconds",
 )
-full_soon = time_until_full.at_most(SOON, HORIZON)
+full_soon = time_until_full.at_most(FORECAST_SECONDS, HORIZON)
 kv_cache_usage_at_full_length = Signal(
     "KV cache usage at full length",
     "$requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens",
@@ -275,7 +275,7 @@ time_until_ttft_missed = Signal(
     "at this rate, queue time exceeds the TTFT SLO in about {value}",
     "seconds",
 )
-ttft_missed_soon = time_until_ttft_missed.at_most(SOON, HORIZON)
+ttft_missed_soon = time_until_ttft_missed.at_most(FORECAST_SECONDS, HORIZON)
 time_until_budget_spent = Signal(
     "time until a month's error budget is spent",
     f"{MONTH} / (${error_budget_burn_rate.id} > 0)",

@@ -10,7 +10,7 @@ from diag.core.log_events import (
     NCCL_TIMEOUT,
 )
 from diag.knowledge.signals.expressions import ITL, any_of
-from diag.knowledge.signals.forward_progress import SOON
+from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
 from diag.knowledge.signals.log import EVENT_TIME, event_time
 
 DEVICE_FAULTS = (CUDA_ERROR, NCCL_TIMEOUT, ALL_TO_ALL_TIMEOUT)
@@ -90,7 +90,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "killed_by_the_kernel",
-        f"(abs($time_of_oom_kill by (instance) - $server_end_time) < bool {SOON}) * (1 - $vllm_up)",
+        f"(abs($time_of_oom_kill by (instance) - $server_end_time) < bool {OOM_KILL_SECONDS}) * (1 - $vllm_up)",
         "bool",
     ),
     Part(

@@ -3,7 +3,7 @@
 from diag.core.incident import Part, Signal
 from diag.core.log_events import CUDA_GRAPH_CAPTURE, ENGINE_START_FAILED, NO_START_FAILURE, STARTING, STARTUP_PHASES
 from diag.knowledge.signals.expressions import any_of
-from diag.knowledge.signals.forward_progress import SOON
+from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
 from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH
 
 PHASE = "diag_vllm_startup_phase"
@@ -82,7 +82,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "time_of_kill_before_start",
         f"$time_of_oom_kill * ($time_of_oom_kill < bool $latest_start_time)"
-        f" * ($latest_start_time - $time_of_oom_kill < bool {SOON})",
+        f" * ($latest_start_time - $time_of_oom_kill < bool {OOM_KILL_SECONDS})",
         "unix time",
     ),
     Part(

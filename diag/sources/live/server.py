@@ -8,8 +8,9 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from diag.core.formatting import clock, printable
-from diag.core.metric_families import Sample, labelled, plain
+from diag.core.metric_families import Sample
 from diag.exposition import NotMetrics
+from diag.exposition.rendering import labelled, plain
 from diag.exposition.scrapes import Target
 from diag.http.client import run_in_thread
 from diag.http.failure import SCALES, Failure

@@ -11,10 +11,10 @@ from datetime import tzinfo
 
 from diag.core.errors import BadRecording
 from diag.core.formatting import printable
-from diag.core.metric_families import labelled
 from diag.exporter.log.corroboration import RESOLUTION
 from diag.exporter.log.parse_line import LONGEST, first_time, split_redrawn
 from diag.exporter.log.server_log import ServerLog
+from diag.exposition.rendering import labelled
 from diag.exposition.scrapes import Reading, Target
 from diag.sources.log.export import as_lines
 from diag.sources.log.files import FIRST, LAST, read_logs

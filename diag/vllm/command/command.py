@@ -154,15 +154,7 @@ class Command(NamedTuple):
         for given in self.given:
             if given.name == flag and given.option:
                 text = " ".join(given.values)
-                if given.option.key:
-                    found[given.option.key] = text
-                    continue
-                try:
-                    content = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(content, dict):
-                    found |= content
+                found |= {given.option.key: text} if given.option.key else json_object(text)
         return found
 
     def switched(self, flag: str) -> bool | None:
@@ -178,3 +170,12 @@ class Command(NamedTuple):
 def is_server(word: str) -> bool:
     """Return True if a word is the module of vLLM's API server, or its file."""
     return bool(_SERVER.fullmatch(word)) or word.endswith("openai/api_server.py")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Parse a JSON object; empty if the text is not one."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -135,7 +135,7 @@ _HARMLESS = re.compile(
     r"|vocab_size|(text|vision|audio|quantization|compression|llm|generation)_\w*|image_\w*|video_\w*|audio_\w*|vision_\w*"
     r"|rotary_\w*|partial_rotary_factor|torch_dtype|initializer\w*|transformers\w*|attention_value_scale|query_pre_attn_scalar|task_\w*"
 )
-"""Names of fields that say nothing of a layer's shape."""
+"""Names of fields that do not describe a layer's shape."""
 
 
 def unread_fields(config: Config) -> list[str]:

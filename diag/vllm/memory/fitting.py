@@ -41,7 +41,7 @@ def rounded(length: int, most: int) -> int:
 
 
 def safe_length(found: Ledger) -> int | None:
-    """Return the longest context that fits for certain; None if it is unknown."""
+    """Return the longest context that certainly fits; None if it is unknown."""
     return rounded(found.longest.low, found.model.longest) if found.longest and not uncounted(found) else None
 
 

@@ -43,10 +43,10 @@ class Model:
 
     `longest` is the longest context that vLLM accepts for --max-model-len, `usual` the context without it, `positions`
     the number of rotary angles. `heads`, `kv_heads` and `head_dim` are those of most layers; `stack` has each layer,
-    and is empty if `unknown` says why the layers cannot be computed. `family` is None for an unknown architecture,
-    which is read as `traits` say: like Llama, with what `doubt` says. `latent` is the width of a token in MLA's cache,
-    0 for other attention. `mixed` has modules with bits of their own. `encoders` are the fields of vision and audio
-    encoders by the name of their object.
+    and is empty if the layers cannot be computed, for the reason in `unknown`. `family` is None for an unknown
+    architecture, which is read like Llama; `doubt` has the reason for doubt. `latent` is the width of a token in MLA's
+    cache, 0 for other attention. `mixed` has modules with bits of their own. `encoders` are the fields of vision and
+    audio encoders by the name of their object.
     """
 
     name: str

@@ -250,7 +250,7 @@ def graphs(model: Model, setup: Setup) -> Estimate:
 # -- outside torch ----------------------------------------------------------------------------------------------------
 
 _CONSUMED = (0, 27, 0)
-"""First release that counts all memory that is gone since the start, runner's buffers and workspaces among it."""
+"""First release that counts all memory that is gone since the start, with the runner's buffers and workspaces."""
 _AFTER_NCCL = (0, 11, 1)
 """First release that looks at the free memory after NCCL has started, so that NCCL is not counted."""
 _SINGLE = (0.02, 0.3, 0.07)

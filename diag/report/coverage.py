@@ -1,0 +1,217 @@
+"""Sentences about the telemetry behind a report: source, what was judged, what is missing, defects and their repair."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from diag.core.formatting import escaped, listed, moment, number, printable, quantity
+from diag.core.metric_prefix import relabelling
+from diag.core.subjects import Subject
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.report import NormalReading, Report
+from diag.diagnosis.telemetry_checks import FAMILIES, TelemetryDefect
+from diag.diagnosis.vitals import MEASURES, Vitals
+from diag.report.sentences import TimeFormat, folded, found_nothing, grouped, is_fleet, log_endings, place, states
+
+MANY = 5
+"""The most unknown incidents of one subject that are listed with the signals that they lack."""
+FEW = 3
+"""Servers above which a defect of every server is reported as one of "all servers"."""
+SENTENCES = {
+    "ended": (
+        "nothing was scraped after {time}, so this report shows the state at that time; check in Prometheus, Status >"
+        " Targets, whether these servers still exist"
+    ),
+    "gone": (
+        "no longer scraped: {servers}, since {time} or earlier, so their state is unknown; unless they were stopped on"
+        " purpose, check the service discovery of Prometheus"
+    ),
+    "gaps": (
+        "scrapes missing: {servers}, up to {percent:.0f} % of them; what happened in these gaps is unknown. A failed"
+        " scrape would leave up = 0, so Prometheus was down or overloaded, or its service discovery had lost these"
+        " targets"
+    ),
+    "slow": (
+        "scraped only every {number:.0f} s: {servers}; too rare for the alerts {names}, which fire late or never: set"
+        " scrape_interval to 15s"
+    ),
+    "renamed": (
+        "metrics stored as {prefix}... instead of {usual}..., which no rule matches: {servers}; judged all the same;"
+        ' add to the scrape job {relabelling} (alerts/relabel.yaml), or state prefix = "{prefix}" in diag.toml, [site]'
+    ),
+    "double": (
+        "several targets have the same instance label, so that sums count twice: {servers}{jobs}; scrape each server"
+        " once, or, if they are different servers, name the labels that distinguish them in diag.toml, [site] labels"
+    ),
+    "aliases": (
+        "the same server is scraped as several instances, each diagnosed and alerted on: {groups}; scrape it once,"
+        " through `diag exporter` where there is one"
+    ),
+    "silent": (
+        "requests are served under /v1/, but there are no vLLM metrics: {servers}; if that is vLLM and no proxy, it"
+        " runs with --disable-log-stats: remove that flag"
+    ),
+    "collectors": (
+        "collectors of `diag exporter` that failed all the time: {groups}; its standard error has the reason"
+    ),
+    "not joined": (
+        "dcgm-exporter's metrics exist, but are not joined with {servers}: load alerts/dcgm.yaml, and name the labels"
+        " that they share in diag.toml, [site] gpu_join"
+    ),
+    "no gpu": (
+        "no GPU telemetry, though other servers have it: {servers}; scrape `diag exporter` there too, instead of vLLM"
+    ),
+    "no throttling": (
+        "GPU telemetry without throttle reasons: {servers}; dcgm-exporter leaves them out by default, and the head of"
+        " alerts/dcgm.yaml has the lines that enable them"
+    ),
+    "no start": (
+        "no process_start_time_seconds, so that a restart shows only as counters that fall: {servers}; if the scrape"
+        " configuration drops it, keep it; otherwise vLLM runs several API servers, which write no statistics to the"
+        " log either: --api-server-count 1 restores both"
+    ),
+    "claimed": (
+        "the log of {servers} conflicts with its metrics: the same process goes on answering, though the log claims"
+        ' {claims}; these lines are ignored. The first one: "{line}"{place}, {time}. A client may have written'
+        " it, or the log is that of another server or of another time zone (--log-timezone)"
+    ),
+    "log alone": (
+        "only the log shows what is wrong with {servers}: none of its pages came, and its processes were not seen"
+    ),
+}
+
+
+def source(report: Report, written_as: TimeFormat) -> str:
+    """Return source, target, number of scrapes and time range of the judged samples."""
+    seen = report.observed
+    failed = f", {seen.failed_scrapes} of them failed" if seen.failed_scrapes else ""
+    if seen.endings:
+        return f"log {escaped(seen.target)}, up to {written_as(seen.end)}; no server was asked"
+    span = f"{written_as(seen.start)} - {written_as(seen.end)} ({quantity(seen.end - seen.start, 'seconds')})"
+    return f"{seen.source} {escaped(seen.target)}: {seen.scrapes:,} scrapes{failed}, {span}"
+
+
+def vitals(report: Report) -> list[str]:
+    """List for each server its load, latency, KV cache and GPUs: "requests running: 3; KV cache usage: 12 %"."""
+    lines = []
+    for signs in report.vitals:
+        name = "" if len(report.vitals) == 1 else f"{printable(signs.name)}: "
+        shown = [f"{title}: {value}" for title, value, _ in vital_signs(signs)]
+        lines += [name + "; ".join(shown)] if shown else []
+    return lines
+
+
+def vital_signs(signs: Vitals) -> list[tuple[str, str, Sequence[float | None]]]:
+    """Return title, last value and history of each known measure of a server."""
+    known = [(measure, signs.now[key], signs.histories[key]) for key, measure in MEASURES.items() if key in signs.now]
+    return [(measure.title, quantity(value, measure.unit), history) for measure, value, history in known]
+
+
+def servers(report: Report) -> list[str]:
+    """List the servers, each with its release and its model."""
+    return [
+        f"{name}: vLLM {version or '(version unknown)'}, {model or 'model unknown'}"
+        for name, version, model in report.observed.servers
+    ]
+
+
+def checked(report: Report, verbose: bool) -> list[str]:
+    """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
+    lines = [f"{listed(log_endings(report)) or states(report)}; {found_nothing(report)}"]
+    names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
+    return lines + [f"{what}: {', '.join(ids)}" for what, ids in names.items() if ids and verbose]
+
+
+def not_collected(report: Report) -> list[str]:
+    """List each missing family of telemetry, and how to get it."""
+    families = (FAMILIES[name] for name in report.observed.not_measured)
+    return [f"{family.name}: {family.shows} ({family.hint})" for family in families]
+
+
+def notes(report: Report) -> list[str]:
+    """List the notes on the source: defects of the telemetry, then its own notes."""
+    return [*map(defect_sentence, report.observed.defects), *report.observed.notes]
+
+
+def not_judged(report: Report) -> list[str]:
+    """List the servers of unknown health with the reason; [] if the headline has them."""
+    return [] if report.verdict == "unknown" else folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
+
+
+def normality(report: Report) -> list[str]:
+    """List the readings that deviate from a baseline or the peers; or report that all are as usual, or not compared."""
+    found = report.normality
+    alone = len(report.servers) == 1
+    unlike = [reading for reading in found.readings if reading.notable]
+    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
+    if found.readings and not unlike:
+        names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
+        lines = [f"{names}: as usual at this load ({printable(found.file)})"]
+    return [*lines, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
+
+
+def normal_sentence(reading: NormalReading) -> str:
+    """Return the comparison of a reading with the normal value, with the load and the release."""
+    times = "" if reading.ratio is None else f"{number(reading.ratio)}x "
+    now = f" (now {printable(reading.own_version)})" if reading.own_version not in ("", reading.version) else ""
+    version = f", vLLM {printable(reading.version)}{now}" if reading.version else ""
+    usual = f"{quantity(reading.normal, reading.unit)} ± {quantity(reading.spread, reading.unit)}"
+    load = f" at {reading.load}" if reading.given else ""
+    value = quantity(reading.value, reading.unit)
+    return f"{reading.measure} {value}: {times}{reading.against} ({usual}){load}{version}"
+
+
+def undecided(report: Report) -> list[str]:
+    """List the incidents that could not be judged, by subject, with the missing signals; in a fleet, by incident."""
+    if is_fleet(report):
+        counts = Counter(diagnosis.subject for diagnosis in report.undecided)
+        nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
+        few = (d for d in report.undecided if counts[d.subject] <= MANY)
+        without = grouped(((d.incident.id, "; ".join(lacking(d))), place(d.subject)) for d in few)
+        lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in without.items()]
+        return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
+
+    unknown: dict[Subject, list[Diagnosis]] = {}
+    for diagnosis in report.undecided:
+        unknown.setdefault(diagnosis.subject, []).append(diagnosis)
+    lines = []
+    for subject, diagnoses in unknown.items():
+        if len(diagnoses) > MANY:
+            names = ", ".join(diagnosis.incident.id for diagnosis in diagnoses)
+            lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")
+        else:
+            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses]
+    return lines
+
+
+def lacking(diagnosis: Diagnosis) -> list[str]:
+    """List the conditions that have no value at the reported instant, each in a few words."""
+    readings = (reading for reading in diagnosis.symptoms if reading.value is None)
+    return [f"{reading.condition.signal.name} {reading.sentence}" for reading in readings]
+
+
+def defect_sentence(defect: TelemetryDefect) -> str:
+    """Return the defect and the servers that have it, and what to change."""
+    groups = [f"{printable(name)} on {listed(sorted(map(printable, servers)))}" for name, servers in defect.groups]
+    if defect.kind == "aliases":
+        same = [sorted(map(printable, names)) for _, names in defect.groups]
+        groups = [" = ".join([*names[:FEW], *(["..."] if len(names) > FEW else [])]) for names in same]
+    prefix, usual = defect.names if defect.kind == "renamed" else ("", "")
+    line, place, *claims = map(printable, defect.names) if defect.kind == "claimed" else ("", "")
+    are_all = defect.of_all and len(defect.servers) > FEW
+    return SENTENCES[defect.kind].format(
+        servers=f"all {len(defect.servers):,} servers"
+        if are_all
+        else listed(list(map(printable, sorted(defect.servers)))),
+        time=moment(defect.number),
+        percent=100 * defect.number,
+        number=defect.number,
+        names=listed([*defect.names]),
+        line=line,
+        place=f" at {place}" if place else "",
+        claims=listed(claims, most=FEW),
+        jobs=f" (jobs {listed(sorted(map(printable, defect.names)))})" if len(defect.names) > 1 else "",
+        prefix=prefix,
+        usual=usual,
+        relabelling=relabelling(prefix) if prefix else "",
+        groups=listed(groups) if defect.kind == "aliases" else "; ".join(groups),
+    )
