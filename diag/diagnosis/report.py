@@ -101,7 +101,7 @@ DefectKind = (
     Literal["ended", "gone", "gaps", "slow"]
     | Literal["renamed", "double", "aliases"]
     | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
-    | Literal["claimed", "log alone"]
+    | Literal["claimed", "survived", "log alone"]
 )
 """Defects of scrapes, of the names of servers, of what is collected, and of a log: contradicted or uncorroborated."""
 
@@ -109,10 +109,10 @@ DefectKind = (
 class TelemetryDefect(NamedTuple):
     """A defect of the telemetry, with the servers that have it; `of_all` if all servers have it.
 
-    `number` is a unix time ("ended", "gone", "claimed"), the largest share of missing scrapes ("gaps") or a scrape
-    interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), the
+    `number` is a unix time ("ended", "gone", "claimed", "survived"), the largest share of missing scrapes ("gaps") or a
+    scrape interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), the
     prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events claimed
-    ("claimed"). `groups` are servers by failing collector, or instances of one server.
+    ("claimed", "survived"). `groups` are servers by failing collector, or instances of one server.
     """
 
     kind: DefectKind
@@ -380,7 +380,9 @@ def build_report(
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
     return Report(
-        observed=observed._replace(defects=(*observed.defects, *_claims(queries), *_log_alone(findings, queries))),
+        observed=observed._replace(
+            defects=(*observed.defects, *_claims(queries, "claimed"), *_log_alone(findings, queries))
+        ),
         verdict=verdict_of(findings, not_judged),
         progress=progress,
         findings=tuple(findings),
@@ -441,7 +443,9 @@ def _of_logs(observed: Observed, findings: Sequence[Finding], queries: QueryCach
         note for name, ending in observed.endings if name not in ill for note in _of_requests(ending, observed, name)
     )
     return Report(
-        observed=observed._replace(notes=(*observed.notes, *notes)),
+        observed=observed._replace(
+            notes=(*observed.notes, *notes), defects=(*observed.defects, *_claims(queries, "survived"))
+        ),
         verdict=verdict_of(told, not_judged),
         progress=(),
         findings=tuple(told),
@@ -473,14 +477,18 @@ def of_several_logs(reports: Sequence[Report]) -> Report:
         end=max(each.end for each in seen),
         servers=tuple(server for each in seen for server in each.servers),
         notes=tuple(note for each in seen for note in each.notes),
+        defects=tuple(defect for each in seen for defect in each.defects),
         endings=tuple(ending for each in seen for ending in each.endings),
     )
     verdict = verdict_of(findings, not_judged)
     return reports[0]._replace(observed=observed, verdict=verdict, findings=findings, not_judged=not_judged)
 
 
-def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
-    """Yield for each server the events of the span that its log claims and what is measured contradicts now."""
+def _claims(queries: QueryCache, kind: Literal["claimed", "survived"]) -> Iterator[TelemetryDefect]:
+    """Yield for each server the events of the span that its log claims, and that are contradicted now.
+
+    What is measured contradicts what is "claimed"; a server's own work, logged later, what it "survived".
+    """
     query = (
         "max by (instance, event, file, line, text) (last_over_time(diag_vllm_log_claim_timestamp_seconds[$window]))"
     )
@@ -494,7 +502,7 @@ def _claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
         at, first = min(lines, key=lambda line: (line[0], label_value(line[1], "line").zfill(12)))
         place = ":".join(filter(None, (label_value(first, "file"), label_value(first, "line"))))
         events = sorted({label_value(labels, "event") for _, labels in lines})
-        yield TelemetryDefect("claimed", frozenset({name}), at, (label_value(first, "text"), place, *events))
+        yield TelemetryDefect(kind, frozenset({name}), at, (label_value(first, "text"), place, *events))
 
 
 def _log_alone(findings: Sequence[Finding], queries: QueryCache) -> Iterator[TelemetryDefect]:

@@ -463,3 +463,35 @@ def test_a_fragment_with_the_exception_of_a_request_tells_that_and_no_failed_sta
     report = judged(write(tmp_path, [head + text for text in raised]))
     assert report.verdict == "unknown"
     assert "a request failed (line 5): ValueError: bad role" in told(report)
+
+
+# -- deaths that a client wrote ---------------------------------------------------------------------------------------
+
+DIED = ("EngineCore encountered a fatal error.", "Traceback (most recent call last):", "RuntimeError: CUDA error: x")
+ENGINE_OF_SERVING = "(EngineCore pid=24343) ERROR 11-21 20:00:00 [core.py:1510] "
+
+
+def statistics(seconds: float, tokens: float = 10.0) -> str:
+    at = f"{datetime(2026, 11, 21, 20, tzinfo=UTC) + timedelta(seconds=seconds):%m-%d %H:%M:%S}"
+    rates = f"Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: {tokens} tokens/s, Running: 2 reqs"
+    return f"(APIServer pid=24326) INFO {at} [loggers.py:259] Engine 000: {rates}, Waiting: 0 reqs"
+
+
+@pytest.mark.parametrize(
+    ("later", "is_dead"),
+    [
+        ([statistics(second) for second in range(1, 200, 10)], False),
+        ([statistics(90, 0.0), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK'] * 2], False),
+        ([statistics(9), *(statistics(second, 0.0) for second in range(20, 90, 10))], True),
+        ([statistics(2), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK'] * 9], True),
+        ([statistics(90, 0.0), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 500'] * 9], True),
+        ([*SERVING, *(statistics(second) for second in range(100, 200, 10))], True),
+    ],
+    ids=["tokens", "answers", "stale statistics", "queued lines", "refusals", "a new start"],
+)
+def test_work_behind_a_death_refutes_it(tmp_path: Path, later: list[str], is_dead: bool) -> None:
+    died = [ENGINE_OF_SERVING + text for text in DIED]
+    report = judged(write(tmp_path, [*SERVING, statistics(-10), *died, *later]))
+    named = {found.diagnosis.incident.id for found in report.present}
+    assert ("engine_dead" in named) == is_dead
+    assert ("these lines are ignored" in told(report)) != is_dead
