@@ -110,9 +110,9 @@ class TelemetryDefect(NamedTuple):
     """A defect of the telemetry, with the servers that have it; `of_all` if all servers have it.
 
     `number` is a unix time ("ended", "gone", "claimed", "survived"), the largest share of missing scrapes ("gaps") or a
-    scrape interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), the
-    prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events claimed
-    ("claimed", "survived"). `groups` are servers by failing collector, or instances of one server.
+    scrape interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"),
+    the prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events
+    claimed ("claimed", "survived"). `groups` are servers by failing collector, or instances of one server.
     """
 
     kind: DefectKind

@@ -89,6 +89,8 @@ _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
 """A start goes on only when somebody adds GPUs to the Ray cluster."""
 _WAITS_FOR_LOCK = re.compile(r"(?:\[aiter\] )?waiting for baton release at ")
 """A rank waits for the compiler of another one, which may have died; the others then wait for the rank."""
+_LIBRARY_WARNS = re.compile(r".{0,300}?(?:\bNCCL WARN |\bCCL_ERROR\|)")
+"""A line in which NCCL, RCCL or oneCCL says which call failed, above the exception that says that one did."""
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
 """torch.compile compiles a graph that no cache has."""
 
@@ -278,6 +280,8 @@ class LogInterpreter:
         is_at_work = self.phase == "serving" or (self.phase == "unknown" and self._handles_request)
         if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
             self._note_request_error(line, at)
+        if _LIBRARY_WARNS.match(line.text) and (self.phase != "serving" or self._is_of_process(line)):
+            self._root_cause.warn(ErrorLine(line.text, line.number, at, line.process))
         if origin is LineOrigin.DOUBTED:
             return placed if ends_or_starts(placed) else None
         is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
@@ -292,6 +296,10 @@ class LogInterpreter:
             return placed
         self.interpret(placed)
         return None
+
+    def _is_of_process(self, line: ParsedLine) -> bool:
+        """Return True if a line has the head of a process of the start, which no client is certain to know."""
+        return bool(line.pid) and self._records.has_process(line.pid)
 
     def _note_request_error(self, line: ParsedLine, at: float) -> None:
         """Keep the exception of a request that the web server prints, with the frames above it."""

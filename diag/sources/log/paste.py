@@ -29,6 +29,8 @@ FEWEST_WRAPPED, NARROWEST, WIDEST = 3, 60, 250
 """Full lines from which a log was wrapped by a terminal, and the columns that a terminal may have."""
 _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r" {4}|\t")))
 """Markdown's quotation, and its code by indentation."""
+_NUMBERED = re.compile(r" {0,12}(?:[Ll]ine )?(\d{1,9})[:|\t-] ?")
+"""The number of a line, as `grep -n` with its context, an editor or an agent's tool writes it before the line."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
 _MARK = re.compile(r"[\x1b\\^\u241b]")
@@ -73,6 +75,7 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
         if written and sum(bool(layout.match(line.text)) for line in written) >= NEARLY_ALL * len(written):
             plain = [Line(line.number, layout.sub("", line.text, count=1)) for line in plain]
     plain = [line for line in plain if not _FENCE.match(line.text)]
+    plain = _unnumbered(plain)
     head = _learnt_head(plain)
     plain = [Line(line.number, _without(head, line.text)) for line in _unwrapped(plain, head)]
     starts = [_own_start(line.text) for line in plain]
@@ -85,6 +88,17 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
     times = [match for line in plain if (match := _TIME.match(line.text[:LONGEST_HEAD]))]
     kind = "iso" if sum(bool(match["iso"]) for match in times) * 2 > len(times) else "own"
     return plain[::-1] if is_newest_first([match[kind] for match in times if match[kind]]) else plain
+
+
+def _unnumbered(lines: list[Line]) -> list[Line]:
+    """Return the lines without their numbers, if nearly all have one and each number is larger than the one before."""
+    matches = [_NUMBERED.match(line.text[:LONGEST_HEAD]) for line in lines]
+    numbers = [int(match[1]) for match in matches if match]
+    written = sum(not _BLANK.fullmatch(line.text) for line in lines)
+    steps = sum(after > before for before, after in pairwise(numbers))
+    if len(numbers) < max(FEWEST_HEADS, NEARLY_ALL * written) or steps < NEARLY_ALL * (len(numbers) - 1):
+        return lines
+    return [_cut(line, match) for line, match in zip(lines, matches, strict=True)]
 
 
 def _without_colours(text: str) -> str:
