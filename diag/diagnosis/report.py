@@ -43,6 +43,8 @@ ENDS_OPEN = {
     "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
     "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
     "lost": "its log shows neither a start of vLLM nor a server at work",
+    "script failed": "its engine had started, and the script that used it ended with an exception; nothing in the log says "
+    "that vLLM failed: {last}",
     "failed": "its start failed, and no incident fits what the log says of it. The last line: {last}",
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
@@ -404,7 +406,9 @@ def _lines_of_events(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, .
 
 
 def _ends_open(ending: LogEnding) -> str:
-    known = known_failure([ending.last], "", "") if ending.state == "starting" else None
+    known = known_failure([ending.last], "", "") if ending.state in ("starting", "script failed") else None
+    if known and ending.state == "script failed":
+        return f"{ENDS_OPEN[ending.state].format(last=ending.last.removesuffix('.'))}. {known.means} {known.do}"
     if known:
         return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
     if ending.state == "lost" and any(line.event == ANSWERS for line in ending.lines):

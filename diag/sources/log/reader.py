@@ -87,7 +87,7 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
 
     A server that was ended from outside counts as up to its end: it did not fail.
     """
-    is_up = float(log.state in ("serving", "stopped"))
+    is_up = float(log.state in ("serving", "stopped", "script failed", "run over"))
     answers = [
         ({"__name__": "http_requests_total", "handler": route, "status": status}, float(count))
         for (route, status), count in log.answers.items()
