@@ -43,8 +43,8 @@ ENDS_OPEN = {
     "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
     "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
     "lost": "its log shows neither a start of vLLM nor a server at work",
-    "script failed": "its engine had started, and the script that used it ended with an exception; nothing in the log says "
-    "that vLLM failed: {last}",
+    "script failed": "its engine had started, and the script that used it ended with an exception; nothing in the log "
+    "says that vLLM failed: {last}",
     "failed": "its start failed, and no incident fits what the log says of it. The last line: {last}",
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
