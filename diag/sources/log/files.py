@@ -29,7 +29,7 @@ _GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 def is_log(target: str) -> bool:
     """Return True for standard input, a shell's `<(...)`, a file that is no page of a recording, a folder of such."""
     path = Path(target)
-    if target == STDIN or piped_descriptor(target) is not None:
+    if is_stream(target):
         return True
     if not exists(target):
         return False
@@ -55,6 +55,11 @@ def _plain(data: bytes) -> bytes:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
     return data.replace(b"\0", b"")
+
+
+def is_stream(target: str) -> bool:
+    """Return True for standard input and a shell's `<(...)`, which can be read only once."""
+    return target == STDIN or piped_descriptor(target) is not None
 
 
 class LogBytes(NamedTuple):

@@ -112,8 +112,12 @@ def _separated(lines: list[Line]) -> list[Line]:
     """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
     if sum(bool(_OWN.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
         return lines
-    parts = [(line.number, part) for line in lines for part in _INSIDE.split(line.text)]
-    return [Line(number, part) for number, part in parts] if len(parts) >= len(lines) + FEWEST_HEADS else lines
+    parted = [(line, _INSIDE.split(line.text)) for line in lines]
+    return [
+        line._replace(text=text)
+        for line, parts in parted
+        for text in (parts if len(parts) > FEWEST_HEADS else [line.text])
+    ]
 
 
 def _unnumbered(lines: list[Line]) -> list[Line]:
