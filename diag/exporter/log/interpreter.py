@@ -90,8 +90,8 @@ _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
 """A start goes on only when somebody adds GPUs to the Ray cluster."""
 _WAITS_FOR_LOCK = re.compile(r"(?:\[aiter\] )?waiting for baton release at ")
 """A rank waits for the compiler of another one, which may have died; the others then wait for the rank."""
-_LIBRARY_WARNS = re.compile(r".{0,300}?(?:\bNCCL WARN |\bCCL_ERROR\|)")
-"""A line in which NCCL, RCCL or oneCCL says which call failed, above the exception that says that one did."""
+_LIBRARY_WARNS = "NCCL WARN ", "CCL_ERROR|"
+"""Marks of a line in which NCCL, RCCL or oneCCL says which call failed, above the exception that says that one did."""
 _ENGINE_STARTED = "init engine (profile, create kv cache, warmup model) took "
 _OF_SCRIPT = re.compile(r"(?:Processed prompts|Adding requests|Rendering (?:prompts|conversations)): +\d{1,3}%")
 """Bars of the class LLM, which scripts use without a server; its own lines are logged by llm.py."""
@@ -290,7 +290,7 @@ class LogInterpreter:
         is_at_work = self.phase == "serving" or (self.phase == "unknown" and self._handles_request)
         if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
             self._note_request_error(line, at)
-        if _LIBRARY_WARNS.match(line.text) and (self.phase != "serving" or self._is_of_process(line)):
+        if any(mark in line.text for mark in _LIBRARY_WARNS) and (self.phase != "serving" or self._is_of_process(line)):
             self._root_cause.warn(ErrorLine(line.text, line.number, at, line.process))
         if origin is LineOrigin.DOUBTED:
             return placed if ends_or_starts(placed) else None
