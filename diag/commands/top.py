@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from diag.commands.observe import ObserveOptions, judge_observation, look, site
 from diag.core.errors import BadUsage
+from diag.sources.log.files import is_stream
 from diag.sources.source import refuse_the_past, scrape_plan, shown_targets
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def run(options: ObserveOptions, *, here: bool) -> None:
         refuse_the_past(options, "diag top")
     if importlib.util.find_spec("textual") is None:
         raise BadUsage("diag top needs textual: pip install 'diag[top]'")
-    if options.log == "-":
-        raise BadUsage("diag top reads keys from standard input: name the file of the log")
+    if options.log == "-" or any(map(is_stream, options.targets)):
+        raise BadUsage("diag top reads keys from standard input, and a log again and again: name the file of the log")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadUsage("diag top needs a terminal: diag doctor --watch prints lines as incidents begin and end")
     import ctypes

@@ -49,12 +49,9 @@ def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
 
     `piped`: the file may be a pipe that a shell has opened for this program, as in `--contract <(...)`.
     """
-    descriptor = _PIPE.fullmatch(str(file)) if piped else None
-    is_pipe = False
-    with suppress(OSError, OverflowError):
-        is_pipe = descriptor is not None and stat.S_ISFIFO(os.fstat(int(descriptor[1])).st_mode)
-    if descriptor and is_pipe:
-        pipe, content, until = int(descriptor[1]), b"", time.monotonic() + PIPE_SECONDS
+    pipe = piped_descriptor(file) if piped else None
+    if pipe is not None:
+        content, until = b"", time.monotonic() + PIPE_SECONDS
         while len(content) <= most:
             if not select.select([pipe], [], [], max(0, until - time.monotonic()))[0]:
                 raise OSError(errno.ETIMEDOUT, f"its writer has not ended within {PIPE_SECONDS:g} s", str(file))
@@ -68,6 +65,15 @@ def read_bytes(file: str | Path, most: int, piped: bool = False) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is larger than {most / MIB:g} MiB", str(file))
     return content
+
+
+def piped_descriptor(file: str | Path) -> int | None:
+    """Return the descriptor of a pipe that a shell has opened for this program, `<(...)`; None for any other file."""
+    descriptor = _PIPE.fullmatch(str(file))
+    with suppress(OSError, OverflowError):
+        if descriptor and stat.S_ISFIFO(os.fstat(int(descriptor[1])).st_mode):
+            return int(descriptor[1])
+    return None
 
 
 def read_text(file: str | Path, most: int, piped: bool = False) -> str:

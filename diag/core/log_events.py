@@ -241,16 +241,17 @@ class EventLine(NamedTuple):
     frames: str = ""
 
 
-LogState = Literal["failed", "dead", "shut down", "stopped", "starting", "serving", "lost"]
+LogState = Literal["failed", "dead", "shut down", "stopped", "starting", "serving", "lost", "script failed", "run over"]
 
 
 class LogEnding(NamedTuple):
     """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
 
-    "stopped": it was ended from outside; "lost": its last line tells no state. `phase` is that of a start under way,
-    with the share that is done, if known. `errors` are the lines of errors since the server began, and `processes`
-    those that logged an exception; `last` is the text of the last line that vLLM logged, without secrets; `lines` are
-    the last lines of each event.
+    "stopped": it was ended from outside; "lost": its last line tells no state; "script failed", "run over": the engine
+    of a script without a server had started, and the script raised an exception, or the log ends without one. `phase`
+    is that of a start under way, with the share that is done, if known. `errors` are the lines of errors since the
+    server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
+    without secrets; `lines` are the last lines of each event.
     """
 
     state: LogState

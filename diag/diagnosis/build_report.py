@@ -29,6 +29,8 @@ ENDS_OPEN = {
     "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
     "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
     "lost": "its log shows neither a start of vLLM nor a server at work",
+    "script failed": "its engine had started, and the script that used it ended with an exception; nothing in the log "
+    "says that vLLM failed: {last}",
     "failed": "its start failed, and no incident fits what the log says of it. The last line: {last}",
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
@@ -97,7 +99,7 @@ def build_report(
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
     return Report(
-        observed=observed._replace(defects=(*observed.defects, *claims(queries), *log_alone(ill, queries))),
+        observed=observed._replace(defects=(*observed.defects, *claims(queries, "claimed"), *log_alone(ill, queries))),
         verdict=verdict_of(findings, not_judged),
         progress=progress,
         findings=tuple(findings),
@@ -119,7 +121,9 @@ def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
 
 
 def _why_unknown(ending: LogEnding) -> str:
-    known = known_failure([ending.last], "", "") if ending.state == "starting" else None
+    known = known_failure([ending.last], "", "") if ending.state in ("starting", "script failed") else None
+    if known and ending.state == "script failed":
+        return f"{ENDS_OPEN[ending.state].format(last=ending.last.removesuffix('.'))}. {known.means} {known.do}"
     if known:
         return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
     if ending.state == "lost" and any(line.event == ANSWERS for line in ending.lines):
@@ -161,7 +165,9 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
         for note in _failed_requests(ending, observed, name)
     )
     return Report(
-        observed=observed._replace(notes=(*observed.notes, *notes)),
+        observed=observed._replace(
+            notes=(*observed.notes, *notes), defects=(*observed.defects, *claims(queries, "survived"))
+        ),
         verdict=verdict_of(told, not_judged),
         progress=(),
         findings=tuple(told),
@@ -193,6 +199,7 @@ def merge_log_reports(reports: Sequence[Report]) -> Report:
         end=max(each.end for each in seen),
         servers=tuple(server for each in seen for server in each.servers),
         notes=tuple(note for each in seen for note in each.notes),
+        defects=tuple(defect for each in seen for defect in each.defects),
         endings=tuple(ending for each in seen for ending in each.endings),
     )
     verdict = verdict_of(findings, not_judged)

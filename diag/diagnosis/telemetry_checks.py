@@ -98,7 +98,7 @@ DefectKind = (
     Literal["ended", "gone", "gaps", "slow"]
     | Literal["renamed", "double", "aliases"]
     | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
-    | Literal["claimed", "log alone"]
+    | Literal["claimed", "survived", "log alone"]
 )
 """Defects of scrapes, of the names of servers, of what is collected, and of a log: contradicted or uncorroborated."""
 
@@ -106,10 +106,10 @@ DefectKind = (
 class TelemetryDefect(NamedTuple):
     """A defect of the telemetry, with the servers that have it; `of_all` if all servers have it.
 
-    `number` is a unix time ("ended", "gone", "claimed"), the largest share of missing scrapes ("gaps") or a scrape
-    interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"), the
-    prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events claimed
-    ("claimed"). `groups` are servers by failing collector, or instances of one server.
+    `number` is a unix time ("ended", "gone", "claimed", "survived"), the largest share of missing scrapes ("gaps") or a
+    scrape interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"),
+    the prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events
+    claimed ("claimed", "survived"). `groups` are servers by failing collector, or instances of one server.
     """
 
     kind: DefectKind
@@ -280,8 +280,11 @@ def _collection_defects(
         yield TelemetryDefect("no start", frozenset(several))
 
 
-def claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
-    """Yield for each server the events that its log claims, although its metrics show that it goes on."""
+def claims(queries: QueryCache, kind: Literal["claimed", "survived"]) -> Iterator[TelemetryDefect]:
+    """Yield for each server the events that its log claims, although it goes on.
+
+    The metrics show that it goes on ("claimed"), or the log itself does, by work that follows ("survived").
+    """
     query = (
         "max by (instance, event, file, line, text) (last_over_time(diag_vllm_log_claim_timestamp_seconds[$window]))"
     )
@@ -295,7 +298,7 @@ def claims(queries: QueryCache) -> Iterator[TelemetryDefect]:
         at, first = min(lines, key=lambda line: (line[0], label_value(line[1], "line").zfill(12)))
         place = ":".join(filter(None, (label_value(first, "file"), label_value(first, "line"))))
         events = sorted({label_value(labels, "event") for _, labels in lines})
-        yield TelemetryDefect("claimed", frozenset({name}), at, (label_value(first, "text"), place, *events))
+        yield TelemetryDefect(kind, frozenset({name}), at, (label_value(first, "text"), place, *events))
 
 
 def log_alone(ill: frozenset[str], queries: QueryCache) -> Iterator[TelemetryDefect]:

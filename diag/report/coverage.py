@@ -74,6 +74,10 @@ SENTENCES = {
         ' {claims}; these lines are ignored. The first one: "{line}"{place}, {time}. A client may have written'
         " it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
+    "survived": (
+        "the log of {servers} claims {claims}, and shows the same server at work afterwards; these lines are ignored."
+        ' The first one: "{line}"{place}, {time}. A client may have written it, or the log is that of several servers'
+    ),
     "log alone": (
         "only the log shows what is wrong with {servers}: none of its pages came, and its processes were not seen"
     ),
@@ -196,7 +200,7 @@ def defect_sentence(defect: TelemetryDefect) -> str:
         same = [sorted(map(printable, names)) for _, names in defect.groups]
         groups = [" = ".join([*names[:FEW], *(["..."] if len(names) > FEW else [])]) for names in same]
     prefix, usual = defect.names if defect.kind == "renamed" else ("", "")
-    line, place, *claims = map(printable, defect.names) if defect.kind == "claimed" else ("", "")
+    line, place, *claims = map(printable, defect.names) if defect.kind in ("claimed", "survived") else ("", "")
     are_all = defect.of_all and len(defect.servers) > FEW
     return SENTENCES[defect.kind].format(
         servers=f"all {len(defect.servers):,} servers"

@@ -114,6 +114,8 @@ ENDS = {
     "stopped": "ends with a server that was ended from outside",
     "starting": "ends during a start, in the phase {phase}",
     "serving": "ends with the server at work",
+    "script failed": "ends with an exception of a script that used the engine",
+    "run over": "ends with the engine of a script ready (no server)",
     "lost": "shows no state of a server",
 }
 

@@ -146,6 +146,7 @@ def test_without_arguments_the_servers_on_this_host_are_shown(tmp_path: Path) ->
         (("--prometheus", "http://127.0.0.1:1", "--at", "-2h"), "leave out --at and --to"),
         (("http://127.0.0.1:1",), "diag top needs a terminal"),
         (("http://127.0.0.1:1", "--log", "-"), "name the file of the log"),
+        (("-",), "name the file of the log"),
     ],
 )
 def test_unusable_target_is_one_sentence(words: tuple[str, ...], reason: str) -> None:

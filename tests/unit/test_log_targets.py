@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -104,6 +105,13 @@ LAYOUTS: dict[str, Callable[[list[str]], list[str]]] = {
     "a quotation": lambda lines: [f"> {line}" for line in lines],
     "a fence": lambda lines: ["The log:", "```text", *lines, "```"],
     "four blanks": lambda lines: [f"    {line}" for line in lines],
+    "deep in a list": lambda lines: [f"{' ' * 14}{line}" for line in lines],
+    "numbers of an editor": lambda lines: [f"  Line {at}: {line}" for at, line in enumerate(lines, 100)],
+    "grep -n with a context": lambda lines: [f"{at}{':-'[at % 3 > 0]}{line}" for at, line in enumerate(lines, 7)],
+    "without line feeds": lambda lines: [" ".join(" ".join(lines).split())],
+    "logfmt": lambda lines: [
+        f'time="2026-04-25T09:00:00Z" level=info msg={json.dumps(line)} component=vllm' for line in lines
+    ],
     "colours as text": lambda lines: [f"\\x1b[1;36m{line}\\x1b[0m" for line in lines],
     "carets": lambda lines: [f"^[[36m{line}^[[0m^M" for line in lines],
     "colours without their escape character": lambda lines: [f"[36m{line}[0m" for line in lines],
@@ -463,3 +471,89 @@ def test_a_fragment_with_the_exception_of_a_request_tells_that_and_no_failed_sta
     report = judged(write(tmp_path, [head + text for text in raised]))
     assert report.verdict == "unknown"
     assert "a request failed (line 5): ValueError: bad role" in told(report)
+
+
+# -- scripts that use an engine without a server ----------------------------------------------------------------------
+
+HEAD = "(EngineCore_DP0 pid=321) INFO 05-18 10:00:{:02d} [core.py:93] "
+SCRIPT = [
+    "INFO 05-18 10:00:00 [utils.py:253] non-default args: {'max_model_len': 1024, 'model': 'm'}",
+    HEAD.format(5) + "Initializing a V1 LLM engine (v0.14.0) with config: model='m', dtype=torch.bfloat16",
+    HEAD.format(30) + "init engine (profile, create kv cache, warmup model) took 15.00 seconds",
+]
+RAN = ["Processed prompts: 100%|##########| 4/4 [00:00<00:00, 20it/s]", "Prompt: 'Hello'"]
+RAISED = ["Traceback (most recent call last):", '  File "/w/train_grpo.py", line 210, in <module>', "    main()"]
+IN_PACKAGE = '  File "/usr/lib/python3.12/site-packages/trl/trainer/grpo_trainer.py", line 1400, in _compute_loss'
+BY_MODULE = [
+    "Traceback (most recent call last):",
+    '  File "<frozen runpy>", line 198, in _run_module_as_main',
+    IN_PACKAGE,
+]
+
+
+def test_a_script_that_ends_in_order_is_healthy(tmp_path: Path) -> None:
+    assert judged(write(tmp_path, [*SCRIPT, *RAN])).verdict == "healthy"
+
+
+@pytest.mark.parametrize("frames", [[*RAISED, IN_PACKAGE], BY_MODULE], ids=["a script", "a module"])
+def test_the_exception_of_a_script_is_no_failed_start(tmp_path: Path, frames: list[str]) -> None:
+    report = judged(write(tmp_path, [*SCRIPT, *frames, "    x()", "IndexError: reward 3 of 2"]))
+    assert report.verdict == "unknown"
+    assert "the script that used it ended with an exception" in told(report)
+    assert "IndexError: reward 3 of 2" in told(report)
+
+
+def test_a_script_whose_engine_does_not_start_is_ill(tmp_path: Path) -> None:
+    report = judged(write(tmp_path, [*SCRIPT[:2], *RAISED, IN_PACKAGE, "    x()", "IndexError: reward 3 of 2"]))
+    assert first(report) == "startup_failed"
+
+
+def test_the_warning_of_nccl_says_more_than_its_exception(tmp_path: Path) -> None:
+    warned = (
+        "node1:91:180 [0] misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes"
+    )
+    failed = "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)"
+    frame = '  File "/usr/lib/python3.12/site-packages/vllm/v1/worker/gpu_worker.py", line 200, in init_device'
+    report = judged(write(tmp_path, [*SCRIPT[:2], warned, *RAISED, frame, "    x()", failed]))
+    assert "failed to extend /dev/shm" in report.present[0].quotes[0].text
+    assert "--shm-size" in told(report)
+
+
+# -- deaths that a client wrote ---------------------------------------------------------------------------------------
+
+DIED = ("EngineCore encountered a fatal error.", "Traceback (most recent call last):", "RuntimeError: CUDA error: x")
+ENGINE_OF_SERVING = "(EngineCore pid=24343) ERROR 11-21 20:00:00 [core.py:1510] "
+
+
+def statistics(seconds: float, tokens: float = 10.0) -> str:
+    at = f"{datetime(2026, 11, 21, 20, tzinfo=UTC) + timedelta(seconds=seconds):%m-%d %H:%M:%S}"
+    rates = f"Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: {tokens} tokens/s, Running: 2 reqs"
+    return f"(APIServer pid=24326) INFO {at} [loggers.py:259] Engine 000: {rates}, Waiting: 0 reqs"
+
+
+def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, "\n".join(OUT_OF_MEMORY).encode())
+    os.close(write_end)
+    assert first(judged(f"/dev/fd/{read_end}")) == "gpu_out_of_memory"
+    os.close(read_end)
+
+
+@pytest.mark.parametrize(
+    ("later", "is_dead"),
+    [
+        ([statistics(second) for second in range(1, 200, 10)], False),
+        ([statistics(90, 0.0), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK'] * 2], False),
+        ([statistics(9), *(statistics(second, 0.0) for second in range(20, 90, 10))], True),
+        ([statistics(2), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK'] * 9], True),
+        ([statistics(90, 0.0), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 500'] * 9], True),
+        ([*SERVING, *(statistics(second) for second in range(100, 200, 10))], True),
+    ],
+    ids=["tokens", "answers", "stale statistics", "queued lines", "refusals", "a new start"],
+)
+def test_work_behind_a_death_refutes_it(tmp_path: Path, later: list[str], is_dead: bool) -> None:
+    died = [ENGINE_OF_SERVING + text for text in DIED]
+    report = judged(write(tmp_path, [*SERVING, statistics(-10), *died, *later]))
+    named = {found.diagnosis.incident.id for found in report.present}
+    assert ("engine_dead" in named) == is_dead
+    assert ("these lines are ignored" in told(report)) != is_dead

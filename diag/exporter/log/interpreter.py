@@ -60,6 +60,7 @@ from diag.exporter.log.trackers import (
     LoggedConfig,
     RootCauseTracker,
     StartupProgress,
+    informativeness,
     quote,
 )
 
@@ -89,6 +90,12 @@ _WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
 """The start waits until GPUs are added to the Ray cluster."""
 _WAITS_FOR_LOCK = re.compile(r"(?:\[aiter\] )?waiting for baton release at ")
 """A rank waits for the compiler of another one, which may have died; the others then wait for the rank."""
+_LIBRARY_WARNS = "NCCL WARN ", "CCL_ERROR|"
+"""Marks of a line in which NCCL, RCCL or oneCCL says which call failed, above the exception that says that one did."""
+_ENGINE_STARTED = "init engine (profile, create kv cache, warmup model) took "
+_OF_SCRIPT = re.compile(r"(?:Processed prompts|Adding requests|Rendering (?:prompts|conversations)): +\d{1,3}%")
+"""Bars of the class LLM, which scripts use without a server; its own lines are logged by llm.py."""
+_OF_SERVER = frozenset({"api_server.py", "api_utils.py", "launcher.py", "run_batch.py"})
 _COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
 """torch.compile compiles a graph that no cache has."""
 
@@ -161,6 +168,10 @@ class LogInterpreter:
         self._file = file
         self._root_cause = self._crashed = RootCauseTracker(file)
         self._dead = False
+        self._has_engine = self._has_api_server = self._is_script = False
+        """True if an engine has started; if a line is of an API server, and if one is of the class LLM."""
+        self._script_error: ErrorLine | None = None
+        """The exception with which a script ended whose engine had started."""
         self._waits_for = ""
         """The line of a rank that waits for a lock, until the start moves."""
         self._aborting: tuple[Pattern, ParsedLine, float] | None = None
@@ -257,6 +268,7 @@ class LogInterpreter:
         self._latest_line = line
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
         self._is_vllm = self._is_vllm or is_of_vllm(line) or says_failure
+        self._note_user(line)
         self._is_other = not self._is_vllm and (self._is_other or line.text.startswith(_UVICORN_STARTS))
         if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
             self._ended_from_outside, self._last_text = True, line.text
@@ -278,6 +290,8 @@ class LogInterpreter:
         is_at_work = self.phase == "serving" or (self.phase == "unknown" and self._handles_request)
         if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
             self._note_request_error(line, at)
+        if any(mark in line.text for mark in _LIBRARY_WARNS) and (self.phase != "serving" or self._is_of_process(line)):
+            self._root_cause.warn(ErrorLine(line.text, line.number, at, line.process))
         if origin is LineOrigin.DOUBTED:
             return placed if ends_or_starts(placed) else None
         is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
@@ -292,6 +306,23 @@ class LogInterpreter:
             return placed
         self.interpret(placed)
         return None
+
+    def _note_user(self, line: ParsedLine) -> None:
+        """Note whether a server or a script uses the engine."""
+        file = line.source.partition(":")[0]
+        is_uvicorn = line.text.startswith(_UVICORN_STARTS)
+        is_of_server = is_uvicorn or file in _OF_SERVER or line.process.lower().startswith("apiserver")
+        self._has_api_server = self._has_api_server or is_of_server
+        self._is_script = self._is_script or file == "llm.py" or bool(_OF_SCRIPT.match(line.text))
+
+    @property
+    def _runs_script(self) -> bool:
+        """Return True if an engine has started, and no line of an API server is in the log."""
+        return self._has_engine and not self._has_api_server and self.phase == "starting"
+
+    def _is_of_process(self, line: ParsedLine) -> bool:
+        """Return True if a line has the head of a process of the start, which no client is certain to know."""
+        return bool(line.pid) and self._records.has_process(line.pid)
 
     def _note_request_error(self, line: ParsedLine, at: float) -> None:
         """Keep the exception of a request that the web server prints, with the frames above it."""
@@ -324,6 +355,9 @@ class LogInterpreter:
     def finish(self) -> None:
         """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
         pending, self._pending = self._pending, []
+        if self._runs_script and not any(error.in_step for error in pending) and self._announced is None:
+            self._end_script(pending)
+            return
         self._recall_last_failure()
         if self._abort is not None and self._abort[1] == self.served and not self._dead:
             pending = [self._abort[0], *pending]
@@ -352,6 +386,20 @@ class LogInterpreter:
             self._die(at)
         else:
             self._fail(at)
+
+    def _end_script(self, pending: Sequence[ErrorLine]) -> None:
+        """Note how a script ended whose engine had started; if that ran out of memory, the engine may hold it."""
+        if not (pending or self._is_script):
+            return
+        self._reach(READY_STAGE, self.latest or 0.0)
+        if not pending:
+            return
+        error = self._script_error = max(pending, key=lambda each: informativeness(each.text))
+        self._last_text = f"{error.text} (line {error.number})" if error.number else error.text
+        pattern = recognise(error.text, "ERROR")
+        if pattern is not None and pattern.kind == "event" and pattern.name in ON_DEVICE:
+            self._give_reason([error])
+            self._events.read(pattern, error.text, error.at)
 
     def _recall_last_failure(self) -> None:
         """Take the root cause of the last failed start if a later one, in which the log ends, has none."""
@@ -384,6 +432,10 @@ class LogInterpreter:
             return "stopped"
         if startup.stage is None:
             return "lost"
+        if self._script_error is not None:
+            return "script failed"
+        if self._is_script and startup.is_ready and not self._has_api_server:
+            return "run over"
         return "serving" if startup.is_ready else "starting"
 
     @property
@@ -459,6 +511,9 @@ class LogInterpreter:
             return
         if error is not None:
             error.event = pattern.name if pattern and pattern.kind == "event" else ""
+            if error.is_entry and self._runs_script:
+                self._pending.append(error)
+                return
             ends_server = error.is_entry and error.event != ENGINE_START_FAILED
             if ends_server and self._startup.has_ended and not self._records.has_process(line.pid):
                 self._begin(at)
@@ -530,7 +585,8 @@ class LogInterpreter:
         self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
         self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
         self.starts, self._begun = self.starts + 1, at
-        self._announced = self._abort = None
+        self._announced = self._abort = self._script_error = None
+        self._has_engine = False
         if self._root_cause.has_reason:
             self._last_failure = self._root_cause
         self._root_cause = RootCauseTracker(self._file)
@@ -548,6 +604,7 @@ class LogInterpreter:
                 self._events.count(COMPILED_WHILE_SERVING, at)
             return
         self._listens = self._listens or line.text.startswith(LISTENS)
+        self._has_engine = self._has_engine or line.text.startswith(_ENGINE_STARTED)
         name = "profile_memory" if pattern.name == "compile" and not self.config.compiles else pattern.name
         stage, bar = STAGES.index(name), PROGRESS_BAR.match(line.text) if line.level == RAW else None
         if bar:

@@ -41,6 +41,7 @@ _HEAD = re.compile(
     r"(?:\((?P<process>[A-Za-z][^()]{0,80}?) pid=(?P<pid>\d{1,10})[^()]{0,80}\) ?){0,3}(?:\[rank\d+\]: ?)?"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)"
     r" \[?(?P<source>[^\]\s]{1,200}:\d+)\] ?"
+    r"|(?P<untimed>DEBUG|INFO|WARNING|ERROR|CRITICAL) \[(?P<place>[\w./]{1,200}\.py:\d+)\] ?"  # without asctime
     r"|(?P<uvicorn>DEBUG|INFO|WARNING|ERROR|CRITICAL):\s+"
     r"|\[?(?P<torch>[IWEF])(?P<day>\d{4}) (?P<clock>\d\d:\d\d:\d\d)\.\d+ (?P<glog>[^\]]{1,300})\] ?"  # 1121 02:32:18.12
     r"|\[(?P<old>[IWEF]) (?P<cpp>[\w.]{1,80}:\d+)\] ?)?"
@@ -194,12 +195,14 @@ class LineParser:
         head, stamped = _HEAD.match(text), at is not None
         if head is None or not head.end():
             return ParsedLine(text, at=at, stamped=stamped)
-        level = head["level"] or head["uvicorn"] or _GLOG.get(head["torch"] or head["old"], RAW)
+        level = head["level"] or head["untimed"] or head["uvicorn"] or _GLOG.get(head["torch"] or head["old"], RAW)
         if at is None and head["time"]:
             at = self._add_year(head["time"], "%m-%d %H:%M:%S", read_at)
         if at is None and head["day"]:
             at = self._add_year(f"{head['day']} {head['clock']}", "%m%d %H:%M:%S", read_at)
-        source = (head["source"] or (head["glog"] or "").rpartition(" ")[2] or head["cpp"] or "").rpartition("/")[2]
+        source = (
+            head["source"] or head["place"] or (head["glog"] or "").rpartition(" ")[2] or head["cpp"] or ""
+        ).rpartition("/")[2]
         end = head.end()
         return ParsedLine(
             text[end:], level, head["process"] or "", head["pid"] or "", at, source, 0, text[:end], "line", stamped

@@ -133,6 +133,11 @@ _WRAPPER = re.compile(
     r"|(?:ray\.exceptions\.)?RayTaskError\(|.{0,400} raised:$"
 )
 """An exception whose reason is another one, in its message."""
+_DETAIL = re.compile(
+    r"ptxas (?:fatal|error)\b|Search for `hipError\w{1,60}'|Last error:$|\[\s?(?:ERROR|FATAL)\].{0,80}ERR\d{5}"
+    r"|.{0,100}\(E[A-Z]\d{4}\): "
+)
+"""Lines below an exception that say what failed: ptxas, the runtime's name of an error, NCCL's, CANN's."""
 _VALIDATION = re.compile(r".*\d validation errors? for \S{1,100}$", re.DOTALL)
 _FIELD = re.compile(r"[\w.]{1,80}")
 MOST_FRAME = 600
@@ -299,6 +304,8 @@ class _Traceback:
             return self.has_head or is_indented or not text or bool(_LONE.match(text))
         elif self.error is not None and _HEADING.match(self.error.text) and is_indented:
             self.error.text = f"{self.error.text} {text.strip()}"[:MOST_READ]
+        elif self.error is not None and (_DETAIL.match(text) or self.error.text.endswith("Last error:")):
+            self.error.text = f"{self.error.text} {text}"[:MOST_READ]
         elif self.error is not None and _VALIDATION.match(self.error.text) and _FIELD.fullmatch(text):
             self.error.text = f"{self.error.text} {text}:"[:MOST_READ]
         elif text and not is_indented:

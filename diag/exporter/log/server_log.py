@@ -7,6 +7,7 @@ interpretations counts.
 
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from datetime import tzinfo
 
 from diag.core.log_events import (
@@ -24,6 +25,7 @@ from diag.exporter.log.recognise import (
     LineOrigin,
     recognise,
 )
+from diag.exporter.log.survival import Survival, claims_death
 from diag.exporter.log.trackers import (
     MOST_NAME,
     MOST_TEXT,
@@ -62,6 +64,10 @@ class ServerLog:
         self._refuted: dict[str, Claim] = {}
         self._if_ended: LogInterpreter | None = None
         """The other interpretation, as if the server that the log showed at work had ended without a line."""
+        self._survival: Survival | None = None
+        """The other interpretation of a log alone, as if the server had survived a death that the log tells."""
+        self.withdrawn: float | None = None
+        """Unix time of the last death that was taken for one until the log refuted it."""
         self._silent_since = 0.0
         self._silent_scrapes = 0
         self._fewest = math.inf
@@ -115,6 +121,9 @@ class ServerLog:
             own = self._parser.parse_time(request["iso"], read_at)
             for interpreter in filter(None, (self._proven, self._claimed)):
                 interpreter.take_request(line[request.start("client") :], own, read_at, live)
+            if self._survival is not None:
+                self._survival.take_request(line[request.start("client") :], own, read_at)
+                self._end_survival()
             self._if_ended = None
             return
         for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
@@ -135,6 +144,9 @@ class ServerLog:
 
     def _take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> None:
         """Interpret a line; if it only claims what it says, believe it in a second interpretation."""
+        is_alone = self._survival is None and not live and self._measured.began is None
+        if is_alone and claims_death(pattern) and self._proven.phase == "serving":
+            self._survival = Survival(deepcopy(self._proven))
         claim = self._proven.take(line, pattern, read_at, live)
         if self._claimed is not None:
             self._claimed.take(line, pattern, read_at, live)
@@ -148,9 +160,24 @@ class ServerLog:
             event = _claimed_event(claim)
             first = self._open.get(event) or Claim(event, line.text, line.number, claim.at, read_at)
             self._open[event] = first._replace(at=max(first.at, claim.at), read_at=max(first.read_at, read_at))
+        if self._survival is not None:
+            self._survival.take(line, pattern, read_at, self._proven.latest or 0.0)
+            self._end_survival()
+
+    def _end_survival(self) -> None:
+        """Keep the interpretation in which the server survived if its work shows that; drop it with the server."""
+        survival = self._survival
+        if survival is None or not (survival.is_refuted or survival.is_over):
+            return
+        self._survival = None
+        if survival.is_refuted:
+            self._settle(survival.interpreter)
+            self._refuted = {**survival.claims, **self._refuted}
+            self.withdrawn = survival.began
 
     def page(self, seen: Measurement, live: bool = True) -> None:
         """Take what a scrape has measured; if the page came, no line that was read live before was of another start."""
+        self._survival = None
         if self._measured.see(seen, bool(self._open)):  # another process: what ended the last one is no claim
             self._settle(self._claimed or self._proven)
             self._refuted = {}
@@ -230,7 +257,8 @@ class ServerLog:
 
     def _claims(self, now: float) -> Iterator[Sample]:
         """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
-        if self._drains(now) or not self._measured.answers or (self._open and self._measured.confirms()):
+        is_measured = self._measured.answers or (self._measured.began is None and bool(self._refuted))
+        if self._drains(now) or not is_measured or (self._open and self._measured.confirms()):
             return
         for claim in (
             *self._refuted.values(),

@@ -6,6 +6,7 @@ Each tracker is fed by `LogInterpreter` and has neither files nor a clock; times
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from diag.core.formatting import printable
 from diag.core.log_events import LOG_EVENTS, READY, WARM_UP
@@ -315,6 +316,10 @@ _NUMBER = re.compile(r"[\d.,]{1,12}")
 _REPEATED = re.compile(r" ?\[type=\w+, input_value=.*", re.DOTALL)
 """The input that pydantic repeats, which may be anything."""
 GIVES_REASON = 3
+_OF_NCCL = re.compile(r".{0,200}(?:NCCL error|DistBackendError|nccl[A-Z]\w{3,40}(?:Error|Usage)\b)")
+"""An exception that says no more than that NCCL failed."""
+BURST = 60.0
+"""Seconds after which a library's warning is no consequence of the one before."""
 
 
 class RootCauseTracker:
@@ -328,6 +333,7 @@ class RootCauseTracker:
     def __init__(self, file: str) -> None:
         self._file = quote(file, MOST_NAME)
         self._error: ErrorLine | None = None
+        self._warned: ErrorLine | None = None
         self._ended = False
 
     def begin(self) -> None:
@@ -342,9 +348,24 @@ class RootCauseTracker:
         if self._error is None or informativeness(error.text) > informativeness(self._error.text):
             self._error = error
 
+    def warn(self, line: ErrorLine) -> None:
+        """Keep the line in which a library of collectives says what failed; of several at a time the first."""
+        if self._warned is None or line.at - self._warned.at > BURST:
+            self._warned = line
+
+    @property
+    def _told(self) -> ErrorLine | None:
+        """The line that explains the failure; NCCL's own warning, if the exception only says that NCCL failed."""
+        error, warned = self._error, self._warned
+        if error is None or warned is None or abs(error.at - warned.at) > SURVIVED:
+            return error
+        if informativeness(error.text) == GIVES_REASON and not _OF_NCCL.match(error.text):
+            return error
+        return replace(error, text=warned.text, number=warned.number, process=warned.process, cause=error.text)
+
     @property
     def reason(self) -> str:
-        return self._error.text if self._error is not None and self._ended else ""
+        return self._told.text if self._told is not None and self._ended else ""
 
     @property
     def has_reason(self) -> bool:
@@ -356,7 +377,7 @@ class RootCauseTracker:
 
     def samples(self, crash: float = 0.0) -> Iterator[Sample]:
         """Yield the line as labels with its time as the value, or with the time of the crash that it explains."""
-        error = self._error
+        error = self._told
         if crash:
             error = error if self._ended and error else ErrorLine("", 0, crash, "", event="")
         elif error is None or not self._ended:

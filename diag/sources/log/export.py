@@ -1,4 +1,4 @@
-"""Read the records that log stores export instead of lines: an object of JSON for each line, a list of them, CSV.
+"""Read the records that log stores export instead of lines: objects of JSON, line by line or in a list, CSV, logfmt.
 
 Journald, Loki, Grafana, Datadog, CloudWatch and their like keep the text of a line and its time as two fields. A record
 becomes the lines of its text, each behind its time, as `kubectl logs --timestamps` writes them. Other text stays.
@@ -24,6 +24,11 @@ _DOCKER = '{"log"'
 """The beginning of a line of Docker's json-file driver, which the parser of lines reads: it joins split lines."""
 _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (1e9, 1.0))
 """Numbers from which a time counts nanoseconds, microseconds, milliseconds or seconds, and how many make a second."""
+_LOGFMT = re.compile(
+    r"(?P<before>(?:[\w.]{1,40}=(?:\"(?:[^\"\\]|\\.)*\"|\S*) ){0,12})(?:msg|message)=(?P<text>\"(?:[^\"\\]|\\.)*\")"
+)
+"""A record of logfmt, as Docker Model Runner and other programs in Go write them."""
+_LOGFMT_TIME = re.compile(r"\b(?:time|ts|timestamp)=\"?([^\" ]+)")
 MOST_DEPTH = 4
 
 
@@ -41,6 +46,8 @@ def as_lines(lines: Sequence[Line]) -> Sequence[Line]:
         records = _of_objects(lines)
     if not records and first.startswith(("[", "{")) and not first.startswith(_DOCKER):
         records = _of_document(lines)
+    if not records and "=" in first:
+        records = _of_logfmt(lines)
     if not records and first.count(","):
         records = _of_csv(lines)
     if not records:
@@ -87,6 +94,18 @@ def _outputs(cells: list[object]) -> Iterator[str]:
                 text = output.get("text") or output.get("traceback") or ()
                 joint = "\n" if "traceback" in output else ""
                 yield text if isinstance(text, str) else joint.join(map(str, text))
+
+
+def _of_logfmt(lines: Sequence[Line]) -> list[_ExportedRecord]:
+    """Read a record of logfmt for each line, if nearly all lines are such records."""
+    written = [line for line in lines if line.text.strip()]
+    records = []
+    for line in written:
+        if match := _LOGFMT.match(line.text):
+            at = _LOGFMT_TIME.search(match["before"])
+            text = _load(match["text"])
+            records.append(_ExportedRecord(line.number, _moment(at[1]) if at else "", str(text or "")))
+    return records if len(records) >= NEARLY_ALL * len(written) else []
 
 
 def _of_csv(lines: Sequence[Line]) -> list[_ExportedRecord]:

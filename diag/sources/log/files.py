@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diag.core.errors import BadRecording
-from diag.core.files import STEP, Gunzip, exists, opened, read_ends
+from diag.core.files import STEP, Gunzip, exists, opened, piped_descriptor, read_ends
 from diag.core.formatting import printable
 
 STDIN = "-"
@@ -27,9 +27,9 @@ _GZIP, _ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 def is_log(target: str) -> bool:
-    """Return True for standard input, for a file that is no page of a recording, and for a folder of such files."""
+    """Return True for standard input, a shell's `<(...)`, a file that is no page of a recording, a folder of such."""
     path = Path(target)
-    if target == STDIN:
+    if is_stream(target):
         return True
     if not exists(target):
         return False
@@ -57,10 +57,15 @@ def _plain(data: bytes) -> bytes:
     return data.replace(b"\0", b"")
 
 
+def is_stream(target: str) -> bool:
+    """Return True for standard input and a shell's `<(...)`, which can be read only once."""
+    return target == STDIN or piped_descriptor(target) is not None
+
+
 class LogBytes(NamedTuple):
     """The first and the last bytes of a log, nothing for the last if all of it was read, and when it was last written.
 
-    `name` distinguishes it from other logs; `path` is "" for standard input; `written` is unix time.
+    `name` distinguishes it from other logs; `path` is "" for standard input and for a pipe; `written` is unix time.
     """
 
     name: str
@@ -75,22 +80,28 @@ def read_logs(targets: Sequence[str]) -> Iterator[LogBytes]:
     paths = [path for target in targets for path in (_files(Path(target)) if Path(target).is_dir() else [Path(target)])]
     if len(paths) > MOST_FILES:
         raise BadRecording(f"{len(paths):,} logs are more than {MOST_FILES}: name fewer of them")
-    names = ["standard input" if str(path) == STDIN else path.name for path in paths]
-    for path, name in zip(paths, names, strict=True):
+    pipes = [0 if str(path) == STDIN else piped_descriptor(path) for path in paths]
+    names = [
+        path.name if pipe is None else "standard input" if not pipe else "pipe"
+        for path, pipe in zip(paths, pipes, strict=True)
+    ]
+    for path, pipe, name in zip(paths, pipes, names, strict=True):
         unique = name if names.count(name) == 1 else str(path)
-        first, last, written = _ends(path)
-        yield LogBytes(unique, "" if str(path) == STDIN else str(path), _plain(first), _plain(last), written)
+        first, last, written = _ends(path, pipe)
+        yield LogBytes(unique, str(path) if pipe is None else "", _plain(first), _plain(last), written)
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted({path for pattern in NAMED for path in folder.glob(pattern) if path.is_file()})
 
 
-def _ends(path: Path) -> tuple[bytes, bytes, float]:
+def _ends(path: Path, pipe: int | None) -> tuple[bytes, bytes, float]:
     """Return the first and the last bytes of a log, and the unix time at which it was last written to."""
     try:
         if str(path) == STDIN:
             return *_kept(iter(lambda: sys.stdin.buffer.read(STEP), b"")), time.time()
+        if pipe is not None:
+            return *_kept(iter(lambda: os.read(pipe, STEP), b"")), time.time()
         with opened(path) as stream:
             written, is_gzip = os.fstat(stream.fileno()).st_mtime, stream.read(len(_GZIP)) == _GZIP
         return *(_kept(_decompressed(path)) if is_gzip else read_ends(path, FIRST, LAST)), written

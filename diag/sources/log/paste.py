@@ -27,8 +27,19 @@ NEARLY_ALL = 0.9
 """The share of lines that have a layout, if the layout is that of the paste and not of a text in the log."""
 FEWEST_WRAPPED, NARROWEST, WIDEST = 3, 60, 250
 """Full lines from which a log was wrapped by a terminal, and the columns that a terminal may have."""
-_LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r" {4}|\t")))
-"""Markdown's quotation, and its code by indentation."""
+_LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r"\t")))
+"""Markdown's quotation, and a tab before each line."""
+FEWEST_BLANKS = 4
+"""Blanks before nearly all lines that are the paste's, such as Markdown's for code."""
+_INSIDE = re.compile(
+    r"(?<=\S) +(?=(?:\([A-Za-z]\w{0,60} (?:rank=\d+ )?pid=\d+[^()]{0,80}\) ?){0,3}"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\]"
+    r"|(?:INFO|WARNING|ERROR): +(?:[A-Z][a-z]+ing |Started |Application |Uvicorn |[\d.]{7,15}:\d+ - )"
+    r"|Traceback \(most recent call last\):|File \"[^\"]{1,300}\", line \d+, in ))"
+)
+"""The blank before the beginning of a line, where a form has joined the lines of a paste."""
+_NUMBERED = re.compile(r" {0,12}(?:[Ll]ine )?(\d{1,9})[:|\t-] ?")
+"""The number of a line, as `grep -n` with its context, an editor or an agent's tool writes it before the line."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
 _MARK = re.compile(r"[\x1b\\^\u241b]")
@@ -73,6 +84,7 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
         if written and sum(bool(layout.match(line.text)) for line in written) >= NEARLY_ALL * len(written):
             plain = [Line(line.number, layout.sub("", line.text, count=1)) for line in plain]
     plain = [line for line in plain if not _FENCE.match(line.text)]
+    plain = _separated(_unnumbered(_without_indentation(plain)))
     head = _learnt_head(plain)
     plain = [Line(line.number, _without(head, line.text)) for line in _unwrapped(plain, head)]
     starts = [_own_start(line.text) for line in plain]
@@ -85,6 +97,38 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
     times = [match for line in plain if (match := _TIME.match(line.text[:LONGEST_HEAD]))]
     kind = "iso" if sum(bool(match["iso"]) for match in times) * 2 > len(times) else "own"
     return plain[::-1] if is_newest_first([match[kind] for match in times if match[kind]]) else plain
+
+
+def _without_indentation(lines: list[Line]) -> list[Line]:
+    """Return the lines without the blanks that nearly all of them begin with."""
+    depths = sorted(len(line.text) - len(line.text.lstrip(" ")) for line in lines if line.text.strip())
+    depth = depths[int((1 - NEARLY_ALL) * len(depths))] if depths else 0
+    if depth < FEWEST_BLANKS:
+        return lines
+    return [line._replace(text=line.text[:depth].lstrip(" ") + line.text[depth:]) for line in lines]
+
+
+def _separated(lines: list[Line]) -> list[Line]:
+    """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
+    if sum(bool(_OWN.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
+        return lines
+    parted = [(line, _INSIDE.split(line.text)) for line in lines]
+    return [
+        line._replace(text=text)
+        for line, parts in parted
+        for text in (parts if len(parts) > FEWEST_HEADS else [line.text])
+    ]
+
+
+def _unnumbered(lines: list[Line]) -> list[Line]:
+    """Return the lines without their numbers, if nearly all have one and each number is larger than the one before."""
+    matches = [_NUMBERED.match(line.text[:LONGEST_HEAD]) for line in lines]
+    numbers = [int(match[1]) for match in matches if match]
+    written = sum(not _BLANK.fullmatch(line.text) for line in lines)
+    steps = sum(after > before for before, after in pairwise(numbers))
+    if len(numbers) < max(FEWEST_HEADS, NEARLY_ALL * written) or steps < NEARLY_ALL * (len(numbers) - 1):
+        return lines
+    return [_cut(line, match) for line, match in zip(lines, matches, strict=True)]
 
 
 def _without_colours(text: str) -> str:

@@ -57,6 +57,10 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
     for place, line in enumerate(plain):
         for part in split_redrawn(line.text):
             log.feed(part, begun if place < untimed else written, live=False, number=line.number)
+        if log.withdrawn is not None:  # what was sampled since is not true
+            while samples and samples[-1][0] >= log.withdrawn - RESOLUTION:
+                samples.pop()
+            log.withdrawn = None
         at = log.reached
         is_due = not samples or at - samples[-1][0] >= EVERY
         if at and (
@@ -83,7 +87,7 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
 
     A server that was ended from outside counts as up to its end: it did not fail.
     """
-    is_up = float(log.state in ("serving", "stopped"))
+    is_up = float(log.state in ("serving", "stopped", "script failed", "run over"))
     answers = [
         ({"__name__": "http_requests_total", "handler": route, "status": status}, float(count))
         for (route, status), count in log.answers.items()

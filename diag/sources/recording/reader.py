@@ -22,7 +22,7 @@ from diag.core.files import FLUSHED, STEP, Gunzip, cut_at_flushes, exists, opene
 from diag.core.formatting import moment, plural, printable
 from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Reading, Target
-from diag.sources.log.files import PAGES
+from diag.sources.log.files import NAMED, PAGES
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import FLAGS, ServerFacts, settings
 
@@ -256,7 +256,10 @@ def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapp
         raise BadRecording(f"there is no recording at {printable(str(path))}")
     file = path if path.is_file() else next((path / name for name in PAGES if (path / name).is_file()), None)
     if file is None:
-        raise BadRecording(f"{path} has no {PAGES[0]}: name a folder that `diag record` wrote")
+        raise BadRecording(
+            f"{printable(str(path))} holds neither a recording ({PAGES[0]}) nor logs ({', '.join(NAMED)}): name the log"
+            " itself, or a folder that `diag record` wrote"
+        )
 
     about = read_about(file.parent)[1]
     place = Path(shown) if shown else file.parent
