@@ -157,8 +157,10 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
         ongoing = bool(table.ongoing[place]) and not queries.is_gone(subject)
         symptoms = Readings(incident.conditions, table, place)
         escalation = Readings((incident.escalates,) if incident.escalates else (), table, place)
-        missing = (
-            [reading.condition.signal for reading in symptoms if reading.value is None] if state == "unknown" else []
+        missing = (  # every reading is a query: they are read only where a query was refused
+            [reading.condition.signal for reading in symptoms if reading.value is None]
+            if state == "unknown" and queries.unanswered
+            else []
         )
         refused = all(signal.promql in queries.unanswered for signal in missing)
         if incident.began and state == "present":

@@ -123,7 +123,7 @@ def expanded(promql: str) -> str:
 
 @lru_cache(maxsize=4096)  # a catalogue over one window takes 600
 def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: str, values: _Values) -> Formula:
-    entries = {name: f"{value:g}" for name, value in values} | {"window": window, "by": ", ".join(per)}
+    entries = {**_written(values), "window": window, "by": ", ".join(per)}
     parts: dict[str, Formula] = {}
 
     def put(found: re.Match[str]) -> str:
@@ -155,6 +155,12 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     return Formula(":".join(filter(None, (level, asked.id, f"{''.join(operations)}{over}"))), text, parts)
 
 
+@lru_cache
+def _written(values: _Values) -> Mapping[str, str]:
+    return {name: f"{value:g}" for name, value in values}
+
+
+@lru_cache(maxsize=4096)
 def _level(promql: str, per: tuple[str, ...]) -> tuple[str, ...]:
     """Return the labels of the result: those of its first aggregation, or of its first part."""
     found = _GROUPING.search(promql)

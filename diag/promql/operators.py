@@ -43,6 +43,8 @@ def binary(op: str, left: Vector, right: Vector, matching: Matching, return_bool
         seen = _seen(right_keys, right.present, left_keys)
         return Vector(left.labels, left.values, left.present & (seen if op == "and" else ~seen))
     if not left.scalar and not right.scalar:
+        if not (left.labels and right.labels):
+            return right if left.labels else left
         return _matched(op, left, right, matching, return_bool)
     vector = right if left.scalar else left
     values, kept = _computed(op, left.values, right.values, return_bool)

@@ -52,6 +52,7 @@ class Samples:
     def __init__(self, blocks: Iterable[Block]) -> None:
         self._blocks: dict[str, list[Block]] = {}
         self._dense: dict[str, list[Block]] = {}
+        self._selected: dict[tuple[Matcher, ...], list[Block]] = {}
         for block in blocks:
             labels = [{name: value for name, value in series.items() if value} for series in block.labels]
             values = np.asarray(block.values, dtype=np.float64)
@@ -77,17 +78,21 @@ class Samples:
         """Return the series that all matchers accept, holes included."""
         return [part for name in self._names(matchers) for part in _matching(self._blocks[name], matchers)]
 
-    def select_dense(self, matchers: Sequence[Matcher]) -> list[Block]:
+    def select_dense(self, matchers: tuple[Matcher, ...]) -> Sequence[Block]:
         """Return the series that all matchers accept, in blocks that have no holes."""
-        names = self._names(matchers)
-        for name in names:
-            if name not in self._dense:
-                self._dense[name] = [
-                    dense
-                    for block in self._blocks[name]
-                    for dense in without_holes(block.labels, block.times, block.values, ~is_stale(block.values))
-                ]
-        return [part for name in names for part in _matching(self._dense[name], matchers)]
+        found = self._selected.get(matchers)
+        if found is None:
+            names = self._names(matchers)
+            for name in names:
+                if name not in self._dense:
+                    self._dense[name] = [
+                        dense
+                        for block in self._blocks[name]
+                        for dense in without_holes(block.labels, block.times, block.values, ~is_stale(block.values))
+                    ]
+            found = [part for name in names for part in _matching(self._dense[name], matchers)]
+            self._selected[matchers] = found  # several windows select the same series
+        return found
 
     def _names(self, matchers: Sequence[Matcher]) -> list[str]:
         on_name = [matcher for matcher in matchers if matcher.label == NAME]
@@ -146,6 +151,8 @@ def scalar(values: Floats) -> Vector:
 
 def stack(parts: Sequence[Vector], instants: int) -> Vector:
     """Put vectors over the same instants below each other; their label sets must differ."""
+    if len(parts) == 1:
+        return parts[0]
     labels = tuple(series for part in parts for series in part.labels)
     if not labels:
         return Vector((), np.empty((0, instants)), np.empty((0, instants), dtype=bool))

@@ -81,8 +81,8 @@ class SampleSource:
         """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
         if asked not in self._known:
             text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
-            words = (found.group() for found in _NAMES.finditer(text))
-            named = any(word in self.samples.names or word in _YIELDS_WITHOUT_SAMPLES for word in words)
+            words = _NAMES.findall(text)
+            named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
             instant = "[" not in text and not parts
             self._known[asked] = named or instant or any(map(self._may_hold, parts.values()))
         return self._known[asked]
