@@ -248,7 +248,11 @@ def test_empty_recording_is_refused(tmp_path: Path, content: bytes, reason: str)
 
 
 def test_a_folder_without_pages_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path} has no metrics.prom.gz: name a folder that `diag record` wrote"
+    (tmp_path / "config.yaml").touch()
+    assert refusal(tmp_path) == (
+        f"{tmp_path} holds neither a recording (metrics.prom.gz) nor logs (*.log, *.log.gz, *.txt, *.out, *.err): "
+        "name the log itself, or a folder that `diag record` wrote"
+    )
 
 
 def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
