@@ -198,6 +198,7 @@ def stop_in_the_middle(connection: socket.socket, over: threading.Event) -> None
     over.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("talk", "wait", "reason"),
     [

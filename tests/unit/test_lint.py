@@ -861,6 +861,7 @@ VALUES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(sorted({*known()} - {"--config", "--model"})), VALUES), max_size=6), VERSIONS)
 def test_every_correction_has_no_worse_findings_than_its_command(options: list[tuple[str, str]], version: str) -> None:

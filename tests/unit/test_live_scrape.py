@@ -92,6 +92,7 @@ def test_duration_of_zero_is_one_scrape() -> None:
     assert (observed.scrapes, len(observed.instants), observed.interval) == (1, 1, 0.1)
 
 
+@pytest.mark.slow
 def test_scrapes_keep_to_their_grid_however_long_an_answer_takes() -> None:
     def answer(request: Request) -> Reply:
         time.sleep(0.2)
@@ -103,6 +104,7 @@ def test_scrapes_keep_to_their_grid_however_long_an_answer_takes() -> None:
     assert late.min() < 150  # 200 at least, if each scrape were counted from the end of the one before
 
 
+@pytest.mark.slow
 def test_a_slow_server_does_not_delay_the_others() -> None:
     """The second page of the slow one comes after the fourth of the other one, and in time: else its scrape fails."""
     fourth = threading.Event()
@@ -238,6 +240,7 @@ def test_unknown_host_is_reported() -> None:
     assert "unknown host name; is the name right?" in refusal("http://no-such-host.invalid:8000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("talk", "timeout", "reason"),
     [

@@ -238,6 +238,7 @@ def test_addresses_that_an_iommu_translates(tmp_path: Path) -> None:
 BAD = [bad_servers.hang, bad_servers.drip, bad_servers.flood, bad_servers.babble, bad_servers.slam]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("talk", BAD)
 def test_a_bad_prometheus_or_alertmanager_is_a_reason_and_no_end(talk: Callable[..., None]) -> None:
     with bad_servers.talking(talk) as bad:

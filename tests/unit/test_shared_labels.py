@@ -144,6 +144,7 @@ def test_servers_are_not_called_healthy_if_something_could_not_be_judged() -> No
     assert sentence(found, (NotJudged("too few scrapes"),)).endswith("; 0 of the 94 servers without an incident do.")
 
 
+@pytest.mark.slow
 def test_random_labels_give_almost_never_a_report() -> None:
     wrong = 0
     for seed in range(1000):
