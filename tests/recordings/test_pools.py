@@ -14,9 +14,11 @@ from support.simulated_vllm import Limits
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
+from diag.diagnosis import pools
 from diag.diagnosis.pool_model import LengthHistogram, LoadOfServer, ServerCosts
-from diag.diagnosis.pools import find_pools
+from diag.diagnosis.pools import Pools, find_pools
 from diag.diagnosis.query_cache import QueryCache
+from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
 
 LIMITS = Limits(token=0.0003, step=0.02)
@@ -24,8 +26,7 @@ CHAT, DOCUMENTS = RequestKind(1.5, 300, 150), RequestKind(0.1, 12_000, 100)
 LOAD = MixedLoad((CHAT, DOCUMENTS), LIMITS)
 
 
-def answer(folder: Path, load: MixedLoad, seconds: float = 1200) -> object:
-    recorded = read(record(folder, load, seconds, 5, seed=1))
+def pools_of(recorded: Observation, load: MixedLoad) -> Pools | str:
     limits = (load.limits.max_num_batched_tokens, load.limits.max_num_seqs)
     subject = (("instance", "h0:1"), ("engine", "0"))
     return find_pools(subject, recorded.instants[-1] / 1000, QueryCache(recorded, Contract()), *limits)
@@ -70,9 +71,33 @@ def test_pools_have_the_effect_that_the_report_names(tmp_path: Path) -> None:
     ids=["bursts", "clients", "preemptions", "saturated", "few long prompts"],
 )
 def test_a_load_that_does_not_tell_its_demand_gets_no_pools(tmp_path: Path, load: MixedLoad, reason: str) -> None:
-    found = answer(tmp_path, load, 900)
+    found = pools_of(read(record(tmp_path, load, 900, 5, seed=1)), load)
     assert isinstance(found, str), found
     assert re.search(reason, found), found
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Observation:
+    return read(record(tmp_path_factory.mktemp("pools"), LOAD, 1200, 5, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("bound", "value"),
+    [
+        ("MOST_PREFILL", 0.001),
+        ("MOST_KV", 0.001),
+        ("MOST_BATCH", 0.01),
+        ("CLEARLY", 0.001),
+        ("LEAST_GAIN", 1000.0),
+        ("MOST_ERROR", 0.0001),
+        ("MOST_MISPLACED", 0.0),
+        ("MOST_CACHED", -0.01),
+    ],
+)
+def test_each_bound_is_kept(recorded: Observation, monkeypatch: pytest.MonkeyPatch, bound: str, value: float) -> None:
+    assert isinstance(pools_of(recorded, LOAD), Pools)
+    monkeypatch.setattr(pools, bound, value)
+    assert isinstance(pools_of(recorded, LOAD), str)
 
 
 @pytest.mark.parametrize("name", ["contention_bigbatch", "contention_long_prefill", "kv_cascade"])

@@ -431,6 +431,7 @@ def test_evidence_about_a_pod_has_no_secret() -> None:
     text = json.dumps([kept.facts, kept.summary], ensure_ascii=False)
     assert [each for each in secrets if is_shown(each.secret, text)] == []
     assert len(kept.facts["events"]) == MOST_EVENTS and kept.facts["containers"][0]["env"]["TOKEN_0"] == "REDACTED"
+    assert kept.facts["containers"][0].keys().isdisjoint({"args", "command"})
     assert kept.summary == f"{image} ({digest})"
 
 

@@ -147,6 +147,15 @@ def test_no_layout_makes_a_healthy_server_ill(tmp_path: Path, layout: Callable[[
     assert "ends with the server at work" in told(report)
 
 
+def test_records_of_several_lines_are_sorted_and_their_lines_are_not(tmp_path: Path) -> None:
+    traceback = [f"{ENGINE}ERROR 11-20 10:01:00 [core.py:1] {line}" for line in raised("", "ValueError: the cause")]
+    texts = ["\n".join(START), "\n".join(traceback), CORE_FAILED[-1]]
+    records = [{"line": text, "timestamp": f"2026-11-20T10:0{at}:00Z"} for at, text in enumerate(texts)]
+    report = judged(write(tmp_path, json.dumps(records[::-1], indent=1).splitlines()))
+    assert first(report) == "startup_failed"
+    assert "ValueError: the cause" in told(report)
+
+
 # -- how a log ends ---------------------------------------------------------------------------------------------------
 
 API, ENGINE, WORKER = "(APIServer pid=1) ", "(EngineCore pid=77) ", "(Worker_TP1 pid=99) "
@@ -548,8 +557,9 @@ def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
         ([statistics(2), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK'] * 9], True),
         ([statistics(90, 0.0), *['INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 500'] * 9], True),
         ([*SERVING, *(statistics(second) for second in range(100, 200, 10))], True),
+        ([statistics(90)], True),
     ],
-    ids=["tokens", "answers", "stale statistics", "queued lines", "refusals", "a new start"],
+    ids=["tokens", "answers", "stale statistics", "queued lines", "refusals", "a new start", "a single sign"],
 )
 def test_work_behind_a_death_refutes_it(tmp_path: Path, later: list[str], is_dead: bool) -> None:
     died = [ENGINE_OF_SERVING + text for text in DIED]
