@@ -227,3 +227,9 @@ def environment(folder: Path, script: Path) -> dict[str, str]:
     """Return the variables that point a program to the library in that folder and to its script."""
     paths = [str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {"LD_LIBRARY_PATH": ":".join(paths), "DIAG_NVML_SCRIPT": str(script)}
+
+
+def load_into_process(library: Path) -> None:
+    """Let the nvidia-ml-py of this process read the library for good; its script is that of the environment."""
+    pynvml.nvmlLib = ctypes.CDLL(str(library))
+    pynvml._nvmlGetFunctionPointer_cache = {}

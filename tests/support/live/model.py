@@ -8,11 +8,12 @@ from pathlib import Path
 
 SPECIAL = ("<s>", "</s>", "<unk>", "<pad>")
 HEAD = 64
-SIZES = {"tiny": (128, 2), "small": (512, 4)}
-"""Hidden size and layers: one decodes fast enough to fill a KV cache, the other prefills slowly enough to freeze its
-neighbours."""
+SIZES = {"tiny": (128, 2), "small": (512, 4), "large": (4096, 32)}
+"""Hidden size and layers: tiny decodes fast enough to fill a KV cache, small prefills slowly enough to stall its
+neighbours, large is the load of a model of 8 billion parameters, for a GPU."""
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
 SHAPES: dict[str, dict[str, object]] = {
+    "large": {"intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128},
     "latent": {
         "architectures": ["DeepseekV2ForCausalLM"],
         "model_type": "deepseek_v2",

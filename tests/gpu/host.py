@@ -1,0 +1,129 @@
+"""Parts a, b and c: the driver's answers, the exporter's page under loads of the card, and the ceilings of the card."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from support import scripted_nvml
+from support.live.server import free_port
+
+from gpu import nvml_calls
+from gpu.stages import HOST_STAGES, HostStage
+
+LOAD = Path(__file__).with_name("torch_load.py")
+DIAG = (sys.executable, "-m", "diag")
+SMI = "temperature.gpu,power.draw,clocks.sm,clocks.mem,memory.total,memory.reserved,memory.used,utilization.gpu,pcie.link.gen.max"
+STARTS = 60.0
+"""Seconds that an exporter or a load may take to start."""
+WARM = 3.0
+"""Seconds of load before a recording begins."""
+
+
+def record(folder: Path, parts: str, torch: str, *, scripted: bool) -> None:
+    """Record the parts into files and folders of `folder`."""
+    with scripted_driver() if scripted else real_driver() as script:
+        if "a" in parts:
+            write(folder / "driver_calls.json", nvml_calls.every_call())
+        if "b" in parts:
+            with exporter(folder / "exporter.log") as url:
+                for stage in HOST_STAGES:
+                    _record_stage(folder, stage, url, torch, script)
+        if "c" in parts and not scripted:
+            answer = subprocess.run([torch, LOAD, "ceilings"], stdout=subprocess.PIPE, check=True, text=True, timeout=120)
+            write(folder / "ceilings.json", json.loads(answer.stdout))
+
+
+def write(file: Path, content: object) -> None:
+    file.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def real_driver() -> Iterator[None]:
+    yield None
+
+
+@contextmanager
+def scripted_driver() -> Iterator[Path]:
+    """Let this process and those that it starts read the scripted library; yield the script."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = scripted_nvml.build(Path(folder))
+        script = Path(folder) / "script"
+        scripted_nvml.write(script, [scripted_nvml.H100])
+        os.environ |= scripted_nvml.environment(library.parent, script)
+        scripted_nvml.load_into_process(library)
+        yield script
+
+
+def _record_stage(folder: Path, stage: HostStage, url: str, torch: str, script: Path | None) -> None:
+    if script:
+        scripted_nvml.write(script, [{**scripted_nvml.H100, **stage.scripted}])
+        time.sleep(1)
+    with nothing() if script or not stage.load else load(torch, stage.load, stage.seconds + 30) as busy:
+        if busy:
+            time.sleep(WARM)
+        recorded(url, folder / stage.name, stage.seconds if not script else 5)
+        with suppress(OSError):  # what another program reads at that moment
+            smi = subprocess.run(
+                ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv"], stdout=subprocess.PIPE, text=True, check=False
+            )
+            (folder / stage.name / "nvidia-smi.csv").write_text(smi.stdout, encoding="utf-8")
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield None
+
+
+@contextmanager
+def load(torch: str, kind: tuple[str, ...], seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Load the card until the block ends; the process ends by itself after `seconds`."""
+    command = [torch, str(LOAD), kind[0], str(seconds), *kind[1:]]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout and process.stdout.readline() == "ready\n", "the load did not start"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def exporter(log: Path, vllm: str = "http://127.0.0.1:9", *more: str) -> Iterator[str]:
+    """Serve the exporter's page of a server, of one that nobody serves by default; yield its URL."""
+    port = free_port()
+    command = [*DIAG, "exporter", "--vllm", vllm, "--listen", f"127.0.0.1:{port}", *more]
+    with log.open("ab") as written:
+        process = subprocess.Popen(command, stdout=written, stderr=written)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for(url: str, seconds: float = STARTS) -> None:
+    """Wait until an address answers."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.3)
+    raise RuntimeError(f"{url} did not answer within {seconds:.0f} s")
+
+
+def recorded(url: str, folder: Path, seconds: float, truth: Mapping[str, object] | None = None) -> None:
+    """Record the page for so many seconds, a scrape each second."""
+    command = [*DIAG, "record", url, str(folder), "--for", str(seconds), "--every", "1", "--timeout", "10"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,0 +1,86 @@
+"""Loads of one GPU, for a Python that has PyTorch: `torch_load.py KIND SECONDS`; no setting of the card is changed.
+
+`matmul` computes at the power limit, `copy` moves device memory, `pcie` moves host memory to the device and back,
+`hold SHARE` takes a share of the free memory and waits, `ceilings` measures the card and prints JSON.
+"""
+
+import json
+import sys
+import time
+
+import torch
+
+GIB = 2**30
+TIMED = 3.0
+"""Seconds over which a ceiling is measured, after a warm-up of one."""
+
+
+def repeat(step, seconds: float) -> float:
+    """Run a step again and again; return the runs per second, once the device has finished them all."""
+    begun, done = time.monotonic(), 0
+    while time.monotonic() - begun < seconds:
+        for _ in range(10):
+            step()
+        torch.cuda.synchronize()
+        done += 10
+    return done / (time.monotonic() - begun)
+
+
+def matmul(kind=torch.bfloat16, size: int = 8192):
+    one, other = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
+    out = torch.empty_like(one)
+    return (lambda: torch.matmul(one, other, out=out)), 2 * size**3
+
+
+def copy():
+    source = torch.randint(0, 255, (2 * GIB,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return (lambda: target.copy_(source)), 2 * source.numel()  # bytes read and written
+
+
+def pcie():
+    host = torch.empty(GIB // 4, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(GIB // 4, dtype=torch.uint8, device="cuda")
+
+    def there_and_back() -> None:
+        device.copy_(host, non_blocking=True)
+        host.copy_(device, non_blocking=True)
+
+    return there_and_back, 2 * host.numel()
+
+
+def hold(share: float):
+    free, _ = torch.cuda.mem_get_info()
+    kept = torch.empty(int(free * share), dtype=torch.uint8, device="cuda")
+    kept.fill_(1)
+    return (lambda: time.sleep(0.1)), kept.numel()
+
+
+def ceilings() -> dict[str, float | str]:
+    """Measured rates: bf16 in TFLOP/s, device memory and PCIe in GB/s, and the memory that CUDA shows in GiB."""
+    found: dict[str, float | str] = {"name": torch.cuda.get_device_name()}
+    found["memory_gibibytes"] = torch.cuda.mem_get_info()[1] / GIB
+    for name, (step, work), unit in (
+        ("bf16_teraflops", matmul(), 1e12),
+        ("bandwidth_gigabytes", copy(), 1e9),
+        ("pcie_gigabytes", pcie(), 1e9),
+    ):
+        repeat(step, 1)
+        found[name] = repeat(step, TIMED) * work / unit
+    return found
+
+
+def main() -> None:
+    kind, *more = sys.argv[1:]
+    if kind == "ceilings":
+        print(json.dumps(ceilings()))
+        return
+    makers = {"matmul": matmul, "copy": copy, "pcie": pcie, "hold": lambda: hold(float(more[1]))}
+    step, _ = makers[kind]()
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    repeat(step, float(more[0]))
+
+
+if __name__ == "__main__":
+    main()
