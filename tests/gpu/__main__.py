@@ -1,7 +1,7 @@
 """Record what this host's GPUs, their driver and a vLLM on them say, and compare it with what `diag` expects.
 
-    python -m tests.gpu FOLDER              record, judge, and write FOLDER.tar.gz
-    python -m tests.gpu --judge FOLDER      judge a folder or an archive that was recorded elsewhere
+python -m tests.gpu FOLDER              record, judge, and write FOLDER.tar.gz
+python -m tests.gpu --judge FOLDER      judge a folder or an archive that was recorded elsewhere
 """
 
 import argparse
@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--vllm", default="", metavar="PYTHON", help="interpreter that has vLLM; without it, no server")
     parser.add_argument("--cpu", action="store_true", help="the vLLM is one for the CPU")
     parser.add_argument("--parts", default="abcd", help="which of the parts a, b, c and d to run")
+    parser.add_argument("--quick", action="store_true", help="one server instead of three")
     options = parser.parse_args()
     folder: Path = options.folder
     if options.judge:
@@ -33,7 +34,7 @@ def main() -> int:
     begun = time.monotonic()
     host.record(folder, options.parts, options.torch, scripted=options.scripted)
     if "d" in options.parts and options.vllm:
-        server.record(folder, options.vllm, cpu=options.cpu)
+        server.record(folder, options.vllm, cpu=options.cpu, quick=options.quick)
     print(f"recorded in {time.monotonic() - begun:.0f} s", flush=True)
     failed = judge.print_table(folder)
     archive = folder.with_name(f"{folder.name}.tar.gz")

@@ -8,8 +8,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from support import scripted_nvml
@@ -20,16 +21,21 @@ from gpu.stages import HOST_STAGES, HostStage
 
 LOAD = Path(__file__).with_name("torch_load.py")
 DIAG = (sys.executable, "-m", "diag")
-SMI = "temperature.gpu,power.draw,clocks.sm,clocks.mem,memory.total,memory.reserved,memory.used,utilization.gpu,pcie.link.gen.max"
+SMI = (
+    "temperature.gpu,power.draw,clocks.sm,clocks.mem,memory.total,memory.reserved,memory.used,utilization.gpu,"
+    "pcie.link.gen.max"
+)
 STARTS = 60.0
 """Seconds that an exporter or a load may take to start."""
 WARM = 3.0
 """Seconds of load before a recording begins."""
+SCRIPTED = 4.0
+"""Seconds that are recorded of each stage of a scripted card."""
 
 
 def record(folder: Path, parts: str, torch: str, *, scripted: bool) -> None:
     """Record the parts into files and folders of `folder`."""
-    with scripted_driver() if scripted else real_driver() as script:
+    with scripted_driver() if scripted else nullcontext() as script:
         if "a" in parts:
             write(folder / "driver_calls.json", nvml_calls.every_call())
         if "b" in parts:
@@ -37,17 +43,14 @@ def record(folder: Path, parts: str, torch: str, *, scripted: bool) -> None:
                 for stage in HOST_STAGES:
                     _record_stage(folder, stage, url, torch, script)
         if "c" in parts and not scripted:
-            answer = subprocess.run([torch, LOAD, "ceilings"], stdout=subprocess.PIPE, check=True, text=True, timeout=120)
+            command = [torch, LOAD, "ceilings"]
+            answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=120)
             write(folder / "ceilings.json", json.loads(answer.stdout))
 
 
 def write(file: Path, content: object) -> None:
+    """Write a JSON file."""
     file.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def real_driver() -> Iterator[None]:
-    yield None
 
 
 @contextmanager
@@ -64,22 +67,30 @@ def scripted_driver() -> Iterator[Path]:
 
 def _record_stage(folder: Path, stage: HostStage, url: str, torch: str, script: Path | None) -> None:
     if script:
-        scripted_nvml.write(script, [{**scripted_nvml.H100, **stage.scripted}])
-        time.sleep(1)
-    with nothing() if script or not stage.load else load(torch, stage.load, stage.seconds + 30) as busy:
+        with ThreadPoolExecutor(1) as beside:
+            recording = beside.submit(recorded, url, folder / stage.name, SCRIPTED)
+            begun = time.monotonic()
+            while not recording.done():
+                _play(script, stage, time.monotonic() - begun)
+                time.sleep(0.2)
+            recording.result()
+        return
+    with load(torch, stage.load, stage.seconds + 30) if stage.load else nullcontext() as busy:
         if busy:
             time.sleep(WARM)
-        recorded(url, folder / stage.name, stage.seconds if not script else 5)
-        with suppress(OSError):  # what another program reads at that moment
+        recorded(url, folder / stage.name, stage.seconds)
+        with suppress(OSError):  # the same values as another program reads them
             smi = subprocess.run(
                 ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv"], stdout=subprocess.PIPE, text=True, check=False
             )
             (folder / stage.name / "nvidia-smi.csv").write_text(smi.stdout, encoding="utf-8")
 
 
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield None
+def _play(script: Path, stage: HostStage, seconds: float) -> None:
+    """Let the scripted card be as in the stage; the time at the power cap grows where that is a reason."""
+    gpu = {**scripted_nvml.H100, **stage.scripted}
+    capped = int(gpu["reasons"]) & 4 and int(seconds * 1e9)  # type: ignore[call-overload]
+    scripted_nvml.write(script, [{**gpu, "throttled_sw_power_cap": capped}])
 
 
 @contextmanager
@@ -123,7 +134,7 @@ def wait_for(url: str, seconds: float = STARTS) -> None:
     raise RuntimeError(f"{url} did not answer within {seconds:.0f} s")
 
 
-def recorded(url: str, folder: Path, seconds: float, truth: Mapping[str, object] | None = None) -> None:
+def recorded(url: str, folder: Path, seconds: float) -> None:
     """Record the page for so many seconds, a scrape each second."""
     command = [*DIAG, "record", url, str(folder), "--for", str(seconds), "--every", "1", "--timeout", "10"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

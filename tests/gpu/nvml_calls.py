@@ -9,7 +9,6 @@ import pynvml
 from diag.exporter.gpu import readings
 from diag.exporter.gpu.nvml import Field, NvmlCall, NvmlReading
 
-MOST_LINKS = 18
 ALONE = (
     NvmlCall("nvmlDeviceGetUUID"),
     NvmlCall("nvmlDeviceGetName"),
@@ -30,7 +29,9 @@ def every_call() -> list[dict[str, Any]]:
     pynvml.nvmlInit()
     try:
         rows = [row for index in range(pynvml.nvmlDeviceGetCount()) for row in _calls(index)]
-        rows.append({"gpu": "-", "family": "driver", "call": "driver version", "value": pynvml.nvmlSystemGetDriverVersion()})
+        rows.append(
+            {"gpu": "-", "family": "driver", "call": "driver version", "value": pynvml.nvmlSystemGetDriverVersion()}
+        )
         return rows
     finally:
         pynvml.nvmlShutdown()
@@ -44,14 +45,20 @@ def _calls(index: int) -> Iterator[dict[str, Any]]:
         *readings.constant(gpu),
         *readings.LINKS,
         *readings.link_traffic(gpu, 1),
-        *readings.slow(gpu, 1, frozenset(), True),
+        *readings.slow(gpu, 1, frozenset()),
         *(NvmlReading("", (), (call,)) for call in ALONE),
     ]
     for reading in asked:
         for source in reading.sources:
             shown = f"field {source.id} {source.scope}" if isinstance(source, Field) else f"{source.name}{source.args}"
             answer = _timed(lambda source=source: _ask(handle, source))
-            yield {"gpu": str(index), "family": reading.family, "labels": list(reading.labels[2:]), "call": shown, **answer}
+            yield {
+                "gpu": str(index),
+                "family": reading.family,
+                "labels": list(reading.labels[2:]),
+                "call": shown,
+                **answer,
+            }
 
 
 def _ask(handle: Any, source: Field | NvmlCall) -> object:
@@ -61,9 +68,9 @@ def _ask(handle: Any, source: Field | NvmlCall) -> object:
             raise pynvml.NVMLError(value.nvmlReturn)
         return _number(value)
     answer = getattr(pynvml, source.name)(handle, *source.args)
-    if isinstance(answer, list):
-        return len(answer)
-    return answer if source.pick == "" else answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
+    if source.pick == "":
+        return len(answer) if source.name.startswith("nvmlDeviceGetComputeRunning") else answer
+    return answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
 
 
 def _number(value: Any) -> object:

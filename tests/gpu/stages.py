@@ -1,6 +1,6 @@
-"""The stages of a run: what is done to the card or the server, for how long, and what is expected of the exporter's page.
+"""Part b: loads of one card, how long each is recorded, and the values that are right for the exporter's page.
 
-A check is PromQL over the recording of its stage, for the stage's own server, with the values that are right for it.
+A check is PromQL over the recording of its stage.
 """
 
 import math
@@ -31,6 +31,9 @@ class HostStage(NamedTuple):
     scripted: Mapping[str, object] = {}
 
 
+HELD = 76 * 2**30
+
+
 def peak(family: str, labels: str = "") -> str:
     return f"max by (instance) (max_over_time({family}{labels}[$window]))"
 
@@ -49,9 +52,13 @@ POWER = "max by (instance) (avg_over_time(diag_gpu_power_watts[$window]) / diag_
 USED = "max by (instance) (max_over_time(diag_gpu_memory_used_bytes[$window]) / diag_gpu_memory_total_bytes)"
 CAPPED = rate("diag_gpu_throttle_seconds_total", '{reason="sw_power_cap"}')
 HEAT = rate("diag_gpu_throttle_seconds_total", '{reason=~"sw_thermal|hw_thermal"}')
-IDLE = mean("diag_gpu_throttle_active", '{reason="gpu_idle"}')
-PCIE = "sum by (instance) (rate(diag_gpu_pcie_bytes_total[$window]) or avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))"
-GPU_SPEED = "max by (instance) (avg_over_time(diag_gpu_clock_hertz{clock=\"sm\"}[$window]) / ignoring (clock) diag_gpu_clock_max_hertz{clock=\"sm\"})"
+PCIE = "sum by (instance) (max_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))"
+SPEED = (
+    'max by (instance) (avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window])'
+    ' / ignoring (clock) diag_gpu_clock_max_hertz{clock="sm"})'
+)
+LISTED = f"{peak('diag_gpu_process_memory_bytes')} / {peak('diag_gpu_memory_used_bytes')}"
+LAST = "max by (instance) (last_over_time(diag_gpu_utilization_ratio[$window]))"
 NO_HEAT = Check("seconds throttled by heat, per second", HEAT, high=0.01)
 
 HOST_STAGES = (
@@ -77,7 +84,7 @@ HOST_STAGES = (
             Check("utilisation", UTILISATION, 0.9, 1),
             Check("power / limit", POWER, 0.8, 1.1),
             Check("seconds limited by the power cap, per second", CAPPED, 0.05, 1.1),
-            Check("clock / maximum", GPU_SPEED, 0.4, 1),
+            Check("clock / maximum", SPEED, 0.4, 1),
             NO_HEAT,
         ),
         {"utilization": 100, "memory_busy": 30, "power": 697_000, "reasons": 4, "clock_sm": 1410, "used": 2**30},
@@ -102,10 +109,17 @@ HOST_STAGES = (
         (
             Check("memory used", USED, 0.9, 1),
             Check("utilisation", UTILISATION, 0, 0.05),
-            Check("memory by process / memory used", f"{peak('diag_gpu_process_memory_bytes')} / {peak('diag_gpu_memory_used_bytes')}", 0.9, 1.01),
+            Check("memory by process / memory used", LISTED, 0.9, 1.01),
             NO_HEAT,
         ),
-        {"utilization": 0, "memory_busy": 0, "power": 110_000, "reasons": 1, "used": 76 * 2**30, "processes": {1: 76 * 2**30}},
+        {
+            "utilization": 0,
+            "memory_busy": 0,
+            "power": 110_000,
+            "reasons": 1,
+            "used": 76 * 2**30,
+            "processes": {1: 76 * 2**30},
+        },
     ),
     HostStage(
         "pcie",
@@ -113,14 +127,17 @@ HOST_STAGES = (
         10,
         "host memory copied to the card and back",
         (Check("PCIe bytes per second", PCIE, 5e9, 1.4e11), NO_HEAT),
-        {"utilization": 100, "pcie_tx": None, "pcie_rx": None, "also": {"nvmlDeviceGetPcieThroughput 0": "25000000", "nvmlDeviceGetPcieThroughput 1": "25000000"}},
+        {"utilization": 100, "pcie_tx": 45_000_000, "pcie_rx": 45_000_000},
     ),
     HostStage(
         "cooling",
         (),
         15,
         "nothing runs any more",
-        (Check("utilisation at the end", "max by (instance) (last_over_time(diag_gpu_utilization_ratio[$window]))", 0, 0.02), NO_HEAT),
+        (
+            Check("utilisation at the end", LAST, 0, 0.02),
+            NO_HEAT,
+        ),
         {"utilization": 0, "memory_busy": 0, "power": 90_000, "reasons": 1, "clock_sm": 345},
     ),
 )

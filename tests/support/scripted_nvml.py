@@ -10,8 +10,9 @@ energy                                  millijoules
 clock_sm clock_memory max_sm max_memory megahertz
 total reserved free used                bytes
 reasons                                 the mask of clock event reasons
+pcie_tx pcie_rx                         kilobytes per second
 throttled_sw_thermal throttled_hw_thermal throttled_sw_power_cap throttled_hw_power_brake     nanoseconds
-generation width max_generation max_width pcie_tx pcie_rx replays
+generation width max_generation max_width replays
 links nvlink_tx nvlink_rx               NVLinks, and kibibytes of each
 corrected uncorrected remapped remap_failed
 processes                               {pid: bytes}
@@ -41,8 +42,6 @@ FIELDS = {  # our words: NVML's field
     "throttled_sw_thermal": 269,
     "throttled_hw_thermal": 270,
     "throttled_hw_power_brake": 271,
-    "pcie_tx": 197,
-    "pcie_rx": 198,
     "links": 91,
 }
 CALLS = {
@@ -65,6 +64,8 @@ CALLS = {
     "width": ("nvmlDeviceGetCurrPcieLinkWidth",),
     "max_generation": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "max_width": ("nvmlDeviceGetMaxPcieLinkWidth",),
+    "pcie_tx": ("nvmlDeviceGetPcieThroughput 0",),
+    "pcie_rx": ("nvmlDeviceGetPcieThroughput 1",),
     "replays": ("nvmlDeviceGetPcieReplayCounter",),
     "corrected": ("nvmlDeviceGetTotalEccErrors 0 0",),
     "uncorrected": ("nvmlDeviceGetTotalEccErrors 1 0",),
@@ -108,8 +109,8 @@ H100: dict[str, object] = {
     "width": 16,
     "max_generation": 5,
     "max_width": 16,
-    "pcie_tx": 1_000_000,
-    "pcie_rx": 2_000_000,
+    "pcie_tx": 1_000,
+    "pcie_rx": 2_000,
     "replays": 0,
     "links": 18,
     "nvlink_tx": 1000,

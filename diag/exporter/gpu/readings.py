@@ -41,7 +41,8 @@ NVLINK_ERRORS_PER_LINK = {
     "link_recovery_failed": 214,
     "link_recovery": 215,
 }
-PCIE_BYTES = {"tx": (197, 0), "rx": (198, 1)}
+PCIE_COUNTERS = {"tx": 0, "rx": 1}
+"""nvmlPcieUtilCounter_t. The byte counters, field values 197 and 198, wrap at 2^32: on an H100 12 times a second."""
 RATE = "diag_gpu_pcie_throughput_bytes_per_second"
 
 NVLINK_BYTES = "diag_gpu_nvlink_bytes_total"
@@ -49,7 +50,6 @@ NVLINK_ERRORS_TOTAL = "diag_gpu_nvlink_errors_total"
 TEMPERATURE = "diag_gpu_temperature_celsius"
 MARGIN = "diag_gpu_temperature_margin_celsius"
 THROTTLING = "diag_gpu_throttle_active"
-PCIE_BYTES_TOTAL = "diag_gpu_pcie_bytes_total"
 ALL_LINKS = 0xFFFFFFFF
 """nvml.h: a link of UINT_MAX is the sum over all of them."""
 MEMORY = ("nvmlDeviceGetMemoryInfo", (nvml.MEMORY_V2,))
@@ -100,7 +100,6 @@ _EACH_TIME = (
         for what in ("total", "used", "free")
     ),
     NvmlReading("diag_gpu_memory_reserved_bytes", (), (NvmlCall(*MEMORY, "reserved"),)),
-    *(NvmlReading(PCIE_BYTES_TOTAL, (way,), (Field(field),)) for way, (field, _) in PCIE_BYTES.items()),
     NvmlReading("diag_gpu_pcie_link_generation", ("current",), (NvmlCall("nvmlDeviceGetCurrPcieLinkGeneration"),)),
     NvmlReading("diag_gpu_pcie_link_width", ("current",), (NvmlCall("nvmlDeviceGetCurrPcieLinkWidth"),)),
     NvmlReading("diag_gpu_pcie_replays_total", (), (Field(94), NvmlCall("nvmlDeviceGetPcieReplayCounter"))),
@@ -171,8 +170,8 @@ def link_traffic(gpu: GpuLabels, links: int) -> tuple[NvmlReading, ...]:
 
 
 @lru_cache(MOST_KEPT)
-def slow(gpu: GpuLabels, links: int, without: frozenset[str], sampled: bool) -> tuple[NvmlReading, ...]:
-    """Return the slow readings: NVLink errors of each link, except kinds `without`, and PCIe rates if `sampled`."""
+def slow(gpu: GpuLabels, links: int, without: frozenset[str]) -> tuple[NvmlReading, ...]:
+    """Return the slow readings: PCIe rates, 21 ms each, and NVLink errors of each link, except kinds `without`."""
     errors = {kind: field for kind, field in NVLINK_ERRORS_PER_LINK.items() if kind not in without}
     return (
         *(
@@ -182,8 +181,7 @@ def slow(gpu: GpuLabels, links: int, without: frozenset[str], sampled: bool) -> 
         ),
         *(
             NvmlReading(RATE, (*gpu, way), (NvmlCall("nvmlDeviceGetPcieThroughput", (counter,), times=E3),))
-            for way, (_, counter) in PCIE_BYTES.items()
-            if sampled
+            for way, counter in PCIE_COUNTERS.items()
         ),
     )
 
@@ -228,8 +226,7 @@ class NvidiaGpu(ListedGpu[Device]):
     def _read_seldom(self, device: Device) -> list[Sample]:
         """Read what the readings of every scrape have not found: they are faster."""
         kinds = frozenset(labels[2] for family, labels in self._found if family == NVLINK_ERRORS_TOTAL)
-        counted = any(family == PCIE_BYTES_TOTAL for family, _ in self._found)
-        return _as_samples(self._read(device, slow(self.labels, self._links, kinds, not counted)))
+        return _as_samples(self._read(device, slow(self.labels, self._links, kinds)))
 
     def _read_constant(self, device: Device) -> list[Sample]:
         self.instances = device.instances()

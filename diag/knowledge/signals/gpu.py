@@ -100,9 +100,16 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("gpu_memory_total", "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))", "bytes"),
     Part("gpu_memory_of_processes", "sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))", "bytes"),
+    # GPUs and processes are read side by side: an engine that has just started may be "other" in one scrape
+    Part(
+        "gpu_memory_of_own_processes",
+        'last_over_time(diag_gpu_process_memory_bytes{role!~"other|unknown"}[$window])',
+        "bytes",
+    ),
     Part(
         "gpu_memory_of_others",
-        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))',
+        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
+        " unless on (instance, gpu, pid) $gpu_memory_of_own_processes)",
         "bytes",
     ),
     Part("others_share_of_gpu_memory", "$gpu_memory_of_others / ($gpu_memory_total > 0)", "share"),
@@ -265,13 +272,14 @@ memory_of_other_processes = Signal(
     f" unless $unknown_share_of_gpu_memory >= {MUCH_MEMORY})",
     "other processes hold {value} of the GPU's memory",
     "share",
-    culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])',
+    culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
+    " unless on (instance, gpu, pid) $gpu_memory_of_own_processes",
     culprit_label="pid {pid}",
 )
 share_left_by_others = Signal(
     "GPU memory left by other processes",
-    '1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{role="other"}[$window]))'
-    " / ($gpu_memory_total > 0) - 0.03",
+    '1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
+    " unless on (instance, gpu, pid) $gpu_memory_of_own_processes) / ($gpu_memory_total > 0) - 0.03",
     "other processes leave {value} of the GPU's memory, after a 3 % reserve for their growth",
     "share",
 )
@@ -285,7 +293,8 @@ serving_gpu_memory_of_others = Signal(
     "memory of the serving GPUs held by other processes",
     # an unknown process may belong to any program
     '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window])'
-    " unless on (instance, gpu) $gpus_not_serving) or 0 * $gpu_memory_of_processes)"
+    " unless on (instance, gpu, pid) $gpu_memory_of_own_processes unless on (instance, gpu) $gpus_not_serving)"
+    " or 0 * $gpu_memory_of_processes)"
     " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",
     "processes that do not belong to this vLLM hold {value} of the memory of its GPUs",
     "share",

@@ -1,0 +1,21 @@
+"""`python -m tests.gpu`, part d, with a real vLLM on the CPU: healthy, with a stopped engine, with a killed one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.live import load, server
+from support.paths import ROOT
+
+pytestmark = [pytest.mark.live, server.needed]
+
+
+def test_stages_of_a_server_are_judged_as_expected(tmp_path: Path) -> None:
+    vllm = ("--vllm", server.PYTHON, "--cpu")
+    command = [sys.executable, "-m", "tests.gpu", str(tmp_path / "run"), "--scripted", "--parts", "d", "--quick", *vllm]
+    with load.alone():
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    rows = [line.split()[1] for line in done.stdout.splitlines() if line.endswith("as expected")]
+    assert rows == ["engine_killed", "engine_stopped", "healthy"]
