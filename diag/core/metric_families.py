@@ -385,5 +385,8 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_gpu_resets_total": _counter("Resets of an AMD GPU by its driver since the exporter started.", *GPU),
     "diag_gpu_process_memory_bytes": _gauge("GPU memory in bytes of a process on this GPU.", *GPU, *PROCESS),
+    "diag_gpu_process_utilization_ratio": _gauge(
+        "Share of the GPU's time that a process used (0 to 1); NVIDIA only.", *GPU, *PROCESS
+    ),
     "diag_gpu_serving": _gauge("1 when a process of this vLLM uses this GPU, 0 when not.", *GPU),
 }

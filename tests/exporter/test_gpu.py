@@ -412,6 +412,21 @@ def test_memory_that_is_not_known_has_no_sample(script: Script) -> None:
     assert shown.of("serving") == 1
 
 
+def test_the_time_of_each_process_is_told_apart_from_a_driver_that_does_not_tell(script: Script) -> None:
+    own, other = os.getpid(), os.getppid()
+    processes = {"processes": {own: GIB, other: GIB}}
+    script(H100 | processes | {"process_utilization": {other: 66}}, H100 | processes)
+    shown = look(gpus(owners={own: Owner("engine", "0")}))
+    of = {
+        key[3]: value for key, value in shown.values.items() if key[:2] == ("diag_gpu_process_utilization_ratio", "0")
+    }
+    assert of == {str(own): 0, str(other): 0.66}
+    assert "process_utilization_ratio" not in shown.names(1)
+    script(H100 | processes | {"process_utilization": {}})
+    idle = look(gpus(owners={own: Owner("engine", "0")}))
+    assert idle.of("process_utilization_ratio", 0, str(other), "other", "") == 0
+
+
 def test_serving_gpus_are_unknown_without_visible_processes(script: Script) -> None:
     script(H100 | {"processes": {4_000_000: GIB}}, H100)
     shown = look(gpus(owners=WORKER))

@@ -16,6 +16,7 @@ generation width max_generation max_width replays
 links nvlink_tx nvlink_rx               NVLinks, and kibibytes of each
 corrected uncorrected remapped remap_failed
 processes                               {pid: bytes}
+process_utilization                     {pid: percent}
 also                                    {a line's key: its value} for anything else
 
 A value may be "!15" for a return code; None, or a key that is not there, is not supported.
@@ -218,6 +219,8 @@ def _gpu(index: int, gpu: Mapping[str, object]) -> list[str]:
     if isinstance(users, Mapping):
         found["processes"] = str(len(users))
         found |= {f"process {at}": f"{pid} {used}" for at, (pid, used) in enumerate(users.items())}
+    if isinstance(shares := gpu.get("process_utilization"), Mapping):
+        found["process_utilization"] = " ".join(f"{pid} {percent}" for pid, percent in shares.items()) or "none"
     also = gpu.get("also")
     return [
         f"{index} {key} = {value}" for key, value in {**found, **(also if isinstance(also, Mapping) else {})}.items()

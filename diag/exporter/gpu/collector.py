@@ -116,9 +116,11 @@ class GpuCollector:
             for pid, used in (gpu.processes or {}).items():
                 owner = owners.get(pid)
                 role = owner.role if owner else "other" if (self._proc / str(pid)).exists() else "unknown"
+                labels = (*gpu.labels, str(pid), role, owner.rank if owner else "")
                 if used is not None and gpu.is_up:
-                    labels = (*gpu.labels, str(pid), role, owner.rank if owner else "")
                     yield "diag_gpu_process_memory_bytes", labels, float(used)
+                if gpu.utilization is not None and gpu.is_up:
+                    yield "diag_gpu_process_utilization_ratio", labels, gpu.utilization.get(pid, 0.0)
             if serving[gpu.uuid] is not None:
                 yield "diag_gpu_serving", gpu.labels, float(bool(serving[gpu.uuid]))
         yield from self._peers

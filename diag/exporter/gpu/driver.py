@@ -41,7 +41,7 @@ class ListedGpu(ABC, Generic[Handle]):
     """One GPU, with its state between two scrapes; without a device it is lost.
 
     `about` has the values of diag_gpu_info behind index and UUID; `processes` has bytes by PID, None if unknown, and is
-    None if the driver does not list the processes.
+    None if the driver does not list the processes; `utilization` has their shares of the GPU's time, None if unknown.
     """
 
     index: int
@@ -50,6 +50,7 @@ class ListedGpu(ABC, Generic[Handle]):
     about: tuple[str, ...]
     is_up: bool = False
     processes: Mapping[int, int | None] | None = None
+    utilization: Mapping[int, float] | None = None
     _constant: Sequence[Sample] = ()
     _rare: Sequence[Sample] = ()
     _anew_at: float = 0.0

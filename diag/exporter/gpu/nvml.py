@@ -6,6 +6,7 @@ not repeated, since some refusals are as slow as an answer, until `Device.forget
 
 import ctypes
 import struct
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -19,11 +20,15 @@ MEMORY_V2 = 0x02000028
 WAIT = 500
 """Milliseconds to wait for an event, during which NVML cannot be shut down."""
 
+LATELY = 5.0
+"""Seconds for which the computing of a process counts; the driver samples it up to six times a second."""
+
 _LOST = {15, 16, 28}  # GPU_IS_LOST, RESET_REQUIRED, GPU_NOT_FOUND
 _AWAY = {1, 9}  # UNINITIALIZED, DRIVER_NOT_LOADED
 _REFUSED = {2, 3, 4, 13, 25, 26}
 """INVALID_ARGUMENT (a field or link it does not know), NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND,
 ARGUMENT_VERSION_MISMATCH, DEPRECATED."""
+_NOT_FOUND = 6
 _TIMEOUT = 10
 _NO_PIDS = {0, 0xFFFFFFFF}
 _XID = 0x8
@@ -162,6 +167,24 @@ class Device:
                 sizes = [size for size in (found.get(process.pid), process.usedGpuMemory) if size is not None]
                 found[process.pid] = sum(sizes) if sizes else None
         return found
+
+    def utilization(self) -> dict[int, float] | None:
+        """Return the share of the SMs' time by PID over the last seconds; None if the driver does not tell.
+
+        A process that computed nothing has no sample, and NVML answers "not found" if no process has one.
+        """
+        since = int((time.time() - LATELY) * 1e6)
+        name = "nvmlDeviceGetProcessUtilization"
+        if (name, ()) in self._refused:
+            return None
+        try:
+            samples = _function(name)(self.handle, since)
+        except pynvml.NVMLError as error:
+            if error.value == _NOT_FOUND:
+                return {}
+            self._failed(error.value, ((name, ()),))
+            return None
+        return {sample.pid: sample.smUtil / 100 for sample in samples if sample.pid not in _NO_PIDS}
 
     def instances(self) -> list["Device"]:
         mode = self.ask("nvmlDeviceGetMigMode")

@@ -213,6 +213,7 @@ class NvidiaGpu(ListedGpu[Device]):
         for part in (device, *self.instances):
             processes |= part.processes()
         self.processes = processes
+        self.utilization = None if self.instances else device.utilization()
         found = self._found = self._read(device, each_time(self.labels))
         if self._links and (NVLINK_BYTES, (*self.labels, "tx")) not in found:
             found |= self._read(device, link_traffic(self.labels, self._links))

@@ -112,6 +112,17 @@ PARTS: tuple[Part, ...] = (
         " unless on (instance, gpu, pid) $gpu_memory_of_own_processes)",
         "bytes",
     ),
+    Part(
+        "gpu_time_of_own_processes",
+        'last_over_time(diag_gpu_process_utilization_ratio{role!~"other|unknown"}[$window])',
+        "share",
+    ),
+    Part(
+        "gpu_time_of_each_other_process",
+        'avg_over_time(diag_gpu_process_utilization_ratio{role="other"}[$window])'
+        " unless on (instance, gpu, pid) $gpu_time_of_own_processes",
+        "share",
+    ),
     Part("others_share_of_gpu_memory", "$gpu_memory_of_others / ($gpu_memory_total > 0)", "share"),
     Part(
         "unknown_share_of_gpu_memory",
@@ -274,6 +285,15 @@ memory_of_other_processes = Signal(
     "share",
     culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
     " unless on (instance, gpu, pid) $gpu_memory_of_own_processes",
+    culprit_label="pid {pid}",
+)
+gpu_time_of_other_processes = Signal(
+    "GPU time used by other processes",
+    "sum by ($by) ($gpu_time_of_each_other_process) or 0 * sum by ($by) ($gpu_time_of_own_processes)",
+    "other processes use {value} of the GPU's time",
+    "share",
+    needs="a driver that tells the utilisation of each process",
+    culprit_promql="$gpu_time_of_each_other_process > 0",
     culprit_label="pid {pid}",
 )
 share_left_by_others = Signal(

@@ -297,6 +297,24 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *gpu, u32 *count, Process *ou
 }
 #endif
 
+/* -- a line "<gpu> process_utilization = PID PERCENT ..."; without one that has worked: not found ------------------- */
+
+typedef struct { u32 pid; u64 time; u32 sm, memory, encoder, decoder; } Utilization;
+
+int nvmlDeviceGetProcessUtilization(Device *gpu, Utilization *out, u32 *count, u64 since) {
+    char line[LENGTH], *at = line;
+    u32 there = 0, pid, percent, read;
+    (void)since;
+    counted("nvmlDeviceGetProcessUtilization");
+    int rc = look(gpu->name, "process_utilization", line, sizeof line);
+    if (rc) return rc;
+    for (; sscanf(at, "%u %u%n", &pid, &percent, &read) == 2; at += read, there++)
+        if (out && there < *count) out[there] = (Utilization){pid, 0, percent, 0, 0, 0};
+    u32 room = *count;
+    *count = there;
+    return !there ? NOT_FOUND : !out || room < there ? SMALL : OK;
+}
+
 /* -- MIG ---------------------------------------------------------------------------------------------------------- */
 
 int nvmlDeviceGetMigDeviceHandleByIndex(Device *gpu, u32 index, Device **out) {
