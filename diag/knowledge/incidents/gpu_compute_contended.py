@@ -36,7 +36,7 @@ incident = Incident(
             why=measured("ITL p50 5.3 ms alone, 17.5 ms beside a matrix product", "gpu_compute_contended"),
         ),
         Fix(
-            change="If the GPU is shared on purpose (time-slicing, MPS), give each server a MIG instance or its own GPU.",
+            change="If the GPU is shared on purpose (time-slicing, MPS), give each server its own GPU or MIG instance.",
             effect="no process can take the time of another one",
             why=documented(
                 "time-slicing has no memory or fault isolation, and replicas share the compute", TIME_SLICING
