@@ -114,7 +114,7 @@ def test_a_claim_that_is_contradicted_is_told_with_its_line(name: str) -> None:
         }[name]
     )
     lines = [labels for each, labels, _ in state.samples(NOW) if each == "diag_vllm_log_claim_timestamp_seconds"]
-    assert all(file == "server.log" and int(number) and text for _, file, number, text in lines)
+    assert all(file == "server.log" and int(number) and text for _, file, number, text, _ in lines)
 
 
 def test_an_idle_server_whose_page_comes_is_not_dead() -> None:

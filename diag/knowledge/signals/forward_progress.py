@@ -13,7 +13,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.knowledge.signals.expressions import any_of
-from diag.knowledge.signals.log import EVENT_TIME, HEARSAY_TIME, event_time
+from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
 """Steps after which an engine has seen the common batch shapes; each earlier step may compile a kernel."""
@@ -22,7 +22,9 @@ STOPPING_SECONDS = 60
 OOM_KILL_SECONDS = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
-DEATHS = (ENGINE_DEAD, WORKER_DIED, KILLED_BY_SIGNAL)
+HEALTH = "diag_vllm_health_status"
+DEATHS_OF_ENGINES = (ENGINE_DEAD, WORKER_DIED)
+DEATHS = (*DEATHS_OF_ENGINES, KILLED_BY_SIGNAL)
 
 
 def _called(path: str) -> str:
@@ -170,8 +172,33 @@ PARTS: tuple[Part, ...] = (
         "processes",
     ),
     Part("does_not_answer", "1 - ($vllm_up or $up_last)", "bool"),
+    # vLLM answers GET /health with 503 for a dead engine alone
+    Part(
+        "health_fails",
+        f"max by ($by) ((min_over_time({HEALTH}[$window]) == bool 503) and count_over_time({HEALTH}[$window]) >= 3)",
+        "bool",
+    ),
+    Part("health_last", f"max by ($by) (last_over_time({HEALTH}[$window]))", "HTTP status"),
+    Part("health_passes", "($health_last == bool 200) * $vllm_up", "bool"),
+    Part(
+        "claimed_death",
+        "count by ($by) (last_over_time("
+        f'{CLAIM_TIME}{{state="open",event=~"{"|".join(DEATHS_OF_ENGINES)}"}}[$window]))',
+        "lines",
+    ),
     Part("page_silent", "($successful_scrapes == bool 0) unless on (instance) $busy_not_dead", "bool"),
     Part("no_engine_process", "$engine_processes == bool 0", "bool"),
+    Part(
+        "signs_of_death",
+        any_of(
+            page="($page_silent or $api_server_stopped)",
+            health="$engine_dead_by_its_health_check",
+            log="$death_of_the_engine_in_the_log",
+            process="$no_engine_process",
+            part="$engine_process_lost",
+        ),
+        "bool",
+    ),
     # on a requested stop the engine ends before the page does
     Part(
         "stops",
@@ -324,15 +351,19 @@ shut_down = Signal(
     "the log reports an orderly shutdown, and nothing has started since: {value}",
     "bool",
 )
+engine_dead_by_health = Signal(
+    "engine dead by its health check",
+    # with a scrape interval above 20 s, the alert's minute holds fewer than three answers
+    "($health_fails or $health_fails[2m] or $health_fails[4m]) and $health_last == 503",
+    "GET /health is answered with HTTP 503, at least three times in a row: {value}",
+    "bool",
+)
 evidence_of_death = Signal(
     "server or engine dead",
-    any_of(
-        page="($page_silent or $api_server_stopped)",
-        log="$death_of_the_engine_in_the_log",
-        process="$no_engine_process",
-        part="$engine_process_lost",
-    ),
-    "/metrics does not answer any more, the log reports the death of the engine, or its process has ended: {value}",
+    # the death that the log claims of an idle server, whose page speaks for its API server alone, is unknown
+    "($signs_of_death > 0) or ($signs_of_death unless on (instance) $claimed_death)",
+    "/metrics does not answer any more, /health or the log reports the death of the engine, or its process has ended:"
+    " {value}",
     "bool",
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(FATAL)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))"
@@ -355,4 +386,17 @@ tokens_or_shutdown = Signal(
     "tokens are processed, or the server was shut down in order: {value}",
     "bool",
     formerly=("tokens or an orderly shutdown",),
+)
+signs_of_life = Signal(
+    "engine alive, or shut down in order",
+    any_of(tokens="$generating_or_shut_down_in_order", health="$health_passes"),
+    "tokens are processed, GET /health is answered with HTTP 200, or the server was shut down in order: {value}",
+    "bool",
+    formerly=("generating, or shut down in order", "tokens or an orderly shutdown"),
+)
+death_claimed = Signal(
+    "engine death claimed by the log",
+    "$claimed_death > bool 0",
+    "the log claims the death of the engine, and nothing that is measured proves or refutes it: {value}",
+    "bool",
 )
