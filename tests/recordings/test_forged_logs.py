@@ -107,7 +107,7 @@ def test_death_in_the_log_of_an_idle_server_is_unknown_where_health_is_not_measu
 def test_health_of_503_proves_the_death_that_the_log_of_an_idle_server_claims(tmp_path: Path) -> None:
     folder = with_lines("idle", with_health("idle", tmp_path / "idle", 503), 0.1, "death")
     report = judged(folder)
-    assert [found.diagnosis.incident.id for found in report.present] == ["engine_dead"]
+    assert [found.diagnosis.incident.id for found in report.present] == ["gpu_out_of_memory", "engine_dead"]
     assert "OutOfMemoryError" in report.present[0].quotes[0].text
 
 

@@ -7,7 +7,7 @@ from diag.signals import (
     elastic_scaling,
     engine_dead_by_health,
     engine_death_logged,
-    engine_processes,
+    engine_process_missing,
     engines_lost,
     evidence_of_death,
     quoted_error,
@@ -48,7 +48,7 @@ incident = Incident(
         ),
         engine_death_logged.at_least(1, measured("the API server logs EngineDeadError", "engine_dead")),
         engines_lost.at_least(1, judged("the API server fails all requests once one of its engines is gone")),
-        engine_processes.at_most(0, judged("a server without an engine process cannot serve any request")),
+        engine_process_missing.at_least(1, judged("a server without an engine process cannot serve any request")),
     ),
     looks_like=(
         LookAlike(

@@ -150,6 +150,8 @@ PARTS: tuple[Part, ...] = (
         'max by ($by) (last_over_time(diag_vllm_processes{role="api_server"}[$window]))',
         "processes",
     ),
+    # behind a page that comes, only an exporter that sees its API server sees its engines
+    Part("sees_processes", "$api_servers_running > 0 or $does_not_answer > 0", "bool"),
     # Time of the server's end: its last response, or the time in its log if no scrape has seen a response.
     Part("time_of_death_line", event_time(*DEATHS), "unix time"),
     Part("server_end_time", "$last_up_time by (instance) > 0 or $time_of_death_line by (instance) > 0", "unix time"),
@@ -187,7 +189,6 @@ PARTS: tuple[Part, ...] = (
         "lines",
     ),
     Part("page_silent", "($successful_scrapes == bool 0) unless on (instance) $busy_not_dead", "bool"),
-    Part("no_engine_process", "$engine_processes == bool 0", "bool"),
     Part(
         "signs_of_death",
         any_of(
@@ -313,12 +314,19 @@ engine_processes = Signal(
     "running engine processes of this server: {value}",
     "processes",
 )
+engine_process_missing = Signal(
+    "no engine process",
+    "($engine_processes == bool 0) and on (instance) $sees_processes",
+    "no engine process of this server runs: {value}",
+    "bool",
+)
 # The API server fails all requests once one data-parallel engine has ended. A process is
 # missing only if as many as engines were seen most of the time: some may run on other hosts, and a fork may have an
 # engine's name for a moment.
 engines_lost = Signal(
     "engine process lost",
-    "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)",
+    "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)"
+    " and on (instance) $sees_processes",
     "a data-parallel engine's process has ended: {value}",
     "bool",
 )
