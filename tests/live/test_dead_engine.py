@@ -111,4 +111,4 @@ def test_exporter_that_sees_no_process_publishes_the_death(dead: server.Server) 
             assert b"\ndiag_vllm_health_status 503.0\n" in page
             until(lambda: (status(f"{url}/livez"), status(f"{url}/readyz")) == (503, 503))
         finally:
-            exporter.terminate()
+            exporter.kill()  # unshare ignores SIGTERM, and its end kills the exporter
