@@ -174,10 +174,12 @@ PARTS: tuple[Part, ...] = (
         "processes",
     ),
     Part("does_not_answer", "1 - ($vllm_up or $up_last)", "bool"),
-    # vLLM answers GET /health with 503 for a dead engine alone
+    # vLLM answers GET /health with 503 for a dead engine alone, else with 200: three answers of 503 in a row, if the
+    # last one is 503 and there was no other change; four minutes hold three answers at any usual scrape interval
     Part(
-        "health_fails",
-        f"max by ($by) ((min_over_time({HEALTH}[$window]) == bool 503) and count_over_time({HEALTH}[$window]) >= 3)",
+        "health_fails_in_a_row",
+        f"(sum_over_time({HEALTH}[4m]) - 200 * count_over_time({HEALTH}[4m]) >= bool 3 * 303)"
+        f" * (changes({HEALTH}[4m]) <= bool 1)",
         "bool",
     ),
     Part("health_last", f"max by ($by) (last_over_time({HEALTH}[$window]))", "HTTP status"),
@@ -361,8 +363,7 @@ shut_down = Signal(
 )
 engine_dead_by_health = Signal(
     "engine dead by its health check",
-    # with a scrape interval above 20 s, the alert's minute holds fewer than three answers
-    "($health_fails or $health_fails[2m] or $health_fails[4m]) and $health_last == 503",
+    "max by ($by) ($health_fails_in_a_row) * ($health_last == bool 503)",
     "GET /health is answered with HTTP 503, at least three times in a row: {value}",
     "bool",
 )
