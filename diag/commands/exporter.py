@@ -22,6 +22,7 @@ from diag.core.files import refused_in_words
 from diag.core.formatting import listed, printable, quantity
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
+from diag.exporter.log.corroboration import measure
 from diag.exporter.log.tail import STDIN, parse_timezone
 from diag.exporter.nccl import parse_address
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
@@ -247,13 +248,13 @@ class ReplayedServer:
             self._documents["/v1/models"] = json.dumps({"object": "list", "data": models}).encode()
 
     def answer(self, path: str, seconds: float) -> serve.Answer:
-        """Return the page, or the version and models if they are known; /health is always 200, as vLLM's is."""
+        """Return the page, the status of /health beside it, or the version and models, as far as they are known."""
         if path == "/metrics":
             scrape = self._replay.at(time.time())
             failed = f"this scrape failed when it was recorded: {scrape.failed}\n".encode()
             return serve.Answer(503, failed) if scrape.failed else serve.Answer(200, scrape.page, serve.CONTENT_TYPE)
-        if path == "/health":
-            return serve.Answer(200, b"")
+        if path == "/health" and (health := measure(0.0, self._replay.at(time.time()).page).health):
+            return serve.Answer(health, b"")
         if path in self._documents:
             return serve.Answer(200, self._documents[path], "application/json")
         return serve.Answer(404, f"diag replay has {listed(['/metrics', '/health', *self._documents])}\n".encode())

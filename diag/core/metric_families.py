@@ -112,7 +112,7 @@ LABELS: Mapping[str, str] = {
     "sensor": "gpu (AMD: the edge of the die), hotspot (AMD only) or memory",
     "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie; of a "
     "retired page reserved, pending (until the next reset) or unreservable; for NCCL answering, behind (it has "
-    "launched fewer collectives than its peers), unresponsive or dead",
+    "launched fewer collectives than its peers), unresponsive or dead; of a claim of the log open or refuted",
     "text": "the line without its head, without secrets, up to 300 characters",
     "uuid": "identity of the GPU, the same after a reboot",
     "version": "release of diag, of vLLM",
@@ -130,6 +130,10 @@ FAMILIES: Mapping[str, MetricFamily] = {
         unread="It shows which part is slow if a scrape times out.",
     ),
     "diag_vllm_up": _gauge("1 when vLLM's /metrics answered with metrics of vLLM, 0 when not."),
+    "diag_vllm_health_status": _gauge(
+        "HTTP status of vLLM's own answer to GET /health: 200, or 503 if its engine is dead; no sample if it did not"
+        " come in time, if there is no such route, or if a proxy answered."
+    ),
     "diag_vllm_elastic_scaling": _gauge(
         "1 while vLLM refuses every request with HTTP 503 to change the number of its data-parallel engines; no sample"
         " otherwise."
@@ -188,9 +192,9 @@ FAMILIES: Mapping[str, MetricFamily] = {
     ),
     "diag_vllm_log_claim_timestamp_seconds": _gauge(
         "Unix time of the last log line that reports this event although the server's process still answers; it is no"
-        " event. The labels quote the first such line.",
-        *("event", "file", "line", "text"),
-        unread="The doctor's note that log and metrics conflict quotes it; it is evidence of no incident.",
+        " event. The labels quote the first such line; state is refuted if tokens or /health prove that the server goes"
+        " on, else open.",
+        *("event", "file", "line", "text", "state"),
     ),
     "diag_vllm_log_value": _gauge("A number in the last log line that shows this event.", "event", "field"),
     "diag_vllm_log_value_total": _counter(

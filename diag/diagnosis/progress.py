@@ -21,10 +21,12 @@ from diag.knowledge.signals import (
     api_server_stopped,
     asleep,
     changes_under_way,
+    death_claimed,
     elastic_scaling,
     endpoint_without_vllm,
+    engine_dead_by_health,
     engine_death_logged,
-    engine_processes,
+    engine_process_missing,
     engines_lost,
     failed_answers,
     failed_share,
@@ -39,10 +41,10 @@ from diag.knowledge.signals import (
     server_left_orphans,
     serves,
     shut_down,
+    signs_of_life,
     sleep_level,
     steps_per_second,
     successful_scrapes,
-    tokens_or_shutdown,
     works_unseen,
 )
 from diag.knowledge.signals.halted import processes_stopped
@@ -95,6 +97,10 @@ NO_USAGE = (
     "KV cache usage"
 )
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
+CLAIMED = (
+    "its log reports the death of its engine, and the page of an idle server proves its API server alone; GET /health,"
+    " a request (--probe) or the processes of its host tell"
+)
 STARTS = "its log shows a start in progress, and /metrics does not answer yet; diagnose it again once it does"
 THERE = "its processes are running and /metrics does not answer yet"
 HEADLESS = "it is a headless node, which has no API server: diagnose it together with the node that has it"
@@ -102,7 +108,8 @@ LOG_WOULD_SHOW_START = "; its log would show how far the start is (--log)"
 DEATHS = (
     (startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
     (api_server_stopped, 1, "the kernel says that its API server is stopped, and /metrics does not answer"),
-    (engine_processes, 0, "no engine process is left"),
+    (engine_dead_by_health, 1, "GET /health is answered with HTTP 503, as vLLM does for a dead engine alone"),
+    (engine_process_missing, 1, "no engine process is left"),
     (engines_lost, 1, "the process of one of its engines has ended"),
     (engine_death_logged, 1, "its log reports that the engine died, and nothing has started since"),
     (successful_scrapes, 0, "/metrics answered before and has stopped answering"),
@@ -202,7 +209,7 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
     """Return the state of an engine, or why it is unknown."""
     last = _LastValues(subject, queries)
     lately = queries.live(LATELY)
-    if not any(last.instance(signal, lately) for signal in (tokens_or_shutdown, start_under_way, elastic_scaling)):
+    if not any(last.instance(signal, lately) for signal in (signs_of_life, start_under_way, elastic_scaling)):
         if last.instance(server_left_orphans, lately):
             return Progress(subject, "dead", ORPHANED)
         deaths = [why for signal, dead, why in DEATHS if last.instance(signal, lately) == dead]
@@ -234,6 +241,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
         state = "stalled", HALTED
     if state[1] == STILL and last.engine(kv_cache_usage_peak) is None:
         return NO_USAGE
+    if state[0] == "idle" and last.instance(death_claimed, lately) and not last.instance(signs_of_life, lately):
+        return CLAIMED
     if state[0] in ("idle", "busy") and (last.instance(failed_share) or 0) >= NEARLY_ALL:
         failed = number(last.instance(failed_answers) or 0)
         state = "busy", f"all answers at inference routes are errors (HTTP 5xx): {failed} of {failed}"

@@ -11,6 +11,8 @@ import numpy as np
 from diag.core.incident import Incident, seconds
 from diag.core.subjects import Rows, instance_name, label_value
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, QueryCache, Window
+from diag.knowledge.signals import death_claimed
+from diag.knowledge.signals.log import CLAIM_TIME
 
 if TYPE_CHECKING:
     from diag.sources.prometheus.servers import PrometheusSource
@@ -98,7 +100,7 @@ DefectKind = (
     Literal["ended", "gone", "gaps", "slow"]
     | Literal["renamed", "double", "aliases"]
     | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
-    | Literal["claimed", "survived", "log alone"]
+    | Literal["claimed", "unproven", "survived", "log alone"]
 )
 """Defects of scrapes, of the names of servers, of what is collected, and of a log: contradicted or uncorroborated."""
 
@@ -106,10 +108,10 @@ DefectKind = (
 class TelemetryDefect(NamedTuple):
     """A defect of the telemetry, with the servers that have it; `of_all` if all servers have it.
 
-    `number` is a unix time ("ended", "gone", "claimed", "survived"), the largest share of missing scrapes ("gaps") or a
+    `number` is a unix time ("ended", "gone", and of claims), the largest share of missing scrapes ("gaps") or a
     scrape interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"),
     the prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events
-    claimed ("claimed", "survived"). `groups` are servers by failing collector, or instances of one server.
+    claimed ("claimed", "unproven", "survived"). `groups` are servers by failing collector, or instances of one server.
     """
 
     kind: DefectKind
@@ -283,13 +285,14 @@ def _collection_defects(
 def claims(queries: QueryCache, kind: Literal["claimed", "survived"]) -> Iterator[TelemetryDefect]:
     """Yield for each server the events that its log claims, although it goes on.
 
-    The metrics show that it goes on ("claimed"), or the log itself does, by work that follows ("survived").
+    The metrics show that it goes on ("claimed"; "unproven" where they do not decide about its engine), or the log
+    itself does, by work that follows ("survived").
     """
-    query = (
-        "max by (instance, event, file, line, text) (last_over_time(diag_vllm_log_claim_timestamp_seconds[$window]))"
-    )
+    query = f"max by (instance, event, file, line, text, state) (last_over_time({CLAIM_TIME}[$window]))"
     claimed: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
     now = queries.holding(queries.source.interval)
+    unproven = queries.ask(death_claimed, INSTANCE, now, queries.source.instants[-1:])
+    undecided = {instance_name(subject) for subject in unproven}
     for subject, row in queries.ask(query, INSTANCE, now, queries.source.instants[-1:]).items():
         labels = dict(subject)
         if row[0] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
@@ -298,7 +301,12 @@ def claims(queries: QueryCache, kind: Literal["claimed", "survived"]) -> Iterato
         at, first = min(lines, key=lambda line: (line[0], label_value(line[1], "line").zfill(12)))
         place = ":".join(filter(None, (label_value(first, "file"), label_value(first, "line"))))
         events = sorted({label_value(labels, "event") for _, labels in lines})
-        yield TelemetryDefect(kind, frozenset({name}), at, (label_value(first, "text"), place, *events))
+        yield TelemetryDefect(
+            "unproven" if name in undecided else kind,
+            frozenset({name}),
+            at,
+            (label_value(first, "text"), place, *events),
+        )
 
 
 def log_alone(ill: frozenset[str], queries: QueryCache) -> Iterator[TelemetryDefect]:

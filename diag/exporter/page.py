@@ -150,7 +150,9 @@ class HostCollectors:
             started = self.processes.started() if self.processes else None
             processes = self.processes.identities() if self.processes else frozenset()
             by_table = {} if started is None else {"process table": started}
-            self.log.page(seen._replace(started={**seen.started, **by_table}, processes=processes))
+            lacks_engine = bool(self.processes and self.processes.lacks_engine())
+            started_by = {**seen.started, **by_table}
+            self.log.page(seen._replace(started=started_by, processes=processes, lacks_engine=lacks_engine))
             self.log.start()  # an old log is read once it is known which process its claims are about
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
@@ -266,6 +268,8 @@ class HostPage(Generic[P]):
             yield "diag_vllm_metrics_renamed", (scraped.renamed,), 1
         self._last_up = self._clock() if up else self._last_up
         yield "diag_vllm_up", (), float(up)
+        if scraped and scraped.health is not None:
+            yield "diag_vllm_health_status", (), scraped.health
         if self._last_up:
             yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up
         facts = self._host.completed(scraped.facts if scraped else ServerFacts())

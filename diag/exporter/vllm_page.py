@@ -40,7 +40,8 @@ class CollectorFailed(Exception):
 class Scraped:
     """One page; `up` if it has vLLM's metrics, a `problem` if it cannot be trusted.
 
-    `renamed` is the prefix of these metrics instead of `vllm:`, "" if they have that.
+    `renamed` is the prefix of these metrics instead of `vllm:`, "" if they have that. `health` is the HTTP status of
+    vLLM's own answer to GET /health meanwhile, None if it did not come in time.
     """
 
     page: bytes
@@ -49,10 +50,14 @@ class Scraped:
     config: Config
     facts: ServerFacts
     renamed: str = ""
+    health: int | None = None
 
     def measured(self, at: float) -> Measurement:
-        """Return what the page, scraped at that unix time, measures of its server."""
-        return measure(at, named_as_ours(self.page)[0]) if self.up else Measurement(at, page=False, answers=True)
+        """Return what the page, scraped at that unix time, and /health measure of their server."""
+        if not self.up:
+            return Measurement(at, page=False, answers=True)
+        seen = measure(at, named_as_ours(self.page)[0])
+        return seen if self.health is None else seen._replace(health=self.health)
 
 
 class PageReader:
@@ -65,7 +70,7 @@ class PageReader:
         self._info: tuple[bytes, Config] = (b"", {})
         self.unreadable: list[bytes] = []
 
-    def read(self, page: bytes, facts: ServerFacts) -> Scraped:
+    def read(self, page: bytes, facts: ServerFacts, health: int | None = None) -> Scraped:
         """Read a page; NotMetrics for half a page, and for a page of diag itself."""
         if not page.strip():
             raise NotMetrics("answered an empty page")
@@ -89,7 +94,7 @@ class PageReader:
             problem = (
                 "more than one server answers on this port (their start times alternate): give each its own exporter"
             )
-        return Scraped(page, b"vllm:" in ours, problem, self._config(ours), facts, prefix)
+        return Scraped(page, b"vllm:" in ours, problem, self._config(ours), facts, prefix, health)
 
     def _config(self, page: bytes) -> Config:
         """Read the configuration off `vllm:cache_config_info` if that changed; keep lines that are no sample apart."""
@@ -119,11 +124,11 @@ class PageScraper:
     def scrape(self) -> Scraped:
         """Scrape now; CollectorFailed with one sentence if there is no page of metrics."""
         try:
-            scraped = self._reader.read(self.server.page(), self.server.facts)
+            scraped = self._reader.read(self.server.page(), self.server.facts, self.server.health)
             if self._facts_of != self._reader.start:  # a new or restarted server: fetch the facts that its page lacks
                 self.server.fetch_facts()
                 self._facts_of = self._reader.start
-                scraped = self._reader.read(scraped.page, self.server.facts)
+                scraped = self._reader.read(scraped.page, self.server.facts, self.server.health)
         except (Failure, NotMetrics) as error:
             raise CollectorFailed(f"{self.server.address.shown}: {error}", is_answer(error)) from error
 

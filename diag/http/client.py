@@ -146,12 +146,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """A complete decoded response; `location` is set for a redirect; `first_byte`: seconds until the body began."""
+    """A complete decoded response; `location` is set for a redirect; `first_byte`: seconds until the body began.
+
+    The names of `headers` are in lower case.
+    """
 
     status: int
     body: bytes
     location: str = ""
     first_byte: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -345,7 +349,8 @@ def _read(raw: HTTPResponse, most_bytes: int, deadline: Deadline) -> Response:
                 raise failure.too_large(most_bytes, deadline.hints)
     if raw.length or (gunzip and not gunzip.complete):
         raise IncompleteRead(b"")
-    return Response(raw.status, bytes(body), first_byte=first_byte)
+    headers = {name.lower(): value for name, value in raw.getheaders()}
+    return Response(raw.status, bytes(body), first_byte=first_byte, headers=headers)
 
 
 def _merged(*headers: Mapping[str, str]) -> dict[str, str]:

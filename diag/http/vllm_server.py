@@ -1,7 +1,11 @@
-"""A vLLM server over HTTP: finding its /metrics page, reading its version, models and configuration, and a probe."""
+"""A vLLM server over HTTP: finding its /metrics page, its /health, reading its version, models and configuration, and
+a probe."""
 
 import json
 import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as StillRunning
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -9,12 +13,15 @@ from typing import Any
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
-from diag.http.client import Client, Response, run_in_thread
+from diag.http.client import Client, Request, Response, run_in_thread
 from diag.http.failure import SCALES, VLLM, Failure, WrongAnswer
 from diag.vllm.running_config import ServerFacts, from_server_info, number
 
 ACCEPT = "text/plain;version=0.0.4"
 SMALL = 2**20
+HEALTH_SECONDS, HEALTH_WAIT = 4.0, 0.5
+"""Time limit of a GET /health, and the seconds for which a page that has come waits for it. A busy server answers it
+late: then its health is not measured."""
 _GONE = (404, 405)
 _REFUSED = (401, 403)
 _REJECTED = range(400, 500)
@@ -52,9 +59,41 @@ class VllmServer:
     most_bytes: int = MOST_BYTES
     path: str = ""
     notes: list[str] = field(default_factory=list)
+    health: int | None = None
+    """HTTP status of vLLM's own answer to GET /health beside the last page; None if it did not come in time."""
+    _asked: Future[int | None] | None = None
 
     def page(self) -> bytes:
-        """Read the /metrics page and find its path first; Failure or NotMetrics if there is none."""
+        """Read the /metrics page and find its path first, and /health beside it.
+
+        Raises Failure or NotMetrics if there is no page.
+        """
+        self.health = None
+        asked = self._ask_health() if self.path else None  # both at once
+        page = self._read_page()
+        with suppress(StillRunning):
+            self.health = (asked or self._ask_health()).result(HEALTH_WAIT)
+        return page
+
+    def health_samples(self) -> list[tuple[str, tuple[str, ...], float]]:
+        """Return the sample about /health beside the last page: name, no labels, value; none if it is not measured."""
+        return [] if self.health is None else [("diag_vllm_health_status", (), float(self.health))]
+
+    def _ask_health(self) -> Future[int | None]:
+        """Begin a GET /health, or join the one under way: a server that answers late gets no second one."""
+        if self._asked is None or self._asked.done():
+            self._asked = run_in_thread(self._get_health)
+        return self._asked
+
+    def _get_health(self) -> int | None:
+        path = self._path_beside_page("/health")
+        try:
+            response = self.client.send(Request(path, most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False))
+        except Failure:
+            return None
+        return response.status if _is_vllms_health(response) else None
+
+    def _read_page(self) -> bytes:
         if self.path:
             response = self.client.get(self.path, ACCEPT, self.most_bytes)
             if response.status == 503 and _SCALES in response.body[:SMALL]:
@@ -128,6 +167,21 @@ class VllmServer:
             return None
         success = response.status == 200 and not response.body.startswith(b'data: {"error"')
         return Probe(success, time.monotonic() - begin, response.first_byte if success else None)
+
+
+def _is_vllms_health(response: Response) -> bool:
+    """Return True if vLLM itself has answered GET /health, and no proxy or gateway before it.
+
+    vLLM answers with 200 or, for a dead engine alone, 503, both without a body. A proxy says in a body why it refuses a
+    request; Envoy names the time of an answer that it passes on. A 200 without a body may be that of any gateway, so it
+    has to name vLLM's HTTP server, uvicorn.
+    """
+    if response.status not in (200, 503) or response.body:
+        return False
+    if "x-envoy-upstream-service-time" in response.headers:
+        return True
+    server = response.headers.get("server", "").lower()
+    return "uvicorn" in server or (response.status == 503 and "envoy" not in server)
 
 
 def _page_problem(response: Response, path: str) -> str:

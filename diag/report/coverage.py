@@ -74,6 +74,10 @@ SENTENCES = {
         ' {claims}; these lines are ignored. The first one: "{line}"{place}, {time}. A client may have written'
         " it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
+    "unproven": (
+        "the log of {servers} claims {claims}, and nothing that is measured proves or refutes it yet: the page of an"
+        ' idle server proves its API server alone. The first line: "{line}"{place}, {time}'
+    ),
     "survived": (
         "the log of {servers} claims {claims}, and shows the same server at work afterwards; these lines are ignored."
         ' The first one: "{line}"{place}, {time}. A client may have written it, or the log is that of several servers'
@@ -200,7 +204,9 @@ def defect_sentence(defect: TelemetryDefect) -> str:
         same = [sorted(map(printable, names)) for _, names in defect.groups]
         groups = [" = ".join([*names[:FEW], *(["..."] if len(names) > FEW else [])]) for names in same]
     prefix, usual = defect.names if defect.kind == "renamed" else ("", "")
-    line, place, *claims = map(printable, defect.names) if defect.kind in ("claimed", "survived") else ("", "")
+    line, place, *claims = (
+        map(printable, defect.names) if defect.kind in ("claimed", "unproven", "survived") else ("", "")
+    )
     are_all = defect.of_all and len(defect.servers) > FEW
     return SENTENCES[defect.kind].format(
         servers=f"all {len(defect.servers):,} servers"

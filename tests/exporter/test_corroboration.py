@@ -48,7 +48,8 @@ PROCESSES = frozenset({(24326, BEGAN), (24343, BEGAN + 9)})
 def measured(after: float, tokens: float = 0.0, began: float | None = BEGAN, **other: object) -> Measurement:
     """A page that came so many seconds after NOW."""
     started: Mapping[str, float] = {} if began is None else {"process_start_time_seconds": began}
-    return Measurement(NOW + after, page=True, answers=True, started=started, tokens=tokens)._replace(**other)  # type: ignore[arg-type]
+    seen = Measurement(NOW + after, page=True, answers=True, started=started, tokens=tokens)
+    return seen._replace(**other)  # type: ignore[arg-type]
 
 
 def silent(after: float, **other: object) -> Measurement:
@@ -114,17 +115,83 @@ def test_a_claim_that_is_contradicted_is_told_with_its_line(name: str) -> None:
         }[name]
     )
     lines = [labels for each, labels, _ in state.samples(NOW) if each == "diag_vllm_log_claim_timestamp_seconds"]
-    assert all(file == "server.log" and int(number) and text for _, file, number, text in lines)
+    assert all(file == "server.log" and int(number) and text for _, file, number, text, _ in lines)
 
 
-def test_an_idle_server_whose_page_comes_is_not_dead() -> None:
+def states(state: ServerLog) -> set[str]:
+    """The states of the claims that do not count: open or refuted."""
+    return {labels[4] for name, labels, _ in state.samples(NOW) if name == "diag_vllm_log_claim_timestamp_seconds"}
+
+
+def test_page_of_an_idle_server_neither_proves_nor_refutes_the_death_of_its_engine() -> None:
+    """The API server may outlive its engine (VLLM_KEEP_ALIVE_ON_ENGINE_DEATH): its page proves itself alone."""
     state = serving()
     feed(state, DEATH)
-    for after in range(2, 310, 4):
+    for after in range(2, 610, 4):
         state.page(measured(after, 100.0))
-        assert told(state, after) == AT_WORK
-    state.page(silent(312))  # its host is shut down long after
-    assert told(state, 312) == AT_WORK
+        assert (told(state, after), states(state)) == (AT_WORK, {"open"})
+    state.page(silent(612))  # its host is shut down long after
+    assert told(state, 612) == AT_WORK
+
+
+@pytest.mark.parametrize("name", ["an orderly shutdown", "a start"])
+def test_page_of_an_idle_server_refutes_what_a_line_says_of_its_api_server(name: str) -> None:
+    state = serving()
+    feed(state, FORGED[name])
+    for after in (2, 290, 310):
+        assert states(state) == {"open"}
+        state.page(measured(after, 100.0))
+    assert states(state) == {"refuted"}
+
+
+def test_health_of_200_refutes_a_claimed_death_once_a_process_would_have_ended() -> None:
+    state = serving(processes=PROCESSES)
+    feed(state, DEATH)
+    for after, expected in ((2, "open"), (20, "open"), (31, "refuted")):
+        state.page(measured(after, 100.0, health=200, processes=PROCESSES - {(24343, BEGAN + 9)}))
+        assert (told(state, after), states(state)) == (AT_WORK, {expected})
+
+
+def test_health_of_503_proves_a_claimed_death_until_it_is_200_again() -> None:
+    state = serving()
+    feed(state, DEATH)
+    state.page(measured(2, 100.0, health=503))
+    assert told(state, 2) == DIED
+    state.page(measured(4, 100.0))  # answered too late to be measured
+    assert told(state, 4) == DIED
+    state.page(measured(6, 100.0, health=200))
+    assert told(state, 6) == AT_WORK
+
+
+@pytest.mark.parametrize("name", ["an orderly shutdown", "a start"])
+def test_health_of_503_proves_nothing_about_an_api_server(name: str) -> None:
+    state = serving()
+    feed(state, FORGED[name])
+    state.page(measured(2, 100.0, health=503))
+    assert told(state, 2) == AT_WORK
+
+
+FAILING: dict[str, tuple[dict[str, object], bool]] = {
+    "all requests fail": ({"failed": 8.0}, True),
+    "few requests fail": ({"failed": 6.0}, False),
+    "one request succeeds": ({"failed": 8.0, "succeeded": 51.0}, False),
+    "tokens are processed": ({"failed": 8.0, "tokens": 101.0}, False),
+    "/health passes": ({"failed": 8.0, "health": 200}, False),
+    "no engine process": ({"lacks_engine": True}, True),
+    "no engine process here, and /health passes": ({"lacks_engine": True, "health": 200}, False),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_death_is_believed_where_requests_fail_at_once_or_no_engine_runs(name: str) -> None:
+    """A request that fails at once is never in flight."""
+    later, died = FAILING[name]
+    before: dict[str, object] = {"failed": 2.0, "succeeded": 50.0}
+    state = serving(**before)
+    feed(state, DEATH)
+    state.page(measured(2, 100.0, **before))
+    state.page(measured(4, **{"tokens": 100.0, **before, **later}))  # type: ignore[arg-type]
+    assert (told(state, 4) == DIED) == died
 
 
 def test_a_real_death_is_told_once_the_page_is_silent_whatever_was_refuted_before() -> None:
@@ -246,8 +313,16 @@ def test_a_page_measures_its_start_its_tokens_and_the_requests_in_flight() -> No
         b'vllm:num_requests_waiting{engine="0"} 4\nvllm:prompt_tokens_total{engine="0"} 10\n'
         b'vllm:generation_tokens_total{engine="0"} 20\nvllm:generation_tokens_total{engine="1"} x\n'
     )
+    answers = (
+        b'http_requests_total{handler="/v1/completions",method="POST",status="5xx"} 3\n'
+        b'http_requests_total{handler="/v1/completions",method="POST",status="200"} 7\n'
+        b'http_requests_total{handler="/v1/models",method="GET",status="2xx"} 9\n'
+        b"diag_vllm_health_status 503\n"
+    )
     started = {"process_start_time_seconds": 1.7e9}
-    assert measure(5.0, page) == Measurement(5.0, True, True, started, tokens=30.0, in_flight=9.0)
+    seen = Measurement(5.0, True, True, started, tokens=30.0, in_flight=9.0)
+    assert measure(5.0, page) == seen
+    assert measure(5.0, page + answers) == seen._replace(failed=3.0, succeeded=7.0, health=503)
     assert measure(5.0, b"\nx 1\n") == Measurement(5.0, True, True)
 
 

@@ -38,6 +38,15 @@ def forged(log: str, at: float) -> list[str]:
     ]
 
 
+def with_health(name: str, folder: Path, status: int) -> Path:
+    """A copy of a recording with an answer of vLLM's /health beside each page."""
+    shutil.copytree(RECORDINGS / name, folder)
+    pages = gzip.decompress((folder / "metrics.prom.gz").read_bytes())
+    answer, before = f"diag_vllm_health_status {status}\n".encode(), b"# HELP vllm:num_requests_running "
+    (folder / "metrics.prom.gz").write_bytes(gzip.compress(pages.replace(before, answer + before)))
+    return folder
+
+
 def judged(folder: Path) -> Report:
     return doctor.run(ObserveOptions([str(folder)]))
 
@@ -49,13 +58,16 @@ def told(report: Report) -> tuple[object, ...]:
 
 
 def with_lines(name: str, folder: Path, share: float, lines_of: str) -> Path:
-    """A copy of a recording with forged lines in its log at that share of its scrapes."""
-    shutil.copytree(RECORDINGS / name, folder)
+    """A recording's copy, made unless it is there, with forged lines in its log at that share of its scrapes."""
+    if not folder.exists():
+        shutil.copytree(RECORDINGS / name, folder)
     text = gzip.decompress((folder / "metrics.prom.gz").read_bytes())
     times = [float(at) for at in re.findall(rb"^# scrape ([\d.]+) ", text, re.MULTILINE)]
     at = float(int(times[0] + share * (times[-1] - times[0])))
     log = (folder / "server.log").read_text(encoding="utf-8", errors="replace")
-    lines = [WARNING, *forged(log, at)] if lines_of == "behind a warning" else forged(log, at)
+    lines = {"behind a warning": [WARNING, *forged(log, at)], "death": forged(log, at)[:4]}.get(
+        lines_of, forged(log, at)
+    )
     zone = datetime.fromtimestamp(at, UTC)
     before, after = [], []
     moment = 0.0
@@ -72,13 +84,31 @@ def with_lines(name: str, folder: Path, share: float, lines_of: str) -> Path:
 @pytest.mark.parametrize("lines_of", ["alone", "behind a warning"])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_lines_that_a_client_wrote_change_no_verdict(name: str, lines_of: str, tmp_path: Path) -> None:
-    folder = with_lines(name, tmp_path / name, 0.4, lines_of)
-    report = judged(folder)
-    assert told(report) == told(judged(RECORDINGS / name))
+    folder, real = tmp_path / name, RECORDINGS / name
+    if name == "idle":  # nothing but /health shows that the engine of an idle server is alive
+        real = with_health(name, tmp_path / "real", 200)
+        with_health(name, folder, 200)
+    report = judged(with_lines(name, folder, 0.4, lines_of))
+    assert told(report) == told(judged(real))
     if lines_of == "alone":
         note = next(note for note in coverage.notes(report) if "conflicts with its metrics" in note)
         assert "cuda_out_of_memory" in note
         assert "the same process goes on answering" in note
+
+
+def test_death_in_the_log_of_an_idle_server_is_unknown_where_health_is_not_measured(tmp_path: Path) -> None:
+    """Its page comes from the API server, which outlives its engine with VLLM_KEEP_ALIVE_ON_ENGINE_DEATH."""
+    report = judged(with_lines("idle", tmp_path / "idle", 0.4, "alone"))
+    assert (report.verdict, report.progress) == ("unknown", ())
+    assert "the page of an idle server proves its API server alone" in report.not_judged[0].sentence
+    assert any("nothing that is measured proves or refutes it" in note for note in coverage.notes(report))
+
+
+def test_health_of_503_proves_the_death_that_the_log_of_an_idle_server_claims(tmp_path: Path) -> None:
+    folder = with_lines("idle", with_health("idle", tmp_path / "idle", 503), 0.1, "death")
+    report = judged(folder)
+    assert [found.diagnosis.incident.id for found in report.present] == ["gpu_out_of_memory", "engine_dead"]
+    assert "OutOfMemoryError" in report.present[0].quotes[0].text
 
 
 @pytest.mark.parametrize("name", ["engine_dead", "engine_device_fault"])

@@ -11,6 +11,8 @@ from diag.diagnosis.progress import Health, Liveness
 NO_PAGE = "diag_vllm_up 0\n"
 """What the exporter still answers where vLLM does not."""
 DEAD = {
+    "engine_dead_answers_fail",
+    "engine_dead_page_lives",
     "engine_dead",
     "engine_device_fault",
     "engine_died_in_cascade_vllm_0_11_0",

@@ -1,20 +1,29 @@
 """Corroboration: what is measured of a server beside its log decides which of the log's claims about it are believed.
 
 Clients can write into a log, in more ways than patterns can tell. They cannot forge which process answers, when it was
-started, and that its engines process tokens. So a line that says that the server died, ran out of memory, was shut down
-or was started anew is a claim as long as the process that was measured before it answers after it.
+started, that its engines process tokens, and what vLLM answers at /health. So a line that says that the server died,
+ran out of memory, was shut down or was started anew is a claim as long as the process that was measured before it
+answers after it.
+
+The page and its start time prove the API server alone: with VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it outlives its engine. So
+they refute a shutdown and a new start. The death of an engine is refuted by tokens that are processed after it and by a
+/health of 200, and confirmed by a /health of 503, by a process that is gone, and by requests that all fail or stand
+still. If an idle server shows none of these, the claim stays open.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+from diag.core.log_events import SHUT_DOWN
 from diag.exposition import lines_from, sample
 
 STANDSTILL = 60.0
 """Seconds in which requests are in flight and no token is processed, after which a claimed death is believed."""
 SURVIVED = 300.0
-"""Seconds after which an exception did not end the server: it went on."""
+"""Seconds after which an exception did not end the API server: it went on."""
+FEWEST_FAILED = 5
+"""Requests that fail with HTTP 5xx, while none succeeds and no token is processed, after which a death is believed."""
 LINGERS = 30.0
 """Seconds that a process may stay after its end was logged, while it frees GPUs and joins its threads."""
 RESOLUTION = 1.0
@@ -25,9 +34,13 @@ IMPORTS = 120.0
 """Seconds from the start of a process to its first log line: Python imports torch and vLLM."""
 _START = b"process_start_time_seconds "
 _TOKENS = (b"vllm:prompt_tokens_total{", b"vllm:generation_tokens_total{")
+_ANSWERS = b"http_requests_total{"
+_HEALTH = b"diag_vllm_health_status "
 _IN_FLIGHT = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
 START = "start"
 """The claim that the server was started anew, beside the events of diag/core/log_events.py."""
+OF_API_SERVER = frozenset({START, SHUT_DOWN})
+"""The claims that concern the API server itself: its page refutes them."""
 
 
 class Measurement(NamedTuple):
@@ -36,7 +49,9 @@ class Measurement(NamedTuple):
     `page`: its /metrics page came; `answers`: something answered at its address, if only an error. `started`: unix
     times at which the server was started, by their source. `processes`: PID and start time of each of its processes,
     empty if unknown. `tokens`: tokens that its engines have processed, None if the page counts none; `in_flight`:
-    requests that run or wait.
+    requests that run or wait. `failed` and `succeeded`: requests answered with HTTP 5xx and 2xx since the start.
+    `health`: HTTP status of vLLM's own answer to GET /health, None if it is not measured. `lacks_engine`: the API
+    server runs on this host and no engine process of it does.
     """
 
     at: float
@@ -46,6 +61,10 @@ class Measurement(NamedTuple):
     processes: frozenset[tuple[int, float]] = frozenset()
     tokens: float | None = None
     in_flight: float = 0.0
+    failed: float = 0.0
+    succeeded: float = 0.0
+    health: int | None = None
+    lacks_engine: bool = False
 
 
 class Claim(NamedTuple):
@@ -77,8 +96,13 @@ class MeasuredServer:
         self._tokens: float | None = None
         self._processes: frozenset[tuple[int, float]] = frozenset()
         """The processes before the oldest claim."""
+        self._first: Measurement | None = None
+        """The first scrape after the oldest claim."""
         self._mark: Measurement | None = None
         """The first scrape after the newest claim."""
+        self._paged_at = 0.0
+        self._is_ill = False
+        """The last answer of /health was 503: a dead engine does not come back in the same process."""
 
     def see(self, seen: Measurement, is_claimed: bool) -> bool:
         """Take the next scrape; `is_claimed`: a claim is open. Return True if another process is measured now."""
@@ -86,14 +110,17 @@ class MeasuredServer:
         if is_new or (self.began is None and (seen.page or seen.started)):
             self.started, self.answered_at = max(seen.started.values(), default=None), None
             self.began = seen.at if self.started is None else self.started
-            self._started, self._tokens, self._mark = {}, None, None
+            self._started, self._tokens, self._mark, self._is_ill = {}, None, None, False
         self._latest = seen
-        if seen.page and self.answered_at is None:
-            self.answered_at = seen.at
+        if seen.page:
+            self.answered_at, self._paged_at = self.answered_at or seen.at, seen.at
         self._started |= {source: max(at, self._started.get(source, at)) for source, at in seen.started.items()}
         self._tokens = self._tokens if seen.tokens is None else seen.tokens
+        self._is_ill = self._is_ill if seen.health is None else seen.health == 503
         if is_new or not is_claimed:
-            self._processes, self._mark = seen.processes, None
+            self._processes, self._first, self._mark = seen.processes, None, None
+        elif self._first is None and seen.page:
+            self._first = seen
         return is_new
 
     def _is_new(self, seen: Measurement) -> bool:
@@ -105,30 +132,51 @@ class MeasuredServer:
             return any(seen.started[source] > self._started[source] + RESOLUTION for source in common)
         return seen.tokens is not None and self._tokens is not None and seen.tokens < self._tokens
 
-    def refutes(self, newest: Claim) -> bool:
-        """Return True if the server goes on after its newest claimed end: tokens are processed, or no process ended.
+    def refutes(self, claims: Collection[Claim]) -> bool:
+        """Return True if the server goes on after its claimed end: tokens are processed, or what is claimed to be dead
+        answers.
 
-        The page of a server that is idle has to come for `SURVIVED` seconds.
+        The page has to come for `SURVIVED` seconds, and /health with 200 for `LINGERS` after the claim.
         """
         seen, mark = self._latest, self._mark
+        newest = max(claim.read_at for claim in claims)
         if not seen.page:
-            return self._is_whole and seen.at >= newest.read_at + LINGERS
-        if seen.at >= newest.read_at + SURVIVED and not self.confirms():
+            return self._is_whole and seen.at >= newest + LINGERS
+        if seen.health == 200 and seen.at >= newest + LINGERS:
             return True
-        if mark is None or mark.at < newest.read_at + RESOLUTION:
+        if not _concern_engine(claims) and seen.at >= newest + SURVIVED and not self.confirms(claims):
+            return True
+        if mark is None or mark.at < newest + RESOLUTION:
             self._mark = seen
             return False
         return seen.tokens is not None and mark.tokens is not None and seen.tokens > mark.tokens
 
-    def confirms(self) -> bool:
-        """Return True if what is measured speaks for a claimed end: silence, a process that is gone, a standstill."""
+    def confirms(self, claims: Collection[Claim]) -> bool:
+        """Return True if what is measured speaks for a claimed end.
+
+        That is silence, a process that is gone, a standstill; for an engine also a /health of 503, no engine process
+        under the API server, or requests that all fail.
+        """
         seen, mark = self._latest, self._mark
-        if not seen.page:
-            return not seen.answers or self.answered_at is not None
+        if not seen.page:  # a server that went on for minutes did not end for what was claimed before them
+            went_on = self._paged_at > max(claim.read_at for claim in claims) + SURVIVED
+            return not went_on and (not seen.answers or self.answered_at is not None)
+        if seen.health == 200:
+            return False
         if seen.processes and not self._processes <= seen.processes:
+            return True
+        if _concern_engine(claims) and (self._is_ill or seen.lacks_engine or self._all_fail):
             return True
         stands = mark is not None and seen.tokens == mark.tokens and seen.in_flight > 0 and mark.in_flight > 0
         return stands and mark is not None and seen.at - mark.at >= STANDSTILL
+
+    @property
+    def _all_fail(self) -> bool:
+        """Return True if requests have failed since the oldest claim, and none has succeeded."""
+        first, seen = self._first, self._latest
+        if first is None or seen.tokens != first.tokens or seen.succeeded != first.succeeded:
+            return False
+        return seen.failed >= first.failed + FEWEST_FAILED
 
     def wrote_at(self, at: float) -> bool:
         """Return True if a line of that time is of this process; of one whose start is unknown, if it had answered."""
@@ -153,11 +201,20 @@ class MeasuredServer:
         return bool(self._processes) and self._processes <= self._latest.processes
 
 
+def _concern_engine(claims: Collection[Claim]) -> bool:
+    """Return True if all of these claims, of which there is one at least, are about an engine."""
+    return bool(claims) and all(claim.event not in OF_API_SERVER for claim in claims)
+
+
 def measure(at: float, page: bytes) -> Measurement:
     """Return what a page of vLLM, scraped at that unix time, measures of its server."""
     started = list(_values(page, _START))
     tokens = [value for name in _TOKENS for value in _values(page, name)]
     in_flight = sum(value for name in _IN_FLIGHT for value in _values(page, name))
+    answers = {"5": 0.0, "2": 0.0}
+    for labels, value in _series(page, _ANSWERS):
+        if labels.get("method") == "POST" and (status := labels.get("status", "")[:1]) in answers:
+            answers[status] += value
     return Measurement(
         at,
         page=True,
@@ -165,12 +222,21 @@ def measure(at: float, page: bytes) -> Measurement:
         started={"process_start_time_seconds": max(started)} if started else {},
         tokens=sum(tokens) if tokens else None,
         in_flight=in_flight,
+        failed=answers["5"],
+        succeeded=answers["2"],
+        health=next((int(value) for value in _values(page, _HEALTH) if value in (200, 503)), None),
     )
 
 
 def _values(page: bytes, beginning: bytes) -> Iterator[float]:
     """Yield the values of the series whose lines begin with a text; one that is no number is left out."""
+    return (value for _, value in _series(page, beginning))
+
+
+def _series(page: bytes, beginning: bytes) -> Iterator[tuple[Mapping[str, str], float]]:
+    """Yield the labels and the value of each such series."""
     for line in lines_from(page, beginning).splitlines():
         if line.startswith(beginning):
             with suppress(ValueError):
-                yield float(sample(line)[2])
+                _, labels, value, *_ = sample(line)
+                yield labels, float(value)

@@ -75,7 +75,11 @@ class ServerLog:
 
     @property
     def _interpreter(self) -> LogInterpreter:
-        return self._claimed if self._claimed is not None and self._measured.confirms() else self._proven
+        return self._claimed if self._claimed is not None and self._is_confirmed else self._proven
+
+    @property
+    def _is_confirmed(self) -> bool:
+        return self._measured.confirms(self._open.values())
 
     @property
     def ahead(self) -> float:
@@ -185,13 +189,11 @@ class ServerLog:
             self._fewest = min(self._fewest, seen.in_flight)
             if seen.in_flight > self._fewest:  # a server that drains accepts no more requests
                 self._claimed.drains_until = 0.0
-        if self._open:
-            newest = max(self._open.values(), key=lambda claim: claim.read_at)
-            if not self._drains(seen.at) and self._measured.refutes(newest):
-                self._refuted |= {
-                    name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()
-                }
-                self._settle(self._proven)
+        if self._open and not self._drains(seen.at) and self._measured.refutes(self._open.values()):
+            self._refuted |= {
+                name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()
+            }
+            self._settle(self._proven)
         if self._measured.serves:
             self._proven.server_answers(seen.at)
         if seen.answers:
@@ -258,13 +260,14 @@ class ServerLog:
     def _claims(self, now: float) -> Iterator[Sample]:
         """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
         is_measured = self._measured.answers or (self._measured.began is None and bool(self._refuted))
-        if self._drains(now) or not is_measured or (self._open and self._measured.confirms()):
+        if self._drains(now) or not is_measured or (self._open and self._is_confirmed):
             return
         for claim in (
             *self._refuted.values(),
             *(self._open[name] for name in self._open.keys() - self._refuted.keys()),
         ):
             line = str(claim.number) if claim.number and self._file else ""
-            labels = (claim.event, quote(self._file, MOST_NAME), line, quote(claim.text, MOST_TEXT))
+            state = "open" if claim.event in self._open else "refuted"
+            labels = (claim.event, quote(self._file, MOST_NAME), line, quote(claim.text, MOST_TEXT), state)
             newest = self._open.get(claim.event, claim)
             yield "diag_vllm_log_claim_timestamp_seconds", labels, max(claim.at, newest.at)

@@ -155,13 +155,19 @@ class ProcessCollector:
 
         An engine counts once it has its title: without one, any process that an API server starts may be taken for it.
         """
+        return frozenset((entry.process.pid, entry.created) for entry, _ in self._running())
+
+    def lacks_engine(self) -> bool:
+        """Return True if the API server runs and no engine process of it does, at the last look."""
+        roles = {role for _, role in self._running()}
+        return "api_server" in roles and "engine" not in roles
+
+    def _running(self) -> Iterator[tuple[ProcessEntry, str]]:
         view = self._last()
-        there = ((view.members[pid], owner.role) for pid, owner in view.owners.items())
-        return frozenset(
-            (entry.process.pid, entry.created)
-            for entry, role in there
-            if (role != "engine" or entry.role) and entry.runs()
-        )
+        for pid, owner in view.owners.items():
+            entry = view.members[pid]
+            if (owner.role != "engine" or entry.role) and entry.runs():
+                yield entry, owner.role
 
     def server_pid(self) -> int | None:
         server = self._last().server

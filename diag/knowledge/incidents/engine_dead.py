@@ -1,18 +1,19 @@
 """The server no longer responds, or its engine has died while /metrics still responds."""
 
-from diag.incident import Fix, Incident, LookAlike, judged, measured
+from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG
 from diag.signals import (
     crashed_lately,
     elastic_scaling,
+    engine_dead_by_health,
     engine_death_logged,
-    engine_processes,
+    engine_process_missing,
     engines_lost,
     evidence_of_death,
     quoted_error,
+    signs_of_life,
     start_under_way,
     successful_scrapes,
-    tokens_or_shutdown,
 )
 
 incident = Incident(
@@ -25,21 +26,29 @@ incident = Incident(
     live_window="15s",
     cause="""
         When EngineCore dies, the API server raises EngineDeadError and shuts down within seconds; connections are
-        refused from then on. With VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it stays up, and /metrics still answers. A lost
-        host, a killed container or a broken network path look the same to a scraper.
+        refused from then on. With VLLM_KEEP_ALIVE_ON_ENGINE_DEATH it stays up: /metrics still answers, /health answers
+        503, and every request fails at once. A lost host, a killed container or a broken network path look to a scraper
+        as if the server had ended.
     """,
     impact="every request fails",
     symptoms=(
         evidence_of_death.at_least(1, measured("after the kill of the engine each of the three shows", "engine_dead")),
-        tokens_or_shutdown.at_most(
-            0, judged("an engine that generates tokens is alive; a requested shutdown is no crash")
+        signs_of_life.at_most(
+            0,
+            documented(
+                "an engine that generates tokens, or whose /health answers 200, is alive; a requested stop is no crash",
+                "https://github.com/vllm-project/vllm/blob/v0.32.0/vllm/entrypoints/serve/instrumentator/health.py",
+            ),
         ),
     ),
     supports=(
         successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),
+        engine_dead_by_health.at_least(
+            1, measured("vLLM answers /health with 503 for a dead engine alone", "engine_dead_page_lives")
+        ),
         engine_death_logged.at_least(1, measured("the API server logs EngineDeadError", "engine_dead")),
         engines_lost.at_least(1, judged("the API server fails all requests once one of its engines is gone")),
-        engine_processes.at_most(0, judged("a server without an engine process cannot serve any request")),
+        engine_process_missing.at_least(1, judged("a server without an engine process cannot serve any request")),
     ),
     looks_like=(
         LookAlike(

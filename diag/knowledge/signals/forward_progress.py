@@ -13,7 +13,7 @@ from diag.core.log_events import (
     WORKER_DIED,
 )
 from diag.knowledge.signals.expressions import any_of
-from diag.knowledge.signals.log import EVENT_TIME, HEARSAY_TIME, event_time
+from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
 """Steps after which an engine has seen the common batch shapes; each earlier step may compile a kernel."""
@@ -22,7 +22,9 @@ STOPPING_SECONDS = 60
 OOM_KILL_SECONDS = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
-DEATHS = (ENGINE_DEAD, WORKER_DIED, KILLED_BY_SIGNAL)
+HEALTH = "diag_vllm_health_status"
+DEATHS_OF_ENGINES = (ENGINE_DEAD, WORKER_DIED)
+DEATHS = (*DEATHS_OF_ENGINES, KILLED_BY_SIGNAL)
 
 
 def _called(path: str) -> str:
@@ -148,6 +150,8 @@ PARTS: tuple[Part, ...] = (
         'max by ($by) (last_over_time(diag_vllm_processes{role="api_server"}[$window]))',
         "processes",
     ),
+    # behind a page that comes, only an exporter that sees its API server sees its engines
+    Part("sees_processes", "$api_servers_running > 0 or $does_not_answer > 0", "bool"),
     # Time of the server's end: its last response, or the time in its log if no scrape has seen a response.
     Part("time_of_death_line", event_time(*DEATHS), "unix time"),
     Part("server_end_time", "$last_up_time by (instance) > 0 or $time_of_death_line by (instance) > 0", "unix time"),
@@ -170,8 +174,34 @@ PARTS: tuple[Part, ...] = (
         "processes",
     ),
     Part("does_not_answer", "1 - ($vllm_up or $up_last)", "bool"),
+    # vLLM answers GET /health with 503 for a dead engine alone, else with 200: three answers of 503 in a row, if the
+    # last one is 503 and there was no other change; four minutes hold three answers at any usual scrape interval
+    Part(
+        "health_fails_in_a_row",
+        f"(sum_over_time({HEALTH}[4m]) - 200 * count_over_time({HEALTH}[4m]) >= bool 3 * 303)"
+        f" * (changes({HEALTH}[4m]) <= bool 1)",
+        "bool",
+    ),
+    Part("health_last", f"max by ($by) (last_over_time({HEALTH}[$window]))", "HTTP status"),
+    Part("health_passes", "($health_last == bool 200) * $vllm_up", "bool"),
+    Part(
+        "claimed_death",
+        "count by ($by) (last_over_time("
+        f'{CLAIM_TIME}{{state="open",event=~"{"|".join(DEATHS_OF_ENGINES)}"}}[$window]))',
+        "lines",
+    ),
     Part("page_silent", "($successful_scrapes == bool 0) unless on (instance) $busy_not_dead", "bool"),
-    Part("no_engine_process", "$engine_processes == bool 0", "bool"),
+    Part(
+        "signs_of_death",
+        any_of(
+            page="($page_silent or $api_server_stopped)",
+            health="$engine_dead_by_its_health_check",
+            log="$death_of_the_engine_in_the_log",
+            process="$no_engine_process",
+            part="$engine_process_lost",
+        ),
+        "bool",
+    ),
     # on a requested stop the engine ends before the page does
     Part(
         "stops",
@@ -286,12 +316,19 @@ engine_processes = Signal(
     "running engine processes of this server: {value}",
     "processes",
 )
+engine_process_missing = Signal(
+    "no engine process",
+    "($engine_processes == bool 0) and on (instance) $sees_processes",
+    "no engine process of this server runs: {value}",
+    "bool",
+)
 # The API server fails all requests once one data-parallel engine has ended. A process is
 # missing only if as many as engines were seen most of the time: some may run on other hosts, and a fork may have an
 # engine's name for a moment.
 engines_lost = Signal(
     "engine process lost",
-    "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)",
+    "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)"
+    " and on (instance) $sees_processes",
     "a data-parallel engine's process has ended: {value}",
     "bool",
 )
@@ -324,15 +361,18 @@ shut_down = Signal(
     "the log reports an orderly shutdown, and nothing has started since: {value}",
     "bool",
 )
+engine_dead_by_health = Signal(
+    "engine dead by its health check",
+    "max by ($by) ($health_fails_in_a_row) * ($health_last == bool 503)",
+    "GET /health is answered with HTTP 503, at least three times in a row: {value}",
+    "bool",
+)
 evidence_of_death = Signal(
     "server or engine dead",
-    any_of(
-        page="($page_silent or $api_server_stopped)",
-        log="$death_of_the_engine_in_the_log",
-        process="$no_engine_process",
-        part="$engine_process_lost",
-    ),
-    "/metrics does not answer any more, the log reports the death of the engine, or its process has ended: {value}",
+    # the death that the log claims of an idle server, whose page speaks for its API server alone, is unknown
+    "($signs_of_death > 0) or ($signs_of_death unless on (instance) $claimed_death)",
+    "/metrics does not answer any more, /health or the log reports the death of the engine, or its process has ended:"
+    " {value}",
     "bool",
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(FATAL)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))"
@@ -355,4 +395,17 @@ tokens_or_shutdown = Signal(
     "tokens are processed, or the server was shut down in order: {value}",
     "bool",
     formerly=("tokens or an orderly shutdown",),
+)
+signs_of_life = Signal(
+    "engine alive, or shut down in order",
+    any_of(tokens="$generating_or_shut_down_in_order", health="$health_passes"),
+    "tokens are processed, GET /health is answered with HTTP 200, or the server was shut down in order: {value}",
+    "bool",
+    formerly=("generating, or shut down in order", "tokens or an orderly shutdown"),
+)
+death_claimed = Signal(
+    "engine death claimed by the log",
+    "$claimed_death > bool 0",
+    "the log claims the death of the engine, and nothing that is measured proves or refutes it: {value}",
+    "bool",
 )

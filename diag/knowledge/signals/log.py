@@ -21,6 +21,7 @@ from diag.core.log_events import (
 from diag.knowledge.signals.expressions import setting_value
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
+CLAIM_TIME = "diag_vllm_log_claim_timestamp_seconds"
 HEARSAY_TIME = "diag_vllm_log_hearsay_timestamp_seconds"
 LOG_CRASH = "diag_vllm_log_crash_timestamp_seconds"
 LOG_ERROR = "diag_vllm_log_error_timestamp_seconds"

@@ -182,7 +182,12 @@ PARTS: tuple[Part, ...] = (
     # Xid errors caused by a program; if this server is alive, another program on the GPU may have caused them
     Part(
         "engine_gone",
-        any_of(page="$page_silent", log="$death_of_the_engine_in_the_log", process="$no_engine_process"),
+        any_of(
+            page="$page_silent",
+            health="$engine_dead_by_its_health_check",
+            log="$death_of_the_engine_in_the_log",
+            process="$no_engine_process",
+        ),
         "bool",
     ),
     Part(

@@ -37,7 +37,7 @@ class JoinedPages:
             page = self._server.page()
             if is_ours(page):
                 return ServerPage(page)
-            scraped = self._reader.read(page, self._server.facts)
+            scraped = self._reader.read(page, self._server.facts, self._server.health)
         except (Failure, NotMetrics) as error:
             self._seen = self._seen or (self._host.has_server and not is_answer(error))
             if not self._seen:

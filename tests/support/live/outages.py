@@ -28,6 +28,8 @@ OTHERS, SPIN = 6, "while True: pass"
 BAD_FLAG = (*FLAGS, "--max-num-sequences", "32")
 LARGE_CONTEXT = ("--max-model-len", "8192", "--block-size", "32", "--num-gpu-blocks-override", "128")
 DEAD = everywhere("critical engine_dead", "engine_dead", livez="503")
+DEAD_AND_FAILING = everywhere("critical engine_dead", "engine_dead or engine_dead, requests_failing", livez="503")
+KEEPS_ALIVE = {"VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
 STOPPED = everywhere("critical engine_stalled", "engine_stalled", livez="503")
 GOES_ON = Row("healthy", "healthy", "warning engine_stalled (ended)", livez="200")
 STOPPING = everywhere("warning shutdown_drops_requests", "shutdown_drops_requests", livez=NOT_ASKED)
@@ -55,6 +57,23 @@ def engine_killed(stage: Stage) -> Iterator[Outcome]:
         since = time.time()
         vllm.signal("VLLM::EngineCore", signal.SIGKILL)
         yield outcome("SIGKILL of the engine", who, DEAD, look(who, DEAD)[0], since)
+
+
+def engine_killed_while_idle(stage: Stage) -> Iterator[Outcome]:
+    """The API server outlives its engine: /metrics answers, /health answers 503, and no request is in flight."""
+    with stage.serving(**KEEPS_ALIVE) as (vllm, who):
+        since = time.time()
+        vllm.signal("VLLM::EngineCore", signal.SIGKILL)
+        yield outcome("SIGKILL of an idle engine, the API server lives", who, DEAD, look(who, DEAD)[0], since)
+
+
+def engine_killed_under_load(stage: Stage) -> Iterator[Outcome]:
+    """The API server outlives its engine: every request fails at once and is never in flight."""
+    with stage.busy(**KEEPS_ALIVE) as (vllm, who):
+        since = time.time()
+        vllm.signal("VLLM::EngineCore", signal.SIGKILL)
+        got = look(who, DEAD_AND_FAILING)[0]
+        yield outcome("SIGKILL of a busy engine, the API server lives", who, DEAD_AND_FAILING, got, since)
 
 
 def server_killed(stage: Stage) -> Iterator[Outcome]:
@@ -212,6 +231,8 @@ def failed_start(name: str, stage: Stage, flags: Sequence[str], expected: Row) -
 
 QUIET: Mapping[str, Scenario] = {
     "engine_killed": engine_killed,
+    "engine_killed_while_idle": engine_killed_while_idle,
+    "engine_killed_under_load": engine_killed_under_load,
     "server_killed": server_killed,
     "engine_stopped": engine_stopped,
     "server_stopped": server_stopped,

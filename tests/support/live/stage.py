@@ -71,28 +71,28 @@ class Stage:
     loading: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2))
 
     @contextmanager
-    def starting(self, flags: Sequence[str]) -> Iterator[tuple[server.Server, OnCall]]:
+    def starting(self, flags: Sequence[str], **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
         """A server from its first moment on, and who is on call for it."""
         with (
-            server.starting(self.folder, "tiny", flags) as vllm,
+            server.starting(self.folder, "tiny", flags, **environment) as vllm,
             on_call(self.folder, vllm, self.in_haste) as who,
         ):
             yield vllm, who
 
     @contextmanager
-    def serving(self, flags: Sequence[str] = FLAGS) -> Iterator[tuple[server.Server, OnCall]]:
+    def serving(self, flags: Sequence[str] = FLAGS, **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
         """Start a server and wait until it serves."""
         with ExitStack() as loading:
             loading.enter_context(self.loading)
-            with self.starting(flags) as (vllm, who):
+            with self.starting(flags, **environment) as (vllm, who):
                 server.wait_until_ready(vllm)
                 loading.close()
                 yield vllm, who
 
     @contextmanager
-    def busy(self, flags: Sequence[str] = FLAGS) -> Iterator[tuple[server.Server, OnCall]]:
+    def busy(self, flags: Sequence[str] = FLAGS, **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
         """Start a server and wait for some ordinary load, which continues."""
-        with self.serving(flags) as (vllm, who), load.running(vllm.port, *load.STEADY):
+        with self.serving(flags, **environment) as (vllm, who), load.running(vllm.port, *load.STEADY):
             time.sleep(SETTLES)
             yield vllm, who
 

@@ -1,0 +1,154 @@
+"""GET /health beside each page: what vLLM itself answers counts, in time, and nothing else does."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.bad_servers import Answer, Reply, Request, on_metrics, serving
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+from diag.http.address import Credentials, parse
+from diag.http.client import Client, Manner
+from diag.http.vllm_server import HEALTH_WAIT, VllmServer
+from diag.sources.live.scrape import ScrapePlan, scrape
+from diag.sources.recording.writer import record
+
+UVICORN = {"server": "uvicorn"}
+ENVOY = {"server": "istio-envoy", "x-envoy-upstream-service-time": "3"}
+SCALES = Reply(b'{"error": "The model is currently scaling. Please try again later."}', 503, {"server": "uvicorn"})
+ANSWERS: dict[str, tuple[Reply, int | None]] = {
+    "vLLM with an engine": (Reply(b"", 200, UVICORN), 200),
+    "vLLM with a dead engine": (Reply(b"", 503, UVICORN), 503),
+    "vLLM behind Istio": (Reply(b"", 503, ENVOY), 503),
+    "vLLM behind a proxy that names itself": (Reply(b"", 503, {"server": "nginx"}), 503),
+    "vLLM that scales": (SCALES, None),
+    "no such route": (Reply(b'{"detail":"Not Found"}', 404, UVICORN), None),
+    "another method": (Reply(b"", 405, UVICORN), None),
+    "Istio without an upstream": (Reply(b"no healthy upstream", 503, {"server": "istio-envoy"}), None),
+    "Envoy without a word": (Reply(b"", 503, {"server": "envoy"}), None),
+    "nginx without an upstream": (Reply(b"<html>503 Service Temporarily Unavailable</html>", 503, {}), None),
+    "the API server of Kubernetes": (Reply(b'{"kind":"Status","code":503}', 503, {}), None),
+    "a router's own health": (Reply(b'{"status": "healthy"}', 200, UVICORN), None),
+    "nginx by itself": (Reply(b"", 200, {"server": "nginx"}), None),
+    "a redirect": (Reply(b"", 302, {"Location": "/other"}), None),
+}
+
+
+def answers(health: Reply | None, before: str = "") -> Answer:
+    """Answer with vLLM's page, and an answer of /health beside it; None closes the connection."""
+
+    def answer(request: Request) -> Reply | None:
+        if request.path == f"{before}/health":
+            return health
+        return Reply() if request.path == f"{before}/metrics" else Reply(b"", 404)
+
+    return answer
+
+
+def health(url: str) -> int | None:
+    """The health beside the second page; the first one is found before its path is known."""
+    address = parse(url)
+    server = VllmServer(address, Client(address, Credentials(), Manner(2.0)))
+    server.page()
+    first = server.health
+    server.page()
+    assert server.health == first
+    return server.health
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_only_an_answer_of_vllm_itself_counts(name: str) -> None:
+    reply, expected = ANSWERS[name]
+    # the header of the test's own HTTP server comes first; the last value counts
+    with serving(answers(reply)) as server:
+        assert health(server.url) == expected
+
+
+def test_health_is_asked_beside_the_page_with_its_credentials() -> None:
+    with serving(answers(Reply(b"", 200, UVICORN), before="/team-a")) as server:
+        address = parse(f"{server.url}/team-a/metrics")
+        asked = VllmServer(address, Client(address, Credentials({"Authorization": "Bearer x"}), Manner(2.0)))
+        asked.page()
+        assert asked.health == 200
+        assert server.asked("/team-a/health")[0].headers["Authorization"] == "Bearer x"
+        assert not server.asked("/health")
+
+
+@contextmanager
+def held() -> Iterator[tuple[Answer, threading.Event]]:
+    """A server that answers /health once the event is set."""
+    over = threading.Event()
+
+    def answer(request: Request) -> Reply | None:
+        if request.path == "/health":
+            over.wait(20)
+            return Reply(b"", 503, UVICORN)
+        return Reply() if request.path == "/metrics" else Reply(b"", 404)
+
+    try:
+        yield answer, over
+    finally:
+        over.set()
+
+
+def test_health_that_comes_late_is_not_measured_and_delays_no_page() -> None:
+    with held() as (answer, over), serving(answer) as server:
+        address = parse(server.url)
+        asked = VllmServer(address, Client(address, Credentials(), Manner(2.0)))
+        for _ in range(3):
+            begin = time.monotonic()
+            asked.page()
+            assert time.monotonic() - begin < HEALTH_WAIT + 1.0
+            assert asked.health is None
+        assert len(server.asked("/health")) == 1, "a server that answers late gets no second request"
+        over.set()
+        end = time.monotonic() + 10
+        while asked.health is None and time.monotonic() < end:
+            asked.page()
+        assert asked.health == 503
+
+
+def judged(answer: Answer) -> Report:
+    with serving(answer) as server:
+        return doctor.run(ObserveOptions([server.url], every=0.5, duration=4.0))
+
+
+def present(report: Report) -> set[str]:
+    return {each.diagnosis.incident.id for each in report.present}
+
+
+def test_engine_behind_a_page_that_comes_is_dead_where_health_answers_503() -> None:
+    report = judged(answers(Reply(b"", 503, UVICORN)))
+    assert "engine_dead" in present(report)
+    assert {progress.state for progress in report.progress} == {"dead"}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, status) in ANSWERS.items() if status != 503])
+def test_engine_is_not_dead_where_anything_else_comes(name: str) -> None:
+    assert "engine_dead" not in present(judged(answers(ANSWERS[name][0])))
+
+
+def test_engine_is_not_dead_where_health_comes_late() -> None:
+    with held() as (answer, _):
+        assert "engine_dead" not in present(judged(answer))
+
+
+def test_recording_keeps_the_health(tmp_path: Path) -> None:
+    with serving(answers(Reply(b"", 503, UVICORN))) as server:
+        plan = ScrapePlan(every=0.5, duration=4.0, credentials=Credentials())
+        record([server.url], tmp_path / "recording", plan)
+    report = doctor.run(ObserveOptions([str(tmp_path / "recording")]))
+    assert "engine_dead" in present(report)
+
+
+def test_page_without_health_has_no_sample_of_it() -> None:
+    with serving(on_metrics(Reply())) as server:
+        seen = scrape([server.url], ScrapePlan(every=0.1, duration=0.2, credentials=Credentials()))
+    names = {labels["__name__"] for block in seen.samples.select([]) for labels in block.labels}
+    assert "diag_vllm_health_status" not in names
+    assert "vllm:num_requests_running" in names
