@@ -236,6 +236,19 @@ class Fix(NamedTuple):
         return tuple(value for value in named if isinstance(value, Signal))
 
 
+class Effect(NamedTuple):
+    """An incident that another one causes under conditions; its alert is not muted, which no condition could limit.
+
+    `where` are conditions on signals of the cause or of the effect, all of which must hold: a peer with room shows that
+    the balance is at fault, a peer without any that the size is. `began_first`: the cause must hold as well and have
+    begun no later than the effect. A reading that is missing decides nothing: both incidents then stand side by side.
+    """
+
+    incident: str
+    where: tuple[Condition, ...] = ()
+    began_first: bool = False
+
+
 class BurnRateWindow(NamedTuple):
     """A burn-rate alert over two windows: in both of them the first symptom must be above `factor`.
 
@@ -254,7 +267,8 @@ class Incident(NamedTuple):
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`; with `burns`, burn-rate windows instead of `window`, except for the critical alert of
     `escalates`. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is not the first.
-    `explains` names incidents that are consequences of this one. `telemetry`: the incident is about the telemetry and
+    `explains` names incidents that are consequences of this one in any case, `may_explain` those that are under a
+    condition. `telemetry`: the incident is about the telemetry and
     not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
     `lints`: a wrong launch command may be the cause. `outage`: while it lasts, requests fail or stand still, so each
     episode counts, however short, and is a warning for 15 minutes after its end. `crash` tells a crash from a restart:
@@ -275,6 +289,7 @@ class Incident(NamedTuple):
     ended_by: Signal | None = None
     supports: tuple[Condition, ...] = ()
     explains: tuple[str, ...] = ()
+    may_explain: tuple[Effect, ...] = ()
     escalates: Condition | None = None
     window: str = "5m"
     live_window: str = "30s"

@@ -45,13 +45,13 @@ class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
     `severity` is the present one: an ended outage is a warning for 15 minutes, any other incident that ended more than
-    a live window ago an info. `since` is None if the incident already held at the first instant. `episodes` are the
-    times in which it held, with health between them, the first from `since` on and the last to `until`; those of an
-    absent incident were too short to count, or restarts. `escalation` is the condition that makes it critical; `open`
-    has the look-alikes that could not be ruled out; `instants` are those of the readings' histories. `unanswered` names
-    the missing signals if the incident is unknown only because the source refused their queries; `brief` is True if the
-    observation was too short to call it absent; `watched` has the seconds before the first instant that were judged
-    too.
+    a live window ago an info, and a cause is as grave as what it has caused; `severity_alone` leaves that out. `since`
+    is None if the incident already held at the first instant. `episodes` are the times in which it held, with health
+    between them, the first from `since` on and the last to `until`; those of an absent incident were too short to
+    count, or restarts. `escalation` is the condition that makes it critical; `open` has the look-alikes that could not
+    be ruled out; `instants` are those of the readings' histories. `unanswered` names the missing signals if the
+    incident is unknown only because the source refused their queries; `brief` is True if the observation was too short
+    to call it absent; `watched` has the seconds before the first instant that were judged too.
     """
 
     incident: Incident
@@ -73,6 +73,7 @@ class Diagnosis(NamedTuple):
     watched: float = 0.0
     explained_by: str | None = None
     primary: bool = False
+    severity_alone: Severity = "info"
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -137,11 +138,7 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
 def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses with ended incidents as absent; incidents that they explained stand for themselves."""
     now = [
-        found._replace(
-            state="absent" if found.state == "present" and not found.ongoing else found.state,
-            explained_by=None,
-            primary=False,
-        )
+        found._replace(state="absent" if found.state == "present" and not found.ongoing else found.state)
         for found in diagnoses
     ]
     return _order(_explain(now))
@@ -181,6 +178,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             subject=subject,
             state=state,
             severity=severity,
+            severity_alone=severity,
             since=episodes[0][0] if state == "present" else None,
             until=instants[int(table.last[place])] if state == "present" else None,
             episodes=episodes,
@@ -251,19 +249,46 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
     return diagnosis._replace(refuted=tuple(refuted), open=tuple(left))
 
 
+def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
+    """Return True if one present incident explains another one, always or under conditions that hold."""
+    if effect.incident.id in cause.incident.explains:
+        return True
+    edge = next((edge for edge in cause.incident.may_explain if edge.incident == effect.incident.id), None)
+    if edge is None:
+        return False
+    if edge.began_first:
+        is_later = (cause.since or -math.inf) > (effect.since or -math.inf)
+        if is_later or (effect.ongoing and not cause.ongoing):
+            return False
+    for condition in edge.where:
+        readings = (*effect.symptoms, *effect.supports, *cause.symptoms, *cause.supports, *cause.escalation)
+        value = next(reading.value for reading in readings if reading.condition.signal == condition.signal)
+        if value is None or not COMPARE[condition.op](value, float(condition.limit)):
+            return False
+    return True
+
+
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     """Nest each present incident under its cause: if there are several, under one that has no cause itself."""
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
     causes = [
-        [cause for _, cause in present.like(found.subject) if found.incident.id in cause.incident.explains]
+        [cause for _, cause in present.like(found.subject) if _is_cause(cause, found)]
         if found.state == "present"
         else []
         for found in diagnoses
     ]
     follows = {id(found) for found, why in zip(diagnoses, causes, strict=True) if why}
     best = [min(why, key=lambda c: (id(c) in follows, *_weight(c)), default=None) for why in causes]
+    caused: dict[int, Severity] = {}
+    for found, cause in zip(diagnoses, best, strict=True):
+        if cause and found.incident.id not in cause.incident.explains:
+            caused[id(cause)] = max(caused.get(id(cause), "info"), found.severity_alone, key=RANK.__getitem__)
     return [
-        found._replace(explained_by=cause.incident.id) if cause else found
+        found._replace(
+            explained_by=cause.incident.id if cause else None,
+            primary=False,
+            severity=max(found.severity_alone, caused.get(id(found), "info"), key=RANK.__getitem__),
+        )
         for found, cause in zip(diagnoses, best, strict=True)
     ]
 
@@ -332,7 +357,8 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
     """Return the diagnoses; each episode that began within the span has the time at which it really began.
 
     An incident judged over five minutes shows up to five minutes after its onset. Judged again over the live window,
-    at every scrape of the first long window that shows it, its onset can be dated to half a minute.
+    at every scrape of the first long window that shows it, its onset can be dated to half a minute. The onsets decide
+    which incident is the cause.
     """
     if len(queries.subjects(("instance",))) > FEW:
         return tuple(diagnoses)
@@ -359,7 +385,7 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
                 began = next((start for start in starts if after is None or start > after), since)
             episodes = (*episodes, (began, until))
         found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)
-    return tuple(found)
+    return _order(_explain(found))
 
 
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:

@@ -361,4 +361,5 @@ def page(engines: list[Engine]) -> str:
     own += [f"process_cpu_seconds_total {0.2 * (engines[0].now - engines[0].begun):.2f}\n"]
     for (handler, status), value in answered.items():
         own.append(f'http_requests_total{{handler="{handler}",method="POST",status="{status}"}} {value}\n')
-    return "".join([engine.text() for engine in engines] + own)
+    lines = (line for engine in engines for line in engine.text().splitlines(keepends=True))
+    return "".join([*dict.fromkeys(lines), *own])

@@ -4,6 +4,7 @@ from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.signals import (
     NEAR_BANDWIDTH,
     NEAR_COMPUTE,
+    balanced,
     deferred_share,
     hardly_preempts,
     kv_cache_usage_with_next,
@@ -155,6 +156,7 @@ incident = Incident(
             value=replicas_that_run_all,
             rounding="up",
             least=2,
+            only_if=(balanced,),
             effect="fewer requests wait on every replica",
             restart=False,
             why=judged("a server at the capacity of its hardware needs another replica"),

@@ -6,7 +6,7 @@ production. A peer counts if it has three samples in the window. With three or m
 what is usual; with two, the other engine does.
 """
 
-from diag.core.incident import GROUP, Part, Signal
+from diag.core.incident import GROUP, Part, Signal, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import any_of
 from diag.knowledge.signals.gpu import as_of_first_node
@@ -225,6 +225,13 @@ tokens_of_peers = Signal(
     "it generates {value} times as many tokens as the median of its peers",
     "ratio",
 )
+
+overloaded = tokens_of_peers.at_least(
+    1, judged("an overloaded replica generates no fewer tokens than its peers, a slow one does")
+)
+slower_than_peers = overloaded.opposite
+balanced = load_of_peers.at_most(2, judged("a smaller imbalance may be chance: requests differ in length"))
+"""It holds for a server without peers too: it is its own median."""
 
 # -- the data-parallel engines of one server --------------------------------------------------------------------------
 
