@@ -58,13 +58,14 @@ def judged(says: str) -> Source:
 class Part(NamedTuple):
     """A PromQL expression with a name, over raw series or over other parts; several signals may use it.
 
-    If several expressions of the generated rules use a part, a recording rule evaluates it once. `unit` is as in
-    `Signal`.
+    If several expressions of the generated rules use a part, a recording rule evaluates it once. `unit` and `group`
+    are as in `Signal`.
     """
 
     name: str
     promql: str
     unit: str = ""
+    group: str = ""
 
     @property
     def id(self) -> str:
@@ -93,8 +94,9 @@ class Signal(NamedTuple):
     ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
     the whole window, so it began a window before it shows. `hindsight`: a condition that does not hold now did not hold
     two minutes ago either, when its value was not known yet. `needs` names what has to happen before the signal has a
-    value ("10 finished requests"): a few events prove nothing. `formerly` are former names, which a site's file may
-    still use for the threshold.
+    value ("10 finished requests"): a few events prove nothing. `group` is the reason for the member (GPU, engine, rank,
+    process) whose value stands for its group, if the expression takes the least, the largest or the median of them.
+    `formerly` are former names, which a site's file may still use for the threshold.
 
     If the number does not identify the rank or the event that it is about, `culprit_promql` is PromQL with one series
     for each of them, and `culprit_label` is filled with the labels and the value (of `culprit_unit`) of each series:
@@ -112,6 +114,7 @@ class Signal(NamedTuple):
     culprit_promql: str = ""
     culprit_label: str = ""
     culprit_unit: str = ""
+    group: str = ""
     formerly: tuple[str, ...] = ()
 
     @property

@@ -45,6 +45,14 @@ CONFIG = (
 """Settings of a running server that expressions read, each as the part `config_NAME`."""
 
 
+SLOWEST_MEMBER = "the slowest member: in tensor parallelism, each step waits for it"
+ANY_MEMBER = "the largest value: one member that shows it is enough"
+EVERY_MEMBER = "the largest value: it is 0 only if all members are"
+USUAL_MEMBER = "the median: it shows what is usual among peers, whatever a few of them do"
+FULLEST_MEMBER = "the fullest member: a setting applies to all of them, and it has the least to give"
+"""Reasons for the member that stands for its group (`Part.group`)."""
+
+
 def configured(setting: str) -> str:
     """Return the running value of a setting, one per instance; missing if no source publishes it."""
     return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{setting}"}}[$window]))'

@@ -12,7 +12,7 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
 from diag.knowledge.signals.log import EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
@@ -78,11 +78,13 @@ PARTS: tuple[Part, ...] = (
         "compiler_seconds",
         'max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{role=~"engine|worker"}[$window]))',
         "seconds",
+        group=ANY_MEMBER,
     ),
     Part(
         "compiler_works",
         "$compiler_seconds[2m] > 1"
         ' or max by (instance) (rate(diag_vllm_process_page_faults_total{role=~"engine|worker"}[30s])) > 100',
+        group=ANY_MEMBER,
     ),
     # vLLM lists every set of adapters that has run since its start: without one, the first adapter may be compiling.
     Part(

@@ -8,7 +8,7 @@ followed; LMCache and others have metrics of their own that a page may not show.
 
 from diag.core.incident import Part, Signal, reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import FULLEST_MEMBER, any_of
 from diag.knowledge.signals.load import ENOUGH
 
 FEW = 2.5
@@ -211,6 +211,7 @@ kv_cache_usage_peak = Signal(
     "KV cache usage peaks at {value}",
     "share",
     window_scaling="peak",
+    group=FULLEST_MEMBER,
 )
 kv_cache_usage_median = Signal(
     "KV cache usage (median)",

@@ -8,7 +8,7 @@ what is usual; with two, the other engine does.
 
 from diag.core.incident import GROUP, Part, Signal, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of
 from diag.knowledge.signals.gpu import as_of_first_node
 
 MODEL = f"{', '.join(GROUP)}, model_name"
@@ -51,7 +51,7 @@ PARTS: tuple[Part, ...] = (
     Part("output_tokens_of_model", f"$output_tokens by ($by, {MODEL})", "tokens"),
     Part("token_counts_of_model", f"sum by ($by, {MODEL}) (changes(vllm:generation_tokens_total[$window]))", "changes"),
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
-    Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests"),
+    Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests", group=USUAL_MEMBER),
     # -- workers and GPUs as the ranks of one engine
     Part("worker_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="worker"}[$window])', "cores"),
     # the ranks of all engines of a server: a rank is missing if fewer are seen
@@ -101,7 +101,10 @@ PARTS: tuple[Part, ...] = (
         "share",
     ),
     Part(
-        "only_worker_cores", "max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1", "cores"
+        "only_worker_cores",
+        "max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1",
+        "cores",
+        group="the only member",
     ),
     Part(
         "works_or_hangs_unseen",
@@ -135,6 +138,7 @@ PARTS: tuple[Part, ...] = (
         f"(count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})"
         " or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)",
         "ranks",
+        group=ANY_MEMBER,
     ),
     Part(
         "ranks_busy_waiting",
@@ -176,6 +180,7 @@ PARTS: tuple[Part, ...] = (
         "missing_ranks",
         f"($cores_of_ranks < {STILL}) and on (instance) (max by (instance) ($cores_of_ranks) > {SPINS})",
         "cores",
+        group=ANY_MEMBER,
     ),
 )
 
@@ -201,6 +206,7 @@ peers_waiting = Signal(
     ),
     "waiting requests at the median of its peers: {value}",
     "requests",
+    group=USUAL_MEMBER,
 )
 peers = Signal(
     "engines serving the same model",
@@ -224,6 +230,7 @@ tokens_of_peers = Signal(
     ),
     "it generates {value} times as many tokens as the median of its peers",
     "ratio",
+    group=USUAL_MEMBER,
 )
 
 overloaded = tokens_of_peers.at_least(
