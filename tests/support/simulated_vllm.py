@@ -163,15 +163,19 @@ class Engine:
             again.client, again.adapter = request.client, request.adapter
             self.send(again)
 
+    def _lacks_slot(self, request: Request) -> bool:
+        """Return True if the requests that run leave no slot for the adapter of a waiting one: it is deferred."""
+        adapters = {each.adapter for each in (*self.running, request) if each.adapter}
+        return bool(self.limits.adapters) and len(adapters) > self.limits.adapters
+
     def _admit(self) -> None:
         free = self.limits.num_gpu_blocks - self._used()
-        while self.waiting and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting[0]
-            free -= -(-request.prompt // BLOCK_SIZE)
-            adapters = {each.adapter for each in (*self.running, request) if each.adapter}
-            if free < 0 or len(adapters) > max(1, self.limits.adapters):
+        while len(self.running) < self.limits.max_num_seqs:
+            request = next((each for each in self.waiting if not self._lacks_slot(each)), None)
+            if request is None or free < -(-request.prompt // BLOCK_SIZE):
                 return
-            self.waiting.popleft()
+            free -= -(-request.prompt // BLOCK_SIZE)
+            self.waiting.remove(request)
             self.running.append(request)
             if request.scheduled < 0:
                 request.scheduled = self.now
@@ -293,11 +297,12 @@ class Engine:
 
     def text(self) -> str:
         """Its part of the page."""
+        deferred = sum(map(self._lacks_slot, self.waiting))
         gauges = {
             "vllm:num_requests_running": len(self.running),
             "vllm:num_requests_waiting": len(self.waiting) + len(self.deferred),
-            "vllm:num_requests_waiting_by_reason capacity": len(self.waiting),
-            "vllm:num_requests_waiting_by_reason deferred": len(self.deferred),
+            "vllm:num_requests_waiting_by_reason capacity": len(self.waiting) - deferred,
+            "vllm:num_requests_waiting_by_reason deferred": len(self.deferred) + deferred,
             "vllm:engine_sleep_state awake": int(not self.asleep),
             "vllm:engine_sleep_state weights_offloaded": int(self.asleep),
             "vllm:kv_cache_usage_perc": self._used() / self.limits.num_gpu_blocks,
