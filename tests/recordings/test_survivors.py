@@ -15,6 +15,7 @@ from diag.commands.observe import ObserveOptions
 from diag.diagnosis.diagnose import Diagnosis
 
 BEGUN = 1_795_000_000.0
+USAGE = "vllm:kv_cache_usage_perc{"
 
 
 def scrapes(engine: Engine, seconds: float, every: float) -> Iterator[Scrape]:
@@ -50,3 +51,23 @@ def test_adapters_whose_clients_give_up_compete_for_slots(tmp_path: Path, patien
 
 def test_adapters_with_a_slot_each_do_not(tmp_path: Path) -> None:
     assert judged(tmp_path, scrapes(adapters(4, 15, 4), 600, 15), "lora_thrash").state == "absent"
+
+
+def filling(answer: int, blocks: int) -> Engine:
+    """Thirty requests that come together, of which none has ended when the KV cache is full."""
+    draw = random.Random(11)
+    engine = Engine(Limits(num_gpu_blocks=blocks, step=0.03, max_model_len=65_536), BEGUN - 3600)
+    for _ in range(30):
+        engine.send(Request(BEGUN + draw.uniform(5, 25), round(draw.gauss(800, 100)), round(draw.gauss(answer, 500))))
+    return engine
+
+
+@pytest.mark.parametrize("every", [2, 5, 15])
+def test_a_kv_cache_that_is_about_to_be_full_is_foretold_before_any_request_has_ended(
+    tmp_path: Path, every: float
+) -> None:
+    pages = list(scrapes(filling(20_000, 6000), 120, every))
+    usage = [float(line.split()[-1]) for *_, text in pages for line in text.splitlines() if line.startswith(USAGE)]
+    full = next(at for at, share in enumerate(usage) if share > 0.95)
+    found = judged(tmp_path, iter(pages[: full + (every < 15)]), "kv_cache_filling")
+    assert (found.state, found.ongoing) == ("present", True)

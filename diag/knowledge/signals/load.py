@@ -18,7 +18,7 @@ LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, nam
 SCATTER = 1.4
 """Root mean square of the KV blocks of requests, as a multiple of their mean: that of exponential lengths (judged)."""
 MONTH = 30 * 86_400
-FORECAST_SECONDS = 900
+FORECAST_SECONDS, LAST_SECONDS = 900, 10
 HORIZON = judged("a rate of the last minutes says little about what comes after a quarter of an hour")
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 FAST_BURN, SLOW_BURN = BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")
@@ -150,6 +150,13 @@ PARTS: tuple[Part, ...] = (
         f" / ($requests_since_start >= {ENOUGH})",
         "tokens",
     ),
+    # While too few have ended, the full length is unknown. At a random moment a request is halfway on average; that says
+    # little of requests that started together, so that it counts in the last seconds before the KV cache is full only.
+    Part(
+        "usage_at_twice_the_present_length",
+        f"2 * $kv_cache_usage_now and ($time_until_the_kv_cache_is_full <= {LAST_SECONDS})",
+        "share",
+    ),
     # -- the queue: arrivals and starts are random counts, so their difference is by chance the root of their sum
     Part("waiting_slope", f"sum by ($by) ({waiting_for_capacity('deriv({}[$window])')})", "1/s"),
     Part("queue_growth_rate", "$waiting_slope > 2 * sqrt(2 * $first_tokens) / ($window_seconds > 0)", "1/s"),
@@ -278,10 +285,11 @@ time_until_full = Signal(
 full_soon = time_until_full.at_most(FORECAST_SECONDS, HORIZON)
 kv_cache_usage_at_full_length = Signal(
     "KV cache usage at full length",
-    "$requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens",
+    "$requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens"
+    " or $usage_at_twice_the_present_length",
     "with every running request at its full length, KV cache usage would be {value}",
     "share",
-    needs=f"{ENOUGH} finished requests",
+    needs=f"{ENOUGH} finished requests, or {LAST_SECONDS} s or less until it is full",
 )
 time_until_ttft_missed = Signal(
     "time until queue time exceeds the TTFT SLO",
