@@ -183,10 +183,10 @@ class Fix(NamedTuple):
     `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
     kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
     change together with it. `direction` is the way the value may go: a proposal that would not move the running value
-    that way is omitted. `only_if` are the conditions under which the fix applies: if one is false, the fix is
-    omitted; if one cannot be judged, the fix is kept and reports the telemetry it needs. `expects` are the conditions
-    that must hold once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the
-    trade-off.
+    that way is omitted. `current` is the running value of what a command or advice sets, which no flag names. `only_if`
+    are the conditions under which the fix applies: if one is false, the fix is omitted; if one cannot be judged, the
+    fix is kept and reports the telemetry it needs. `expects` are the conditions that must hold once the fix is applied;
+    without any, the incident's first symptom must be gone. `risk` is the trade-off.
 
     `while_it_lasts`: the fix only makes sense before the incident has ended. A command may also use the labels of the
     culprits that the signals of `only_if` name, such as `{pid}`. `pools`: diag/diagnosis/pools.py replaces `change` by
@@ -209,6 +209,7 @@ class Fix(NamedTuple):
     least: float | Signal = 1
     most: float | Signal | None = None
     direction: Literal["lower", "raise", ""] = ""
+    current: Signal | None = None
     only_if: tuple[Condition, ...] = ()
     expects: tuple[Condition, ...] = ()
     versions: tuple[str, str] = ("", "")
@@ -235,7 +236,7 @@ class Fix(NamedTuple):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        named = (self.value, self.least, self.most, *(value for _, value in self.also))
+        named = (self.value, self.least, self.most, self.current, *(value for _, value in self.also))
         return tuple(value for value in named if isinstance(value, Signal))
 
 

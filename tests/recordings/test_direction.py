@@ -120,3 +120,13 @@ def test_heat_that_came_after_the_evictions_explains_none_of_them(tmp_path: Path
     report = judged(tmp_path, ranks([1.6], (LARGE,), beside=[heat(500), config(tensor_parallel_size=1)]))
     assert report.present[0].diagnosis.incident.id == CASCADE
     assert causes(report)[CASCADE] is None and HEAT in causes(report)
+
+
+def test_a_sequence_cap_is_no_lack_of_kv_cache(tmp_path: Path) -> None:
+    """Two requests run, as the cap says, and fill 60 % of a KV cache that holds three."""
+    capped = Limits(max_num_seqs=2, num_gpu_blocks=290, step=0.03)
+    launch = [config(max_num_seqs=2, kv_cache_size_tokens=290 * 16)]
+    report = judged(tmp_path, ranks([0.6], (capped,), beside=launch, seconds=600))
+    assert "kv_pool_undersized" not in causes(report)
+    assert report.present[0].diagnosis.incident.id == "queue_saturation"
+    assert "--kv-cache-dtype" not in {proposal.name for each in report.present for proposal in each.proposals}

@@ -38,7 +38,8 @@ class Limits:
     each: float = 0.00015
     token: float = 0.00006
     drafted: int = 0
-    """Tokens that speculation proposes in a step; three quarters are accepted, none beyond `draft_context`."""
+    """Tokens that speculation proposes in a step; `accepted` of them are, none beyond `draft_context`."""
+    accepted: float = 0.75
     draft_context: float = math.inf
     """Tokens that the running requests may hold on average, so that their drafts are accepted."""
     adapters: int = 0
@@ -197,7 +198,7 @@ class Engine:
             next_event = [*(each.arrived for each in self.coming[:1]), *(at for at, _ in self.deferred)]
             ahead = min([until, *next_event, *(each.until for each in decoding)])
             held = sum(each.filled + each.made for each in decoding) / len(decoding)
-            each_step = 1 + (limits.drafted * 3 // 4 if held <= limits.draft_context else 0)
+            each_step = 1 + (int(limits.drafted * limits.accepted) if held <= limits.draft_context else 0)
             fewest = min(-(-(each.answer - each.made) // each_step) for each in decoding)
             steps = max(1, min(fewest, math.ceil((ahead - self.now) / pace)))
             self._spend(steps, pace, len(decoding) * each_step)

@@ -2,7 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import SLOW_SERVER
-from diag.signals import clock_loss, margin, sustained_power, thermal_seconds, thermal_share
+from diag.signals import clock_loss, margin, power_limit, sustained_power, thermal_seconds, thermal_share
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
@@ -58,6 +58,8 @@ incident = Incident(
         Fix(
             command="nvidia-smi -i {gpu} -pl {value}",
             value=sustained_power,
+            direction="lower",
+            current=power_limit,
             change="Limit the power to what the cooling sustains: steady clocks instead of a sawtooth.",
             effect="no more time in thermal slowdown; the temperature settles below the slowdown temperature",
             risk="lower peak clock: a 70 W T4 stopped throttling at 60 W and lost about 15 % of its peak throughput",
@@ -74,7 +76,8 @@ incident = Incident(
         ),
     ),
     mitigate=(
-        "Lower the power limit (nvidia-smi -pl): it needs no restart and steadies the clocks at once.",
+        "Lower the power limit (nvidia-smi -pl), unless it is the board's lowest: it needs no restart and steadies the "
+        "clocks at once.",
         "Reduce the hottest host's share of the traffic at the load balancer.",
     ),
     hand_over=(

@@ -227,6 +227,16 @@ acceptance_at_long_contexts = Signal(
     "share",
     needs=f"two minutes with contexts of {LONG_CONTEXT:,} tokens",
 )
+acceptance_kept_at_length = Signal(
+    "draft acceptance rate at long / at short contexts",
+    "$draft_acceptance_rate_at_long_contexts / ($draft_acceptance_rate_at_short_contexts > 0)",
+    "at long contexts, {value} of the draft acceptance rate at short ones is left",
+    "share",
+    needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens, and two with {LONG_CONTEXT:,} and more",
+)
+draft_length = Signal(
+    "draft length", "$draft_tokens / ($drafts > 0)", "a draft has {value} tokens on average", "tokens"
+)
 worthwhile_draft_length = Signal(
     "draft length with a sufficient acceptance rate",
     "count by ($by)"

@@ -235,6 +235,9 @@ margin = Signal(
     "the GPU is {value} below its slowdown temperature",
     "celsius",
 )
+power_limit = Signal(
+    "power limit", average("diag_gpu_power_limit_watts"), "the power limit is {value}", "watts", group=ANY_MEMBER
+)
 sustained_power = Signal(
     "95 % of the power drawn",
     "(0.95 * $power_drawn >= $lowest_power_limit) or ($lowest_power_limit and 0.95 * $power_drawn)"

@@ -150,7 +150,7 @@ PARTS: tuple[Part, ...] = (
         f" / ($requests_since_start >= {ENOUGH})",
         "tokens",
     ),
-    # While too few have ended, the full length is unknown. At a random moment a request is halfway on average; that says
+    # While too few have ended, the full length is unknown. At a random moment, a request is halfway on average. It says
     # little of requests that started together, so that it counts in the last seconds before the KV cache is full only.
     Part(
         "usage_at_twice_the_present_length",
@@ -243,8 +243,8 @@ requests_in_flight_peak = Signal(
 )
 replicas_that_run_all = Signal(
     "replicas that run the load",
-    "$requests_in_flight_peak / ($requests_running_mean > 0)",
-    "{value} servers like this one run the peak number of requests in flight",
+    "$requests_in_flight_peak / ($requests_running_mean > 0) * $servers_with_the_same_model",
+    "{value} servers like this one run the peak number of requests in flight of all of them",
     "replicas",
 )
 

@@ -240,6 +240,14 @@ slower_than_peers = overloaded.opposite
 balanced = load_of_peers.at_most(2, judged("a smaller imbalance may be chance: requests differ in length"))
 """It holds for a server without peers too: it is its own median."""
 
+servers = Signal(
+    "servers with the same model",
+    f"max by ($by) (0 * $load_of_model + on ({MODEL}) group_left ()"
+    f" count {PEERS} (count by (instance, {MODEL}) ($load_of_model)))",
+    "servers with the same model: {value}",
+    "servers",
+)
+
 # -- the data-parallel engines of one server --------------------------------------------------------------------------
 
 engines = Signal(
