@@ -60,6 +60,7 @@ PARTS: tuple[Part, ...] = (
     Part("two_requests_stand_still", "($two_stuck_requests[1m] > 0) or $two_stuck_requests", "requests"),
     # The probe request of the exporter (or of --probe) got no token, and no other request did either.
     Part("probe_success", "max by ($by) (last_over_time(diag_probe_success[$window]))", "bool"),
+    Part("probe_failures", "1 - min by ($by) (min_over_time(diag_probe_success[$window]))", "bool"),
     Part(
         "probe_failed_and_nothing_moves",
         "$nothing_moves * on (instance) group_left () (1 - $probe_success by (instance))",

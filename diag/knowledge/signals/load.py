@@ -89,8 +89,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "queued_mean",
-        "sum by ($by) (avg_over_time(vllm:num_requests_waiting[$window])"
-        " and count_over_time(vllm:num_requests_waiting[$window]) >= 3)",
+        "sum by ($by) ($queued_average_by_series and $queued_samples_by_series >= 3)",
         "requests",
     ),
     Part("queue_time_of_finished", "$queue_seconds_total / ($finished_with_queue_time >= 3)", "seconds"),
@@ -227,6 +226,13 @@ requests_finished = Signal(
     "requests",
     window_scaling="peak",
     needs=f"{ENOUGH} of them",
+)
+requests_by_latency = Signal(
+    "requests in the server (mean, by their latency)",
+    # vLLM counts running requests after each step: it shows none of those that a single step answers
+    "$end_to_end_seconds_total / ($window_seconds > 0)",
+    "by their end-to-end latency, {value} requests are in the server on average",
+    "requests",
 )
 requests_in_flight = Signal(
     "requests in flight (minimum)",

@@ -316,15 +316,19 @@ works_unseen = Signal(
     "bool",
 )
 stood_still = Signal(
-    "standstill or compilation",
+    "standstill, late token, failed probe or compilation",
     any_of(
         still="($stuck_requests[1m] > bool 0)",
-        pauses="($stream_pauses_over_40_s_without_a_prefill > bool 0)",
+        late="($first_tokens_after_10_s > bool 0.5)",
+        pauses="($pauses_over_10_s > bool 0.5)",
+        probe="($engine_seen + on (instance) group_left () $probe_failures by (instance))",
+        stopped="($stopped_processes_of_the_engine[30s] > bool 0)",
         unseen="$works_or_hangs_unseen",
         compiled="$compilation_by_log_or_processes",
     ),
-    "nothing moved although the engine had work, or kernels were compiled: {value}",
+    "nothing moved although the engine had work, a token or the probe was late, or kernels were compiled: {value}",
     "bool",
+    formerly=("standstill or compilation",),
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",
