@@ -359,8 +359,8 @@ def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
 def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
     """Return the time of the first sign of an episode: the first of its symptoms to hold without a break from then on.
 
-    A median or a mean over a window holds up to a window later than what it measures. A symptom that has held for
-    longer was there before, and is no sign of this episode.
+    A median or a mean over a window holds up to a window later than what it measures, so that the onset lies in the
+    window before it. A symptom that has held for longer was there before, and is no sign of this episode.
     """
     if since not in diagnosis.instants or seconds(diagnosis.incident.live_window) > LOOK:
         return since
@@ -373,7 +373,7 @@ def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
             first = place + 1 - broken[::-1].index(True) if True in broken else 0
             if 0 < first <= place and instants[first] > since - window:
                 signs.append(instants[first] - window * _share_of_window(reading, first, instants, window))
-    return min(signs)
+    return max(min(signs), since - window)
 
 
 def _share_of_window(reading: Reading, first: int, instants: Sequence[float], window: float) -> float:
