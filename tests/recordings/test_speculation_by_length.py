@@ -28,7 +28,7 @@ def test_a_collapse_with_context_is_found_at_every_cadence(tmp_path: Path, every
 
 
 def test_a_collapse_is_told_by_what_is_left_of_the_servers_own_acceptance(tmp_path: Path) -> None:
-    """Of 43 % nothing is left: a shorter draft is no advice there, as no token of it is accepted at length."""
+    """No token is accepted at length, of 43 % before: a shorter draft is no advice there."""
     pages = scrapes(15, SHORTER_DRAFT, drafted=7, accepted=0.43)
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
     present = {each.diagnosis.incident.id: each for each in report.present}
