@@ -243,9 +243,9 @@ class Fix(NamedTuple):
 class Effect(NamedTuple):
     """An incident that another one causes under conditions; its alert is not muted, which no condition could limit.
 
-    `where` are conditions on signals of the cause or of the effect, all of which must hold: a peer with room shows that
-    the balance is at fault, a peer without any that the size is. `began_first`: the cause must hold as well and have
-    begun no later than the effect. A reading that is missing decides nothing: both incidents then stand side by side.
+    `where` are conditions on signals of the cause or of the effect, all of which must hold. `began_first`: the cause
+    must have begun no later than the effect, and earlier if either may explain the other. A cause that has ended
+    explains nothing that goes on, and a missing reading decides nothing: both incidents then stand side by side.
     """
 
     incident: str
@@ -272,13 +272,13 @@ class Incident(NamedTuple):
     `hold` the alert's `for`; with `burns`, burn-rate windows instead of `window`, except for the critical alert of
     `escalates`. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is not the first.
     `explains` names incidents that are consequences of this one in any case, `may_explain` those that are under a
-    condition. `telemetry`: the incident is about the telemetry and
-    not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
-    `lints`: a wrong launch command may be the cause. `outage`: while it lasts, requests fail or stand still, so each
-    episode counts, however short, and is a warning for 15 minutes after its end. `crash` tells a crash from a restart:
-    without it, an episode after which another process answers is a restart. `began` is the unix time at which it began,
-    if a signal knows it. `impact` is what users notice, `mitigate` what helps immediately without a restart,
-    `hand_over` what the vendor's engineers need, `do_not` what makes the incident worse.
+    condition. `telemetry`: the incident is about the telemetry and not about the server, and is reported after all
+    others. The culprits of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause.
+    `outage`: while it lasts, requests fail or stand still, so each episode counts, however short, and is a warning for
+    15 minutes after its end. `crash` tells a crash from a restart: without it, an episode after which another process
+    answers is a restart. `began` is the unix time at which it began, if a signal knows it. `impact` is what users
+    notice, `mitigate` what helps immediately without a restart, `hand_over` what the vendor's engineers need, `do_not`
+    what makes the incident worse.
     """
 
     id: str

@@ -257,12 +257,12 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
     if effect.incident.id in cause.incident.explains:
         return True
     edge = next((edge for edge in cause.incident.may_explain if edge.incident == effect.incident.id), None)
-    if edge is None:
+    if edge is None or (effect.ongoing and not cause.ongoing):
         return False
-    if edge.began_first:
-        is_later = (cause.since or -math.inf) > (effect.since or -math.inf)
-        if is_later or (effect.ongoing and not cause.ongoing):
-            return False
+    began, other_began = cause.since or -math.inf, effect.since or -math.inf
+    either_may = any(back.incident == cause.incident.id for back in effect.incident.may_explain)
+    if edge.began_first and (began > other_began or (either_may and began == other_began)):
+        return False
     for condition in edge.where:
         readings = (*effect.symptoms, *effect.supports, *cause.symptoms, *cause.supports, *cause.escalation)
         value = next(reading.value for reading in readings if reading.condition.signal == condition.signal)

@@ -165,8 +165,8 @@ SLOW_SERVER = (
     ),
     Effect("replicas_unbalanced", where=(slower_than_peers,)),
 )
-"""What a server that has become slow may cause at an unchanged load: requests stay longer, so that more of them are in
-flight. Load does not make the hardware slow in return, but a server that was crowded before was too small anyway."""
+"""Incidents that a slow server may cause at an unchanged load: requests stay longer, and more of them are in flight. A
+server that was crowded before it became slow was too small anyway."""
 POOLS_BY_LENGTH = Fix(
     change="Route short and long prompts to two pools of servers. `diag doctor` names the split point and the sizes if "
     "its model of this server's lengths reproduces the present TTFT and both pools keep a margin.",
