@@ -3,6 +3,7 @@
 from diag.core.incident import (
     BurnRateWindow,
     Condition,
+    Effect,
     Fix,
     Incident,
     LookAlike,
@@ -17,6 +18,7 @@ from diag.core.incident import (
 __all__ = [
     "BurnRateWindow",
     "Condition",
+    "Effect",
     "Fix",
     "Incident",
     "LookAlike",

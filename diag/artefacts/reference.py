@@ -243,7 +243,8 @@ def signal_page(asked: Part | Signal, incidents: Sequence[Incident], contract: C
         ],
     }
     sentence = f" {asked.sentence.format(value='`<value>`')}." if isinstance(asked, Signal) else ""
-    head = f"# {asked.name}\n\n*{GENERATED_MARK}.* Id `{asked.id}`, unit: {unit}.{sentence}\n"
+    group = f" Of a group: {asked.group}." if asked.group else ""
+    head = f"# {asked.name}\n\n*{GENERATED_MARK}.* Id `{asked.id}`, unit: {unit}.{sentence}{group}\n"
     return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
 
 

@@ -66,7 +66,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
     if supports:
         supports = ["Not required; each one makes the diagnosis more likely or more severe:", "", *supports]
     sections = {
-        "Meaning": _meaning(incident, incidents),
+        "Meaning": _meaning(incident, incidents, contract),
         "Impact": [f"{capitalized(incident.impact)}."],
         "Confirm": _confirm(incident, contract),
         "Immediate mitigation": [f"- {step}" for step in incident.mitigate],
@@ -99,14 +99,24 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
     return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
 
 
-def _meaning(incident: Incident, incidents: Sequence[Incident]) -> list[str]:
+def _meaning(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> list[str]:
     causes = [other.id for other in incidents if incident.id in other.explains]
+    edges = [(other.id, edge) for other in incidents for edge in other.may_explain if edge.incident == incident.id]
     lines = [" ".join(incident.cause.split())]
     if causes:
         lines += ["", f"Possible causes: {_links(causes)}. If one of them is present too, start there."]
+    if edges:
+        lines += ["", "Possible causes under a condition:", ""]
+    for name, edge in edges:
+        conditions = ["it began first"] if edge.began_first else []
+        conditions += [claim(condition, contract) for condition in edge.where]
+        lines.append(f"- {_links([name])}, if {' and '.join(conditions)}")
     if incident.explains:
         muted = "While this alert fires, Alertmanager mutes those of no higher severity."
         lines += ["", f"Explains: {_links(incident.explains)}. {muted}"]
+    if incident.may_explain:
+        effects = _links([edge.incident for edge in incident.may_explain])
+        lines += ["", f"May explain, under a condition that their runbooks name: {effects}. It mutes none of them."]
     return lines
 
 

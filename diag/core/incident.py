@@ -58,13 +58,14 @@ def judged(says: str) -> Source:
 class Part(NamedTuple):
     """A PromQL expression with a name, over raw series or over other parts; several signals may use it.
 
-    If several expressions of the generated rules use a part, a recording rule evaluates it once. `unit` is as in
-    `Signal`.
+    If several expressions of the generated rules use a part, a recording rule evaluates it once. `unit` and `group`
+    are as in `Signal`.
     """
 
     name: str
     promql: str
     unit: str = ""
+    group: str = ""
 
     @property
     def id(self) -> str:
@@ -93,8 +94,9 @@ class Signal(NamedTuple):
     ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
     the whole window, so it began a window before it shows. `hindsight`: a condition that does not hold now did not hold
     two minutes ago either, when its value was not known yet. `needs` names what has to happen before the signal has a
-    value ("10 finished requests"): a few events prove nothing. `formerly` are former names, which a site's file may
-    still use for the threshold.
+    value ("10 finished requests"): a few events prove nothing. `group` is the reason for the member (GPU, engine, rank,
+    process) whose value stands for its group, if the expression takes the least, the largest or the median of them.
+    `formerly` are former names, which a site's file may still use for the threshold.
 
     If the number does not identify the rank or the event that it is about, `culprit_promql` is PromQL with one series
     for each of them, and `culprit_label` is filled with the labels and the value (of `culprit_unit`) of each series:
@@ -112,6 +114,7 @@ class Signal(NamedTuple):
     culprit_promql: str = ""
     culprit_label: str = ""
     culprit_unit: str = ""
+    group: str = ""
     formerly: tuple[str, ...] = ()
 
     @property
@@ -180,10 +183,10 @@ class Fix(NamedTuple):
     `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
     kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
     change together with it. `direction` is the way the value may go: a proposal that would not move the running value
-    that way is omitted. `only_if` are the conditions under which the fix applies: if one is false, the fix is
-    omitted; if one cannot be judged, the fix is kept and reports the telemetry it needs. `expects` are the conditions
-    that must hold once the fix is applied; without any, the incident's first symptom must be gone. `risk` is the
-    trade-off.
+    that way is omitted. `current` is the running value of what a command or advice sets, which no flag names. `only_if`
+    are the conditions under which the fix applies: if one is false, the fix is omitted; if one cannot be judged, the
+    fix is kept and reports the telemetry it needs. `expects` are the conditions that must hold once the fix is applied;
+    without any, the incident's first symptom must be gone. `risk` is the trade-off.
 
     `while_it_lasts`: the fix only makes sense before the incident has ended. A command may also use the labels of the
     culprits that the signals of `only_if` name, such as `{pid}`. `pools`: diag/diagnosis/pools.py replaces `change` by
@@ -206,6 +209,7 @@ class Fix(NamedTuple):
     least: float | Signal = 1
     most: float | Signal | None = None
     direction: Literal["lower", "raise", ""] = ""
+    current: Signal | None = None
     only_if: tuple[Condition, ...] = ()
     expects: tuple[Condition, ...] = ()
     versions: tuple[str, str] = ("", "")
@@ -232,8 +236,21 @@ class Fix(NamedTuple):
 
     @property
     def signals(self) -> tuple[Signal, ...]:
-        named = (self.value, self.least, self.most, *(value for _, value in self.also))
+        named = (self.value, self.least, self.most, self.current, *(value for _, value in self.also))
         return tuple(value for value in named if isinstance(value, Signal))
+
+
+class Effect(NamedTuple):
+    """An incident that another one causes under conditions; its alert is not muted, which no condition could limit.
+
+    `where` are conditions on signals of the cause or of the effect, all of which must hold. `began_first`: the cause
+    must have begun no later than the effect, and earlier if either may explain the other. A cause that has ended
+    explains nothing that goes on, and a missing reading decides nothing: both incidents then stand side by side.
+    """
+
+    incident: str
+    where: tuple[Condition, ...] = ()
+    began_first: bool = False
 
 
 class BurnRateWindow(NamedTuple):
@@ -254,13 +271,14 @@ class Incident(NamedTuple):
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`; with `burns`, burn-rate windows instead of `window`, except for the critical alert of
     `escalates`. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is not the first.
-    `explains` names incidents that are consequences of this one. `telemetry`: the incident is about the telemetry and
-    not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
-    `lints`: a wrong launch command may be the cause. `outage`: while it lasts, requests fail or stand still, so each
-    episode counts, however short, and is a warning for 15 minutes after its end. `crash` tells a crash from a restart:
-    without it, an episode after which another process answers is a restart. `began` is the unix time at which it began,
-    if a signal knows it. `impact` is what users notice, `mitigate` what helps immediately without a restart,
-    `hand_over` what the vendor's engineers need, `do_not` what makes the incident worse.
+    `explains` names incidents that are consequences of this one in any case, `may_explain` those that are under a
+    condition. `telemetry`: the incident is about the telemetry and not about the server, and is reported after all
+    others. The culprits of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause.
+    `outage`: while it lasts, requests fail or stand still, so each episode counts, however short, and is a warning for
+    15 minutes after its end. `crash` tells a crash from a restart: without it, an episode after which another process
+    answers is a restart. `began` is the unix time at which it began, if a signal knows it. `impact` is what users
+    notice, `mitigate` what helps immediately without a restart, `hand_over` what the vendor's engineers need, `do_not`
+    what makes the incident worse.
     """
 
     id: str
@@ -275,6 +293,7 @@ class Incident(NamedTuple):
     ended_by: Signal | None = None
     supports: tuple[Condition, ...] = ()
     explains: tuple[str, ...] = ()
+    may_explain: tuple[Effect, ...] = ()
     escalates: Condition | None = None
     window: str = "5m"
     live_window: str = "30s"

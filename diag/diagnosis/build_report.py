@@ -71,7 +71,8 @@ def build_report(
             in_words = rocm.incident_in_words(found_here.incident)
             look_alikes = tuple(map(rocm.look_alike_in_words, found_here.open))
             diagnosis = found_here._replace(incident=in_words, open=look_alikes)
-        found = propose(diagnosis, judged, known, quoted)
+        follows = diagnosis.explained_by is not None and not diagnosis.primary
+        found = () if follows else propose(diagnosis, judged, known, quoted)  # what mends a consequence is its cause
         linted = lint_findings(known, quoted) if diagnosis.incident.lints else ()
         if linted:  # first the proposals without a restart, which only read
             found = tuple(sorted((*linted, *found), key=lambda proposal: proposal.fix.restart))

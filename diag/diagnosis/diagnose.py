@@ -6,6 +6,7 @@ present. `Incident.query()` is the same conjunction for a Prometheus; a property
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -17,6 +18,7 @@ from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal, seco
 from diag.core.subjects import Subject, SubjectIndex, filled
 from diag.diagnosis.decision_table import COMPARE, LOOK, RECENT, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants, Window
+from diag.knowledge.formulas import expanded
 
 State = Literal["present", "absent", "unknown"]
 
@@ -25,6 +27,7 @@ MOST_DATED = 12
 """Incidents to date: each takes a few queries more."""
 MOST_EPISODES = 4
 """Episodes of one incident to date, the last ones."""
+AVERAGES = re.compile(r"\b(rate|avg_over_time)\(")
 FEW = 5
 """Servers up to which incidents are dated."""
 
@@ -45,13 +48,13 @@ class Diagnosis(NamedTuple):
     """One incident judged for one subject; times are unix seconds.
 
     `severity` is the present one: an ended outage is a warning for 15 minutes, any other incident that ended more than
-    a live window ago an info. `since` is None if the incident already held at the first instant. `episodes` are the
-    times in which it held, with health between them, the first from `since` on and the last to `until`; those of an
-    absent incident were too short to count, or restarts. `escalation` is the condition that makes it critical; `open`
-    has the look-alikes that could not be ruled out; `instants` are those of the readings' histories. `unanswered` names
-    the missing signals if the incident is unknown only because the source refused their queries; `brief` is True if the
-    observation was too short to call it absent; `watched` has the seconds before the first instant that were judged
-    too.
+    a live window ago an info, and a cause is as grave as what it has caused; `severity_alone` leaves that out. `since`
+    is None if the incident already held at the first instant. `episodes` are the times in which it held, with health
+    between them, the first from `since` on and the last to `until`; those of an absent incident were too short to
+    count, or restarts. `escalation` is the condition that makes it critical; `open` has the look-alikes that could not
+    be ruled out; `instants` are those of the readings' histories. `unanswered` names the missing signals if the
+    incident is unknown only because the source refused their queries; `brief` is True if the observation was too short
+    to call it absent; `watched` has the seconds before the first instant that were judged too.
     """
 
     incident: Incident
@@ -73,6 +76,7 @@ class Diagnosis(NamedTuple):
     watched: float = 0.0
     explained_by: str | None = None
     primary: bool = False
+    severity_alone: Severity = "info"
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -137,11 +141,7 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
 def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses with ended incidents as absent; incidents that they explained stand for themselves."""
     now = [
-        found._replace(
-            state="absent" if found.state == "present" and not found.ongoing else found.state,
-            explained_by=None,
-            primary=False,
-        )
+        found._replace(state="absent" if found.state == "present" and not found.ongoing else found.state)
         for found in diagnoses
     ]
     return _order(_explain(now))
@@ -181,6 +181,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             subject=subject,
             state=state,
             severity=severity,
+            severity_alone=severity,
             since=episodes[0][0] if state == "present" else None,
             until=instants[int(table.last[place])] if state == "present" else None,
             episodes=episodes,
@@ -251,19 +252,46 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
     return diagnosis._replace(refuted=tuple(refuted), open=tuple(left))
 
 
+def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
+    """Return True if one present incident explains another one, always or under conditions that hold."""
+    if effect.incident.id in cause.incident.explains:
+        return True
+    edge = next((edge for edge in cause.incident.may_explain if edge.incident == effect.incident.id), None)
+    if edge is None or (effect.ongoing and not cause.ongoing):
+        return False
+    began, other_began = cause.since or -math.inf, effect.since or -math.inf
+    either_may = any(back.incident == cause.incident.id for back in effect.incident.may_explain)
+    if edge.began_first and (began > other_began or (either_may and began == other_began)):
+        return False
+    for condition in edge.where:
+        readings = (*effect.symptoms, *effect.supports, *cause.symptoms, *cause.supports, *cause.escalation)
+        value = next(reading.value for reading in readings if reading.condition.signal == condition.signal)
+        if value is None or not COMPARE[condition.op](value, float(condition.limit)):
+            return False
+    return True
+
+
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     """Nest each present incident under its cause: if there are several, under one that has no cause itself."""
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
     causes = [
-        [cause for _, cause in present.like(found.subject) if found.incident.id in cause.incident.explains]
+        [cause for _, cause in present.like(found.subject) if _is_cause(cause, found)]
         if found.state == "present"
         else []
         for found in diagnoses
     ]
     follows = {id(found) for found, why in zip(diagnoses, causes, strict=True) if why}
     best = [min(why, key=lambda c: (id(c) in follows, *_weight(c)), default=None) for why in causes]
+    caused: dict[int, Severity] = {}
+    for found, cause in zip(diagnoses, best, strict=True):
+        if cause and found.incident.id not in cause.incident.explains:
+            caused[id(cause)] = max(caused.get(id(cause), "info"), found.severity_alone, key=RANK.__getitem__)
     return [
-        found._replace(explained_by=cause.incident.id) if cause else found
+        found._replace(
+            explained_by=cause.incident.id if cause else None,
+            primary=False,
+            severity=max(found.severity_alone, caused.get(id(found), "info"), key=RANK.__getitem__),
+        )
         for found, cause in zip(diagnoses, best, strict=True)
     ]
 
@@ -328,11 +356,48 @@ def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
     return began
 
 
+def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
+    """Return the time of the first sign of an episode: the first of its symptoms to hold without a break from then on.
+
+    A median or a mean over a window holds up to a window later than what it measures, so that the onset lies in the
+    window before it. A symptom that has held for longer was there before, and is no sign of this episode.
+    """
+    if since not in diagnosis.instants or seconds(diagnosis.incident.live_window) > LOOK:
+        return since
+    instants, signs = diagnosis.instants, [since]
+    place = instants.index(since)
+    for reading in diagnosis.symptoms:
+        if reading.condition in diagnosis.incident.symptoms:
+            values = reading.history[: place + 1]
+            broken = [value is None or not COMPARE[reading.condition.op](value, reading.limit) for value in values]
+            first = place + 1 - broken[::-1].index(True) if True in broken else 0
+            if 0 < first <= place and instants[first] > since - window:
+                signs.append(instants[first] - window * _share_of_window(reading, first, instants, window))
+    return max(min(signs), since - window)
+
+
+def _share_of_window(reading: Reading, first: int, instants: Sequence[float], window: float) -> float:
+    """Return the share of its window for which a mean had been off before it crossed its threshold.
+
+    A mean of a value that jumps goes in a straight line from the old value to the new one within a window.
+    """
+    signal = reading.condition.signal
+    if signal.unit == "bool" or signal.window_scaling == "peak" or not AVERAGES.search(expanded(signal.promql)):
+        return 0.0
+    before = max((at for at in range(first) if instants[at] <= instants[first] - window), default=0)
+    after = min((at for at in range(first, len(instants)) if instants[at] >= instants[first] + window), default=-1)
+    old, new = reading.history[before], reading.history[after]
+    if old is None or new is None or not COMPARE[reading.condition.op](new, reading.limit) or new == old:
+        return 0.0
+    return min(max((reading.limit - old) / (new - old), 0.0), 1.0)
+
+
 def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
     """Return the diagnoses; each episode that began within the span has the time at which it really began.
 
     An incident judged over five minutes shows up to five minutes after its onset. Judged again over the live window,
-    at every scrape of the first long window that shows it, its onset can be dated to half a minute.
+    at every scrape of the first long window that shows it, its onset can be dated to half a minute: by its first sign.
+    The onsets decide which incident is the cause.
     """
     if len(queries.subjects(("instance",))) > FEW:
         return tuple(diagnoses)
@@ -340,26 +405,32 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
     late = (
         place
         for place, diagnosis in enumerate(diagnoses)
-        if any(since is not None for since, _ in diagnosis.episodes)
-        and queries.window(diagnosis.incident).seconds > queries.live(diagnosis.incident.live_window).seconds
+        if any(since is not None for since, _ in diagnosis.episodes) and diagnosis.incident.began is None
     )
     step = round(queries.source.interval * 1000)
     for place in islice(late, MOST_DATED):
         diagnosis, incident = found[place], found[place].incident
-        span = int((queries.window(incident).seconds + queries.live(incident.live_window).seconds) * 1000)
+        live = queries.live(incident.live_window).seconds
+        is_long = queries.window(incident).seconds > live
+        span = int((queries.window(incident).seconds + live) * 1000)
         episodes = diagnosis.episodes[:-MOST_EPISODES]
         for since, until in diagnosis.episodes[-MOST_EPISODES:]:
             began, after = since, episodes[-1][1] if episodes else None
-            if since is not None:
+            if since is not None and not is_long:
+                began = _first_sign(diagnosis, since, live)
+            elif since is not None:
                 instants = round(since * 1000) - step * np.arange(span // step, -1, -1, dtype=np.int64)
                 close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
                 again = (other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
-                known = ((other.instants[0], other.episodes) for other in again)  # none if nothing was seen of it then
-                starts = (first if start is None else start for first, seen in known for start, _ in seen)
+                starts = (  # none if nothing was seen of it then
+                    other.instants[0] if start is None else _first_sign(other, start, live)
+                    for other in again
+                    for start, _ in other.episodes
+                )
                 began = next((start for start in starts if after is None or start > after), since)
             episodes = (*episodes, (began, until))
         found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)
-    return tuple(found)
+    return _order(_explain(found))
 
 
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:

@@ -224,6 +224,8 @@ class _Proposer(NamedTuple):
             change = pools.text
 
         before, assumed = self._before(fix.flag, fix.environment)
+        if fix.current:
+            before = self.value(fix.current)
         after, lacking = self._after(fix)
         if not _moves(fix, before, after):
             return None

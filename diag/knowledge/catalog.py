@@ -176,6 +176,15 @@ def _check_explains(incident: Incident, known: Mapping[str, CatalogEntry], path:
         if RANK[incident.severity] >= RANK[effect.severity] and late > 0:  # its alert has to mute that of the effect
             raise ValueError(f"it explains '{name}' but is detected {late:g} s later (window + hold)")
         _check_explains(effect, known, (*path, incident.id))
+    for edge in incident.may_explain:
+        if edge.incident not in known:
+            raise ValueError(f"it may explain '{edge.incident}', which is not an incident")
+        other = known[edge.incident].incident
+        for condition in edge.where:
+            if condition.signal not in {one.signal for each in (incident, other) for one in each.every_condition}:
+                raise ValueError(
+                    f"it may explain '{edge.incident}' where '{condition.signal.name}', which neither of them reads"
+                )
 
 
 def delay(incident: Incident) -> float:

@@ -1,9 +1,10 @@
 """Fixes, look-alikes and conditions that several incidents share."""
 
-from diag.core.incident import Fix, LookAlike, documented, judged, measured
+from diag.core.incident import Effect, Fix, LookAlike, documented, judged, measured
 from diag.knowledge.signals import (
     RESERVE,
     asleep,
+    balanced,
     changes_under_way,
     flight_recorder_dumps,
     gpu_compute_capability_has_fp8,
@@ -16,6 +17,8 @@ from diag.knowledge.signals import (
     processes_uninterruptible,
     replicas_that_hold_all,
     scheduler_paused,
+    servers,
+    slower_than_peers,
     standstill_was_prefill,
     unless_unset,
     utilization_that_uses_free_memory,
@@ -155,6 +158,15 @@ MEMORY_FREE = (
     gpu_memory_free_share.above(0.06, judged("CUDA graphs, NCCL and fragmentation need a reserve")),
     host_memory_of_others.at_most(0.02, judged("memory that another process has freed will be allocated again")),
 )
+SLOW_SERVER = (
+    *(
+        Effect(name, began_first=True)
+        for name in ("kv_eviction_cascade", "kv_pool_saturated", "queue_saturation", "prefill_decode_contention")
+    ),
+    Effect("replicas_unbalanced", where=(slower_than_peers,)),
+)
+"""Incidents that a slow server may cause at an unchanged load: requests stay longer, and more of them are in flight. A
+server that was crowded before it became slow was too small anyway."""
 POOLS_BY_LENGTH = Fix(
     change="Route short and long prompts to two pools of servers. `diag doctor` names the split point and the sizes if "
     "its model of this server's lengths reproduces the present TTFT and both pools keep a margin.",
@@ -232,6 +244,9 @@ MORE_KV_CAPACITY = (
         value=replicas_that_hold_all,
         rounding="up",
         least=2,
+        direction="raise",
+        current=servers,
+        only_if=(balanced,),
         effect="queue time and KV cache usage fall on every replica",
         restart=False,
         why=measured("more capacity is what ends the preemptions", "kv_cascade_base"),

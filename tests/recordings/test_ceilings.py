@@ -91,6 +91,14 @@ def test_all_reduces_send_twice_a_layer_over_the_link_there_is(tmp_path: Path) -
     assert shares(tmp_path / "one", LLAMA, gpu(0)).pcie is None
 
 
+def test_a_ring_is_as_fast_as_its_slowest_card(tmp_path: Path) -> None:
+    """The second GPU has 4 of its 16 lanes; one that idles, whose link has lowered its generation, is in no ring."""
+    sent = (STEPS * BATCH + 2000) * 32 * 2 * 4096 * 2
+    slow = gpu(1, pcie_link_width__current=4)
+    asleep = gpu(2, utilization_ratio=0, pcie_link_generation__current=1)
+    assert shares(tmp_path, TENSOR_2, gpu(0), slow, asleep).pcie == pytest.approx(sent / (4 * 1.97e9), rel=0.001)
+
+
 def test_experts_count_that_the_batch_reaches(tmp_path: Path) -> None:
     """Mixtral: 2 of 8 experts a token, 32 layers of 3 x 4096 x 14,336 numbers each, 46.7e9 parameters in all."""
     experts = 2 * 32 * 8 * 3 * 4096 * 14_336

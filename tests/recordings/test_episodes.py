@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import healthy_loads, rewriting
 from support.paths import RECORDINGS
@@ -165,6 +166,23 @@ def test_start_under_way_twenty_seconds_after_a_crash_does_not_erase_it(tmp_path
     assert "cuda_error" in crashed.culprits
     assert any(name.startswith("restarting since 03:1") for name in crashed.culprits)
     assert "illegal memory access" in found(report, "server_crashed").quotes[0].text
+
+
+def test_start_under_way_is_dated_by_the_new_process(tmp_path: Path) -> None:
+    """The page before the crash has the start of the old process, and the new one has no page yet."""
+    healthy = [each for each in rewriting.scrapes("healthy") if each[0] - next(rewriting.scrapes("healthy"))[0] < 90]
+    old = f"{DIED - 7200}"
+    pages = [
+        (at, host, rewriting.with_value(page, "process_start_time_seconds", old) if at < DIED else "")
+        for at, (_, host, page) in zip(np.arange(DIED - 45, DIED + 45, 2), healthy, strict=False)
+    ]
+    rewriting.write(tmp_path / "recording", pages)
+    log = "".join([*LOG, *started_at(DIED + 20, serves=False)])
+    (tmp_path / "recording" / "server.log").write_text(log, encoding="utf-8")
+    crashed = found(doctor.run(ObserveOptions([str(tmp_path / "recording")])), "server_crashed").diagnosis
+    (since,) = (name for name in crashed.culprits if name.startswith("restarting since"))
+    at = datetime.strptime(f"2026-11-21 {since.split()[2]}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+    assert abs(at - (DIED + 20)) <= 5, since
 
 
 def test_crash_before_the_recording_is_told_of_a_server_that_recovered(tmp_path: Path) -> None:

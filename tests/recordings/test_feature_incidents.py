@@ -55,6 +55,17 @@ def without(series: str) -> Change:
     return lambda page: line.sub("", page)
 
 
+def shorter_queue(factor: float) -> Change:
+    """Queue time in the histogram and, by Little's law, in the gauges."""
+    time, requests = scaled("vllm:request_queue_time_seconds_sum", factor), scaled("vllm:num_requests_waiting", factor)
+    return lambda page: requests(time(page))
+
+
+def longer_answers(factor: float) -> Change:
+    time, requests = scaled("vllm:e2e_request_latency_seconds_sum", factor), scaled("vllm:num_requests_running", factor)
+    return lambda page: requests(time(page))
+
+
 def labelled(old: str, new: str) -> Change:
     return lambda page: page.replace(old, new)
 
@@ -170,8 +181,8 @@ def test_as_many_adapters_as_slots_are_no_thrash_after_others(tmp_path: Path) ->
         labelled('max_lora="2"', 'max_lora="17"'),
         aged(400),
         without(INFO),
-        scaled("vllm:request_queue_time_seconds_sum", 0.01),
-        scaled("vllm:e2e_request_latency_seconds_sum", 10),
+        shorter_queue(0.01),
+        longer_answers(10),
         deferred_only(0.1),
     ],
     ids=["a slot for each", "more slots", "long ago", "a KV transfer", "short waits", "a small share", "for capacity"],
@@ -182,7 +193,7 @@ def test_deferred_requests_with_other_causes_are_no_thrash(tmp_path: Path, chang
 
 def test_short_queue_times_are_no_thrash(tmp_path: Path) -> None:
     """A quarter of a second, which is most of the time that short answers take."""
-    fast = [scaled(f"vllm:{each}_seconds_sum", 0.1) for each in ("request_queue_time", "e2e_request_latency")]
+    fast = [shorter_queue(0.1), longer_answers(0.1)]
     assert state(judged(tmp_path, THRASH, *fast), THRASH) == "absent"
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -28,10 +28,20 @@ NAMES = tuple(f"r{number}:8000" for number in range(len(FLEET)))
 LONG = "vllm-llama-3-3-70b-instruct-decode-7f9c8d6b5c-abcde.inference-production.svc.eu-west-1.example:8000"
 
 
+def server(recording: str) -> Iterator[rewriting.Scrape]:
+    pages = rewriting.thinned(rewriting.scrapes(recording), 2)
+    return rewriting.changed(
+        pages, lambda page: rewriting.of_model(page, f"of {recording}" if recording == CASCADE else "m")
+    )
+
+
 @cache
 def judged(servers: tuple[str, ...], name: str = "") -> Report:
-    """So many recordings as servers that run side by side, scraped every 2 s; each called by its number and `name`."""
-    moved = rewriting.side_by_side(*(rewriting.thinned(rewriting.scrapes(each), 2) for each in servers))
+    """So many recordings as servers that run side by side, scraped every 2 s; each called by its number and `name`.
+
+    Those in a cascade serve a model of their own: no peer of theirs has room.
+    """
+    moved = rewriting.side_by_side(*map(server, servers))
     scrapes = ((time, instance.replace(":8000", name or ":8000"), page) for time, instance, page in moved)
     with TemporaryDirectory() as folder:
         return doctor.run(ObserveOptions([str(rewriting.write(Path(folder) / "fleet", scrapes))]))
@@ -127,8 +137,8 @@ def test_the_short_form_has_a_line_for_each_further_incident_of_a_few_servers() 
     also = printed[next(at for at, line in enumerate(printed) if line.startswith("  Also")) :][:3]
     assert [line[14:].split()[:3] for line in also] == [
         ["critical", "kv_eviction_cascade", "r1:8000"],
-        ["warning", "queue_saturation", "r3:8000"],
-        ["and", "2", "more"],
+        ["warning", "replicas_unbalanced", "r3:8000"],
+        ["and", "3", "more"],
     ]
 
 

@@ -54,6 +54,18 @@ def test_the_limit_that_is_proposed_can_be_set(tmp_path: Path) -> None:
     assert "nvidia-smi -i 0 -pl 200" in fixes(judge(tmp_path, HEALTHY, hot), "gpu_thermal_throttling")
 
 
+@pytest.mark.parametrize("limit", [100, 90])
+def test_a_limit_that_is_set_already_or_lower_is_not_proposed(tmp_path: Path, limit: float) -> None:
+    """The board allows no less than 100 W; once 90 W were set by other means."""
+    hot = gpu(
+        throttle_seconds_total__sw_thermal=lambda t: 0.4 * t,
+        power_watts=62,
+        power_limit_watts=limit,
+        power_limit_min_watts=100,
+    )
+    assert fixes(judge(tmp_path, HEALTHY, hot), "gpu_thermal_throttling") == {}
+
+
 def test_an_old_driver_without_counters_shows_heat_by_its_flags(tmp_path: Path) -> None:
     none = dict.fromkeys(("throttle_seconds_total__sw_thermal", "throttle_seconds_total__hw_thermal"))
     hot = gpu(**none, throttle_active__sw_thermal=lambda t: t % 10 < 4, throttle_active__hw_thermal=0)

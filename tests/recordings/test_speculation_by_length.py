@@ -27,6 +27,15 @@ def test_a_collapse_with_context_is_found_at_every_cadence(tmp_path: Path, every
     assert states(tmp_path, scrapes(every, SHORTER_DRAFT)) == {LOST: "present", LOW: "absent"}
 
 
+def test_a_collapse_is_told_by_what_is_left_of_the_servers_own_acceptance(tmp_path: Path) -> None:
+    """No token is accepted at length, of 43 % before: a shorter draft is no advice there."""
+    pages = scrapes(15, SHORTER_DRAFT, drafted=7, accepted=0.43)
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    present = {each.diagnosis.incident.id: each for each in report.present}
+    assert present[LOST].proposals
+    assert LOW not in present or (present[LOW].diagnosis.explained_by, present[LOW].proposals) == (LOST, ())
+
+
 @pytest.mark.parametrize(
     ("pages", "expected"),
     [

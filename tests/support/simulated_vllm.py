@@ -38,7 +38,8 @@ class Limits:
     each: float = 0.00015
     token: float = 0.00006
     drafted: int = 0
-    """Tokens that speculation proposes in a step; three quarters are accepted, none beyond `draft_context`."""
+    """Tokens that speculation proposes in a step; `accepted` of them are, none beyond `draft_context`."""
+    accepted: float = 0.75
     draft_context: float = math.inf
     """Tokens that the running requests may hold on average, so that their drafts are accepted."""
     adapters: int = 0
@@ -163,15 +164,19 @@ class Engine:
             again.client, again.adapter = request.client, request.adapter
             self.send(again)
 
+    def _lacks_slot(self, request: Request) -> bool:
+        """Return True if the requests that run leave no slot for the adapter of a waiting one: it is deferred."""
+        adapters = {each.adapter for each in (*self.running, request) if each.adapter}
+        return bool(self.limits.adapters) and len(adapters) > self.limits.adapters
+
     def _admit(self) -> None:
         free = self.limits.num_gpu_blocks - self._used()
-        while self.waiting and len(self.running) < self.limits.max_num_seqs:
-            request = self.waiting[0]
-            free -= -(-request.prompt // BLOCK_SIZE)
-            adapters = {each.adapter for each in (*self.running, request) if each.adapter}
-            if free < 0 or len(adapters) > max(1, self.limits.adapters):
+        while len(self.running) < self.limits.max_num_seqs:
+            request = next((each for each in self.waiting if not self._lacks_slot(each)), None)
+            if request is None or free < -(-request.prompt // BLOCK_SIZE):
                 return
-            self.waiting.popleft()
+            free -= -(-request.prompt // BLOCK_SIZE)
+            self.waiting.remove(request)
             self.running.append(request)
             if request.scheduled < 0:
                 request.scheduled = self.now
@@ -193,7 +198,7 @@ class Engine:
             next_event = [*(each.arrived for each in self.coming[:1]), *(at for at, _ in self.deferred)]
             ahead = min([until, *next_event, *(each.until for each in decoding)])
             held = sum(each.filled + each.made for each in decoding) / len(decoding)
-            each_step = 1 + (limits.drafted * 3 // 4 if held <= limits.draft_context else 0)
+            each_step = 1 + (int(limits.drafted * limits.accepted) if held <= limits.draft_context else 0)
             fewest = min(-(-(each.answer - each.made) // each_step) for each in decoding)
             steps = max(1, min(fewest, math.ceil((ahead - self.now) / pace)))
             self._spend(steps, pace, len(decoding) * each_step)
@@ -293,11 +298,12 @@ class Engine:
 
     def text(self) -> str:
         """Its part of the page."""
+        deferred = sum(map(self._lacks_slot, self.waiting))
         gauges = {
             "vllm:num_requests_running": len(self.running),
             "vllm:num_requests_waiting": len(self.waiting) + len(self.deferred),
-            "vllm:num_requests_waiting_by_reason capacity": len(self.waiting),
-            "vllm:num_requests_waiting_by_reason deferred": len(self.deferred),
+            "vllm:num_requests_waiting_by_reason capacity": len(self.waiting) - deferred,
+            "vllm:num_requests_waiting_by_reason deferred": len(self.deferred) + deferred,
             "vllm:engine_sleep_state awake": int(not self.asleep),
             "vllm:engine_sleep_state weights_offloaded": int(self.asleep),
             "vllm:kv_cache_usage_perc": self._used() / self.limits.num_gpu_blocks,
@@ -361,4 +367,5 @@ def page(engines: list[Engine]) -> str:
     own += [f"process_cpu_seconds_total {0.2 * (engines[0].now - engines[0].begun):.2f}\n"]
     for (handler, status), value in answered.items():
         own.append(f'http_requests_total{{handler="{handler}",method="POST",status="{status}"}} {value}\n')
-    return "".join([engine.text() for engine in engines] + own)
+    lines = (line for engine in engines for line in engine.text().splitlines(keepends=True))
+    return "".join([*dict.fromkeys(lines), *own])

@@ -14,11 +14,15 @@ SHORT, LONG = 800, 24_000
 
 
 def scrapes(
-    every: float, draft_context: float = math.inf, prompts: tuple[int, int] = (SHORT, LONG), drafted: int = 4
+    every: float,
+    draft_context: float = math.inf,
+    prompts: tuple[int, int] = (SHORT, LONG),
+    drafted: int = 4,
+    accepted: float = 0.75,
 ) -> Iterator[Scrape]:
     """Scrape the server, which accepts no draft token while its requests hold more than `draft_context` on average."""
     draw = random.Random(3)
-    engine = Engine(Limits(drafted=drafted, draft_context=draft_context), BEGUN)
+    engine = Engine(Limits(drafted=drafted, accepted=accepted, draft_context=draft_context), BEGUN)
     for begin, prompt, rate in ((0, prompts[0], 0.5), (HALF, prompts[1], 0.12)):
         at = BEGUN + begin
         while (at := at + draw.expovariate(rate)) < BEGUN + begin + HALF:

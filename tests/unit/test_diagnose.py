@@ -7,7 +7,7 @@ import pytest
 
 from diag import promql
 from diag.core.contract import Contract
-from diag.core.incident import BurnRateWindow, Incident, LookAlike, Signal, judged
+from diag.core.incident import BurnRateWindow, Effect, Incident, LookAlike, Signal, judged
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.query_cache import QueryCache
 from diag.report.sentences import ruled_out
@@ -152,6 +152,39 @@ def test_consequence_of_several_incidents_is_nested_under_the_root_cause() -> No
         "between": "root",
         "effect": "root",
     }
+
+
+@pytest.mark.parametrize(
+    ("heat", "smell", "explained_by"),
+    [
+        ([0] * 6 + [2] * 14, [0] * 9 + [2] * 11, {"heat": None, "smell": "heat"}),
+        ([0] * 9 + [2] * 11, [0] * 6 + [2] * 14, {"heat": "smell", "smell": None}),
+        ([0] * 6 + [2] * 14, [0] * 6 + [2] * 14, {"heat": None, "smell": None}),
+        ([0] * 6 + [2] * 6 + [0] * 8, [0] * 9 + [2] * 11, {"heat": None, "smell": None}),
+    ],
+    ids=["the first", "the second", "at once", "a cause that has ended"],
+)
+def test_earlier_of_two_incidents_that_may_explain_each_other_leads(
+    heat: list[float], smell: list[float], explained_by: dict[str, str | None]
+) -> None:
+    first, second = (
+        INCIDENT._replace(
+            id=name, symptoms=(signal(name).above(1, WHY),), may_explain=(Effect(other, began_first=True),)
+        )
+        for name, other in (("heat", "smell"), ("smell", "heat"))
+    )
+    found = judge([first, second], heat=heat, smell=smell)
+    assert {each.incident.id: each.explained_by for each in found} == explained_by
+
+
+@pytest.mark.parametrize(("room", "explained_by"), [(2, "cause"), (0, None), (MISSING, None)])
+def test_a_cause_under_a_condition_needs_its_evidence(room: float, explained_by: str | None) -> None:
+    has_room = signal("room").above(1, WHY)
+    cause = INCIDENT._replace(supports=(has_room,), may_explain=(Effect("effect", where=(has_room,)),))
+    effect = INCIDENT._replace(id="effect", severity="critical")
+    found = {each.incident.id: each for each in judge([effect, cause], heat=[2] * 10, noise=[2] * 10, room=[room] * 10)}
+    assert found["effect"].explained_by == explained_by
+    assert found["cause"].severity == ("critical" if explained_by else "warning"), "as grave as what it has caused"
 
 
 def test_unexplained_incident_with_more_evidence_comes_first() -> None:

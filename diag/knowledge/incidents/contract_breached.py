@@ -7,6 +7,7 @@ from diag.signals import (
     NEAR_COMPUTE,
     SLOW_BURN,
     SPENDS_BUDGET_FAST,
+    balanced,
     budget_spent_early,
     error_budget_burn_rate,
     requests_running,
@@ -46,6 +47,7 @@ incident = Incident(
             change="Add a replica or divert part of the traffic: where nothing else is wrong, the load exceeds what "
             "the server can serve within the SLO.",
             effect="the share of late responses falls",
+            only_if=(balanced,),
             restart=False,
             why=judged("a server at its capacity limit gets slower for all requests"),
         ),

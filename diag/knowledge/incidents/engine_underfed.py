@@ -5,6 +5,7 @@ from diag.signals import (
     EMPTY,
     REACHED,
     bandwidth_share,
+    requests_by_latency,
     requests_finished,
     requests_running,
     requests_running_median,
@@ -28,6 +29,9 @@ incident = Incident(
     symptoms=(
         requests_running_median.at_most(0, measured("0 requests run in the median sample", "healthy_after_cascade")),
         requests_running.below(1, measured("0.4 requests run on average", "healthy_after_cascade")),
+        requests_by_latency.below(
+            0.5, judged("an engine that holds {threshold} requests on average idles most of the time")
+        ),
         requests_waiting_peak.at_most(0, judged("no request waited in any sample")),
         requests_finished.at_least(10, judged("with less traffic, an idle moment proves nothing")),
     ),
@@ -35,7 +39,8 @@ incident = Incident(
     looks_like=(
         LookAlike(
             "engine_stalled",
-            distinguish="The gauges of an engine that hangs, compiles or is in one long step keep their last values.",
+            distinguish="The gauges of an engine that hangs, compiles or is in one long step keep their last values; a "
+            "token or a probe that was late shows it afterwards.",
             requires=stood_still.at_most(
                 0, judged("a standstill is no idleness, whatever number of requests it shows")
             ),

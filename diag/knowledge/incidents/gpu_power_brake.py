@@ -1,11 +1,13 @@
 """The hardware power brake is asserted from outside the GPU: the rack or the power supply is at its limit."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.knowledge.shared_fixes import SLOW_SERVER
 from diag.signals import brake_seconds, clock_loss
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
 BRAKED = brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML))
+SLOWER = clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
 incident = Incident(
     id="gpu_power_brake",
     title="GPU hardware power brake",
@@ -18,7 +20,7 @@ incident = Incident(
     """,
     impact="every request on this GPU runs at half speed or less while it lasts",
     symptoms=(BRAKED,),
-    supports=(clock_loss.above(0.05, judged("a smaller loss is not noticeable")),),
+    supports=(SLOWER,),
     looks_like=(
         LookAlike("gpu_thermal_throttling", distinguish="The throttle reasons are sw_thermal or hw_thermal."),
         LookAlike(
@@ -27,7 +29,8 @@ incident = Incident(
             refuted_by=BRAKED,
         ),
     ),
-    explains=("replicas_unbalanced", "contract_breached"),
+    explains=("contract_breached",),
+    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in SLOW_SERVER),
     fixes=(
         Fix(
             change="Have the power supply of the host checked: failed or unplugged supplies, the power budget of rack "

@@ -1,7 +1,8 @@
 """The GPU lowers its clocks because it is too hot, and often keeps them low long after the load has ended."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import clock_loss, margin, sustained_power, thermal_seconds, thermal_share
+from diag.knowledge.shared_fixes import SLOW_SERVER
+from diag.signals import clock_loss, margin, power_limit, sustained_power, thermal_seconds, thermal_share
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
@@ -10,6 +11,7 @@ OLLAMA = "https://github.com/ollama/ollama/issues/13552"
 HOT = thermal_share.above(
     0.05, judged("{threshold} of the time is noticeable; NVML's counters include what samples of the flag miss")
 )
+SLOWER = clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
 incident = Incident(
     id="gpu_thermal_throttling",
     title="GPU thermal throttling",
@@ -29,7 +31,7 @@ incident = Incident(
         ),
     ),
     supports=(
-        clock_loss.above(0.05, judged("a smaller loss is not noticeable")),
+        SLOWER,
         margin.below(5, judged("this is within the hysteresis of documented cards")),
     ),
     looks_like=(
@@ -50,11 +52,14 @@ incident = Incident(
             "a clock lower by 20.5 % cost 5.2 % of the throughput", "https://github.com/noonghunna/club-3090/issues/178"
         ),
     ),
-    explains=("replicas_unbalanced", "contract_breached"),
+    explains=("contract_breached",),
+    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in SLOW_SERVER),
     fixes=(
         Fix(
             command="nvidia-smi -i {gpu} -pl {value}",
             value=sustained_power,
+            direction="lower",
+            current=power_limit,
             change="Limit the power to what the cooling sustains: steady clocks instead of a sawtooth.",
             effect="no more time in thermal slowdown; the temperature settles below the slowdown temperature",
             risk="lower peak clock: a 70 W T4 stopped throttling at 60 W and lost about 15 % of its peak throughput",
@@ -71,7 +76,8 @@ incident = Incident(
         ),
     ),
     mitigate=(
-        "Lower the power limit (nvidia-smi -pl): it needs no restart and steadies the clocks at once.",
+        "Lower the power limit (nvidia-smi -pl), unless it is the board's lowest: it needs no restart and steadies the "
+        "clocks at once.",
         "Reduce the hottest host's share of the traffic at the load balancer.",
     ),
     hand_over=(

@@ -1,6 +1,7 @@
 """vLLM's processes are ready to run and get no CPU: steps take many times as long as they need."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
+from diag.knowledge.shared_fixes import SLOW_SERVER
 from diag.signals import cpu_pressure, cpu_starvation, cpu_throttled, cpu_wait_share, requests_running
 
 CPU_RESOURCES = "https://docs.vllm.ai/en/latest/configuration/optimization/#cpu-resources-for-gpu-deployments"
@@ -42,6 +43,7 @@ incident = Incident(
         LookAlike("gpu_thermal_throttling", distinguish="The GPU's own clock is what is low."),
     ),
     explains=("contract_breached", "engine_underfed"),
+    may_explain=SLOW_SERVER,
     fixes=(
         Fix(
             change="Remove the CPU limit of the container (keep the request), or raise it to at least one core for "

@@ -1,6 +1,6 @@
 """KV-cache preemption cascade: every preemption costs a recompute, which makes the next preemption likelier."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
+from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
 from diag.signals import (
     fitting_share_of_running,
@@ -13,6 +13,7 @@ from diag.signals import (
     requests_running,
     requests_that_fit_kv_cache,
     requests_waiting_median,
+    slower_than_peers,
     stream_pauses_per_request,
 )
 
@@ -76,7 +77,8 @@ incident = Incident(
         ),
         LookAlike("queue_saturation", distinguish="Requests queue too, but the KV cache has room for them."),
     ),
-    explains=("kv_pool_saturated", "queue_saturation", "replicas_unbalanced", "requests_aborted", "contract_breached"),
+    explains=("kv_pool_saturated", "queue_saturation", "requests_aborted", "contract_breached"),
+    may_explain=(Effect("replicas_unbalanced", where=(slower_than_peers,)),),
     fixes=(
         Fix(
             change="Limit gateway concurrency to {value} per engine (what the KV cache holds at the observed mean "

@@ -8,6 +8,7 @@ from diag.signals import (
     preemptions_per_request,
     requests_running,
     requests_waiting_median,
+    room_for_another,
 )
 
 incident = Incident(
@@ -34,7 +35,11 @@ incident = Incident(
     ),
     looks_like=(
         LookAlike("kv_eviction_cascade", distinguish="Many requests run and preempt each other."),
-        LookAlike("queue_saturation", distinguish="A low --max-num-seqs keeps the KV cache mostly empty."),
+        LookAlike(
+            "queue_saturation",
+            distinguish="A low --max-num-seqs leaves part of the KV cache empty: a larger one runs no more requests.",
+            requires=room_for_another.at_most(0, judged("the sequence cap, and not the KV cache, is the limit")),
+        ),
     ),
     explains=("kv_pool_saturated", "requests_aborted", "engine_stalled", "contract_breached"),
     ended_by=requests_waiting_median,

@@ -1,22 +1,19 @@
 """One replica or data-parallel rank receives far more load than its peers: its requests queue, theirs do not."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged
 from diag.signals import (
+    balanced,
     load_beyond_peers,
-    load_of_peers,
+    overloaded,
     peers,
     peers_waiting,
     requests_waiting_median,
     running_value,
-    tokens_of_peers,
 )
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 
-WRITES = tokens_of_peers.at_least(
-    1, judged("an overloaded replica generates no fewer tokens than its peers, a slow one does")
-)
-UNBALANCED = load_of_peers.above(2, judged("a smaller imbalance may be chance: requests differ in length"))
+UNBALANCED = balanced.opposite
 incident = Incident(
     id="replicas_unbalanced",
     title="Load imbalance between replicas",
@@ -35,7 +32,7 @@ incident = Incident(
         load_beyond_peers.at_least(4, judged("one or two extra long requests are chance, whatever the ratio")),
         requests_waiting_median.at_least(1, judged("an imbalance has no impact until requests wait")),
     ),
-    supports=(WRITES,),
+    supports=(overloaded,),
     looks_like=(
         LookAlike(
             "a fleet that is too small",
@@ -51,7 +48,7 @@ incident = Incident(
             "a slow replica",
             distinguish="It receives no more load than its peers and generates fewer tokens: heat, other hardware, "
             "other flags, or preemptions.",
-            refuted_by=WRITES,
+            refuted_by=overloaded,
         ),
         LookAlike(
             "engine_stalled",
@@ -68,6 +65,11 @@ incident = Incident(
         ),
     ),
     explains=("queue_saturation", "contract_breached"),
+    may_explain=(
+        Effect("kv_eviction_cascade", where=(overloaded,)),
+        Effect("kv_pool_saturated", where=(overloaded,)),
+        Effect("kv_pool_undersized", where=(overloaded,)),
+    ),
     ended_by=requests_waiting_median,
     fixes=(
         Fix(

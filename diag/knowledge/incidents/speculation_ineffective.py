@@ -5,6 +5,7 @@ from diag.signals import (
     WORTHWHILE,
     accepted_per_draft,
     draft_acceptance_rate,
+    draft_length,
     first_token_acceptance_rate,
     requests_running_median,
     speculates,
@@ -54,6 +55,8 @@ incident = Incident(
             change="Draft at most {value} tokens per step: num_speculative_tokens in --speculative-config, or "
             "--spec-tokens.",
             value=worthwhile_draft_length,
+            direction="lower",
+            current=draft_length,
             only_if=(first_token_acceptance_rate.at_least(WORTHWHILE, BEGINS_WELL),),
             effect=f"the draft acceptance rate rises above {RARELY_ACCEPTED.limit_with_unit}: most of the remaining "
             "draft tokens are accepted",

@@ -1,12 +1,13 @@
 """Draft tokens are accepted at short contexts and rejected at long ones: the draft model was not trained for them."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged, reported
 from diag.signals import (
     LONG_CONTEXT,
     SHORT_CONTEXT,
     WORTHWHILE,
     acceptance_at_long_contexts,
     acceptance_at_short_contexts,
+    acceptance_kept_at_length,
     speculates,
 )
 
@@ -18,8 +19,9 @@ LOSS = "https://github.com/vllm-project/vllm/issues/47602"
 LOST = acceptance_at_long_contexts.below(
     WORTHWHILE, reported("1.30 accepted tokens per draft at 2,000 tokens of context, 0.09 at 16,000", BY_LENGTH)
 )
-ACCEPTED = acceptance_at_short_contexts.at_least(
-    0.5, judged("the draft fits the model and the traffic where contexts are short")
+COLLAPSED = acceptance_kept_at_length.below(0.5, reported("7 % is left of a draft trained on short texts", BY_LENGTH))
+PAYS_AT_FIRST = acceptance_at_short_contexts.at_least(
+    WORTHWHILE, judged("below {threshold}, speculation does not pay off at any length")
 )
 incident = Incident(
     id="speculation_lost_at_length",
@@ -39,15 +41,16 @@ incident = Incident(
     impact="none visible by itself: long requests are slower than without speculation",
     symptoms=(
         LOST,
-        ACCEPTED,
+        COLLAPSED,
         speculates.at_least(1, documented("only a server that speculates has an acceptance rate", SPECULATION)),
     ),
-    explains=("speculation_ineffective",),
+    supports=(PAYS_AT_FIRST,),
+    may_explain=(Effect("speculation_ineffective", where=(PAYS_AT_FIRST,)),),
     looks_like=(
         LookAlike(
             "speculation_ineffective",
             distinguish="Drafts are rejected at any context length.",
-            refuted_by=ACCEPTED,
+            refuted_by=COLLAPSED,
         ),
         LookAlike(
             "other texts in long requests",

@@ -28,6 +28,9 @@ SPIN = reported(
     "https://github.com/vllm-project/vllm/issues/42354",
 )
 OUT_OF_STEP = ranks_out_of_step.at_least(1, SPIN)
+STANDS_STILL = progress._replace(throughout=True).at_most(
+    0, measured("no token was processed for 73 s", "tp2_long_stall")
+)
 ON_PCIE = nvlinks.at_most(0, documented("peer-to-peer access over PCIe is what breaks", TROUBLESHOOTING))
 INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 NVLINK = "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html"
@@ -47,7 +50,7 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token",
     symptoms=(
-        progress.at_most(0, measured("no token was processed for 73 s", "tp2_long_stall")),
+        STANDS_STILL,
         ranks.above(1, documented("a single rank waits for no other rank", TROUBLESHOOTING)),
         ranks_missing_from_collective.at_least(1, SPIN),
     ),

@@ -1,6 +1,7 @@
 """Tokens are generated, but the tensor-parallel ranks wait for the links between them."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.knowledge.shared_fixes import SLOW_SERVER
 from diag.signals import (
     half_of_the_ranks,
     infiniband_link_errors,
@@ -61,6 +62,7 @@ incident = Incident(
         ),
     ),
     explains=("contract_breached",),
+    may_explain=SLOW_SERVER,
     ended_by=links_saturated,
     fixes=(
         Fix(

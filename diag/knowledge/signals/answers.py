@@ -23,7 +23,7 @@ from diag.core.log_events import (
     MULTIMODAL_CACHE_MISS,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import GENERATING_ROUTES, POOLING_ROUTES, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, GENERATING_ROUTES, POOLING_ROUTES, any_of
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
 SERVED, REFUSED, FAILED = (
@@ -81,11 +81,12 @@ def _features() -> str:
 
 
 PARTS: tuple[Part, ...] = (
-    Part("page_samples", "max by (instance) ($requests_running_sampled)", "samples"),
+    Part("page_samples", "max by (instance) ($requests_running_sampled)", "samples", group=ANY_MEMBER),
     Part(
         "restarted_in_window",
         "max by (instance) (changes(process_start_time_seconds[$window])) > 0"
         " or max by (instance) (resets(vllm:prompt_tokens_total[$window])) > 0",
+        group=ANY_MEMBER,
     ),
     *_with_births("failed_answers", FAILED),
     *_with_births("refused_answers", REFUSED),

@@ -6,7 +6,7 @@ are not counted; KV blocks count as a whole.
 """
 
 from diag.core.incident import Part, Signal, reported
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, any_of
 
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
@@ -17,6 +17,8 @@ FULL, EMPTY = 0.6, 0.2
 
 FULL_LINK, HALF_FULL_LINK = 0.7, 0.4
 """Mean shares of a link's rate, of which it reaches 80 to 90 % (judged): nearly full all the time, or half of it."""
+IDLE = 0.1
+"""Utilisation below which a GPU takes no part in the work of the server."""
 MUCH_WAITING = 0.2
 """Share of the link's rate that the all-reduces need: they overlap with no computation, so they take it as time."""
 
@@ -74,9 +76,10 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "memory_bandwidth",
-        "max by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])"
+        "min by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])"
         " unless on (instance, gpu) $gpus_not_serving)",
         "bytes/s",
+        group=SLOWEST_MEMBER,
     ),
     Part(
         "prefix_cache_hits_rate",
@@ -97,9 +100,10 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "flops_peak",
-        "max by (instance) (max by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window])"
+        "max by (instance) (min by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window])"
         " unless on (instance, gpu) $gpus_not_serving) and on (instance, dtype) $flops_per_token_by_dtype)",
         "FLOPs/s",
+        group=SLOWEST_MEMBER,
     ),
     Part(
         "flops_rate",
@@ -114,15 +118,20 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "nvlink_bandwidth",
-        "max by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])"
+        "min by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])"
         " and on (instance, gpu) last_over_time(diag_gpu_nvlink_active_links[$window]) > 0)"
         " unless on (instance, gpu) $gpus_not_serving)",
         "bytes/s",
+        group=SLOWEST_MEMBER,
     ),
+    # an idle link lowers its generation
+    Part("gpus_idle", f"avg_over_time(diag_gpu_utilization_ratio[$window]) < {IDLE}", "share"),
     Part(
         "pcie_bandwidth",
-        "max by (instance) ($pcie_link_bytes_per_second unless on (instance, gpu) $gpus_not_serving)",
+        "min by (instance) ($pcie_link_bytes_per_second unless on (instance, gpu) $gpus_not_serving"
+        " unless on (instance, gpu) $gpus_idle)",
         "bytes/s",
+        group=SLOWEST_MEMBER,
     ),
 )
 
@@ -132,6 +141,7 @@ bandwidth_share = Signal(
     " / on (instance) group_left () $memory_bandwidth)",
     "weights and KV cache are read at {value} of the GPU's memory bandwidth",
     "share",
+    group=ANY_MEMBER,
 )
 
 compute_share = Signal(
@@ -139,6 +149,7 @@ compute_share = Signal(
     "max by ($by) ($flops_rate / on (instance) group_left () $flops_peak)",
     "the GPU computes {value} of the FLOPs of its data sheet",
     "share",
+    group=ANY_MEMBER,
 )
 
 nvlink_share = Signal(
@@ -146,12 +157,14 @@ nvlink_share = Signal(
     "max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $nvlink_bandwidth)",
     "the all-reduces of tensor parallelism need {value} of the NVLink bandwidth",
     "share",
+    group=ANY_MEMBER,
 )
 all_reduce_share = Signal(
     "all-reduces / PCIe bandwidth",
     "max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $pcie_bandwidth)",
     "the all-reduces of tensor parallelism alone need {value} of the PCIe bandwidth",
     "share",
+    group=ANY_MEMBER,
 )
 links_saturated = Signal(
     "PCIe links saturated",

@@ -14,7 +14,7 @@ from diag.core.log_events import (
     OUTPUT_CORRUPTED,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import GENERATING_ROUTES, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, GENERATING_ROUTES, any_of
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME
 from diag.knowledge.signals.peers import MODEL, PEERS
@@ -156,7 +156,12 @@ PARTS: tuple[Part, ...] = (
         "bool",
     ),
     Part("multimodal_cache_queries", "sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))", "items"),
-    Part("engine_cores", 'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))', "cores"),
+    Part(
+        "engine_cores",
+        'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))',
+        "cores",
+        group=ANY_MEMBER,
+    ),
     Part("input_thread_spins", f"($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)", "bool"),
     Part(
         "cache_miss_claimed_recently",
@@ -221,6 +226,16 @@ acceptance_at_long_contexts = Signal(
     f"draft acceptance rate while requests hold {LONG_CONTEXT:,} tokens and more on average: {{value}}",
     "share",
     needs=f"two minutes with contexts of {LONG_CONTEXT:,} tokens",
+)
+acceptance_kept_at_length = Signal(
+    "draft acceptance rate at long / at short contexts",
+    "$draft_acceptance_rate_at_long_contexts / ($draft_acceptance_rate_at_short_contexts > 0)",
+    "at long contexts, {value} of the draft acceptance rate at short ones is left",
+    "share",
+    needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens, and two with {LONG_CONTEXT:,} and more",
+)
+draft_length = Signal(
+    "draft length", "$draft_tokens / ($drafts > 0)", "a draft has {value} tokens on average", "tokens"
 )
 worthwhile_draft_length = Signal(
     "draft length with a sufficient acceptance rate",
@@ -296,6 +311,7 @@ api_server_cores = Signal(
     "max by ($by) ($api_server_process_cores) or max by ($by) ($own_process_cores)",
     "CPU cores used by the busiest API server (a Python process computes on one): {value}",
     "cores",
+    group=ANY_MEMBER,
 )
 front_end_share = Signal(
     "latency outside the engine / end-to-end latency",

@@ -12,7 +12,7 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
 from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
@@ -62,6 +62,7 @@ PARTS: tuple[Part, ...] = (
     Part("two_requests_stand_still", "($two_stuck_requests[1m] > 0) or $two_stuck_requests", "requests"),
     # The probe request of the exporter (or of --probe) got no token, and no other request did either.
     Part("probe_success", "max by ($by) (last_over_time(diag_probe_success[$window]))", "bool"),
+    Part("probe_failures", "1 - min by ($by) (min_over_time(diag_probe_success[$window]))", "bool"),
     Part(
         "probe_failed_and_nothing_moves",
         "$nothing_moves * on (instance) group_left () (1 - $probe_success by (instance))",
@@ -80,11 +81,13 @@ PARTS: tuple[Part, ...] = (
         "compiler_seconds",
         'max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{role=~"engine|worker"}[$window]))',
         "seconds",
+        group=ANY_MEMBER,
     ),
     Part(
         "compiler_works",
         "$compiler_seconds[2m] > 1"
         ' or max by (instance) (rate(diag_vllm_process_page_faults_total{role=~"engine|worker"}[30s])) > 100',
+        group=ANY_MEMBER,
     ),
     # vLLM lists every set of adapters that has run since its start: without one, the first adapter may be compiling.
     Part(

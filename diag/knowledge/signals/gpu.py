@@ -4,6 +4,7 @@ docs/metrics.md describes the metrics.
 """
 
 from diag.core.incident import GROUP, Part, Signal
+from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER
 from diag.knowledge.signals.kv_cache import cache_config_has
 
 THERMAL = 'reason=~"sw_thermal|hw_thermal"'
@@ -236,7 +237,9 @@ brake_seconds = Signal(
     "seconds",
     window_scaling="peak",
 )
-utilization = Signal("GPU utilisation", average("diag_gpu_utilization_ratio"), "GPU utilisation is {value}", "share")
+utilization = Signal(
+    "GPU utilisation", average("diag_gpu_utilization_ratio"), "GPU utilisation is {value}", "share", group=ANY_MEMBER
+)
 clock_loss = Signal(
     "SM clock below its maximum",
     # an idle GPU lowers its clock by itself: only a busy GPU loses performance
@@ -249,6 +252,9 @@ margin = Signal(
     "min by ($by) (min_over_time(diag_gpu_temperature_margin_celsius[$window]))",
     "the GPU is {value} below its slowdown temperature",
     "celsius",
+)
+power_limit = Signal(
+    "power limit", average("diag_gpu_power_limit_watts"), "the power limit is {value}", "watts", group=ANY_MEMBER
 )
 sustained_power = Signal(
     "95 % of the power drawn",
@@ -341,6 +347,7 @@ pcie_share = Signal(
     "share",
     culprit_promql="$pcie_share_of_each_gpu",
     culprit_label="GPU {gpu}",
+    group=SLOWEST_MEMBER,
 )
 nvlinks = Signal(
     "active NVLinks (fewest on a GPU)",
@@ -348,6 +355,7 @@ nvlinks = Signal(
     " or 0 * max by ($by) (last_over_time(diag_gpu_up[$window]))",
     "active NVLinks on the GPU with the fewest: {value}",
     "links",
+    group=SLOWEST_MEMBER,
 )
 pcie_lanes_lost = Signal(
     "PCIe lanes lost",
@@ -356,12 +364,14 @@ pcie_lanes_lost = Signal(
     " unless on (instance, gpu) $gpus_not_serving)",
     "a PCIe link runs with {value} of its lanes missing",
     "share",
+    group=SLOWEST_MEMBER,
 )
 slowest_clock = Signal(
     "slowest SM clock / fastest",
     "min by ($by) ($serving_sm_clock) / (max by ($by) ($serving_sm_clock) > 0)",
     "the slowest GPU's SM clock is {value} of the fastest GPU's",
     "share",
+    group=SLOWEST_MEMBER,
 )
 
 nccl_ranks_missing = Signal(

@@ -8,7 +8,7 @@ followed; LMCache and others have metrics of their own that a page may not show.
 
 from diag.core.incident import Part, Signal, reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import FULLEST_MEMBER, any_of
 from diag.knowledge.signals.load import ENOUGH
 
 FEW = 2.5
@@ -211,6 +211,7 @@ kv_cache_usage_peak = Signal(
     "KV cache usage peaks at {value}",
     "share",
     window_scaling="peak",
+    group=FULLEST_MEMBER,
 )
 kv_cache_usage_median = Signal(
     "KV cache usage (median)",
@@ -272,6 +273,12 @@ kv_cache_usage_with_next = Signal(
     "with one more prompt, KV cache usage would be {value}",
     "share",
 )
+room_for_another = Signal(
+    "room for another request beside the running ones",
+    "($kv_cache_usage_with_one_more_request <= bool 0.9) * ($requests_running_peak > bool 0)",
+    "requests run, and another one fits the KV cache: {value}",
+    "bool",
+)
 # A preemption frees its blocks at once, so a scrape seldom hits the full KV cache: usage falls by one request.
 kv_cache_usage_peak_with_next = Signal(
     "KV cache usage with one more request (peak)",
@@ -329,8 +336,8 @@ prompt_share_from_connector = Signal(
 )
 replicas_that_hold_all = Signal(
     "replicas whose KV caches hold the load",
-    "$requests_in_flight_peak / ($requests_that_fit_the_kv_cache > 0)",
-    "{value} KV caches of this size hold the peak number of requests in flight",
+    "$requests_in_flight_peak / ($requests_that_fit_the_kv_cache > 0) * $servers_with_the_same_model",
+    "{value} servers like this one hold the peak number of requests in flight of all of them",
     "replicas",
 )
 headroom_of_one_answer = Signal(

@@ -18,7 +18,7 @@ LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, nam
 SCATTER = 1.4
 """Root mean square of the KV blocks of requests, as a multiple of their mean: that of exponential lengths (judged)."""
 MONTH = 30 * 86_400
-FORECAST_SECONDS = 900
+FORECAST_SECONDS, LAST_SECONDS = 900, 10
 HORIZON = judged("a rate of the last minutes says little about what comes after a quarter of an hour")
 WORKBOOK = "https://sre.google/workbook/alerting-on-slos/"
 FAST_BURN, SLOW_BURN = BurnRateWindow(14.4, "1h", "5m"), BurnRateWindow(6, "6h", "30m")
@@ -76,15 +76,31 @@ PARTS: tuple[Part, ...] = (
         "2 ^ ceil(log2(1.25 * clamp_min($requests_running_peak + $requests_waiting_peak, 1)))",
         "requests",
     ),
-    # vLLM records queue time when a request finishes. Until then Little's law gives it from the gauges, if the engine
-    # makes progress: the total queue time in the window is divided by the requests with a first token and those still
-    # waiting; its share of the time in the server is the share of waiting requests.
+    # vLLM records queue time when a request finishes: one that still waits, or whose client gave up, is not in it.
+    # Little's law has all of them in the gauges, if the engine makes progress: the total queue time in the window is
+    # divided by the requests with a first token and those still waiting; its share of the time in the server is the
+    # share of waiting requests. The larger of both holds: survivors of a queue say little of it.
     Part("output_tokens_rate", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))", "tokens/s"),
     Part("window_seconds", "$output_tokens / ($output_tokens_rate > 0)", "seconds"),
     Part(
         "finished_with_queue_time",
         "sum by ($by) (increase(vllm:request_queue_time_seconds_count[$window]))",
         "requests",
+    ),
+    Part(
+        "queued_mean",
+        "sum by ($by) ($queued_average_by_series and $queued_samples_by_series >= 3)",
+        "requests",
+    ),
+    Part("queue_time_of_finished", "$queue_seconds_total / ($finished_with_queue_time >= 3)", "seconds"),
+    Part(
+        "queue_time_by_gauges", "$queued_mean * $window_seconds / clamp_min($first_tokens + $queued_mean, 1)", "seconds"
+    ),
+    Part("queue_share_of_finished", "$queue_seconds_total / ($end_to_end_seconds_total > 0)", "share"),
+    Part(
+        "queue_share_by_gauges",
+        "$queued_mean / (($queued_mean + $requests_running_mean) > 0 or 1 + 0 * $queued_mean) and $window_seconds",
+        "share",
     ),
     # -- the latency SLO
     Part("ttft_count", "$first_tokens", "requests"),
@@ -132,6 +148,13 @@ PARTS: tuple[Part, ...] = (
         "(clamp_min($prompt_tokens_since_start - $cached_tokens_since_start, 0) + $answer_tokens_since_start)"
         f" / ($requests_since_start >= {ENOUGH})",
         "tokens",
+    ),
+    # While too few have ended, the full length is unknown. At a random moment, a request is halfway on average. It says
+    # little of requests that started together, so that it counts in the last seconds before the KV cache is full only.
+    Part(
+        "usage_at_twice_the_present_length",
+        f"2 * $kv_cache_usage_now and ($time_until_the_kv_cache_is_full <= {LAST_SECONDS})",
+        "share",
     ),
     # -- the queue: arrivals and starts are random counts, so their difference is by chance the root of their sum
     Part("waiting_slope", f"sum by ($by) ({waiting_for_capacity('deriv({}[$window])')})", "1/s"),
@@ -186,14 +209,13 @@ waiting_share = Signal(
 )
 queue_time_share = Signal(
     "queue time / end-to-end latency",
-    "$queue_seconds_total / ($end_to_end_seconds_total > 0) or $waiting_share_of_requests and $window_seconds",
+    "($queue_share_by_gauges > $queue_share_of_finished) or $queue_share_of_finished or $queue_share_by_gauges",
     "queue time is {value} of the time that requests spend in the server",
     "share",
 )
 queue_time = Signal(
     "queue time (mean)",
-    "$queue_seconds_total / ($finished_with_queue_time >= 3)"
-    " or $requests_waiting_mean * $window_seconds / clamp_min($first_tokens + $requests_waiting_mean, 1)",
+    "($queue_time_by_gauges > $queue_time_of_finished) or $queue_time_of_finished or $queue_time_by_gauges",
     "mean queue time: {value}",
     "seconds",
 )
@@ -204,6 +226,13 @@ requests_finished = Signal(
     "requests",
     window_scaling="peak",
     needs=f"{ENOUGH} of them",
+)
+requests_by_latency = Signal(
+    "requests in the server (mean, by their latency)",
+    # vLLM counts running requests after each step: it shows none of those that a single step answers
+    "$end_to_end_seconds_total / ($window_seconds > 0)",
+    "by their end-to-end latency, {value} requests are in the server on average",
+    "requests",
 )
 requests_in_flight = Signal(
     "requests in flight (minimum)",
@@ -220,8 +249,8 @@ requests_in_flight_peak = Signal(
 )
 replicas_that_run_all = Signal(
     "replicas that run the load",
-    "$requests_in_flight_peak / ($requests_running_mean > 0)",
-    "{value} servers like this one run the peak number of requests in flight",
+    "$requests_in_flight_peak / ($requests_running_mean > 0) * $servers_with_the_same_model",
+    "{value} servers like this one run the peak number of requests in flight of all of them",
     "replicas",
 )
 
@@ -262,10 +291,11 @@ time_until_full = Signal(
 full_soon = time_until_full.at_most(FORECAST_SECONDS, HORIZON)
 kv_cache_usage_at_full_length = Signal(
     "KV cache usage at full length",
-    "$requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens",
+    "$requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens"
+    " or $usage_at_twice_the_present_length",
     "with every running request at its full length, KV cache usage would be {value}",
     "share",
-    needs=f"{ENOUGH} finished requests",
+    needs=f"{ENOUGH} finished requests, or {LAST_SECONDS} s or less until it is full",
 )
 time_until_ttft_missed = Signal(
     "time until queue time exceeds the TTFT SLO",

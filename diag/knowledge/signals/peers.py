@@ -6,9 +6,9 @@ production. A peer counts if it has three samples in the window. With three or m
 what is usual; with two, the other engine does.
 """
 
-from diag.core.incident import GROUP, Part, Signal
+from diag.core.incident import GROUP, Part, Signal, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of
 from diag.knowledge.signals.gpu import as_of_first_node
 
 MODEL = f"{', '.join(GROUP)}, model_name"
@@ -51,7 +51,7 @@ PARTS: tuple[Part, ...] = (
     Part("output_tokens_of_model", f"$output_tokens by ($by, {MODEL})", "tokens"),
     Part("token_counts_of_model", f"sum by ($by, {MODEL}) (changes(vllm:generation_tokens_total[$window]))", "changes"),
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
-    Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests"),
+    Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests", group=USUAL_MEMBER),
     # -- workers and GPUs as the ranks of one engine
     Part("worker_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="worker"}[$window])', "cores"),
     # the ranks of all engines of a server: a rank is missing if fewer are seen
@@ -101,7 +101,10 @@ PARTS: tuple[Part, ...] = (
         "share",
     ),
     Part(
-        "only_worker_cores", "max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1", "cores"
+        "only_worker_cores",
+        "max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1",
+        "cores",
+        group="the only member",
     ),
     Part(
         "works_or_hangs_unseen",
@@ -135,6 +138,7 @@ PARTS: tuple[Part, ...] = (
         f"(count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})"
         " or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)",
         "ranks",
+        group=ANY_MEMBER,
     ),
     Part(
         "ranks_busy_waiting",
@@ -176,6 +180,7 @@ PARTS: tuple[Part, ...] = (
         "missing_ranks",
         f"($cores_of_ranks < {STILL}) and on (instance) (max by (instance) ($cores_of_ranks) > {SPINS})",
         "cores",
+        group=ANY_MEMBER,
     ),
 )
 
@@ -201,6 +206,7 @@ peers_waiting = Signal(
     ),
     "waiting requests at the median of its peers: {value}",
     "requests",
+    group=USUAL_MEMBER,
 )
 peers = Signal(
     "engines serving the same model",
@@ -224,6 +230,22 @@ tokens_of_peers = Signal(
     ),
     "it generates {value} times as many tokens as the median of its peers",
     "ratio",
+    group=USUAL_MEMBER,
+)
+
+overloaded = tokens_of_peers.at_least(
+    1, judged("an overloaded replica generates no fewer tokens than its peers, a slow one does")
+)
+slower_than_peers = overloaded.opposite
+balanced = load_of_peers.at_most(2, judged("a smaller imbalance may be chance: requests differ in length"))
+"""It holds for a server without peers too: it is its own median."""
+
+servers = Signal(
+    "servers with the same model",
+    f"max by ($by) (0 * $load_of_model + on ({MODEL}) group_left ()"
+    f" count {PEERS} (count by (instance, {MODEL}) ($load_of_model)))",
+    "servers with the same model: {value}",
+    "servers",
 )
 
 # -- the data-parallel engines of one server --------------------------------------------------------------------------
@@ -294,15 +316,19 @@ works_unseen = Signal(
     "bool",
 )
 stood_still = Signal(
-    "standstill or compilation",
+    "standstill, late token, failed probe or compilation",
     any_of(
         still="($stuck_requests[1m] > bool 0)",
-        pauses="($stream_pauses_over_40_s_without_a_prefill > bool 0)",
+        late="($first_tokens_after_10_s > bool 0.5)",
+        pauses="($pauses_over_10_s > bool 0.5)",
+        probe="($engine_seen + on (instance) group_left () $probe_failures by (instance))",
+        stopped="($stopped_processes_of_the_engine[30s] > bool 0)",
         unseen="$works_or_hangs_unseen",
         compiled="$compilation_by_log_or_processes",
     ),
-    "nothing moved although the engine had work, or kernels were compiled: {value}",
+    "nothing moved although the engine had work, a token or the probe was late, or kernels were compiled: {value}",
     "bool",
+    formerly=("standstill or compilation",),
 )
 ranks_missing_from_collective = Signal(
     "ranks missing from a collective",

@@ -20,7 +20,7 @@ from diag.core.log_events import (
     WEIGHTS_DISCARDED,
     WEIGHTS_RELOADED,
 )
-from diag.knowledge.signals.expressions import GENERATING_ROUTES, POOLING_ROUTES, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, GENERATING_ROUTES, POOLING_ROUTES, any_of
 from diag.knowledge.signals.forward_progress import SLEEP_STATE
 from diag.knowledge.signals.log import log_value
 from diag.knowledge.signals.startup import TOLD_FOR
@@ -122,6 +122,7 @@ PARTS: tuple[Part, ...] = (
         "slept_at_level_2",
         f'max by ($by) (max_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[1d]))',
         "bool",
+        group=ANY_MEMBER,
     ),
     Part(
         "wake_up_calls",
@@ -147,12 +148,18 @@ PARTS: tuple[Part, ...] = (
         any_of(call="($calls_that_may_load_weights > bool 0)", log="$weights_reloaded_by_log", none="$scraped"),
         "bool",
     ),
-    Part("asleep_now", f'max by ($by) (1 - last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))', "bool"),
+    Part(
+        "asleep_now",
+        f'max by ($by) (1 - last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))',
+        "bool",
+        group=EVERY_MEMBER,
+    ),
     Part(
         "weight_operations",
         "max by (instance) (last_over_time(vllm:rl_weight_update_operations_in_flight[$window])"
         " or last_over_time(vllm:sleep_mode_operations_in_flight[$window]))",
         "calls",
+        group=ANY_MEMBER,
     ),
     Part(
         "weights_in_transfer",
@@ -190,7 +197,12 @@ PARTS: tuple[Part, ...] = (
         "bool",
     ),
     # without a restart there was no upgrade, even if no exporter names the release
-    Part("not_restarted", "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)", "bool"),
+    Part(
+        "not_restarted",
+        "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)",
+        "bool",
+        group=EVERY_MEMBER,
+    ),
     Part("flag_values", "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"),
     Part(
         "flags_of_other_value",

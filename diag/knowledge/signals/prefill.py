@@ -87,6 +87,11 @@ PARTS: tuple[Part, ...] = (
         f"$first_tokens - sum by ($by) (increase(vllm:time_to_first_token_seconds_bucket{{{FREEZE}}}[$window]))",
         "requests",
     ),
+    Part(
+        "first_tokens_after_10_s",
+        f"$first_tokens - sum by ($by) (increase(vllm:time_to_first_token_seconds_bucket{{{edge('10')}}}[$window]))",
+        "requests",
+    ),
     Part("long_prefills_done", "$prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)", "requests"),
     Part("long_prefills_begun", "($prompt_tokens >= bool 500 * $first_tokens) * $late_first_tokens", "requests"),
     Part("long_prefill_in_progress", "$unbooked_prompt_tokens >= bool 500", "bool"),

@@ -9,7 +9,7 @@ from diag.core.log_events import (
     ENGINE_START_FAILED,
     NCCL_TIMEOUT,
 )
-from diag.knowledge.signals.expressions import ITL, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
 from diag.knowledge.signals.log import EVENT_TIME, event_time
 
@@ -126,8 +126,9 @@ PARTS: tuple[Part, ...] = (
         "engine_cpu_wait",
         'max by ($by) (rate(diag_vllm_process_cpu_wait_seconds_total{role="engine"}[$window]))',
         "share",
+        group=SLOWEST_MEMBER,
     ),
-    Part("longest_cpu_wait", "max by ($by) ($cpu_wait)", "share"),
+    Part("longest_cpu_wait", "max by ($by) ($cpu_wait)", "share", group=SLOWEST_MEMBER),
     Part(
         "cpu_pressure_mean", 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))', "share"
     ),
@@ -195,6 +196,7 @@ PARTS: tuple[Part, ...] = (
         'max by (instance) (increase(diag_gpu_xid_errors_total{xid=~"13|31|43|45"}[5m]) > bool 0)'
         " * on (instance) $engine_gone",
         "bool",
+        group=ANY_MEMBER,
     ),
 )
 

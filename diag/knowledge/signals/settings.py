@@ -1,7 +1,7 @@
 """Signals of the running configuration and of the memory that it leaves free, from which fixes are computed."""
 
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import RUNNING, setting_value
+from diag.knowledge.signals.expressions import ANY_MEMBER, FULLEST_MEMBER, RUNNING, setting_value
 from diag.knowledge.signals.kv_cache import cache_config_has
 
 RESERVE = 0.05
@@ -13,6 +13,7 @@ PARTS: tuple[Part, ...] = (
         " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))"
         " unless on (instance, gpu) $gpus_not_serving)",
         "share",
+        group=FULLEST_MEMBER,
     ),
 )
 
@@ -60,6 +61,7 @@ gpu_memory_total = Signal(
     "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     "the smallest GPU has {value} of memory",
     "bytes",
+    group=FULLEST_MEMBER,
 )
 gpu_memory_free_share = Signal(
     "GPU memory free", "$gpu_memory_free_share", "{value} of the fullest GPU's memory is free", "share"
@@ -76,6 +78,7 @@ kv_bytes_with_free_memory = Signal(
     " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     f"the KV cache would be {{value}}, with {100 * RESERVE:g} % of the GPU's memory left as a reserve",
     "bytes",
+    group=FULLEST_MEMBER,
 )
 gpu_compute_capability_has_fp8 = Signal(
     "GPUs with FP8 (compute capability 8.9 or later, MI300 or later)",
@@ -91,6 +94,7 @@ chunked_prefill_is_off = Signal(
     f"(1 - $config_enable_chunked_prefill) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
     "chunked prefill is off: {value}",
     "bool",
+    group=ANY_MEMBER,
 )
 sequences_in_a_step = Signal(
     "--max-num-seqs",

@@ -92,8 +92,15 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("newer_process", "($latest_start_time > bool $time_of_crash) or $scraped", "bool"),
     Part("ready_again", "$last_startup_progress * ($in_phase_ready == 1) and $vllm_up == 1", "unix time"),
-    Part("answers_again", "$latest_start_time and $vllm_up == 1", "unix time"),
+    Part("answers_again", "$latest_start_time > $time_of_crash and $vllm_up == 1", "unix time"),
     Part("phase_seconds", f"sum by ($by) (last_over_time({SPENT}[$window]))", "seconds"),
+    # until the new process shows itself, the latest start time is that of the process that crashed
+    Part(
+        "start_since_crash",
+        "$latest_start_time > $time_of_crash or time() - $phase_seconds > $time_of_crash"
+        " or $last_startup_progress > $time_of_crash",
+        "unix time",
+    ),
     Part("loads_weights", f"max by ($by) (last_over_time({PHASE}{{{LOADING}}}[$window]))", "bool"),
     *(
         Part(
@@ -154,8 +161,7 @@ started_since_crash = Signal(
     "bool",
     culprit_promql='label_replace($ready_again, "state", "recovered at", "", "")'
     ' or on (instance) label_replace($answers_again, "state", "restarted at", "", "")'
-    " or on (instance)"
-    ' label_replace($latest_start_time or $last_startup_progress, "state", "restarting since", "", "")',
+    ' or on (instance) label_replace($start_since_crash, "state", "restarting since", "", "")',
     culprit_label="{state} {value}",
     culprit_unit="unix time",
 )

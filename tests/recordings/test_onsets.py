@@ -1,0 +1,54 @@
+"""Onsets: an incident is dated by its first sign, whatever the window that proves it."""
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import rewriting
+from support.rewriting import Scrape
+from support.scenarios import Beside, config, text
+from support.simulated_vllm import Engine, Limits, Request, page
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.core.metric_families import Sample
+from diag.diagnosis.diagnose import Diagnosis
+
+BEGUN = 1_795_000_000.0
+AT = 247.0
+"""Seconds after the first scrape at which the fault sets in."""
+
+
+def stalled(every: float, seconds: float, beside: Iterable[Beside]) -> Iterator[Scrape]:
+    """Scrape a busy server that makes no more step from AT on."""
+    draw = random.Random(3)
+    engine = Engine(Limits(step=0.03), BEGUN - 3600)
+    engine.now = at = BEGUN
+    while (at := at + draw.expovariate(1.0)) < BEGUN + seconds:
+        engine.send(Request(at, round(draw.gauss(600, 100)), draw.randint(100, 500)))
+    for time in np.arange(every, seconds, every):
+        engine.run(BEGUN + min(time, AT))
+        shown = page([engine])
+        yield BEGUN + time, "vllm-0:8000", shown + text(time, shown, beside)
+
+
+def ranks(t: float) -> Iterable[Sample]:
+    """Two workers at work; from AT on the second stands still, and the first busy-waits for it."""
+    seconds = {"100": 0.9 * t, "101": 0.9 * min(t, AT)}
+    for rank, (pid, spent) in enumerate(seconds.items()):
+        yield "diag_vllm_process_cpu_seconds_total", (pid, "worker", str(rank)), 30 + spent
+
+
+def judged(folder: Path, scrapes: Iterable[Scrape], incident: str) -> Diagnosis:
+    report = doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", scrapes))]))
+    return next(each.diagnosis for each in report.present if each.diagnosis.incident.id == incident)
+
+
+@pytest.mark.parametrize("incident", ["tp_communication_stall", "engine_stalled"])
+@pytest.mark.parametrize(("every", "seconds"), [(2, 330), (5, 400), (15, 450), (15, 1200), (30, 1200)])
+def test_a_stall_is_dated_by_the_last_token(tmp_path: Path, incident: str, every: float, seconds: float) -> None:
+    found = judged(tmp_path, stalled(every, seconds, [ranks, config(tensor_parallel_size=2)]), incident)
+    assert found.since is not None
+    assert abs(found.since - (BEGUN + AT)) <= max(5, 1.25 * every)
