@@ -45,11 +45,14 @@ FEATURES = {
 """Features of requests that fail, by the events in the log."""
 FEW_GIVEN_UP = 10
 """Requests given up below which their ages may be chance."""
+MOST_BY_DESIGN = 0.33
+"""Share of requests given up above which unknown ages hide harm: 28 % where an editor cancels completions, measured."""
 SIGNS_OF_HARM = {
     "time-out": "($ages_when_given_up_p90_per_p10 <= bool 2.5) * ($mean_age_when_given_up >= bool 1)",
     "queue time": "$queue_time_per_end_to_end_latency > bool 0.25",
     "late first tokens": "1 - $ttft_within_slo / ($first_tokens >= 10) > bool 0.1",
     "sudden rise": "$requests_given_up_by_their_clients > bool 3 * clamp_min($usual_share_given_up, 0.1)",
+    "many, at unknown ages": "$many_given_up",
 }
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 
@@ -216,6 +219,12 @@ PARTS: tuple[Part, ...] = (
         " / ($responses_ok[1h] offset 10m >= 100)",
         "share",
     ),
+    Part("time_out_measured", "$ages_when_given_up_p90_per_p10 * $mean_age_when_given_up", "bool"),
+    Part(
+        "many_given_up",
+        f"($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured",
+        "bool",
+    ),
     Part(
         "signs_of_harm",
         " or ".join(f'label_replace({promql}, "sign", "{sign}", "", "")' for sign, promql in SIGNS_OF_HARM.items()),
@@ -304,9 +313,12 @@ spread_of_ages_given_up = Signal(
 )
 harm_of_giving_up = Signal(
     "harm behind requests given up",
-    "max by ($by) ($signs_of_harm)",
-    "a time-out, a queue, a late first token, or a sudden rise is behind them: {value}",
+    # no harm is shown by ages, queue and first tokens together: without one of them it is unknown
+    "max by ($by) ($signs_of_harm) > 0"
+    " or 0 * ($time_out_measured + $queue_time_per_end_to_end_latency + $ttft_within_slo / ($first_tokens >= 10))",
+    "a time-out, a queue, a late first token, or a sudden rise is behind them, or unknown ages of many: {value}",
     "bool",
+    needs=f"{FEW_GIVEN_UP} of them with their ages, and the histograms of queue time and TTFT",
     culprit_promql="$signs_of_harm > 0",
     culprit_label="{sign}",
 )
