@@ -51,7 +51,9 @@ ACCESS = re.compile(
     r'INFO: +(?P<client>[^\s"]{1,80}) - "[A-Z]{3,7} /'
 )
 """A request in uvicorn's access log. Most lines are one, so they skip the parser."""
-ANSWER = re.compile(r'[^\s"]{1,80} - "[A-Z]{3,7} (?P<route>/[^\s"?]{0,100})[^"]{0,4000}" (?P<status>[1-5])\d\d\b')
+ANSWER = re.compile(
+    r'[^\s"]{1,80} - "(?P<method>[A-Z]{3,7}) (?P<route>/[^\s"?]{0,100})[^"]{0,4000}" (?P<status>[1-5]\d\d)\b'
+)
 """The answer to a request, behind the head of the access log."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PROGRESS_BAR = re.compile(

@@ -233,7 +233,7 @@ class ServerLog:
     @property
     def answers(self) -> Mapping[tuple[str, str], int]:
         """Answers by route and class of the status, as the access log has them."""
-        return self._interpreter.answers
+        return self._interpreter.answers.by_route
 
     def finish(self) -> None:
         """Take the end of the log for that of the server, if the log's last word is an exception."""
