@@ -22,6 +22,7 @@ incident = Incident(
     title="Every request is refused with HTTP 4xx",
     severity="warning",
     per=("instance",),
+    hold="2m",
     cause="""
         Clients and server do not agree: the API key was changed on one side only, the clients ask for a model name, an
         adapter or a path that this server does not serve, or every prompt is beyond --max-model-len. Such a change
@@ -31,7 +32,7 @@ incident = Incident(
     impact="no user of this server gets an answer",
     symptoms=(
         refused_without_success.at_least(
-            1, measured("535 answers in half a minute, none of them a success", "requests_refused")
+            1, measured("314 answers in 36 s, none of them a success", "requests_refused")
         ),
     ),
     supports=(SERVED_BEFORE, KEYS, NAMES, LIMITS, names_asked_in_vain.at_least(1, judged("the log shows the names"))),

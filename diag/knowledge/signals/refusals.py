@@ -42,12 +42,11 @@ PARTS: tuple[Part, ...] = (
         any_of(http="$refused_over_http", log="$refused_in_log", none="$http_is_counted"),
         "answers",
     ),
-    Part("served_total", any_of(http="$served_answers", log="$served_in_log"), "answers"),
     Part("unsuccessful_answers", "$refused_total + ($failed_over_http or 0 * $refused_total)", "answers"),
     Part(
         "refused_share",
         f"$refused_total * ($refused_total >= bool {FEWEST_REFUSED})"
-        " / ($unsuccessful_answers + ($served_total or 0 * $refused_total) > 0)"
+        " / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)"
         " or 0 * ($finished_requests == 0)",
         "share",
     ),
@@ -120,7 +119,7 @@ refused_growth = Signal(
 )
 refused_without_success = Signal(
     "requests refused while none succeeds",
-    "0 * ($refused_total[1m] == 0) or 0 * ($successes > 0) or $refused_mostly or $long_refused_row",
+    "0 * ($successes > 0 or $refused_total == 0) or $refused_mostly or $long_refused_row",
     "requests for inference that were refused (HTTP 4xx) while no request succeeded: {value}",
     "answers",
     window_scaling="peak",
