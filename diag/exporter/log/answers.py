@@ -1,7 +1,10 @@
 """Answers of the server, as its access log has them: by route and status, and what clients asked for in vain.
 
 vLLM's own counters miss the answers of its authentication, which stands in front of them: with a wrong key every answer
-is a 401, and /metrics counts none. The log has neither the client's intention nor, mostly, a time: the order counts.
+is a 401, and /metrics counts none. The access log mostly has no time: the order of its lines counts.
+
+uvicorn's lines have no head, so a client whose text is logged can imitate one; it gains no more than by sending the
+requests. What the page shows of successes outweighs the log.
 """
 
 import re

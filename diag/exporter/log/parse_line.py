@@ -101,6 +101,11 @@ class LineParser:
         self._cut_by_journald = False
         self._last_minute: tuple[str, float] = ("", 0.0)
 
+    @property
+    def is_within_line(self) -> bool:
+        """Return True if the next line may be the rest of one that the log collector has split."""
+        return bool(self._unfinished) or self._cut_by_journald
+
     def parse(self, line: str, read_at: float) -> list[ParsedLine]:
         """Return the lines in a raw one: none for the first part of a split line, several for a bar redrawn in it.
 

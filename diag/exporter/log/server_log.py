@@ -116,7 +116,7 @@ class ServerLog:
 
         `number` is the line number in the file, 0 if unknown.
         """
-        request = ACCESS.match(line)
+        request = None if self._parser.is_within_line else ACCESS.match(line)
         if request:
             own = self._parser.parse_time(request["iso"], read_at)
             for interpreter in filter(None, (self._proven, self._claimed)):
