@@ -259,6 +259,11 @@ FAMILIES: Mapping[str, MetricFamily] = {
         *PROCESS,
         "host",
     ),
+    "diag_vllm_stray_engine": _gauge(
+        "Always 1, while no API server of this server is visible: an engine process of vLLM on this host whose API "
+        "server has ended, without proof that it is of this server.",
+        *("pid", "host"),
+    ),
     "diag_host_oom_kills_total": _counter(
         "Processes that the kernel of this host has killed for lack of memory since it booted, of vLLM or not.",
         unread="The time of its last growth shows what killed a server; the number itself is for readers.",

@@ -252,10 +252,18 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
 
 
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """Nest each present incident under its cause: if there are several, under one that has no cause itself."""
+    """Nest each present incident under its cause: if there are several, under one that has no cause itself.
+
+    An outage has no cause that is less severe: such a one is of another server, or of an earlier one.
+    """
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
     causes = [
-        [cause for _, cause in present.like(found.subject) if found.incident.id in cause.incident.explains]
+        [
+            cause
+            for _, cause in present.like(found.subject)
+            if found.incident.id in cause.incident.explains
+            and not (found.incident.outage and RANK[cause.severity] < RANK[found.severity])
+        ]
         if found.state == "present"
         else []
         for found in diagnoses
