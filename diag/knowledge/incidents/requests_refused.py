@@ -22,7 +22,7 @@ incident = Incident(
     title="Every request is refused with HTTP 4xx",
     severity="warning",
     per=("instance",),
-    hold="2m",
+    window="1m",
     cause="""
         Clients and server do not agree: the API key was changed on one side only, the clients ask for a model name, an
         adapter or a path that this server does not serve, or every prompt is beyond --max-model-len. Such a change

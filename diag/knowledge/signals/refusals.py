@@ -19,17 +19,17 @@ _ROW = 'max by ($by) (last_over_time(diag_vllm_log_refused_in_a_row{{row="{}"}}[
 
 
 def _logged(status: str) -> str:
-    """Return the answers of a status in the log; missing while the log has shown no answer, as if it had none."""
-    return f'sum by ($by) (increase({LOGGED}{{status=~"{status}"}}[$window])) and ($answers_logged > 0)'
+    """Return the answers of a status in the log."""
+    return f'sum by ($by) (increase({LOGGED}{{status=~"{status}"}}[$window]))'
 
 
 PARTS: tuple[Part, ...] = (
-    Part("answers_logged", f"sum by ($by) (last_over_time({LOGGED}[$window]))", "answers"),
-    Part("refused_in_log", _logged("4.+"), "answers"),
-    Part("served_in_log", _logged("2xx"), "answers"),
-    Part("unauthorized_in_log", _logged("401|403"), "answers"),
-    Part("not_found_in_log", _logged("404"), "answers"),
-    Part("invalid_in_log", _logged("400|413|422"), "answers"),
+    # none in the log is no evidence of none: the access log may be turned off
+    Part("refused_in_log", f"{_logged('4.+')} > 0", "answers"),
+    Part("served_in_log", f"{_logged('2xx')} > 0", "answers"),
+    Part("unauthorized_in_log", f"{_logged('401|403')} and $refused_in_log", "answers"),
+    Part("not_found_in_log", f"{_logged('404')} and $refused_in_log", "answers"),
+    Part("invalid_in_log", f"{_logged('400|413|422')} and $refused_in_log", "answers"),
     # vLLM's HTTP server exports this histogram from its start on: it answered nothing where it is 0
     Part(
         "http_is_counted",
@@ -51,14 +51,10 @@ PARTS: tuple[Part, ...] = (
         "share",
     ),
     # the counters at the beginning of the window hold all answers since the start of the server
-    Part("served_first", f"sum by ($by) (min_over_time({SERVED}[$window]))", "answers"),
-    Part("refused_first", f"sum by ($by) (min_over_time({REFUSED}[$window]) unless $refused_answers_born)", "answers"),
-    Part("served_first_in_log", f'sum by ($by) (min_over_time({LOGGED}{{status="2xx"}}[$window]))', "answers"),
-    Part("refused_first_in_log", f'sum by ($by) (min_over_time({LOGGED}{{status=~"4.+"}}[$window]))', "answers"),
-    Part("served_before", any_of(http="$served_first", log="$served_first_in_log"), "answers"),
+    Part("served_before", f"sum by ($by) (min_over_time({SERVED}[$window]))", "answers"),
     Part(
         "refused_before",
-        any_of(http="$refused_first", log="$refused_first_in_log", none="0 * $served_before"),
+        f"sum by ($by) (min_over_time({REFUSED}[$window]) unless $refused_answers_born) or 0 * $served_before",
         "answers",
     ),
     Part(
@@ -119,7 +115,9 @@ refused_growth = Signal(
 )
 refused_without_success = Signal(
     "requests refused while none succeeds",
-    "0 * ($successes > 0 or $refused_total == 0) or $refused_mostly or $long_refused_row",
+    # few requests a minute need a longer look
+    "0 * ($successes > 0 or $refused_total == 0) or $refused_mostly or ($refused_mostly[5m] and $successes[5m] == 0)"
+    " or $long_refused_row",
     "requests for inference that were refused (HTTP 4xx) while no request succeeded: {value}",
     "answers",
     window_scaling="peak",
@@ -162,7 +160,7 @@ invalid_answers = Signal(
 )
 names_asked_in_vain = Signal(
     "models and routes asked for in vain",
-    "count by ($by) ($names_asked_lately) or 0 * ($answers_logged > 0)",
+    "count by ($by) ($names_asked_lately) or 0 * $refused_in_log",
     "models and routes that requests of the last 5 minutes asked for and that are not served: {value}",
     "names",
     window_scaling="peak",
