@@ -263,6 +263,7 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "Always 1, while no API server of this server is visible: an engine process of vLLM on this host whose API "
         "server has ended, without proof that it is of this server.",
         *("pid", "host"),
+        unread="A note of the doctor names it; it is evidence of no incident of this server.",
     ),
     "diag_host_oom_kills_total": _counter(
         "Processes that the kernel of this host has killed for lack of memory since it booted, of vLLM or not.",
