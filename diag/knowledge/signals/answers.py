@@ -201,7 +201,8 @@ PARTS: tuple[Part, ...] = (
     Part("time_out_measured", "$ages_when_given_up_p90_per_p10 * $mean_age_when_given_up", "bool"),
     Part(
         "many_given_up",
-        f"($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured",
+        f"($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured"
+        " unless on (instance) $server_or_engine_dead > 0",  # which loses the requests in flight
         "bool",
     ),
     Part(
