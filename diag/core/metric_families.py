@@ -88,12 +88,12 @@ LABELS: Mapping[str, str] = {
     "frames": "the traceback's innermost frames: of any package, of vLLM, of an optional part of it; empty if unknown",
     "gpu": "index of the GPU, as nvidia-smi or amd-smi counts",
     "host": "name of the host or container in which the PID counts; of an NCCL rank the address of its node",
-    "kind": "the kind of error: corrected or uncorrected for memory (AMD also deferred: found, and not read yet), the "
-    "name in nvml.h for NVLink, of the kernel's counter for InfiniBand",
+    "kind": "model or route, of what a client asked for; the kind of error: corrected or uncorrected for memory (AMD "
+    "also deferred: found, and not read yet), the name in nvml.h for NVLink, of the kernel's counter for InfiniBand",
     "leader": "address and port of the first node, as --master-addr and --master-port name it on every node",
     "line": "number of the line in the file; empty if it is not known",
     "model": "the name under which the model is served",
-    "name": "product name of the GPU",
+    "name": "product name of the GPU; the model or the route that a client asked for, up to 100 characters",
     "node": "number of the node, --node-rank",
     "operation": "number of a collective operation of this kind in this communicator, from 1 on; empty if not known",
     "part": "every_step, or experts (the routed ones)",
@@ -109,10 +109,12 @@ LABELS: Mapping[str, str] = {
     "reason": ", ".join(THROTTLE_REASONS),
     "resource": "cpu, memory or io",
     "role": "api_server, engine or worker; on a GPU also other (not of this vLLM) and unknown",
+    "row": "current, or longest: the longest one before it since the server was started",
     "sensor": "gpu (AMD: the edge of the die), hotspot (AMD only) or memory",
     "state": "stopped (SIGSTOP), traced (a debugger), uninterruptible (state D: storage, driver) or zombie; of a "
     "retired page reserved, pending (until the next reset) or unreservable; for NCCL answering, behind (it has "
     "launched fewer collectives than its peers), unresponsive or dead; of a claim of the log open or refuted",
+    "status": "2xx; 400, 401, 403, 404, 413 or 422; 4xx for any other client error; 5xx",
     "text": "the line without its head, without secrets, up to 300 characters",
     "uuid": "identity of the GPU, the same after a reboot",
     "version": "release of diag, of vLLM",
@@ -200,6 +202,21 @@ FAMILIES: Mapping[str, MetricFamily] = {
     "diag_vllm_log_value_total": _counter(
         "Sum of a number over all log lines that show this event, since the exporter started.", "event", "field"
     ),
+    "diag_vllm_log_answers_total": _counter(
+        "Answers to requests for inference in the access log since the server was started, also at a path that vLLM "
+        "does not serve.",
+        "status",
+    ),
+    "diag_vllm_log_refused_in_a_row": _gauge(
+        "Requests for inference in the access log that were refused (HTTP 4xx) one after the other, none in between "
+        "answered 2xx.",
+        "row",
+    ),
+    "diag_vllm_log_refused_name_timestamp_seconds": _gauge(
+        "Unix time of the last log line that shows a request for a model or a route that the server does not serve. The"
+        " label is a client's text.",
+        *("kind", "name"),
+    ),
     "diag_vllm_log_error_timestamp_seconds": _gauge(
         "Unix time of the log line with the reason for the last failed start or server death; labels quote the line.",
         *("event", "process", "file", "line", "text", "cause", "frames"),
@@ -245,6 +262,12 @@ FAMILIES: Mapping[str, MetricFamily] = {
         "memory.",
         *PROCESS,
         "host",
+    ),
+    "diag_vllm_stray_engine": _gauge(
+        "Always 1, while no API server of this server is visible: an engine process of vLLM on this host whose API "
+        "server has ended, without proof that it is of this server.",
+        *("pid", "host"),
+        unread="A note of the doctor names it; it is evidence of no incident of this server.",
     ),
     "diag_host_oom_kills_total": _counter(
         "Processes that the kernel of this host has killed for lack of memory since it booted, of vLLM or not.",

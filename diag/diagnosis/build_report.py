@@ -16,7 +16,7 @@ from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, Query
 from diag.diagnosis.quotes import Quote, quotes
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.report import Finding, Observed, Report, verdict_of
-from diag.diagnosis.telemetry_checks import claims, log_alone
+from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
@@ -100,7 +100,9 @@ def build_report(
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
     return Report(
-        observed=observed._replace(defects=(*observed.defects, *claims(queries, "claimed"), *log_alone(ill, queries))),
+        observed=observed._replace(
+            defects=(*observed.defects, *claims(queries, "claimed"), *log_alone(ill, queries), *strays(queries))
+        ),
         verdict=verdict_of(findings, not_judged),
         progress=progress,
         findings=tuple(findings),

@@ -100,9 +100,10 @@ DefectKind = (
     Literal["ended", "gone", "gaps", "slow"]
     | Literal["renamed", "double", "aliases"]
     | Literal["silent", "collectors", "not joined", "no gpu", "no throttling", "no start"]
-    | Literal["claimed", "unproven", "survived", "log alone"]
+    | Literal["claimed", "unproven", "survived", "log alone", "stray"]
 )
-"""Defects of scrapes, of the names of servers, of what is collected, and of a log: contradicted or uncorroborated."""
+"""Defects of scrapes, of the names of servers, of what is collected, of a log: contradicted or uncorroborated; and
+engines of which it is unknown whose they are."""
 
 
 class TelemetryDefect(NamedTuple):
@@ -110,8 +111,9 @@ class TelemetryDefect(NamedTuple):
 
     `number` is a unix time ("ended", "gone", and of claims), the largest share of missing scrapes ("gaps") or a
     scrape interval in seconds ("slow"). `names` are the alerts that need more scrapes ("slow"), the jobs ("double"),
-    the prefix of the metrics' names and the usual one ("renamed"), or a line of the log, its place, and the events
-    claimed ("claimed", "unproven", "survived"). `groups` are servers by failing collector, or instances of one server.
+    the prefix of the metrics' names and the usual one ("renamed"), processes ("stray"), or a line of the log, its place
+    and the events claimed ("claimed", "unproven", "survived"). `groups` are servers by failing collector, or instances
+    of one server.
     """
 
     kind: DefectKind
@@ -314,6 +316,16 @@ def log_alone(ill: frozenset[str], queries: QueryCache) -> Iterator[TelemetryDef
     alone = ill and ill & set(map(instance_name, queries.ask(LOG_ALONE, INSTANCE, queries.whole)))
     if alone:
         yield TelemetryDefect("log alone", frozenset(alone))
+
+
+def strays(queries: QueryCache) -> Iterator[TelemetryDefect]:
+    """Yield the engines on a server's host whose API server has ended, and that no proof says to be this server's."""
+    query = "max by (instance, pid, host) (last_over_time(diag_vllm_stray_engine[$window]))"
+    now = queries.holding(queries.source.interval)
+    found = [dict(subject) for subject in queries.ask(query, INSTANCE, now, queries.source.instants[-1:])]
+    names = sorted(f"PID {label_value(labels, 'pid')} on {label_value(labels, 'host')}" for labels in found)
+    if names:
+        yield TelemetryDefect("stray", frozenset(labels["instance"] for labels in found), names=tuple(names))
 
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:

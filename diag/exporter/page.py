@@ -135,7 +135,7 @@ class HostCollectors:
 
     @property
     def has_server(self) -> bool:
-        return self.log is not None or bool(self.processes and self.processes.owners())
+        return self.log is not None or bool(self.processes and (self.processes.owners() or self.processes.strays()))
 
     def start(self) -> None:
         if self.gpus:
@@ -146,6 +146,8 @@ class HostCollectors:
     def scraped(self, seen: Measurement) -> None:
         if self.nccl:
             self.nccl.page_answered(seen.page)
+        if self.processes:
+            self.processes.page(seen)
         if self.log:
             started = self.processes.started() if self.processes else None
             processes = self.processes.identities() if self.processes else frozenset()
@@ -174,7 +176,7 @@ def host_collectors(
     tail = LogTail(log, zone) if log else None
     if not is_here(address):
         return HostCollectors(None, tail, None)
-    processes = ProcessCollector(address.port)
+    processes = ProcessCollector(address.port, log=log)
 
     def others(port: int) -> bool:
         """Return True if a process that is not of this server listens on a port, as far as that is visible."""

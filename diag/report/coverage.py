@@ -82,6 +82,10 @@ SENTENCES = {
         "the log of {servers} claims {claims}, and shows the same server at work afterwards; these lines are ignored."
         ' The first one: "{line}"{place}, {time}. A client may have written it, or the log is that of several servers'
     ),
+    "stray": (
+        "engines of an unknown server, whose API server has ended, run on the host of {servers}: {names}; end none"
+        " before it is known whose it is (--log may prove that it is this server's)"
+    ),
     "log alone": (
         "only the log shows what is wrong with {servers}: none of its pages came, and its processes were not seen"
     ),
@@ -215,7 +219,7 @@ def defect_sentence(defect: TelemetryDefect) -> str:
         time=moment(defect.number),
         percent=100 * defect.number,
         number=defect.number,
-        names=listed([*defect.names]),
+        names=listed(list(map(printable, defect.names))),
         line=line,
         place=f" at {place}" if place else "",
         claims=listed(claims, most=FEW),

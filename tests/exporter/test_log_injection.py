@@ -17,7 +17,11 @@ from diag.exporter.log.server_log import ServerLog
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
 TIME = "2026-11-21T19:50:00.000000000Z"
-NOT_BELIEVED = ("diag_vllm_log_hearsay_timestamp_seconds", "diag_vllm_log_last_line_timestamp_seconds")
+NOT_BELIEVED = (
+    *("diag_vllm_log_hearsay_timestamp_seconds", "diag_vllm_log_last_line_timestamp_seconds"),
+    # uvicorn's lines have no head: who imitates an answer can as well send the request
+    *("diag_vllm_log_answers_total", "diag_vllm_log_refused_in_a_row"),
+)
 
 
 OLD = Heads(

@@ -308,8 +308,8 @@ def test_an_engine_that_outlives_its_api_server_is_an_orphan(tmp_path: Path, bur
         until(lambda: values(before, ORPHANED) == {pid: 1})
         counted = {labels[0]: value for name, labels, value in before.collect().samples if name == PROCESSES}
         assert (counted["api_server"], counted["engine"]) == (0, 0)
-        afterwards = ProcessCollector(live.free_port())  # has never seen the server
-        assert values(afterwards, ORPHANED)[pid] == 1
+        afterwards = ProcessCollector(live.free_port())  # has never seen the server, so it may be any other's
+        assert pid not in values(afterwards, ORPHANED)
         with serving(tmp_path, TP2, flags=["--port", str(fake.port)], port=fake.port) as again:
             until(lambda: sorted(values(before, ORPHANED).values()) == [0, 1])
             assert before.server_pid() == again.process.pid
@@ -387,7 +387,7 @@ def test_no_server_process_is_found() -> None:
     told = f"no vLLM process is visible that serves port {port}: in a container share the PID namespace "
     for _ in range(2):
         collected = processes.collect()
-        assert not [name for name, *_ in collected.samples if not name.startswith("diag_host_")]
+        assert not [name for name, *_ in collected.samples if not name.startswith(("diag_host_", "diag_vllm_stray"))]
         assert collected.problem == told + "(shareProcessNamespace, --pid=host)"
     assert (processes.owners(), processes.launch(), processes.visible(), processes.started()) == ({}, "", None, None)
 

@@ -270,6 +270,7 @@ OTHERS = (
     "host_cpu_starved",
     "requests_aborted",
     "requests_cancelled",
+    "requests_refused",
 )
 """The recordings whose metrics a cascade does not have: each is a server of its own."""
 

@@ -14,7 +14,7 @@ from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
-from diag.report.coverage import lacking, not_collected
+from diag.report.coverage import defect_sentence, lacking, not_collected
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -484,6 +484,29 @@ def test_an_orphan_is_critical_unless_the_server_of_the_page_answers(
     diagnosis = found(report, "engine_orphaned").diagnosis
     assert (diagnosis.severity, diagnosis.culprits) == (severity, ("PID 91 on gpu-7",))
     assert {each.state for each in report.progress} == ({"dead"} if severity == "critical" else {"busy"})
+
+
+def test_an_engine_of_an_unknown_server_is_a_note_beside_a_dead_server(tmp_path: Path) -> None:
+    """Its owner is not known: no command ends it."""
+    report = judge(tmp_path, "engine_dead", lambda _: [("diag_vllm_stray_engine", ("91", "gpu-7"), 1.0)])
+    (primary,) = (each for each in report.present if each.diagnosis.primary)
+    assert primary.diagnosis.incident.id == "engine_dead"
+    assert not any("kill" in fix.text for each in report.present for fix in each.proposals)
+    (note,) = (defect_sentence(each) for each in report.observed.defects if each.kind == "stray")
+    assert "PID 91 on gpu-7" in note
+
+
+def test_an_earlier_servers_orphan_does_not_lead_before_the_death_of_the_server(tmp_path: Path) -> None:
+    def beside(_: float) -> Iterable[Sample]:
+        yield "diag_vllm_process_orphaned", ("91", "engine", "0", "gpu-7"), 1.0
+        yield "diag_vllm_processes", ("api_server",), 1.0
+        yield "diag_vllm_processes", ("engine",), 0.0
+
+    report = judge(tmp_path, "engine_dead", beside)
+    assert [(each.diagnosis.incident.id, each.diagnosis.severity) for each in report.present[:2]] == [
+        ("engine_dead", "critical"),
+        ("engine_orphaned", "warning"),
+    ]
 
 
 # -- devices whose telemetry nothing reads ----------------------------------------------------------------------------

@@ -52,10 +52,19 @@ def pages(begun: Callable[[int], int], ended: Callable[[int], int], queue: float
     return [(1_700_000_000.0 + t, "h:1", page(t)) for t in range(0, 61, 2)]
 
 
-@pytest.mark.parametrize(("queue", "state"), [(0.5, "present"), (0.0, "absent")])
+@pytest.mark.parametrize(("queue", "state"), [(0.5, "present"), (0.0, "unknown")])
 def test_without_http_metrics_a_queue_is_the_harm(tmp_path: Path, queue: float, state: str) -> None:
     served = pages(lambda t: 3 * t, lambda t: 2 * t, queue)
     assert of(judged(tmp_path, served), ABORTED).state == state
+
+
+@pytest.mark.parametrize("finished", [1, 0.5], ids=["half", "three quarters"])
+def test_many_requests_given_up_at_unknown_ages_are_no_cancellations_by_design(tmp_path: Path, finished: float) -> None:
+    """A gateway may cut them off: nothing on the page says at which age they end."""
+    report = judged(tmp_path, pages(lambda t: 2 * t, lambda t: int(finished * t), 0.0))
+    assert (report.verdict, of(report, ABORTED).state) == ("warning", "present")
+    assert of(report, CANCELLED).state == "absent"
+    assert any("unknown ages" in each for reading in of(report, ABORTED).symptoms for each in reading.culprits)
 
 
 def test_the_counts_of_a_former_process_are_no_requests_that_were_given_up(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ Series = dict[Key, Floats]
 
 STRETCHES = {
     "requests_failing": (8.0, 12.0, 44.0),  # from 6 s on
+    "requests_refused_after_success": (14.0, 24.0, 90.0),  # from 18 s on
     "admission_deadlock": (10.0, 18.0, 54.0),  # the long prompt came at 8 s, and was given up at 58 s
     "engine_stalled": (24.0, 24.0, 60.0),  # SIGSTOP at 20 s, SIGCONT at 62 s
     "tp2_long_stall": (16.0, 76.0, 88.0),  # SIGSTOP at 14.5 s, a line in the log from 75 s on, SIGCONT at 88.9 s
@@ -313,6 +314,7 @@ RECORDED = {
     "requests_aborted": "requests_aborted",
     "requests_cancelled": "requests_cancelled",
     "requests_failing": "requests_failing",
+    "requests_refused": "requests_refused_after_success",
     "weights_not_reloaded": "weights_not_reloaded",
 }
 """The recording that shows an incident from vLLM's page alone."""

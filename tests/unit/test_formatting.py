@@ -11,7 +11,7 @@ from diag.core.incident import Signal
 FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time"}
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
-    *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "transfers"),
+    *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "names", "transfers"),
     *("answers", "errors", "parts", "ports", "GiB"),
 }
 SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstance(value, Signal)}

@@ -52,7 +52,7 @@ def test_a_real_recording_is_read() -> None:
     assert observed.launch["127.0.0.1:8201"].endswith("--max-num-seqs 32 --enforce-eager")
 
 
-LENGTHS = {1024, 2048, 4096, 8192, 32_768, 65_536, 131_072}
+LENGTHS = {1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072}
 """Of the contexts that the recorded servers were started with."""
 
 

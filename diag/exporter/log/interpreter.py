@@ -32,8 +32,9 @@ from diag.core.log_events import (
     LogState,
 )
 from diag.core.metric_families import Sample
+from diag.exporter.log.answers import AnswerCounts
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
-from diag.exporter.log.parse_line import ANSWER, PROGRESS_BAR, ParsedLine
+from diag.exporter.log.parse_line import PROGRESS_BAR, ParsedLine
 from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
     TRACEBACK,
@@ -77,8 +78,6 @@ FARTHEST = 3_600.0
 MOST_PENDING = 64
 LONGEST_DRAIN = 3_600.0
 """Seconds: a longer drain is not believed."""
-MOST_ROUTES = 1_000
-"""Routes that are counted; clients may ask for any number of them."""
 _ENDED_FROM_OUTSIDE = re.compile(
     r"(?:\S{1,200}: line \d{1,9}: +\d{1,10} )?(?:Killed|Terminated)(?:\s+\S.{0,400})?$"
     r"|slurmstepd: error: .{0,80}(?:CANCELLED|oom_kill|DUE TO)"
@@ -132,8 +131,7 @@ class LogInterpreter:
         """Lines that have shown the server at work."""
         self.failed = 0
         """Starts that have failed."""
-        self.answers: Counter[tuple[str, str]] = Counter()
-        """Answers by route and class of the status, as the access log has them: "/v1/completions", "2xx"."""
+        self.answers = AnswerCounts()
         self._startup = StartupProgress()
         self._crashes = CrashStreak()
         self._banners: set[str] = set()
@@ -239,13 +237,10 @@ class LogInterpreter:
         self._serve(at)
 
     def _count_answer(self, text: str, at: float) -> None:
-        if answer := ANSWER.match(text):
-            if answer["status"] == "5":
+        if answer := self.answers.count(text, at):
+            if answer["status"].startswith("5"):
                 self._cut_off("answers", at)
             self._is_vllm = self._is_vllm or (not self._is_other and answer["route"].startswith("/v1/"))
-            self.answers[answer["route"], f"{answer['status']}xx"] += 1
-            if len(self.answers) > MOST_ROUTES:
-                self.answers.clear()
 
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: a crash may leave no line."""
@@ -285,6 +280,8 @@ class LogInterpreter:
             self.reached = max(self.reached, min(line.at, self.latest + FARTHEST))
         own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at = self._resolve_time(own, read_at, live)
+        if line.level == "ERROR" and line.source:
+            self.answers.read_error(line.text, at)
         placed = PlacedLine(line, pattern, origin, at, None)
         self._handles_request = self._handles_request or (self.phase == "unknown" and is_of_request(line.text))
         is_at_work = self.phase == "serving" or (self.phase == "unknown" and self._handles_request)
@@ -577,6 +574,7 @@ class LogInterpreter:
 
     def _begin(self, at: float) -> None:
         self._crashes.begin(at)
+        self.answers.begin()
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
@@ -727,6 +725,7 @@ class LogInterpreter:
         found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
         found += self._events.samples()
         found += self._root_cause.samples()
+        found += self.answers.samples()
         if crash := self._crashes.last:
             cause = self._root_cause if crash > (self._begun or 0.0) else self._crashed
             found += cause.samples(crash)

@@ -51,7 +51,9 @@ ACCESS = re.compile(
     r'INFO: +(?P<client>[^\s"]{1,80}) - "[A-Z]{3,7} /'
 )
 """A request in uvicorn's access log. Most lines are one, so they skip the parser."""
-ANSWER = re.compile(r'[^\s"]{1,80} - "[A-Z]{3,7} (?P<route>/[^\s"?]{0,100})[^"]{0,4000}" (?P<status>[1-5])\d\d\b')
+ANSWER = re.compile(
+    r'[^\s"]{1,80} - "(?P<method>[A-Z]{3,7}) (?P<route>/[^\s"?]{0,100})[^"]{0,4000}" (?P<status>[1-5]\d\d)\b'
+)
 """The answer to a request, behind the head of the access log."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PROGRESS_BAR = re.compile(
@@ -98,6 +100,11 @@ class LineParser:
         self._layout: tuple[str, ...] | None = None
         self._cut_by_journald = False
         self._last_minute: tuple[str, float] = ("", 0.0)
+
+    @property
+    def is_within_line(self) -> bool:
+        """Return True if the next line may be the rest of one that the log collector has split."""
+        return bool(self._unfinished) or self._cut_by_journald
 
     def parse(self, line: str, read_at: float) -> list[ParsedLine]:
         """Return the lines in a raw one: none for the first part of a split line, several for a bar redrawn in it.

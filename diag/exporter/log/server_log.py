@@ -120,7 +120,7 @@ class ServerLog:
 
         `number` is the line number in the file, 0 if unknown.
         """
-        request = ACCESS.match(line)
+        request = None if self._parser.is_within_line else ACCESS.match(line)
         if request:
             own = self._parser.parse_time(request["iso"], read_at)
             for interpreter in filter(None, (self._proven, self._claimed)):
@@ -235,7 +235,7 @@ class ServerLog:
     @property
     def answers(self) -> Mapping[tuple[str, str], int]:
         """Answers by route and class of the status, as the access log has them."""
-        return self._interpreter.answers
+        return self._interpreter.answers.by_route
 
     def finish(self) -> None:
         """Take the end of the log for that of the server, if the log's last word is an exception."""

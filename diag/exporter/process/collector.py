@@ -6,11 +6,13 @@ A look reads the processes that are new since the last one, and one small file f
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
+from diag.exporter.log.corroboration import RESOLUTION, Measurement
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
+from diag.exporter.process.orphans import orphaned_engines, proven, stray_engines
 from diag.exporter.process.server import (
     Owner,
     ServerProcess,
@@ -18,8 +20,6 @@ from diag.exporter.process.server import (
     axis_sizes,
     find_server,
     newest_dump,
-    orphaned_engines,
-    stray_engines,
 )
 from diag.exporter.process.table import (
     HALTED,
@@ -34,6 +34,10 @@ from diag.exporter.process.table import (
 )
 
 STOPPED = "diag_vllm_process_stopped"
+ANOTHER = (
+    "the vLLM process {} names this port in its command line, and was not started when the server of the page was: it "
+    "is another server's; in a container share the PID namespace (shareProcessNamespace, --pid=host)"
+)
 SEARCH_SECONDS = 10.0
 SEARCH_SHARE = 0.002
 """Share of a core for searching all processes and sockets: with many, the search is rarer than `SEARCH_SECONDS`."""
@@ -49,6 +53,8 @@ class ProcessView:
     """The server and its descendants, and processes that have outlived an earlier server."""
     owners: Mapping[int, Owner] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    strays: ProcessTable = field(default_factory=dict)
+    """Engines without an API server that are not proven to be of this server, while it has no visible API server."""
     server: ServerProcess | None = None
     roles: frozenset[str] = frozenset()
     """Roles in which processes have run since this server, or the last one, was found."""
@@ -60,13 +66,19 @@ class ProcessCollector:
     """Collects the processes of the vLLM server on a port, or of the only server if no port is given.
 
     The server is the process that listens on the port, with its descendants; until one listens, the process whose
-    command line names the port. Workers that Ray has started are not among its descendants.
+    command line names the port. Workers that Ray has started are not among its descendants. `log` is the path of the
+    server's log, "" if unknown.
     """
 
     name = "process"
 
-    def __init__(self, port: int | None, proc: str = "/proc") -> None:
+    def __init__(self, port: int | None, proc: str = "/proc", log: str = "") -> None:
         self._port = port
+        self._log = log
+        self._page: Measurement | None = None
+        """The latest scrape of the server's page."""
+        self._page_started: tuple[float, float] | None = None
+        """Unix times at which the process that answers was started, by its page, and at which that page came."""
         self._view: ProcessView | None = None
         self._server: ServerProcess | None = None
         self._group_of = 0
@@ -75,6 +87,13 @@ class ProcessCollector:
         self._last_oom_kill = last_vllm_kill() if proc == "/proc" else 0.0
         if proc != "/proc":
             read_from(proc)
+
+    def page(self, seen: Measurement) -> None:
+        """Take what a scrape of the page has measured: its process was there, started when the page says."""
+        self._page = seen
+        if seen.page:
+            started = max(seen.started.values(), default=None)
+            self._page_started = None if started is None else (started, seen.at)
 
     def collect(self) -> Collected:
         """Collect CPU time and state of every process, how many run in each role, and when the server was started."""
@@ -106,7 +125,9 @@ class ProcessCollector:
         ended = {"engine"} if "api_server" in view.roles and not running["api_server"] else set()
         ended |= {"api_server", "engine"} if any(engines.values()) else set()  # an orphan serves nobody
         self._view = replace(view, roles=view.roles | running.keys() | ended)
-        samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
+        if view.server or not (self._page and self._page.page):  # else the server that answers is not visible
+            samples += [("diag_vllm_processes", (role,), float(running[role])) for role in sorted(self._view.roles)]
+        samples += [("diag_vllm_stray_engine", (str(pid), host), 1.0) for pid in view.strays]
         self._server = view.server or self._server  # a watchdog writes its dump and then ends the server
         if self._server:
             dumped = newest_dump(self._server.dumps, self._server.started)
@@ -169,7 +190,12 @@ class ProcessCollector:
             if (owner.role != "engine" or entry.role) and entry.runs():
                 yield entry, owner.role
 
+    def strays(self) -> Collection[int]:
+        """Return the PIDs of engines without an API server that are not proven to be of this server."""
+        return self._last().strays.keys()
+
     def server_pid(self) -> int | None:
+        """Return the PID of the server's topmost process."""
         server = self._last().server
         return server.pid if server else None
 
@@ -180,6 +206,8 @@ class ProcessCollector:
 
     def _look(self, last: ProcessView) -> ProcessView:
         begun = time.monotonic()
+        if last.server and not last.server.listens and self._is_of_another_page(last.table, last.server.pid):
+            last = ProcessView(search_at=last.search_at)
         alive = {pid: entry for pid, entry in last.members.items() if entry.exists()}
         server = last.server if last.server and last.server.pid in alive and alive[last.server.pid].runs() else None
         search = begun >= last.search_at and not (server and server.listens)
@@ -187,15 +215,20 @@ class ProcessCollector:
         alive = {pid: entry.with_current_title() for pid, entry in alive.items()}
         others = {pid: entry for pid, entry in last.table.items() if pid not in last.members}
         table = read_table({} if search else others, alive)
+        found: ServerProcess | None = server
         found, problem = server, ""
         if listening or not server:
             found, problem = find_server(table, self._port, alive, listening)
+        if found and not found.listens and self._is_of_another_page(table, found.pid):
+            problem, found = ANOTHER.format(found.pid), None
         if server and found and found.pid != server.pid:
             alive = {}
         server = found or server
 
-        if not (server or last.owners):  # it may have ended before it was seen
-            alive = {**stray_engines(table), **alive}
+        strays = {} if server else dict(stray_engines(table))
+        if strays and not last.owners:  # the server may have ended before it was seen
+            own = proven(strays, table, self._port, listening, self._log)
+            alive = {**{pid: strays[pid] for pid in own}, **alive}
         members = {**alive, **({server.pid: table[server.pid]} if server else {})}
         while added := children(table, members):
             members |= added
@@ -205,7 +238,18 @@ class ProcessCollector:
         roles = last.roles if same or server is None else frozenset()
         ended = time.monotonic()
         search_at = ended + max(SEARCH_SECONDS, (ended - begun) / SEARCH_SHARE) if search else last.search_at
-        return ProcessView(table, members, owners, sizes, server, roles, problem, search_at)
+        strays = {pid: entry for pid, entry in strays.items() if pid not in members}
+        return ProcessView(table, members, owners, sizes, strays, server, roles, problem, search_at)
+
+    def _is_of_another_page(self, table: ProcessTable, server: int) -> bool:
+        """Return True if the page comes from a process that was started at another time, while this one ran already."""
+        if self._page_started is None:
+            return False
+        started, at = self._page_started
+        ours = [entry for pid, entry in table.items() if server in ancestry(table, pid)]
+        return table[server].created < at - RESOLUTION and all(
+            abs(entry.created - started) > 2 * RESOLUTION for entry in ours
+        )
 
 
 def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:

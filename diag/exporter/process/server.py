@@ -1,4 +1,8 @@
-"""The vLLM server among the processes of this host, and the role and rank of each of its processes."""
+"""The vLLM server among the processes of this host, and the role and rank of each of its processes.
+
+A process belongs to the server on a port if it listens there, or is the only one whose command line names the port; a
+page that answers must then come from a process of that start time. Descendants belong to their server.
+"""
 
 import os
 import re
@@ -64,8 +68,7 @@ def find_server(
     for listener in listening:  # children inherit sockets, and psutil names any one of their owners
         chain = ancestry(table, listener)
         replicas = [pid for pid in chain if table[pid].role == "api_server" and "DP" in table[pid].index]
-        engines = (pid for pid, entry in table.items() if entry.role == "engine")
-        embeds = any(listener in ancestry(table, pid) for pid in engines)
+        embeds = any(_embeds(table, listener, pid) for pid, entry in table.items() if entry.role == "engine")
         tops = [*replicas, *(pid for pid in reversed(chain) if table[pid].serves), *([listener] if embeds else [])]
         if tops:
             return _server(table, tops[0], True), ""
@@ -80,6 +83,13 @@ def find_server(
         return None, f"more than one vLLM process {which}, and none is seen to listen: run one exporter beside each"
     share = "in a container share the PID namespace (shareProcessNamespace, --pid=host)"
     return None, f"no vLLM process is visible that {which}: {share}"
+
+
+def _embeds(table: ProcessTable, listener: int, engine: int) -> bool:
+    """Return True if a program that listens runs an engine itself; a gateway may be the parent of whole servers."""
+    above = ancestry(table, engine)[1:]
+    between = above[: above.index(listener)] if listener in above else None
+    return between is not None and not any(table[pid].serves or table[pid].role == "api_server" for pid in between)
 
 
 def parse_port(argv: tuple[str, ...]) -> str:
@@ -140,30 +150,6 @@ def parse_node(launch: str) -> NodeOfServer | None:
         return None
     place = whole([number or "0"])
     return None if place is None else NodeOfServer(f"{address}:{port}", str(place))
-
-
-# -- orphans -----------------------------------------------------------------------------------------------------------
-
-
-def stray_engines(table: ProcessTable) -> ProcessTable:
-    """Return the engines on this host whose API server has ended, as far as that can be told from the processes.
-
-    vLLM starts an engine with its own interpreter. The kernel gives an orphan to init or to another reaper, which runs
-    another program, or runs for another user. A script that runs an engine without a server is a parent that lives.
-    """
-    engines = ((pid, entry, table.get(entry.parent)) for pid, entry in table.items() if entry.role == "engine")
-    return {
-        pid: entry
-        for pid, entry, parent in engines
-        if parent and not (parent.serves or parent.role) and entry.program() not in ("", parent.program())
-    }
-
-
-def orphaned_engines(members: ProcessTable, owners: Mapping[int, "Owner"]) -> Mapping[int, bool]:
-    """Return the engines that run, and of each whether the API server that started it has ended."""
-    serving = {pid for pid, owner in owners.items() if owner.role == "api_server" and members[pid].runs()}
-    engines = (pid for pid, entry in members.items() if entry.role == "engine" and pid in owners and entry.runs())
-    return {pid: serving.isdisjoint(ancestry(members, pid)) for pid in engines}
 
 
 # -- roles and ranks ---------------------------------------------------------------------------------------------------

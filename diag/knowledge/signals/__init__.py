@@ -18,6 +18,7 @@ from diag.knowledge.signals.log import *  # noqa: F403
 from diag.knowledge.signals.peers import *  # noqa: F403
 from diag.knowledge.signals.planned import *  # noqa: F403
 from diag.knowledge.signals.prefill import *  # noqa: F403
+from diag.knowledge.signals.refusals import *  # noqa: F403
 from diag.knowledge.signals.resources import *  # noqa: F403
 from diag.knowledge.signals.settings import *  # noqa: F403
 from diag.knowledge.signals.startup import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Signals of HTTP answers at the inference routes: errors of the server (5xx) and of its clients (4xx).
+"""Signals of HTTP answers at the inference routes: errors of the server (5xx), and requests that clients give up.
 
 vLLM counts answers in http_requests_total{handler,method,status}, with the status as "5xx" (or "500", if its server is
 instrumented otherwise). A series is born at its first event, with all events since the last scrape as its first value:
@@ -23,19 +23,19 @@ from diag.core.log_events import (
     MULTIMODAL_CACHE_MISS,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, GENERATING_ROUTES, POOLING_ROUTES, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
+from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
 SERVED, REFUSED, FAILED = (
-    f'http_requests_total{{handler=~"{ROUTES}",status=~"{status}"}}' for status in ("2..", "4..", "5..")
+    f'http_requests_total{{handler=~"{ROUTES}",method!~"GET|HEAD|OPTIONS",status=~"{status}"}}'
+    for status in ("2..", "4..", "5..")
 )
 FAILED_AT_RAY, ANSWERED_BY_RAY = (
     f'ray_serve_num_http_requests_total{{route=~"{ROUTES}",status_code=~"{status}"}}' for status in ("5..", "2..|5..")
 )
 FEWEST_ANSWERS, FEWEST_FAILED = 10, 5
 """A share of fewer answers may be chance; fewer errors may be one request that its client has sent again."""
-FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
-"""Refused answers in the window, and answers before it, below which a client's habit may look like a change."""
 FEATURES = {
     "structured output": f"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}",
     "images, audio or video": MULTIMODAL_CACHE_MISS,
@@ -45,11 +45,14 @@ FEATURES = {
 """Features of requests that fail, by the events in the log."""
 FEW_GIVEN_UP = 10
 """Requests given up below which their ages may be chance."""
+MOST_BY_DESIGN = 0.33
+"""Share of requests given up above which unknown ages hide harm: 28 % where an editor cancels completions, measured."""
 SIGNS_OF_HARM = {
     "time-out": "($ages_when_given_up_p90_per_p10 <= bool 2.5) * ($mean_age_when_given_up >= bool 1)",
     "queue time": "$queue_time_per_end_to_end_latency > bool 0.25",
     "late first tokens": "1 - $ttft_within_slo / ($first_tokens >= 10) > bool 0.1",
     "sudden rise": "$requests_given_up_by_their_clients > bool 3 * clamp_min($usual_share_given_up, 0.1)",
+    "many, at unknown ages": "$many_given_up",
 }
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 
@@ -133,27 +136,6 @@ PARTS: tuple[Part, ...] = (
         "share",
     ),
     Part("failing_features", _features(), "lines"),
-    Part("refused_total", "sum by ($by) ($refused_answers_by_route) or 0 * $served_answers", "answers"),
-    Part(
-        "refused_share",
-        f"$refused_total * ($refused_total >= bool {FEWEST_REFUSED})"
-        " / ($refused_total + ($served_answers or 0 * $refused_total) + ($failed_over_http or 0 * $refused_total) > 0)"
-        " or 0 * ($finished_requests == 0)",
-        "share",
-    ),
-    # the counters at the beginning of the window hold all answers since the start of the server
-    Part("served_before", f"sum by ($by) (min_over_time({SERVED}[$window]))", "answers"),
-    Part(
-        "refused_before",
-        f"sum by ($by) (min_over_time({REFUSED}[$window]) unless $refused_answers_born) or 0 * $served_before",
-        "answers",
-    ),
-    Part(
-        "refused_share_before",
-        f"($refused_before / ($served_before + $refused_before >= {FEWEST_EARLIER}))"
-        " unless on (instance) $restarted_in_window",
-        "share",
-    ),
     # HTTP counts a response when it ends, even if the client has disconnected; vLLM counts requests that it finished.
     # Several prompts in one HTTP request hide some. Without vLLM's own HTTP server: requests with a first token that
     # are neither finished nor running.
@@ -217,6 +199,13 @@ PARTS: tuple[Part, ...] = (
         " / ($responses_ok[1h] offset 10m >= 100)",
         "share",
     ),
+    Part("time_out_measured", "$ages_when_given_up_p90_per_p10 * $mean_age_when_given_up", "bool"),
+    Part(
+        "many_given_up",
+        f"($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured"
+        " unless on (instance) $server_or_engine_dead > 0",  # which loses the requests in flight
+        "bool",
+    ),
     Part(
         "signs_of_harm",
         " or ".join(f'label_replace({promql}, "sign", "{sign}", "", "")' for sign, promql in SIGNS_OF_HARM.items()),
@@ -263,28 +252,12 @@ failing_feature = Signal(
     culprit_promql="$failing_features",
     culprit_label="{feature}: {value} lines {event}",
 )
-refused_share = Signal(
-    "refused share of answers (HTTP 4xx)",
-    "$refused_share",
-    "{value} of the answers at inference routes are client errors (HTTP 4xx)",
-    "share",
-    culprit_promql="$refused_answers_by_route >= 1",
-    culprit_label="{handler} {value}",
-)
-refused_growth = Signal(
-    "refused share / refused share since the start of the server",
-    # a share below 1 % counts as 1 %
-    "$refused_share / clamp_min($refused_share_before, 0.01) or 0 * ($refused_share == 0)",
-    "the share of client errors is {value} times the one of all answers before",
-    "ratio",
-    needs=f"{FEWEST_EARLIER} answers before",
-)
-
 MOST_FAIL: Condition = failed_share.above(0.5, judged("most requests fail: the server is down for its users"))
 
 share_given_up = Signal(
     "requests given up by their clients",
-    "$requests_given_up / ($responses_ok >= 10) or clamp_min($requests_lost, 0) / ($first_tokens_seen >= 10)",
+    "$requests_given_up / ($responses_ok >= 10) or 0 * ($requests_given_up == 0)"
+    " or clamp_min($requests_lost, 0) / ($first_tokens_seen >= 10)",
     "clients gave up {value} of the requests before they were finished",
     "share",
 )
@@ -305,9 +278,12 @@ spread_of_ages_given_up = Signal(
 )
 harm_of_giving_up = Signal(
     "harm behind requests given up",
-    "max by ($by) ($signs_of_harm)",
-    "a time-out, a queue, a late first token, or a sudden rise is behind them: {value}",
+    # no harm is shown by ages, queue and first tokens together: without one of them it is unknown
+    "max by ($by) ($signs_of_harm) > 0"
+    " or 0 * ($time_out_measured + $queue_time_per_end_to_end_latency + $ttft_within_slo / ($first_tokens >= 10))",
+    "a time-out, a queue, a late first token, or a sudden rise is behind them, or unknown ages of many: {value}",
     "bool",
+    needs=f"{FEW_GIVEN_UP} of them with their ages, and the histograms of queue time and TTFT",
     culprit_promql="$signs_of_harm > 0",
     culprit_label="{sign}",
 )

@@ -12,15 +12,6 @@ RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-GENERATING_ROUTES = "|".join(
-    (
-        "/v1/(completions|chat/completions(/batch|)|responses|messages|systemone|audio/(transcriptions|translations))",
-        "/cohere/v2/chat|/inference/v1/generate|/generate|/invocations|/generative_scoring",
-    )
-)
-"""HTTP routes whose requests generate tokens, of vLLM 0.8 - 0.33; /v1/realtime is a websocket, which is not counted."""
-POOLING_ROUTES = "/v1/embeddings|/v2/embed|/pooling|/classify|(/v1|)/score|(/v1|/v2|)/rerank"
-"""HTTP routes of embedding, scoring and classifying models; one answer may be many requests of the engine."""
 CONFIG = (
     "api_server_count",
     "block_size",

@@ -14,10 +14,11 @@ from diag.core.log_events import (
     OUTPUT_CORRUPTED,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, GENERATING_ROUTES, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME
 from diag.knowledge.signals.peers import MODEL, PEERS
+from diag.vllm.routes import GENERATING_ROUTES
 
 WORTHWHILE = 0.3
 """The draft acceptance rate below which speculation does not pay off."""

@@ -20,10 +20,11 @@ from diag.core.log_events import (
     WEIGHTS_DISCARDED,
     WEIGHTS_RELOADED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, GENERATING_ROUTES, POOLING_ROUTES, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, any_of
 from diag.knowledge.signals.forward_progress import SLEEP_STATE
 from diag.knowledge.signals.log import log_value
 from diag.knowledge.signals.startup import TOLD_FOR
+from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 LONGEST_SCALING = 1800
 """Seconds for which an elastic scaling explains a standstill: one from 4 to 5 engines takes 55 s (vllm#20775), and new

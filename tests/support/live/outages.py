@@ -39,6 +39,7 @@ ALL_FAIL = everywhere(
     "structured_output_failing or requests_failing or requests_failing, structured_output_failing",
 )
 CLIENTS_FAIL = everywhere("healthy", NONE)
+ALL_REFUSED = everywhere("critical requests_refused", "requests_refused")
 RESTARTING = everywhere("critical server_crashed", NOT_ASKED)
 CRASHED = everywhere("warning server_crashed", "server_crashed or engine_dead, server_crashed")
 CRASHED_TWICE = everywhere("critical server_crashed", "server_crashed or engine_dead, server_crashed")
@@ -104,11 +105,18 @@ def every_answer_fails(stage: Stage) -> Iterator[Outcome]:
 
 
 def clients_fail(stage: Stage) -> Iterator[Outcome]:
-    """A wave of prompts above the context is the clients' error: an info, and nobody is woken."""
-    with stage.busy() as (vllm, who), load.running(vllm.port, load.TOO_LONG):
-        since = time.time()
-        time.sleep(2 * SETTLES)
-        yield outcome("a wave of 400", who, CLIENTS_FAIL, look(who, CLIENTS_FAIL)[0], since)
+    """Prompts above the context are the clients' error, and an info, while other requests succeed; then none does."""
+    with stage.serving() as (vllm, who):
+        with load.running(vllm.port, *load.STEADY):
+            time.sleep(SETTLES)
+            with load.running(vllm.port, load.TOO_LONG):
+                since = time.time()
+                time.sleep(2 * SETTLES)
+                yield outcome("a wave of 400 beside successes", who, CLIENTS_FAIL, look(who, CLIENTS_FAIL)[0], since)
+        with load.running(vllm.port, load.TOO_LONG):
+            since = time.time()
+            time.sleep(2 * SETTLES)
+            yield outcome("every answer a 400", who, ALL_REFUSED, look(who, ALL_REFUSED)[0], since)
 
 
 def crashes(stage: Stage) -> Iterator[Outcome]:
