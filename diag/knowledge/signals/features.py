@@ -184,6 +184,7 @@ speculates = Signal(
     " or 0 * $requests_running_peak",
     "the server decodes speculatively: {value}",
     "bool",
+    context=True,
 )
 draft_acceptance_rate = Signal(
     "draft acceptance rate",
@@ -212,6 +213,7 @@ acceptance_at_short_contexts = Signal(
     "[$window:2m])",
     f"draft acceptance rate while requests hold fewer than {SHORT_CONTEXT:,} tokens on average: {{value}}",
     "share",
+    context=True,
     needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens",
 )
 acceptance_at_long_contexts = Signal(
@@ -249,7 +251,9 @@ adapters_kept = Signal(
 adapters_per_slot = Signal(
     "LoRA adapters in use / --max-loras",
     "$lora_adapters_in_use / $adapter_slots or 0 * $adapter_slots"
-    " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window])))",
+    # vLLM exports its adapters only if it serves some; without them, a deferred request has to wait for a KV transfer
+    " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window]))"
+    " unless ($deferred_mean > 0 unless $external_cache_queries > 0))",
     "within five minutes, {value} LoRA adapters ran per adapter slot",
     "ratio",
 )

@@ -193,6 +193,7 @@ progress = Signal(
     "$tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * $tokens_and_requests_counted)",
     "tokens and requests processed (changes of KV cache usage included): {value}",
     "tokens",
+    context=True,
     window_scaling="peak",
 )
 steps_per_second = Signal(

@@ -78,7 +78,20 @@ PARTS: tuple[Part, ...] = (
     ),
     # vLLM records queue time when a request finishes. Until then Little's law gives it from the gauges, if the engine
     # makes progress: the total queue time in the window is divided by the requests with a first token and those still
-    # waiting; its share of the time in the server is the share of waiting requests.
+    # waiting; its share of the time in the server is the share of waiting requests. A deferred request is in the queue,
+    # too: vLLM counts its time there.
+    Part(
+        "requests_queued_mean",
+        "sum by ($by) (avg_over_time(vllm:num_requests_waiting[$window]) and $queued_sampled)",
+        "requests",
+    ),
+    Part("queued_sampled", "count_over_time(vllm:num_requests_waiting[$window]) >= 3", "samples"),
+    Part(
+        "queued_share",
+        "$requests_queued_mean"
+        " / (($requests_queued_mean + $requests_running_mean) > 0 or 1 + 0 * $requests_queued_mean)",
+        "share",
+    ),
     Part("output_tokens_rate", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))", "tokens/s"),
     Part("window_seconds", "$output_tokens / ($output_tokens_rate > 0)", "seconds"),
     Part(
@@ -144,12 +157,14 @@ requests_running = Signal(
     "sum by ($by) ($running_average_by_series and $requests_running_sampled)",
     "mean number of running requests: {value}",
     "requests",
+    context=True,
 )
 requests_running_median = Signal(
     "requests running (median)",
     "sum by ($by) (quantile_over_time(0.5, vllm:num_requests_running[$window]) and $requests_running_sampled)",
     "median number of running requests: {value}",
     "requests",
+    context=True,
 )
 requests_running_floor = Signal(
     "requests running, least / most",
@@ -186,14 +201,14 @@ waiting_share = Signal(
 )
 queue_time_share = Signal(
     "queue time / end-to-end latency",
-    "$queue_seconds_total / ($end_to_end_seconds_total > 0) or $waiting_share_of_requests and $window_seconds",
+    "$queue_seconds_total / ($end_to_end_seconds_total > 0) or $queued_share and $window_seconds",
     "queue time is {value} of the time that requests spend in the server",
     "share",
 )
 queue_time = Signal(
     "queue time (mean)",
     "$queue_seconds_total / ($finished_with_queue_time >= 3)"
-    " or $requests_waiting_mean * $window_seconds / clamp_min($first_tokens + $requests_waiting_mean, 1)",
+    " or $requests_queued_mean * $window_seconds / clamp_min($first_tokens + $requests_queued_mean, 1)",
     "mean queue time: {value}",
     "seconds",
 )
@@ -202,6 +217,7 @@ requests_finished = Signal(
     f"$finished_requests >= {ENOUGH}",
     "finished requests: {value}",
     "requests",
+    context=True,
     window_scaling="peak",
     needs=f"{ENOUGH} of them",
 )
@@ -210,12 +226,14 @@ requests_in_flight = Signal(
     "$running_lowest + $queued_lowest",
     "minimum number of requests in flight: {value}",
     "requests",
+    context=True,
 )
 requests_in_flight_peak = Signal(
     "requests in flight (peak)",
     "$running_highest + $queued_highest",
     "peak number of requests in flight: {value}",
     "requests",
+    context=True,
     window_scaling="peak",
 )
 replicas_that_run_all = Signal(

@@ -224,6 +224,7 @@ tokens_of_peers = Signal(
     ),
     "it generates {value} times as many tokens as the median of its peers",
     "ratio",
+    context=True,
 )
 
 # -- the data-parallel engines of one server --------------------------------------------------------------------------
@@ -233,6 +234,7 @@ engines = Signal(
     "count by ($by) (count by (instance, engine) (count_over_time(vllm:num_requests_running[$window])))",
     "engines of this server: {value}",
     "engines",
+    context=True,
 )
 requests_stuck_on_all_engines = Signal(
     "requests in flight while no engine makes progress",
@@ -321,6 +323,7 @@ ranks = Signal(
     ' or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])) + 1',
     "tensor-parallel ranks: {value}",
     "ranks",
+    context=True,
 )
 half_of_the_ranks = Signal(
     "half of the tensor-parallel ranks",

@@ -152,6 +152,7 @@ started_since_crash = Signal(
     "(($last_startup_progress > bool $time_of_crash) or $scraped) + $newer_process > bool 0",
     "the server was started again after the crash: {value}",
     "bool",
+    context=True,
     culprit_promql='label_replace($ready_again, "state", "recovered at", "", "")'
     ' or on (instance) label_replace($answers_again, "state", "restarted at", "", "")'
     " or on (instance)"
@@ -216,6 +217,7 @@ processes_still_running = Signal(
     "$vllm_processes or $no_process_left or 0 * $processes_seen_today or 0 * $last_startup_progress + 1",
     "running processes of this vLLM (1 where none has been seen yet): {value}",
     "processes",
+    context=True,
 )
 startup_seconds = Signal("start-up time so far", "$phase_seconds", "the start has taken {value} so far", "seconds")
 twice_the_startup = Signal(

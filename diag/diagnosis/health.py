@@ -1,0 +1,134 @@
+"""The verdict of health: which of its parts were seen, and which incidents may be there although they are unknown.
+
+Finding no incident is not health: `Health.missing` names what was not seen. An unknown incident whose measured symptoms
+all hold is a suspect. If users are affected as well, it is reported; otherwise it is one more thing that was not seen.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from diag.core.incident import RANK
+from diag.core.subjects import Subject, instance_name
+from diag.diagnosis.decision_table import COMPARE, Reading
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.progress import Progress
+from diag.diagnosis.query_cache import QueryCache, Window
+from diag.knowledge.health import GOOD, IDLE, PARTS, HealthPart
+
+INSTANCE = ("instance",)
+
+
+class NotSeen(NamedTuple):
+    """What health needs and was not seen: the part, or the incident that stays possible; what lacks; on which server."""
+
+    name: str
+    lacks: str
+    server: str
+
+
+class Suspect(NamedTuple):
+    """An unknown incident whose measured symptoms all hold, on a server whose users are affected.
+
+    `signs` are the readings that show it, those of the impact on users first; `missing` are the signals without a value.
+    """
+
+    diagnosis: Diagnosis
+    signs: tuple[Reading, ...]
+    missing: tuple[str, ...]
+
+
+class Health(NamedTuple):
+    """The parts of health that were seen on every server, what was not seen, and the suspects, the worst first."""
+
+    seen: tuple[str, ...] = ()
+    missing: tuple[NotSeen, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """The names of what was not seen, each once."""
+        return tuple(dict.fromkeys(missing.name for missing in self.missing))
+
+
+OF_A_LOG = Health(missing=tuple(NotSeen(part.name, part.lacks, "") for part in PARTS))
+"""Health by a log alone, which shows failures."""
+
+
+def health(diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries: QueryCache) -> Health:
+    """Judge the parts of health on every server that is still there, and the incidents that stay possible."""
+    lately = queries.live("30s")
+    missing = [
+        NotSeen(part.name, part.lacks, instance_name(subject))
+        for part in PARTS
+        for subject in _blind(part, lately, queries)
+    ]
+    answers = queries.ask(IDLE, INSTANCE, lately)
+    for engine in progress:
+        status = answers.of(engine.subject) if engine.state == "idle" else None
+        if status is not None and not np.isnan(status[-1]) and status[-1] != GOOD:
+            lacks = f"an answer of 200 from /health, which answered {status[-1]:.0f}"
+            missing.append(NotSeen(PARTS[0].name, lacks, instance_name(engine.subject)))
+
+    suspects = []
+    for diagnosis in diagnoses:
+        if signs := _signs(diagnosis):
+            lacking = tuple(reading.condition.signal.name for reading in diagnosis.symptoms if reading.value is None)
+            if harm := tuple(_harm(diagnosis, queries)):
+                suspects.append(Suspect(diagnosis, tuple(_each_once((*harm, *signs))), lacking))
+            else:
+                name = instance_name(diagnosis.subject)
+                missing.append(NotSeen(diagnosis.incident.id, ", ".join(dict.fromkeys(lacking)), name))
+    found = tuple(dict.fromkeys(missing))
+    names = {each.name for each in found}
+    return Health(
+        seen=tuple(part.name for part in PARTS if part.name not in names),
+        missing=found,
+        suspects=tuple(sorted(suspects, key=lambda suspect: -RANK[suspect.diagnosis.severity])),
+    )
+
+
+def _blind(part: HealthPart, window: Window, queries: QueryCache) -> Iterable[Subject]:
+    """Yield the subjects on which a part has no evidence at the last instant; they exist still."""
+    rows = queries.ask(part.evidence, part.per, window)
+    for subject in queries.subjects(part.per):
+        row = rows.of(subject)
+        if not queries.is_gone(subject) and (row is None or np.isnan(row[-1])):
+            yield subject
+
+
+def _signs(diagnosis: Diagnosis) -> list[Reading]:
+    """Return what was measured of an unknown incident and shows it; an info leaves a server healthy."""
+    if diagnosis.state != "unknown" or diagnosis.brief or not RANK[diagnosis.severity]:
+        return []
+    incident = diagnosis.incident  # conditions that rule a look-alike out hold in health, too
+    own = ((incident.symptoms, diagnosis.symptoms), (incident.supports, diagnosis.supports))
+    telling = (
+        readings[at]
+        for conditions, readings in own
+        for at, condition in enumerate(conditions)
+        if condition.op.startswith(">") and not condition.signal.context
+    )
+    return [reading for reading in telling if reading.holds]
+
+
+def _harm(diagnosis: Diagnosis, queries: QueryCache) -> Iterable[Reading]:
+    """Yield the conditions that show that the users of this server are affected, over the incident's own window."""
+    window = queries.window(diagnosis.incident)
+    for part in PARTS:
+        for condition in part.harm:
+            limit = queries.contract.limit(condition.limit)
+            for _, row in queries.ask(condition.signal, part.per, window).like(diagnosis.subject):
+                if not np.isnan(row[-1]) and COMPARE[condition.op](row[-1], limit):
+                    history = [None if np.isnan(value) else float(value) for value in row]
+                    yield Reading(condition, history[-1], limit, True, history)
+                    break
+
+
+def _each_once(readings: Iterable[Reading]) -> Iterable[Reading]:
+    """Yield the readings, the first one of each signal."""
+    first: dict[str, Reading] = {}
+    for reading in readings:
+        first.setdefault(reading.condition.signal.name, reading)
+    return first.values()
