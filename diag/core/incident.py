@@ -92,8 +92,8 @@ class Signal(NamedTuple):
     counted. `window_scaling`: a threshold holds at any window ("rate": shares, ratios, means) or grows with the window
     ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
     the whole window, so it began a window before it shows. `hindsight`: a condition that does not hold now did not hold
-    two minutes ago either, when its value was not known yet. `context`: a healthy server at work has such values too, so
-    a condition that holds is no sign of trouble. `needs` names what has to happen before the signal has a
+    two minutes ago either, when its value was not known yet. `context`: a healthy server at work has such values, too,
+    so a condition that holds is no sign of trouble. `needs` names what has to happen before the signal has a
     value ("10 finished requests"): a few events prove nothing. `formerly` are former names, which a site's file may
     still use for the threshold.
 

@@ -21,7 +21,7 @@ INSTANCE = ("instance",)
 
 
 class NotSeen(NamedTuple):
-    """What health needs and was not seen: the part, or the incident that stays possible; what lacks; on which server."""
+    """What health needs and was not seen: a part, or an incident that stays possible; what lacks; on which server."""
 
     name: str
     lacks: str
@@ -31,7 +31,7 @@ class NotSeen(NamedTuple):
 class Suspect(NamedTuple):
     """An unknown incident whose measured symptoms all hold, on a server whose users are affected.
 
-    `signs` are the readings that show it, those of the impact on users first; `missing` are the signals without a value.
+    `signs` are the readings that show it, those of the impact on users first; `missing` are signals without a value.
     """
 
     diagnosis: Diagnosis
@@ -45,6 +45,14 @@ class Health(NamedTuple):
     seen: tuple[str, ...] = ()
     missing: tuple[NotSeen, ...] = ()
     suspects: tuple[Suspect, ...] = ()
+
+    def of(self, server: str) -> "Health":
+        """Return the health of one server."""
+        missing = tuple(each for each in self.missing if each.server in ("", server))
+        names = {each.name for each in missing}
+        seen = tuple(part.name for part in PARTS if part.name not in names)
+        suspects = (each for each in self.suspects if instance_name(each.diagnosis.subject) == server)
+        return Health(seen, missing, tuple(suspects))
 
     @property
     def lacking(self) -> tuple[str, ...]:

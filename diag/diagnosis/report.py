@@ -143,6 +143,11 @@ class Report(NamedTuple):
         return tuple(finding for finding in self.findings if finding.diagnosis.state == "present")
 
     @property
+    def is_alarming(self) -> bool:
+        """True if an incident with an impact is present."""
+        return any(RANK[finding.diagnosis.severity] for finding in self.present)
+
+    @property
     def undecided(self) -> tuple[Diagnosis, ...]:
         """The incidents that are unknown although each family of telemetry that they need was collected."""
         families = [FAMILIES[name].metrics for name in self.observed.not_measured]

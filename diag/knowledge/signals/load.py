@@ -76,28 +76,32 @@ PARTS: tuple[Part, ...] = (
         "2 ^ ceil(log2(1.25 * clamp_min($requests_running_peak + $requests_waiting_peak, 1)))",
         "requests",
     ),
-    # vLLM records queue time when a request finishes. Until then Little's law gives it from the gauges, if the engine
-    # makes progress: the total queue time in the window is divided by the requests with a first token and those still
-    # waiting; its share of the time in the server is the share of waiting requests. A deferred request is in the queue,
-    # too: vLLM counts its time there.
-    Part(
-        "requests_queued_mean",
-        "sum by ($by) (avg_over_time(vllm:num_requests_waiting[$window]) and $queued_sampled)",
-        "requests",
-    ),
-    Part("queued_sampled", "count_over_time(vllm:num_requests_waiting[$window]) >= 3", "samples"),
-    Part(
-        "queued_share",
-        "$requests_queued_mean"
-        " / (($requests_queued_mean + $requests_running_mean) > 0 or 1 + 0 * $requests_queued_mean)",
-        "share",
-    ),
+    # vLLM records queue time when a request finishes: one that still waits, or whose client gave up, is not in it.
+    # Little's law has all of them in the gauges, if the engine makes progress: the total queue time in the window is
+    # divided by the requests with a first token and those still waiting; its share of the time in the server is the
+    # share of waiting requests. The larger of both holds: survivors of a queue say little of it.
     Part("output_tokens_rate", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))", "tokens/s"),
     Part("window_seconds", "$output_tokens / ($output_tokens_rate > 0)", "seconds"),
     Part(
         "finished_with_queue_time",
         "sum by ($by) (increase(vllm:request_queue_time_seconds_count[$window]))",
         "requests",
+    ),
+    Part(
+        "queued_mean",
+        "sum by ($by) (avg_over_time(vllm:num_requests_waiting[$window])"
+        " and count_over_time(vllm:num_requests_waiting[$window]) >= 3)",
+        "requests",
+    ),
+    Part("queue_time_of_finished", "$queue_seconds_total / ($finished_with_queue_time >= 3)", "seconds"),
+    Part(
+        "queue_time_by_gauges", "$queued_mean * $window_seconds / clamp_min($first_tokens + $queued_mean, 1)", "seconds"
+    ),
+    Part("queue_share_of_finished", "$queue_seconds_total / ($end_to_end_seconds_total > 0)", "share"),
+    Part(
+        "queue_share_by_gauges",
+        "$queued_mean / (($queued_mean + $requests_running_mean) > 0 or 1 + 0 * $queued_mean) and $window_seconds",
+        "share",
     ),
     # -- the latency SLO
     Part("ttft_count", "$first_tokens", "requests"),
@@ -201,14 +205,13 @@ waiting_share = Signal(
 )
 queue_time_share = Signal(
     "queue time / end-to-end latency",
-    "$queue_seconds_total / ($end_to_end_seconds_total > 0) or $queued_share and $window_seconds",
+    "($queue_share_by_gauges > $queue_share_of_finished) or $queue_share_of_finished or $queue_share_by_gauges",
     "queue time is {value} of the time that requests spend in the server",
     "share",
 )
 queue_time = Signal(
     "queue time (mean)",
-    "$queue_seconds_total / ($finished_with_queue_time >= 3)"
-    " or $requests_queued_mean * $window_seconds / clamp_min($first_tokens + $requests_queued_mean, 1)",
+    "($queue_time_by_gauges > $queue_time_of_finished) or $queue_time_of_finished or $queue_time_by_gauges",
     "mean queue time: {value}",
     "seconds",
 )

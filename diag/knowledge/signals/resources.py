@@ -284,7 +284,7 @@ cpu_starvation = Signal(
     " or $longest_cpu_wait * $cpu_wait_hurts or ($cpu_short * $tokens_late > 0)"
     # without the time that each process waits, a scarce CPU is no harm if tokens come as fast as ever; if they are
     # slower, or their usual speed is unknown, nothing decides
-    " or 0 * ($cpu_short <= 0.5) or 0 * ($cpu_short and $tokens_slower == 0)",
+    " or 0 * ($cpu_short <= 0.5) or 0 * ($cpu_short and $tokens_slower == 0 unless $cpu_throttled_share > 0.5)",
     "the server is ready to run and has no CPU for {value} of the time, or of the periods of its CPU quota",
     "share",
     culprit_promql="$cpu_wait > 0.3",
