@@ -190,12 +190,12 @@ def verdicts(report: Report) -> list[str]:
     if report.verdict == "warning":
         when = written_as(seen.end)
         return [
-            _fit_line(f"WARNING  {each.question}   ", each.where, [f"{each.lacking}   {when}", each.lacking, when])
+            _fit_line(f"WARNING  {each.question}   ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
             for each in unshown.undecided(report)
         ]
-    verdict = {"unknown": "CANNOT TELL", "healthy": "HEALTHY"}.get(report.verdict) or unshown.pass_without_health(
-        report
-    )
+    verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
+    if report.verdict == "no_incident":
+        verdict = unshown.pass_without_health(report)
     if seen.endings:
         place = names[0] if len(names) == 1 else plural(len(names), "log")
         return [_fit_line(f"{verdict}  ", place, [words.log_endings(report)[0]])]
@@ -218,7 +218,7 @@ def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
     room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
-    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}", line_width())
+    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())
 
 
 def format_period(diagnoses: Sequence[Diagnosis], written_as: words.TimeFormat, *, duration: bool = True) -> str:

@@ -62,7 +62,9 @@ def undecided(report: Report) -> list[Undecided]:
     found = []
     for incidents, names in alike.items():
         own = [suspects[number] for number in by_server[names[0]]]
-        signs = {sign.condition.signal.name: sign for suspect in reversed(own) for sign in reversed(suspect.signs)}
+        signs: dict[str, Reading] = {}
+        for sign in (sign for suspect in own for sign in suspect.signs):
+            signs.setdefault(sign.condition.signal.name, sign)
         subjects = {suspect.diagnosis.subject for suspect in own}
         alone = place(own[0].diagnosis.subject) if len(subjects) == 1 else printable(names[0])
         found.append(
@@ -71,7 +73,7 @@ def undecided(report: Report) -> list[Undecided]:
                 where=alone if len(names) == 1 else f"{len(names):,} of {plural(len(report.servers), 'server')}",
                 incidents=incidents,
                 missing=tuple(dict.fromkeys(name for suspect in own for name in suspect.missing)),
-                signs=tuple(reversed(signs.values())),
+                signs=tuple(signs.values()),
             )
         )
     return found
@@ -87,8 +89,8 @@ def pass_without_health(report: Report) -> str:
 def not_seen(report: Report) -> list[str]:
     """List what health needs and was not seen, each with the telemetry that lacks and the servers."""
     servers = grouped(((missing.name, missing.lacks), missing.server) for missing in report.health.missing)
-    return [
-        f"{name}: {lacks}"
-        + (f" on {listed(list(map(printable, names)))}" if len(report.servers) > 1 and names[0] else "")
-        for (name, lacks), names in servers.items()
-    ]
+    lines = []
+    for (name, lacks), names in servers.items():
+        where = f" on {listed(list(map(printable, names)))}" if len(report.servers) > 1 and names[0] else ""
+        lines.append(f"{name}: {lacks}{where}")
+    return lines
