@@ -87,7 +87,12 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "time_of_crash",
-        any_of(log="$time_of_logged_crash", kernel="$time_of_kill_before_start"),
+        # that the kernel killed nothing proves no health; a process that has answered for longer does
+        any_of(
+            log="$time_of_logged_crash",
+            kernel="($time_of_kill_before_start > 0)",
+            old=f"(0 * ($latest_start_time < time() - {TOLD_FOR}))",
+        ),
         "unix time",
     ),
     Part("newer_process", "($latest_start_time > bool $time_of_crash) or $scraped", "bool"),
