@@ -374,9 +374,14 @@ def counting(
     could_last = queries.span >= max(seconds(incident.window), window.seconds) + hold
 
     def lasted(run: Run) -> bool:
+        """Return True if it held for its `hold`, or goes on and held for as long as a look at a live server takes.
+
+        The verdict then does not turn from a warning to health while the span grows, and nothing changes.
+        """
         unbroken = np.split(run, np.flatnonzero(np.diff(run) > 1) + 1)
-        longest = max(float(times[part[-1]] - times[part[0]]) / 1000 for part in unbroken)
-        return longest >= needed or (could_hold and run[-1] == last)
+        lengths = [float(times[part[-1]] - times[part[0]]) / 1000 for part in unbroken]
+        goes_on = run[-1] == last and (could_hold or lengths[-1] >= LOOK)
+        return max(lengths) >= needed or goes_on
 
     def counts(at: int) -> bool:
         run = found[at]

@@ -18,10 +18,12 @@ from diag.knowledge.signals import (
     queue_time,
     share_given_up,
 )
+from diag.knowledge.signals.expressions import KV_USAGE
 from diag.knowledge.signals.load import FAST_BURN
 from diag.knowledge.signals.prefill import paused_share
 
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
+USAGE = " or ".join(f"max by ($by) (max_over_time({gauge}[$window]))" for gauge in KV_USAGE)
 HARMFUL = judged("{threshold} of the answers or streams is what users notice")
 
 
@@ -52,7 +54,7 @@ PARTS = (
     HealthPart(
         "queue",
         ENGINE,
-        Signal("requests waiting", "$requests_waiting_mean", "mean number of waiting requests: {value}", "requests"),
+        Signal("requests waiting", "$queued_highest", "peak number of waiting requests: {value}", "requests"),
         "requests waiting",
         harm=(queue_time.above("queue_seconds", judged("beyond it, users notice the queue")),),
     ),
@@ -80,7 +82,7 @@ PARTS = (
         # so a cache with room stands for it.
         Signal(
             "KV cache usage and preemptions",
-            "$kv_cache_usage_peak and ($preemptions or $kv_cache_usage_peak < 0.9)",
+            f"({USAGE}) and ($preemptions or ({USAGE}) < 0.9)",
             "KV cache usage peaks at {value}",
             "share",
         ),

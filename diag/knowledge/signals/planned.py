@@ -311,6 +311,7 @@ flags_changed_with_upgrade = Signal(
     f"count by ($by) ($flags_of_other_value) or 0 * max by ($by) (last_over_time(diag_vllm_config[{SPAN}]))",
     "settings that have another value than before the upgrade: {value}",
     "settings",
+    context=True,
     culprit_promql="$flags_of_other_value",
     culprit_label="{flag}",
 )

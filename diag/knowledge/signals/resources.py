@@ -200,6 +200,7 @@ host_memory_share = Signal(
     "$host_memory_fill",
     "{value} of the memory that the server may use is in use, page cache not counted",
     "share",
+    context=True,
 )
 host_memory_time_left = Signal(
     "time until host memory is used up",
