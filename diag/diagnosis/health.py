@@ -11,7 +11,7 @@ import numpy as np
 
 from diag.core.incident import RANK
 from diag.core.subjects import Subject, instance_name
-from diag.diagnosis.decision_table import COMPARE, Reading
+from diag.diagnosis.decision_table import COMPARE, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import Progress
 from diag.diagnosis.query_cache import QueryCache, Window
@@ -80,10 +80,12 @@ def health(diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries
             missing.append(NotSeen(PARTS[0].name, lacks, instance_name(engine.subject)))
 
     suspects = []
+    watched = queries.span + queries.source.interval
     for diagnosis in diagnoses:
         if signs := _signs(diagnosis):
             lacking = tuple(reading.condition.signal.name for reading in diagnosis.symptoms if reading.value is None)
-            if harm := tuple(_harm(diagnosis, queries)):
+            is_short = queries.has_few_scrapes or watched < shortest_look(diagnosis.incident)
+            if harm := () if is_short else tuple(_harm(diagnosis, queries)):
                 suspects.append(Suspect(diagnosis, tuple(_each_once((*harm, *signs))), lacking))
             else:
                 name = instance_name(diagnosis.subject)

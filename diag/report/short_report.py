@@ -254,7 +254,7 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
         "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
         "also": also,
         "ruled out": _part("Ruled out", [ruled_out], 2),
-        "unknown": _part("Unknown", _reasons_not_judged(report) if answer.findings else [], 2),
+        "unknown": _part("Unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
         "note": _part("Note", _with_short_names(coverage.notes(report), report), 2),
         "not seen": _part("Not seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
         "more": _part("More", [f"--verbose, --html report.html{runbook}"], 2),
