@@ -1,4 +1,4 @@
-"""What the verdict on each ill recording becomes if one family of telemetry is missing; writes dropped.md."""
+"""Drop each family of telemetry from each ill recording and judge what is left; writes dropped.md."""
 
 import os
 import sys

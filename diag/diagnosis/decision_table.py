@@ -85,7 +85,8 @@ class Evidence:
 
         def follows(shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
             count = np.cumsum(np.pad(shown, ((0, 0), (1, 0))), axis=1)
-            return count[:, soon] > count[:, :-1]
+            later: NDArray[np.bool_] = count[:, soon] > count[:, :-1]
+            return later
 
         known = np.where(follows((held == -1) & goes_on.reshape(held.shape)), -1, held)
         return np.where(follows(held == 0), 0, known).astype(np.int8)

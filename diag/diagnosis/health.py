@@ -1,7 +1,7 @@
 """The verdict of health: which of its parts were seen, and which incidents may be there although they are unknown.
 
-Finding no incident is not health: `Health.missing` names what was not seen. An unknown incident whose measured symptoms
-all hold is a suspect. If users are affected as well, it is reported; otherwise it is one more thing that was not seen.
+Finding no incident is not health: `HealthEvidence.missing` names what was not seen. An unknown incident whose measured
+symptoms all hold is a suspect. If users are affected as well, it is reported; otherwise it was not seen, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ INSTANCE = ("instance",)
 
 
 class NotSeen(NamedTuple):
-    """What health needs and was not seen: a part, or an incident that stays possible; what lacks; on which server."""
+    """Missing evidence of health: a part, or an incident that stays possible; the telemetry that lacks; the server."""
 
     name: str
     lacks: str
@@ -39,20 +39,20 @@ class Suspect(NamedTuple):
     missing: tuple[str, ...]
 
 
-class Health(NamedTuple):
+class HealthEvidence(NamedTuple):
     """The parts of health that were seen on every server, what was not seen, and the suspects, the worst first."""
 
     seen: tuple[str, ...] = ()
     missing: tuple[NotSeen, ...] = ()
     suspects: tuple[Suspect, ...] = ()
 
-    def of(self, server: str) -> "Health":
+    def of(self, server: str) -> "HealthEvidence":
         """Return the health of one server."""
         missing = tuple(each for each in self.missing if each.server in ("", server))
         names = {each.name for each in missing}
         seen = tuple(part.name for part in PARTS if part.name not in names)
         suspects = (each for each in self.suspects if instance_name(each.diagnosis.subject) == server)
-        return Health(seen, missing, tuple(suspects))
+        return HealthEvidence(seen, missing, tuple(suspects))
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -60,11 +60,11 @@ class Health(NamedTuple):
         return tuple(dict.fromkeys(missing.name for missing in self.missing))
 
 
-OF_A_LOG = Health(missing=tuple(NotSeen(part.name, part.lacks, "") for part in PARTS))
+OF_A_LOG = HealthEvidence(missing=tuple(NotSeen(part.name, part.lacks, "") for part in PARTS))
 """Health by a log alone, which shows failures."""
 
 
-def health(diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries: QueryCache) -> Health:
+def health(diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries: QueryCache) -> HealthEvidence:
     """Judge the parts of health on every server that is still there, and the incidents that stay possible."""
     lately = queries.live("30s")
     missing = [
@@ -92,7 +92,7 @@ def health(diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries
                 missing.append(NotSeen(diagnosis.incident.id, ", ".join(dict.fromkeys(lacking)), name))
     found = tuple(dict.fromkeys(missing))
     names = {each.name for each in found}
-    return Health(
+    return HealthEvidence(
         seen=tuple(part.name for part in PARTS if part.name not in names),
         missing=found,
         suspects=tuple(sorted(suspects, key=lambda suspect: -RANK[suspect.diagnosis.severity])),

@@ -9,7 +9,7 @@ from diag.core.incident import RANK
 from diag.core.log_events import LogEnding
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.diagnose import Diagnosis, State
-from diag.diagnosis.health import Health
+from diag.diagnosis.health import HealthEvidence
 from diag.diagnosis.progress import NotJudged, Progress
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.quotes import Quote
@@ -128,7 +128,7 @@ class Report(NamedTuple):
     findings: tuple[Finding, ...]
     not_judged: tuple[NotJudged, ...]
     contract: tuple[str, ...]
-    health: Health = Health()
+    health: HealthEvidence = HealthEvidence()
     gone: tuple[str, ...] = ()
     normality: Normality = Normality()
     ceilings: tuple[CeilingShares, ...] = ()
@@ -193,7 +193,7 @@ class Report(NamedTuple):
         return tuple(sorted(self.checked - {finding.diagnosis.incident.id for finding in self.present}))
 
 
-def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged], health: Health) -> Verdict:
+def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged], health: HealthEvidence) -> Verdict:
     """Return the worst severity that is present; if none is, a warning for a suspect, else what was seen of health.
 
     Health is never the default: it is what remains if something was seen, and nothing that it needs is missing.

@@ -1,4 +1,4 @@
-"""What a verdict of health needs: its parts, the evidence that each part was seen, and what contradicts it.
+"""Parts of a verdict of health: the evidence that each part was seen, and the conditions that contradict it.
 
 A server is healthy if every part was seen, no incident is present, and no unknown incident shows in what was measured.
 Pages, recordings and a Prometheus hold the same samples, so the parts are the same for all three. A log alone shows

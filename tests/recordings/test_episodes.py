@@ -55,6 +55,7 @@ def page(t: float, age: float, start: float, waiting: int) -> str:
             f"vllm:prompt_tokens_total{{{labels}}} {int(age * 900)}",
             f"vllm:num_preemptions_total{{{labels}}} 0",
             f'vllm:request_success_total{{{labels},finished_reason="stop"}} {int(age * 4)}',
+            f'vllm:request_success_total{{{labels},finished_reason="error"}} 0',
             f"vllm:request_queue_time_seconds_sum{{{labels}}} {queued}",
             f"vllm:request_queue_time_seconds_count{{{labels}}} {int(age * 4)}",
             f"vllm:iteration_tokens_total_count{{{labels}}} {int(age * 40)}",

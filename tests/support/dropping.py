@@ -84,7 +84,7 @@ def without_label(observation: Observation, name: str) -> Observation:
 
 
 class Change(NamedTuple):
-    """What became of the verdict: the incidents that are new, and the signs of the old ones that still hold."""
+    """The verdict of what is left, the incidents that are new, and the signs of the old ones that still hold."""
 
     verdict: str
     new: tuple[str, ...]

@@ -108,10 +108,20 @@ PARTS: tuple[Part, ...] = (
         waiting_for_capacity("min_over_time({}[$window])", "$queued_minimum_by_series"),
         "requests",
     ),
-    Part("waiting_average_by_series", waiting_for_capacity("avg_over_time({}[$window])"), "requests"),
+    Part("queued_average_by_series", "avg_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    Part(
+        "waiting_average_by_series",
+        waiting_for_capacity("avg_over_time({}[$window])", "$queued_average_by_series"),
+        "requests",
+    ),
     # -- gauges with at least three samples in the window
     Part("requests_running_sampled", "count_over_time(vllm:num_requests_running[$window]) >= 3", "samples"),
-    Part("requests_waiting_sampled", f"({waiting_for_capacity('count_over_time({}[$window])')}) >= 3", "samples"),
+    Part("queued_samples_by_series", "count_over_time(vllm:num_requests_waiting[$window])", "samples"),
+    Part(
+        "requests_waiting_sampled",
+        f"({waiting_for_capacity('count_over_time({}[$window])', '$queued_samples_by_series')}) >= 3",
+        "samples",
+    ),
     Part("kv_cache_usage_sampled", "count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3", "samples"),
     Part("gpu_cache_usage_sampled", "count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3", "samples"),
     Part("requests_running_peak", "sum by ($by) ($running_peak_by_series and $requests_running_sampled)", "requests"),

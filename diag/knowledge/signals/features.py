@@ -73,6 +73,7 @@ PARTS: tuple[Part, ...] = (
         "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
         "requests",
     ),
+    Part("deferred_for_no_transfer", "$deferred_mean > 0 unless $external_cache_queries > 0", "requests"),
     # -- structured output
     Part("grammar_errors", f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))", "lines"),
     # -- API servers
@@ -250,10 +251,10 @@ adapters_kept = Signal(
 )
 adapters_per_slot = Signal(
     "LoRA adapters in use / --max-loras",
-    "$lora_adapters_in_use / $adapter_slots or 0 * $adapter_slots"
+    "$lora_adapters_in_use / $adapter_slots or (0 * $adapter_slots unless $deferred_for_no_transfer)"
     # vLLM exports its adapters only if it serves some; without them, a deferred request has to wait for a KV transfer
     " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window]))"
-    " unless ($deferred_mean > 0 unless $external_cache_queries > 0))",
+    " unless $deferred_for_no_transfer)",
     "within five minutes, {value} LoRA adapters ran per adapter slot",
     "ratio",
 )

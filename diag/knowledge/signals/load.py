@@ -89,8 +89,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "queued_mean",
-        "sum by ($by) (avg_over_time(vllm:num_requests_waiting[$window])"
-        " and count_over_time(vllm:num_requests_waiting[$window]) >= 3)",
+        "sum by ($by) ($queued_average_by_series and $queued_samples_by_series >= 3)",
         "requests",
     ),
     Part("queue_time_of_finished", "$queue_seconds_total / ($finished_with_queue_time >= 3)", "seconds"),
