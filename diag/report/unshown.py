@@ -9,7 +9,7 @@ from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.report import Report
-from diag.report.sentences import grouped, place
+from diag.report.sentences import grouped, is_fleet, place
 
 NO_INCIDENT, NO_FAILURE = "NO INCIDENT FOUND", "NO FAILURE FOUND"
 MOST_NAMED = 3
@@ -56,11 +56,17 @@ def undecided(report: Report) -> list[Undecided]:
     for number, suspect in enumerate(suspects):
         by_server.setdefault(instance_name(suspect.diagnosis.subject), []).append(number)
     alike = grouped(
-        (tuple(dict.fromkeys(suspects[number].diagnosis.incident.id for number in numbers)), name)
+        (
+            (
+                "" if is_fleet(report) else name,
+                *dict.fromkeys(suspects[number].diagnosis.incident.id for number in numbers),
+            ),
+            name,
+        )
         for name, numbers in by_server.items()
     )
     found = []
-    for incidents, names in alike.items():
+    for (_, *incidents), names in alike.items():
         own = [suspects[number] for number in by_server[names[0]]]
         signs: dict[str, Reading] = {}
         for sign in (sign for suspect in own for sign in suspect.signs):
@@ -71,7 +77,7 @@ def undecided(report: Report) -> list[Undecided]:
             Undecided(
                 servers=tuple(names),
                 where=alone if len(names) == 1 else f"{len(names):,} of {plural(len(report.servers), 'server')}",
-                incidents=incidents,
+                incidents=tuple(incidents),
                 missing=tuple(dict.fromkeys(name for suspect in own for name in suspect.missing)),
                 signs=tuple(signs.values()),
             )

@@ -27,8 +27,9 @@ SOURCES = {
     "configuration": r"diag_vllm_config$|vllm:cache_config_info$",
 }
 """Patterns of the names of the series of each source."""
-KEPT_LABELS = ("__name__", "instance", "le", "engine", "gpu", "pid", "quantile")
-"""Labels without which the series of a page would not be the same measurements."""
+KEPT_LABELS = ("__name__", "instance", "le", "engine", "gpu", "pid", "quantile", "running_lora_adapters")
+"""Labels without which the series of a page would not be the same measurements; an empty list of adapters is a missing
+label."""
 
 
 def family(series: Labels) -> str:

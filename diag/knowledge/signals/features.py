@@ -251,7 +251,8 @@ adapters_kept = Signal(
 )
 adapters_per_slot = Signal(
     "LoRA adapters in use / --max-loras",
-    "$lora_adapters_in_use / $adapter_slots or (0 * $adapter_slots unless $deferred_for_no_transfer)"
+    # slots are known and no adapter ran lately: PromQL does not tell an empty list of adapters from a missing label
+    "$lora_adapters_in_use / $adapter_slots or 0 * $adapter_slots"
     # vLLM exports its adapters only if it serves some; without them, a deferred request has to wait for a KV transfer
     " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window]))"
     " unless $deferred_for_no_transfer)",
