@@ -144,7 +144,10 @@ def _confirm(incident: Incident, contract: Contract) -> list[str]:
     anywhere = "from any host that reaches the server (on the server's own host it also reads GPUs and processes)"
     place = "on the server's own host" if host_only else anywhere
     subject = " ".join(("<instance>", *(f"{label} <{label}>" for label in incident.per if label != "instance")))
-    missing = "`CANNOT TELL` (exit status 3): telemetry is missing, and the report says how to get it."
+    missing = (
+        "`CANNOT TELL` (exit status 3), or `NO INCIDENT FOUND` (exit status 0): telemetry is missing, and the report "
+        "says which."
+    )
     if incident.severity == "info":
         report = f"While it lasts, `Also` lists `info  {incident.id}`; `--verbose` says where. Its symptoms:"
         status = (

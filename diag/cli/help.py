@@ -88,7 +88,13 @@ NOTES = {
     "doctor": notes(
         "diag doctor http://127.0.0.1:8000 --log /var/log/vllm.log",
         "diag doctor --prometheus http://prom:9090 --at 2026-11-20T03:30 --window 2h",
-        exits={0: "healthy", 1: "warning", 2: "critical", 3: "cannot tell: telemetry is missing", **UNREACHABLE},
+        exits={
+            0: "healthy, or no incident found",
+            1: "warning",
+            2: "critical",
+            3: "cannot tell: telemetry is missing",
+            **UNREACHABLE,
+        },
         environment={
             **CREDENTIALS,
             "DIAG_ALERTMANAGER_...": "credentials for --alertmanager; it gets no others",

@@ -19,7 +19,7 @@ from diag.diagnosis.vitals import vitals
 from diag.http.address import is_here, parse
 from diag.report.sentences import is_fleet
 
-EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
+EXIT = {"healthy": 0, "no_incident": 0, "warning": 1, "critical": 2, "unknown": 3}
 MOST_COMPARED = 20
 """Unhealthy servers of a fleet, at most, that are compared with their peers."""
 Format = Literal["terminal", "json", "markdown"]

@@ -81,6 +81,10 @@ def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy:
         unhealthy: dict[str, str] = {}
         if not include_unhealthy:
             unhealthy = {instance_name(each.subject): each.why for each in report.not_judged if each.subject}
+            unhealthy |= {
+                instance_name(each.diagnosis.subject): f"possibly {each.diagnosis.incident.id}"
+                for each in report.health.suspects
+            }
             found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
             unhealthy |= {instance_name(each.subject): each.incident.id for each in reversed(found)}
         left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in unhealthy.items()]

@@ -56,12 +56,14 @@ def watch(options: ObserveOptions, until_resolved: bool, alertmanager: str = "")
         _print("".join(map(watch_changed, transitions.observe(report))))
         state = (report.verdict, bool(report.progress))
         if printed != state == last:
-            _print(watch_started(report) if report.verdict in ("healthy", "unknown") else "")
+            _print(watch_started(report) if not report.is_alarming else "")
             printed = state
         last = state
         if alerts:
             alerts.update(transitions.holding, report)
-        if until_resolved and transitions.is_calm and not report.not_judged:  # what is over may still be in the window
+        if (
+            until_resolved and transitions.is_calm and not report.not_judged and not report.health.suspects
+        ):  # what is over may still be in the window
             if alerts:
                 alerts.send()
             return report

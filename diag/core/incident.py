@@ -93,8 +93,9 @@ class Signal(NamedTuple):
     counted. `window_scaling`: a threshold holds at any window ("rate": shares, ratios, means) or grows with the window
     ("peak": maxima and counts of events). `throughout`: a condition on the signal holds once it has held in
     the whole window, so it began a window before it shows. `hindsight`: a condition that does not hold now did not hold
-    two minutes ago either, when its value was not known yet. `needs` names what has to happen before the signal has a
-    value ("10 finished requests"): a few events prove nothing. `group` is the reason for the member (GPU, engine, rank,
+    two minutes ago either, when its value was not known yet. `context`: a healthy server at work has such values, too,
+    so a condition that holds is no sign of trouble. `needs` names what has to happen before the signal has a value
+    ("10 finished requests"): a few events prove nothing. `group` is the reason for the member (GPU, engine, rank,
     process) whose value stands for its group, if the expression takes the least, the largest or the median of them.
     `formerly` are former names, which a site's file may still use for the threshold.
 
@@ -110,6 +111,7 @@ class Signal(NamedTuple):
     window_scaling: Literal["rate", "peak"] = "rate"
     throughout: bool = False
     hindsight: bool = False
+    context: bool = False
     needs: str = ""
     culprit_promql: str = ""
     culprit_label: str = ""

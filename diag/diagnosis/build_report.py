@@ -10,6 +10,7 @@ from diag.core.log_events import ANSWERS, LogEnding
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, by_scrapes, dated, diagnose
+from diag.diagnosis.health import OF_A_LOG, health
 from diag.diagnosis.progress import INSTANCE, NotJudged, judge
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
@@ -99,15 +100,17 @@ def build_report(
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
+    seen = health([finding.diagnosis for finding in findings], progress, queries, observed.not_measured)
     return Report(
         observed=observed._replace(
             defects=(*observed.defects, *claims(queries, "claimed"), *log_alone(ill, queries), *strays(queries))
         ),
-        verdict=verdict_of(findings, not_judged),
+        verdict=verdict_of(findings, not_judged, seen),
         progress=progress,
         findings=tuple(findings),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
+        health=seen,
         slo_is_default=queries.contract.stated.isdisjoint(SLOS),
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
@@ -171,11 +174,12 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
         observed=observed._replace(
             notes=(*observed.notes, *notes), defects=(*observed.defects, *claims(queries, "survived"))
         ),
-        verdict=verdict_of(told, not_judged),
+        verdict=verdict_of(told, not_judged, OF_A_LOG),
         progress=(),
         findings=tuple(told),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
+        health=OF_A_LOG,
     )
 
 
@@ -205,7 +209,7 @@ def merge_log_reports(reports: Sequence[Report]) -> Report:
         defects=tuple(defect for each in seen for defect in each.defects),
         endings=tuple(ending for each in seen for ending in each.endings),
     )
-    verdict = verdict_of(findings, not_judged)
+    verdict = verdict_of(findings, not_judged, OF_A_LOG)
     return reports[0]._replace(observed=observed, verdict=verdict, findings=findings, not_judged=not_judged)
 
 

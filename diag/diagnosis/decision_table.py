@@ -23,7 +23,8 @@ LOOK = 30.0
 MANY_FINISHED = 30
 """Requests: if none of so many shows a symptom, less than one in ten has it (95 % confidence, the rule of three)."""
 HINDSIGHT = 120_000
-"""Milliseconds before an instant at which a condition is false that count as false too (`Signal.hindsight`)."""
+"""Milliseconds before an instant at which a condition is false or unknown that count as the same
+(`Signal.hindsight`)."""
 SCRAPED_BEFORE = "max by ($by) (count_over_time(up[$window] offset $window))"
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
@@ -35,6 +36,7 @@ Run = NDArray[np.int64]
 """The places of the instants of one episode at which the incident held."""
 START_TIME = "$latest_start_time"
 TOKENS = "$output_tokens_since_start"
+PAGE_SEEN = "$engine_seen"
 
 
 class Evaluated(NamedTuple):
@@ -69,11 +71,25 @@ class Evidence:
                 row[:] = found.get(subject, np.nan)
             held = holds(values, condition.op, self.limit(condition))
             if condition.signal.hindsight:
-                soon = np.searchsorted(self.instants, self.instants + HINDSIGHT, side="right")
-                refuted = np.cumsum(np.pad(held == 0, ((0, 0), (1, 0))), axis=1)
-                held = np.where(refuted[:, soon] > refuted[:, :-1], 0, held).astype(np.int8)
+                held = self._in_hindsight(held)
             self._measured[condition] = Evaluated(values, held)
         return self._measured[condition]
+
+    def _in_hindsight(self, held: Trits) -> Trits:
+        """Return a condition as it is known two minutes later: refuted, or unknown while the page went on."""
+        soon = np.searchsorted(self.instants, self.instants + HINDSIGHT, side="right")
+        page = self._queries.ask(PAGE_SEEN, self._per, self._window)
+        goes_on = np.array(
+            [np.isfinite(page.get(subject, np.full(len(self.instants), np.nan))) for subject in self.subjects]
+        )
+
+        def follows(shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
+            count = np.cumsum(np.pad(shown, ((0, 0), (1, 0))), axis=1)
+            later: NDArray[np.bool_] = count[:, soon] > count[:, :-1]
+            return later
+
+        known = np.where(follows((held == -1) & goes_on.reshape(held.shape)), -1, held)
+        return np.where(follows(held == 0), 0, known).astype(np.int8)
 
 
 def holds(values: Floats, op: Comparison, limit: float) -> Trits:
@@ -149,7 +165,9 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
     present = np.array([bool(counted.get(at)) for at in range(len(states))], bool)
     absent = np.where(gone, now, states[:, -1]) >= 0  # a server that is gone has no state at the end
     decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
-    last = _last(states == decided[:, None])
+    hidden = _hidden(incident, evidence, states) if incident.outage else np.zeros_like(states, bool)
+    decided = np.where((decided == 0) & hidden.any(axis=1), -1, decided).astype(np.int8)
+    last = _last(np.where((hidden.any(axis=1) & (decided == -1))[:, None], hidden, states == decided[:, None]))
     for at, episodes in counted.items():
         if episodes:
             last[at] = episodes[-1][-1]
@@ -193,6 +211,17 @@ def _conjunction(incident: Incident, evidence: Evidence) -> Trits:
         if not states.any():
             break
     return states
+
+
+def _hidden(incident: Incident, evidence: Evidence, states: Trits) -> NDArray[np.bool_]:
+    """Return where all symptoms of an outage held lately, and what would tell it from a look-alike was unknown.
+
+    It may be over, but it still says that the server may have served nobody.
+    """
+    hidden = (states == -1) & (evidence.instants >= evidence.instants[-1] - RECENT * 1000)
+    for symptom in incident.symptoms if hidden.any() else ():
+        hidden &= evidence.of(symptom).held == 1
+    return hidden
 
 
 def _last(where: NDArray[np.bool_]) -> Places:
@@ -346,9 +375,14 @@ def counting(
     could_last = queries.span >= max(seconds(incident.window), window.seconds) + hold
 
     def lasted(run: Run) -> bool:
+        """Return True if it held for its `hold`, or goes on and held for as long as a look at a live server takes.
+
+        The verdict then does not turn from a warning to health while the span grows, and nothing changes.
+        """
         unbroken = np.split(run, np.flatnonzero(np.diff(run) > 1) + 1)
-        longest = max(float(times[part[-1]] - times[part[0]]) / 1000 for part in unbroken)
-        return longest >= needed or (could_hold and run[-1] == last)
+        lengths = [float(times[part[-1]] - times[part[0]]) / 1000 for part in unbroken]
+        goes_on = run[-1] == last and (could_hold or lengths[-1] >= LOOK)
+        return max(lengths) >= needed or goes_on
 
     def counts(at: int) -> bool:
         run = found[at]

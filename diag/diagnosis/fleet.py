@@ -83,7 +83,7 @@ def judge_queries(
     report = report._replace(observed=report.observed._replace(notes=remote.notes))
     if late := telemetry.late(remote):
         why = f"{remote.shown}: nothing was scraped in the last {quantity(late, 'seconds')} of the requested time"
-        verdict = "unknown" if report.verdict == "healthy" else report.verdict
+        verdict = "unknown" if report.verdict in ("healthy", "no_incident") else report.verdict
         return report._replace(not_judged=(NotJudged(why), *report.not_judged), verdict=verdict)
     return report
 

@@ -9,6 +9,7 @@ from diag.core.incident import RANK
 from diag.core.log_events import LogEnding
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.diagnose import Diagnosis, State
+from diag.diagnosis.health import HealthEvidence
 from diag.diagnosis.progress import NotJudged, Progress
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.quotes import Quote
@@ -20,7 +21,7 @@ from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
 from diag.sources.observation import PodContainer
 
-Verdict = Literal["healthy", "warning", "critical", "unknown"]
+Verdict = Literal["healthy", "no_incident", "warning", "critical", "unknown"]
 
 
 class ObservedServer(NamedTuple):
@@ -117,7 +118,8 @@ class Report(NamedTuple):
     unknown, incidents that could not be judged because the source refused queries or the observation was too short.
     `gone` names vanished servers, `ceilings` has each engine's share of the ceilings of its GPUs, `shared` the labels
     that the ill servers of a fleet have and its healthy ones lack. `slo_is_default` is True if the site has set no SLO.
-    `vitals` has the vital signs of a few servers; `roll_calls` has the stacks of their processes with --stacks.
+    `health` has the parts of health that were seen, and the unknown incidents that show in what was measured. `vitals`
+    has the vital signs of a few servers; `roll_calls` has the stacks of their processes with --stacks.
     """
 
     observed: Observed
@@ -126,6 +128,7 @@ class Report(NamedTuple):
     findings: tuple[Finding, ...]
     not_judged: tuple[NotJudged, ...]
     contract: tuple[str, ...]
+    health: HealthEvidence = HealthEvidence()
     gone: tuple[str, ...] = ()
     normality: Normality = Normality()
     ceilings: tuple[CeilingShares, ...] = ()
@@ -138,6 +141,11 @@ class Report(NamedTuple):
     def present(self) -> tuple[Finding, ...]:
         """The incidents that hold, the primary ones first."""
         return tuple(finding for finding in self.findings if finding.diagnosis.state == "present")
+
+    @property
+    def is_alarming(self) -> bool:
+        """True if an incident with an impact is present."""
+        return any(RANK[finding.diagnosis.severity] for finding in self.present)
 
     @property
     def undecided(self) -> tuple[Diagnosis, ...]:
@@ -185,10 +193,17 @@ class Report(NamedTuple):
         return tuple(sorted(self.checked - {finding.diagnosis.incident.id for finding in self.present}))
 
 
-def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged]) -> Verdict:
-    """Return the worst severity that is present; if none is, "unknown" if anything could not be judged."""
+def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged], health: HealthEvidence) -> Verdict:
+    """Return the worst severity that is present; if none is, a warning for a suspect, else what was seen of health.
+
+    Health is never the default: it is what remains if something was seen, and nothing that it needs is missing.
+    """
     present = (finding.diagnosis for finding in findings if finding.diagnosis.state == "present")
     worst = max((RANK[diagnosis.severity] for diagnosis in present), default=0)
     if worst:
         return "critical" if worst == RANK["critical"] else "warning"
-    return "unknown" if not_judged else "healthy"
+    if health.suspects:
+        return "warning"
+    if not_judged:
+        return "unknown"
+    return "no_incident" if health.missing else "healthy"

@@ -17,9 +17,10 @@ from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.report import sentences as words
+from diag.report import unshown
 from diag.report.layout import WIDTH, is_wide, line_width, shortened
 
-VERDICTS = ("critical", "warning", "unknown", "gone", "slow", "healthy")
+VERDICTS = ("critical", "warning", "unknown", "gone", "no incident", "slow", "healthy")
 LEAST_NAME = 20
 """Columns that the name of a server gets in line 1."""
 MOST_EVIDENCE = 5
@@ -108,11 +109,27 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
     found = [_about(group, report, written_as)._replace(not_seen=not_seen) for group in words.alike(report)]
     if found:
         return found
+    if report.verdict == "warning":
+        return [
+            ReportAnswer(
+                "WARNING",
+                each.where,
+                reasons=(escaped(each.sentence),),
+                evidence=readings(each.signs),
+                not_seen=not_seen,
+            )
+            for each in unshown.undecided(report)
+        ]
     target = escaped(report.observed.target)
     if report.verdict == "unknown":
         why = words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
         return [ReportAnswer("CANNOT TELL", target, reasons=tuple(why), not_seen=not_seen)]
-    healthy = f"{target}: {words.states(report)}; {words.found_nothing(report)}"
+    states = listed(words.log_endings(report)) or words.states(report)
+    healthy = f"{target}: {states}; {words.found_nothing(report)}"
+    if report.verdict == "no_incident":
+        verdict = unshown.NO_FAILURE if report.observed.endings else unshown.NO_INCIDENT
+        unseen = () if report.observed.endings else tuple(unshown.not_seen(report))
+        return [ReportAnswer(verdict, target, reasons=(healthy,), not_seen=(*unseen, *not_seen))]
     return [ReportAnswer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
 
 
@@ -136,13 +153,15 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
         when=when,
         actions=choose_actions(group[0]),
         findings=tuple(group),
-        evidence=tuple(
-            f"{reading.condition.signal.name}: {reading.shown} ({reading.threshold})"
-            for reading in words.evidence(first)
-        ),
+        evidence=readings(words.evidence(first)),
         ruled_out=tuple(refuted.name for refuted in first.refuted),
         not_ruled_out=tuple(look_alike.name for look_alike in first.open),
     )
+
+
+def readings(found: Sequence[Reading]) -> tuple[str, ...]:
+    """Return the readings as texts: "queue time (mean): 9.1 s (> 1 s)"."""
+    return tuple(f"{reading.condition.signal.name}: {reading.shown} ({reading.threshold})" for reading in found)
 
 
 # -- line 1 -----------------------------------------------------------------------------------------------------------
@@ -168,7 +187,15 @@ def verdicts(report: Report) -> list[str]:
         return lines
 
     seen, names = report.observed, report.servers
+    if report.verdict == "warning":
+        when = written_as(seen.end)
+        return [
+            _fit_line(f"WARNING  {each.question}   ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
+            for each in unshown.undecided(report)
+        ]
     verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
+    if report.verdict == "no_incident":
+        verdict = unshown.pass_without_health(report)
     if seen.endings:
         place = names[0] if len(names) == 1 else plural(len(names), "log")
         return [_fit_line(f"{verdict}  ", place, [words.log_endings(report)[0]])]
@@ -191,7 +218,7 @@ def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
     room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
-    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}", line_width())
+    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())
 
 
 def format_period(diagnoses: Sequence[Diagnosis], written_as: words.TimeFormat, *, duration: bool = True) -> str:
@@ -249,21 +276,25 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
         states.setdefault(instance_name(progress.subject), []).append(progress.state)
     states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
     not_judged = {instance_name(each.subject) for each in report.not_judged}
+    unseen = {missing.server for missing in report.health.missing}
+    possible = {name: each.question for each in unshown.undecided(report) for name in each.servers}
 
     rows = []
     for name in report.servers:
         diagnoses, engines = present.get(name, []), states.get(name, [])
         worst = max((RANK[diagnosis.severity] for diagnosis in diagnoses), default=0)
         unknown = not engines or bool(not_judged & {"", name})
-        unknown_or_slow = "unknown" if unknown else "slow" if "slow" in engines else "healthy"
-        without_incident = "gone" if "gone" in engines else unknown_or_slow
+        shown = "no incident" if unseen & {"", name} else "slow" if "slow" in engines else "healthy"
+        without_incident = "gone" if "gone" in engines else "unknown" if unknown else shown
+        without_incident = "warning" if name in possible else without_incident
         causes = [diagnosis for diagnosis in diagnoses if not diagnosis.explained_by]
         rows.append(
             FleetRow(
                 instance=printable(name),
                 verdict=(without_incident, "warning", "critical")[worst],
                 states=", ".join(sorted(set(engines))),
-                incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes)),
+                incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes))
+                or possible.get(name, ""),
                 when=words.when(causes[0], written_as) if causes else "",
                 name=name,
             )
@@ -326,11 +357,16 @@ def evidence_rows(diagnosis: Diagnosis, *, culprits: bool = False) -> list[tuple
     """
     rows = []
     for reading in words.evidence(diagnosis)[:MOST_EVIDENCE]:
-        name = reading.condition.signal.name
+        row = reading_row(reading)
         if culprits and reading.culprits:
-            name = f"{name} ({listed(list(reading.culprits))})"
-        rows.append((name, reading.shown, reading.threshold, _history_bars(reading)))
+            row = (f"{row[0]} ({listed(list(reading.culprits))})", *row[1:])
+        rows.append(row)
     return rows
+
+
+def reading_row(reading: Reading) -> tuple[str, str, str, str]:
+    """Return name, value, threshold and history of a reading."""
+    return reading.condition.signal.name, reading.shown, reading.threshold, _history_bars(reading)
 
 
 def _history_bars(reading: Reading) -> str:

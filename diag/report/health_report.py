@@ -12,9 +12,11 @@ from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers
+from diag.report.unshown import NO_FAILURE, NO_INCIDENT
 
 SCHEMA = "diag.health_report/1"
 STATUS = {"CRITICAL": "red", "WARNING": "yellow", "INFO": "green", "HEALTHY": "green", "CANNOT TELL": "unknown"}
+STATUS |= dict.fromkeys((NO_INCIDENT, NO_FAILURE), "unknown")
 """Colours of the verdicts."""
 SEVERITY = {"CRITICAL": 1, "WARNING": 2, "INFO": 3}
 """Ranks of the impacts; 1 is the worst."""

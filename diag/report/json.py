@@ -1,4 +1,4 @@
-"""The report for a machine: schema "diag.doctor/2", held by diag.doctor.schema.json beside this file.
+"""The report for a machine: schema "diag.doctor/3", held by diag.doctor.schema.json beside this file.
 
 Deterministic order, no NaN or Inf, the same bytes for the same recording.
 """
@@ -14,11 +14,11 @@ from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.proposals import Proposal, Value
 from diag.diagnosis.report import Finding, Normality, Report
-from diag.report import coverage
+from diag.report import coverage, unshown
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers
 
-SCHEMA = "diag.doctor/2"
+SCHEMA = "diag.doctor/3"
 
 
 def render(report: Report) -> str:
@@ -68,6 +68,7 @@ def document(report: Report) -> dict[str, Any]:
             "notes": coverage.notes(report),
         },
         "verdict": report.verdict,
+        "health": health(report),
         "answers": [answer(found) for found in answers(report, moment)],
         "progress": [
             {"subject": _subject(progress.subject), "state": progress.state, "reason": progress.reason}
@@ -86,6 +87,24 @@ def document(report: Report) -> dict[str, Any]:
         "normal": _normality(report.normality),
         **({"stacks": stacks} if stacks else {}),
         **({"shared": shared} if shared else {}),
+    }
+
+
+def health(report: Report) -> dict[str, Any]:
+    """Return the parts of health that were seen, what was not seen, and the incidents that cannot be told apart."""
+    possible = [
+        {
+            "servers": list(each.servers),
+            "incidents": list(each.incidents),
+            "missing_signals": list(each.missing),
+            "sentence": each.sentence,
+        }
+        for each in unshown.undecided(report)
+    ]
+    return {
+        "seen": list(report.health.seen),
+        "missing": [missing._asdict() for missing in report.health.missing],
+        "possible": possible,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from diag.core.formatting import escaped, moment, pasted
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
-from diag.report import coverage
+from diag.report import coverage, unshown
 from diag.report import sentences as words
 from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, merge_by_cause
 
@@ -47,6 +47,7 @@ def render(report: Report, verbose: bool = False) -> str:
         "Load at the end": coverage.vitals(report),
         "Compared with what is normal": coverage.normality(report)[:NORMAL],
         "Ceiling": words.ceilings(report),
+        "Not shown": unshown.not_seen(report) if not report.observed.endings else [],
         "Checked": coverage.checked(report, verbose),
         "Unknown": [*coverage.not_judged(report), *(coverage.undecided(report) if verbose else [])],
         "Not collected": coverage.not_collected(report),

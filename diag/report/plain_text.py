@@ -2,9 +2,9 @@
 
 from diag.core.formatting import plural
 from diag.diagnosis.report import Finding, Report
-from diag.report import coverage
+from diag.report import coverage, unshown
 from diag.report import sentences as words
-from diag.report.answer import choose_actions, count_verdicts, evidence_rows, fleet_rows, verdicts
+from diag.report.answer import choose_actions, count_verdicts, evidence_rows, fleet_rows, reading_row, verdicts
 from diag.report.layout import labelled, paragraph, table, verbatim
 
 SERVERS = 20
@@ -22,6 +22,9 @@ def full_report(report: Report) -> str:
     lines += [line for text in words.shared(report) for line in paragraph(text)]
     if report.verdict == "unknown":
         lines += labelled("why", [each.sentence for each in report.not_judged])
+    for each in unshown.undecided(report):
+        lines += ["", *paragraph(each.sentence), *table([reading_row(sign) for sign in each.signs], label="evidence")]
+    lines += labelled("not shown", unshown.not_seen(report) if not report.observed.endings else [])
     lines += labelled("progress", words.not_busy(report))
     if words.is_fleet(report):
         servers = fleet_rows(report, words.time_format(report))

@@ -11,7 +11,7 @@ from diag.core.incident import RANK
 from diag.core.subjects import in_words, instance_name
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Report
-from diag.report import coverage
+from diag.report import coverage, unshown
 from diag.report import sentences as words
 from diag.report.answer import (
     Actions,
@@ -22,6 +22,7 @@ from diag.report.answer import (
     fleet_rows,
     format_period,
     merge_by_cause,
+    reading_row,
     verdicts,
 )
 from diag.report.layout import clipped, continued, is_wide, labelled, line_width, one_line_each, paragraph, shortened
@@ -79,6 +80,8 @@ def short_report(report: Report) -> str:
     found_nothing = words.found_nothing(report)
     if answer.findings:
         middle = _incident_parts(answer, report)
+    elif report.verdict == "warning":
+        middle = _undecided_parts(report)
     elif report.verdict == "unknown":
         middle = {
             "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
@@ -92,6 +95,7 @@ def short_report(report: Report) -> str:
         middle = {
             "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
             "blank": [[""]],
+            "unseen": _part("Not shown", unshown.not_seen(report) if answer.verdict == unshown.NO_INCIDENT else [], 3),
             "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
             "server": _part("Server", servers, 3),
             "slo": _part("SLO", [words.slo_missing(report)], 1),
@@ -104,7 +108,7 @@ def short_report(report: Report) -> str:
         **_context_parts(report, answer),
     }
 
-    most = HEALTHY_LINES if report.verdict == "healthy" else LINES if is_wide() else NARROW_LINES
+    most = HEALTHY_LINES if report.verdict in ("healthy", "no_incident") else LINES if is_wide() else NARROW_LINES
     lines = _shorten(parts, FIRST, most)
     if len(lines) > most:
         parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
@@ -176,6 +180,23 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     }
 
 
+def _undecided_parts(report: Report) -> dict[str, Forms]:
+    """Build the parts about servers whose users are affected by an incident that cannot be told."""
+    first, *others = unshown.undecided(report)
+    rows = [reading_row(reading) for reading in first.signs]
+    evidence = one_line_each(rows, 0, label="Evidence", width=LABEL, right=(1,))
+    named = [f"diag explain {name}" for name in first.incidents[:ROWS]]
+    return {
+        "impact": [paragraph("Users are affected, and the telemetry is missing that would tell the incident.")],
+        "blank": [[""]],
+        "servers": _fleet_part(report),
+        "evidence": [evidence[:count] for count in range(min(len(evidence), ROWS), 0, -1)],
+        "why": _part("Missing", ["; ".join(first.missing)], 3),
+        "also": _part("Also", [each.sentence for each in others], 3),
+        "do now": _part("Do now", [f"Collect what is missing, and read: {', '.join(named)}"], 3),
+    }
+
+
 def _action_parts(actions: Actions) -> dict[str, Forms]:
     """Build the parts about the actions: what needs no restart, the fix, and the command to be pasted."""
     now, texts, cost = actions.now, list(actions.advice[:1]), ""
@@ -214,6 +235,8 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out
     runbook = f", diag explain {answer.incident}" if answer.findings else ""
 
+    unseen = unshown.not_seen(report)  # these have a part of their own
+
     also: Forms = [[]]
     if not words.is_fleet(report):  # a fleet has a table of its own
         first = next(iter(answer.findings), None)
@@ -231,9 +254,9 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
         "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
         "also": also,
         "ruled out": _part("Ruled out", [ruled_out], 2),
-        "unknown": _part("Unknown", _reasons_not_judged(report) if answer.findings else [], 2),
+        "unknown": _part("Unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
         "note": _part("Note", _with_short_names(coverage.notes(report), report), 2),
-        "not seen": _part("Not seen", ["; ".join(answer.not_seen)], 2),
+        "not seen": _part("Not seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
         "more": _part("More", [f"--verbose, --html report.html{runbook}"], 2),
     }
 

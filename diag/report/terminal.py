@@ -35,6 +35,7 @@ STYLES = {
     r"^WARNING +\w*": "bold yellow",
     r"^HEALTHY": "bold green",
     r"^CANNOT TELL": "bold magenta",
+    r"^NO (?:INCIDENT|FAILURE) FOUND": "bold blue",
     r"^  (?:Do now|Fix|Relaunch)(?= {2})": "bold cyan",
     r"^  [A-Z][A-Za-z ]{1,12}(?= {2})": "bold",
     r"^  [a-z][a-z -]{0,14}(?= )": "dim",

@@ -25,7 +25,13 @@ from diag.top.texts import ORDERS, View, render, shown_columns, shown_rows, summ
 
 LOOK_EVERY = 0.5
 """Seconds between two looks at the last frame; a key repaints at once."""
-VERDICT_STYLES = {"critical": "bold red", "warning": "bold yellow", "unknown": "magenta", "gone": "magenta"}
+VERDICT_STYLES = {
+    "critical": "bold red",
+    "warning": "bold yellow",
+    "unknown": "magenta",
+    "gone": "magenta",
+    "no incident": "blue",
+}
 """The style of a row by its verdict; a healthy one has none."""
 TABLE_ACTIONS = ("sort", "filter", "gpus", "all")
 MARGIN = 3

@@ -22,6 +22,7 @@ from diag.core.incident import RANK
 from diag.core.subjects import UNKNOWN, Instants, Subject, instance_name, label_value
 from diag.diagnosis.decision_table import LOOK
 from diag.diagnosis.diagnose import Diagnosis, without_the_past
+from diag.diagnosis.health import HealthEvidence
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding, Report, verdict_of
@@ -126,7 +127,7 @@ class Onsets:
                 onsets[key] = known
             findings.append(finding)
         self._onsets = onsets
-        return report._replace(findings=tuple(findings), verdict=verdict_of(findings, report.not_judged))
+        return report._replace(findings=tuple(findings), verdict=verdict_of(findings, report.not_judged, report.health))
 
 
 def _key(diagnosis: Diagnosis) -> tuple[str, Subject]:
@@ -142,7 +143,7 @@ def without_verdict(report: Report, seen: float) -> Report:
         for finding in report.findings
     )
     why = f"too little seen: {quantity(round(seen), 'seconds')} of the {quantity(LOOK, 'seconds')} that a verdict needs"
-    return report._replace(findings=findings, not_judged=(NotJudged(why),), verdict="unknown")
+    return report._replace(findings=findings, not_judged=(NotJudged(why),), health=HealthEvidence(), verdict="unknown")
 
 
 # -- the rows ---------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> Serv
 
 
 COLUMNS = (
-    ServerColumn("verdict", lambda row: row.verdict, 8, 0, 0, right=False),
+    ServerColumn("verdict", lambda row: row.verdict, 11, 0, 0, right=False),
     ServerColumn("state", state, 8, 2, 1, right=False),
     ServerColumn("incident", lambda row: _first(row.incidents, 22), 22, 1, 9, right=False),
     ServerColumn("since\nUTC", since, 15, 10, 10, right=False),
@@ -249,7 +249,8 @@ def server_report(report: Report, instance: str) -> Report:
         observed=report.observed._replace(target=instance + more, servers=servers, notes=notes, defects=()),
         findings=findings,
         not_judged=not_judged,
-        verdict=verdict_of(findings, not_judged),
+        health=report.health.of(instance),
+        verdict=verdict_of(findings, not_judged, report.health.of(instance)),
         progress=tuple(progress for progress in report.progress if instance_name(progress.subject) == instance),
         gone=tuple(name for name in report.gone if name == instance),
         ceilings=tuple(shares for shares in report.ceilings if instance_name(shares.subject) == instance),

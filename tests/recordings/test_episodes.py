@@ -56,9 +56,13 @@ def page(t: float, age: float, start: float, waiting: int) -> str:
             f"vllm:prompt_tokens_total{{{labels}}} {int(age * 900)}",
             f"vllm:num_preemptions_total{{{labels}}} 0",
             f'vllm:request_success_total{{{labels},finished_reason="stop"}} {int(age * 4)}',
+            f'vllm:request_success_total{{{labels},finished_reason="error"}} 0',
             f"vllm:request_queue_time_seconds_sum{{{labels}}} {queued}",
             f"vllm:request_queue_time_seconds_count{{{labels}}} {int(age * 4)}",
             f"vllm:iteration_tokens_total_count{{{labels}}} {int(age * 40)}",
+            f"vllm:time_to_first_token_seconds_count{{{labels}}} {int(age * 4)}",
+            f"vllm:inter_token_latency_seconds_count{{{labels}}} {int(age * 496)}",
+            f"vllm:e2e_request_latency_seconds_count{{{labels}}} {int(age * 4)}",
         )
     )
 

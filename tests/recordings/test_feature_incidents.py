@@ -180,15 +180,24 @@ def test_as_many_adapters_as_slots_are_no_thrash_after_others(tmp_path: Path) ->
         labelled('max_lora="2"', 'max_lora="6"'),
         labelled('max_lora="2"', 'max_lora="17"'),
         aged(400),
-        without(INFO),
         shorter_queue(0.01),
         longer_answers(10),
         deferred_only(0.1),
     ],
-    ids=["a slot for each", "more slots", "long ago", "a KV transfer", "short waits", "a small share", "for capacity"],
+    ids=["a slot for each", "more slots", "long ago", "short waits", "a small share", "for capacity"],
 )
 def test_deferred_requests_with_other_causes_are_no_thrash(tmp_path: Path, change: Change) -> None:
     assert state(judged(tmp_path, THRASH, change), THRASH) == "absent"
+
+
+def test_deferred_requests_of_unlisted_adapters_cannot_be_told(tmp_path: Path) -> None:
+    """With a KV connector they wait for a transfer; without one, a family may be missing."""
+    unlisted = without(INFO)
+    assert state(judged(tmp_path / "alone", THRASH, unlisted), THRASH) == "unknown"
+    line = 'vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} 9\n'
+    connected = without("vllm:external_prefix_cache_queries_total")
+    changes = (unlisted, connected, lambda page: page + line)
+    assert state(judged(tmp_path / "connected", THRASH, *changes), THRASH) == "absent"
 
 
 def test_short_queue_times_are_no_thrash(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ def judged(recording: str, refused: str) -> Report:
 def test_refused_query_of_an_incident_is_not_healthy() -> None:
     report = judged("kv_cascade", "num_preemptions")
     states = {each.diagnosis.incident.id: each.diagnosis.state for each in report.findings}
-    assert (states["kv_eviction_cascade"], report.verdict) == ("unknown", "unknown")
+    assert (states["kv_eviction_cascade"], report.verdict) == ("unknown", "warning")
+    assert "kv_eviction_cascade" in terminal.render(report, quiet=True)
     (line,) = (each.sentence for each in report.not_judged if "refused" in each.sentence)
     assert "kv_eviction_cascade" in line
     assert line in " ".join(terminal.render(report).split())

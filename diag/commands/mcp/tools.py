@@ -74,7 +74,7 @@ class PresentIncident(TypedDict, total=False):
 class DoctorAnswer(AgentAnswer, total=False):
     """A diagnosis."""
 
-    verdict: Required[Literal["healthy", "warning", "critical", "unknown"]]
+    verdict: Required[Literal["healthy", "no_incident", "warning", "critical", "unknown"]]
     headlines: Required[Annotated[list[str], Field(description="the verdict in a line for each primary incident")]]
     answers: Annotated[
         list[dict[str, Any]],
@@ -88,6 +88,7 @@ class DoctorAnswer(AgentAnswer, total=False):
         Annotated[list[PresentIncident], Field(description="the incidents that are present, primary ones first")]
     ]
     unknown: Annotated[list[str], Field(description="why finding nothing does not mean health")]
+    not_shown: Annotated[list[str], Field(description="what health needs and was not seen")]
     not_collected: Annotated[list[str], Field(description="telemetry that is missing, and how to get it")]
     notes: list[str]
     normal: list[str]

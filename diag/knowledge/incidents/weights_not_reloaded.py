@@ -1,14 +1,15 @@
 """The engine woke from a sleep that discarded its weights, and nothing has loaded them again: answers are garbage."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import progress, woken_without_weights
+from diag.signals import progress, wake_ups, weights_reloaded, woken_from_level_2
 
 SLEEP = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
 GARBAGE = "https://github.com/vllm-project/vllm/pull/54235"
 
-WOKEN = woken_without_weights.at_least(
+WOKEN = woken_from_level_2.at_least(
     1, reported("the answer was '!!!!!!!!!!!!' after /sleep?level=2 and /wake_up, without a warning", GARBAGE)
 )
+NOT_RELOADED = weights_reloaded.at_most(0, documented("a wake-up fills the memory of the weights with nothing", SLEEP))
 
 incident = Incident(
     id="weights_not_reloaded",
@@ -24,8 +25,10 @@ incident = Incident(
     impact="every answer is garbage and ends with HTTP 200, so neither latency nor errors show it",
     symptoms=(
         WOKEN,
+        NOT_RELOADED,
         progress.above(0, judged("as long as no request is processed, the weights may still come")),
     ),
+    supports=(wake_ups.at_least(1, judged("a call of /wake_up without one that loads weights")),),
     looks_like=(
         LookAlike(
             "a wake-up from level 1",
@@ -36,7 +39,7 @@ incident = Incident(
             "a weight update by a trainer",
             distinguish="A call of /collective_rpc, /update_weights or another route that may load weights was "
             "counted since the start, or the log shows the reload.",
-            refuted_by=WOKEN,
+            refuted_by=NOT_RELOADED,
         ),
         LookAlike("output_corrupted", distinguish="Logits are NaN although the weights were never discarded."),
     ),

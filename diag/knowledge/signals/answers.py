@@ -256,8 +256,9 @@ MOST_FAIL: Condition = failed_share.above(0.5, judged("most requests fail: the s
 
 share_given_up = Signal(
     "requests given up by their clients",
+    # without responses, requests given up before their first token are not seen: a low share proves nothing
     "$requests_given_up / ($responses_ok >= 10) or 0 * ($requests_given_up == 0)"
-    " or clamp_min($requests_lost, 0) / ($first_tokens_seen >= 10)",
+    " or (clamp_min($requests_lost, 0) / ($first_tokens_seen >= 10) > 0.2) or 0 * ($first_tokens_seen < 10)",
     "clients gave up {value} of the requests before they were finished",
     "share",
 )

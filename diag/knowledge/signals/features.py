@@ -74,6 +74,7 @@ PARTS: tuple[Part, ...] = (
         "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
         "requests",
     ),
+    Part("deferred_for_no_transfer", "$deferred_mean > 0 unless $external_cache_queries > 0", "requests"),
     # -- structured output
     Part("grammar_errors", f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))", "lines"),
     # -- API servers
@@ -190,6 +191,7 @@ speculates = Signal(
     " or 0 * $requests_running_peak",
     "the server decodes speculatively: {value}",
     "bool",
+    context=True,
 )
 draft_acceptance_rate = Signal(
     "draft acceptance rate",
@@ -218,6 +220,7 @@ acceptance_at_short_contexts = Signal(
     "[$window:2m])",
     f"draft acceptance rate while requests hold fewer than {SHORT_CONTEXT:,} tokens on average: {{value}}",
     "share",
+    context=True,
     needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens",
 )
 acceptance_at_long_contexts = Signal(
@@ -264,8 +267,11 @@ adapters_kept = Signal(
 )
 adapters_per_slot = Signal(
     "LoRA adapters in use / --max-loras",
+    # slots are known and no adapter ran lately: PromQL does not tell an empty list of adapters from a missing label
     "$lora_adapters_in_use / $adapter_slots or 0 * $adapter_slots"
-    " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window])))",
+    # vLLM exports its adapters only if it serves some; without them, a deferred request has to wait for a KV transfer
+    " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window]))"
+    " unless $deferred_for_no_transfer)",
     "within five minutes, {value} LoRA adapters ran per adapter slot",
     "ratio",
 )

@@ -226,6 +226,7 @@ progress = Signal(
     "$tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * $tokens_and_requests_counted)",
     "tokens and requests processed (changes of KV cache usage included): {value}",
     "tokens",
+    context=True,
     window_scaling="peak",
 )
 steps_per_second = Signal(
@@ -254,7 +255,7 @@ requests_without_progress = Signal(
 )
 standstill_was_prefill = Signal(
     "steps with long prefills",
-    "(0 * $stuck_for_two_minutes) or $long_prefill_steps or 0 * $requests_in_flight_minimum[5m]",
+    "(0 * $stuck_for_two_minutes) or $long_prefill_steps",
     "steps of over 10 s with long prefills, which the engine has come out of: {value}",
     "bool",
     hindsight=True,

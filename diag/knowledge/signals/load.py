@@ -167,12 +167,14 @@ requests_running = Signal(
     "sum by ($by) ($running_average_by_series and $requests_running_sampled)",
     "mean number of running requests: {value}",
     "requests",
+    context=True,
 )
 requests_running_median = Signal(
     "requests running (median)",
     "sum by ($by) (quantile_over_time(0.5, vllm:num_requests_running[$window]) and $requests_running_sampled)",
     "median number of running requests: {value}",
     "requests",
+    context=True,
 )
 requests_running_floor = Signal(
     "requests running, least / most",
@@ -224,6 +226,7 @@ requests_finished = Signal(
     f"$finished_requests >= {ENOUGH}",
     "finished requests: {value}",
     "requests",
+    context=True,
     window_scaling="peak",
     needs=f"{ENOUGH} of them",
 )
@@ -239,12 +242,14 @@ requests_in_flight = Signal(
     "$running_lowest + $queued_lowest",
     "minimum number of requests in flight: {value}",
     "requests",
+    context=True,
 )
 requests_in_flight_peak = Signal(
     "requests in flight (peak)",
     "$running_highest + $queued_highest",
     "peak number of requests in flight: {value}",
     "requests",
+    context=True,
     window_scaling="peak",
 )
 replicas_that_run_all = Signal(

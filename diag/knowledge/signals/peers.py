@@ -230,6 +230,7 @@ tokens_of_peers = Signal(
     ),
     "it generates {value} times as many tokens as the median of its peers",
     "ratio",
+    context=True,
     group=USUAL_MEMBER,
 )
 
@@ -255,6 +256,7 @@ engines = Signal(
     "count by ($by) (count by (instance, engine) (count_over_time(vllm:num_requests_running[$window])))",
     "engines of this server: {value}",
     "engines",
+    context=True,
 )
 requests_stuck_on_all_engines = Signal(
     "requests in flight while no engine makes progress",
@@ -347,6 +349,7 @@ ranks = Signal(
     ' or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])) + 1',
     "tensor-parallel ranks: {value}",
     "ranks",
+    context=True,
 )
 half_of_the_ranks = Signal(
     "half of the tensor-parallel ranks",

@@ -144,9 +144,25 @@ PARTS: tuple[Part, ...] = (
         f" * ($time_of_{WEIGHTS_RELOADED} >= bool $time_of_{WEIGHTS_DISCARDED})",
         "bool",
     ),
+    # vLLM's own HTTP server counts every call: if it counts and has counted none of these, there was none. Without its
+    # counters and without the log, a reload is not seen.
+    Part("calls_counted", "sum by ($by) (last_over_time(http_requests_total[$window]))", "calls"),
     Part(
         "weights_loaded_again",
-        any_of(call="($calls_that_may_load_weights > bool 0)", log="$weights_reloaded_by_log", none="$scraped"),
+        any_of(call="(($calls_that_may_load_weights or 0 * $calls_counted) > bool 0)", log="$weights_reloaded_by_log"),
+        "bool",
+    ),
+    # Awake after the sleep, in the same process: a call of /wake_up was counted, or no restart came in between.
+    Part(
+        "woken_up",
+        "($wake_up_calls > bool 0) or 0 * $calls_counted or 1 + 0 * (max by ($by) (resets("
+        "vllm:generation_tokens_total[1d])) == 0)",
+        "bool",
+    ),
+    Part(
+        "weights_discarded",
+        # not every backend logs it, so that a log without the line proves nothing
+        any_of(page="($slept_at_level_2 > bool 0)", log=f"(${WEIGHTS_DISCARDED}_since_start > 0)"),
         "bool",
     ),
     Part(
@@ -247,12 +263,25 @@ latency_of_long_requests = Signal(
     "99 % of the requests took at most {value}",
     "seconds",
 )
-woken_without_weights = Signal(
-    "awake without weights",
-    any_of(page="($slept_at_level_2 > bool 0)", log=f"${WEIGHTS_DISCARDED}_since_start")
-    + " * (1 - $asleep_now) * ($wake_up_calls > bool 0) * (1 - $weights_loaded_again) or $scraped",
-    "the engine woke from sleep level 2, and nothing has loaded weights since its start: {value}",
+woken_from_level_2 = Signal(
+    "awake after weights were discarded",
+    # "no" is proven by a page that shows no such sleep, by a sleep that lasts, or by calls of which none woke it up
+    "($weights_discarded * (1 - $asleep_now) * $woken_up) or 0 * ($weights_discarded == 0)"
+    " or 0 * ($asleep_now == 1) or 0 * ($woken_up == 0)",
+    "the engine woke from sleep level 2, which discards the weights: {value}",
     "bool",
+)
+weights_reloaded = Signal(
+    "weights loaded since the start",
+    "$weights_loaded_again",
+    "a call that may load weights was counted since the start, or the log shows a reload: {value}",
+    "bool",
+)
+wake_ups = Signal(
+    "calls of /wake_up",
+    "$wake_up_calls or 0 * $calls_counted",
+    "calls of /wake_up since the start: {value}",
+    "calls",
 )
 elastic_scaling = Signal(
     "elastic scaling under way",
@@ -295,6 +324,7 @@ flags_changed_with_upgrade = Signal(
     f"count by ($by) ($flags_of_other_value) or 0 * max by ($by) (last_over_time(diag_vllm_config[{SPAN}]))",
     "settings that have another value than before the upgrade: {value}",
     "settings",
+    context=True,
     culprit_promql="$flags_of_other_value",
     culprit_label="{flag}",
 )

@@ -105,7 +105,8 @@ PARTS: tuple[Part, ...] = (
     Part("prompts_account_for_pauses", "$long_prefill_in_progress == 1 or $long_prompts_take_long[5m]", "bool"),
     Part(
         "long_prefill_steps",
-        "($pauses_over_10_s[5m] > bool 0) * ($prompts_account_for_pauses[5m] or 0 * $pauses_over_10_s[5m])",
+        # without a pause there is nothing to account for; a pause on a page that does not show its prompts is unknown
+        "0 * ($pauses_over_10_s[5m] <= 0) or ($pauses_over_10_s[5m] > 0) * $prompts_account_for_pauses[5m] > bool 0",
         "bool",
     ),
     # cached prompt tokens are not prefilled; releases before 0.13 do not export the difference

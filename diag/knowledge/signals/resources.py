@@ -207,6 +207,7 @@ host_memory_share = Signal(
     "$host_memory_fill",
     "{value} of the memory that the server may use is in use, page cache not counted",
     "share",
+    context=True,
 )
 host_memory_time_left = Signal(
     "time until host memory is used up",
@@ -276,6 +277,7 @@ cpu_pressure = Signal(
     "$cpu_pressure_mean",
     "for {value} of the time something in the server's cgroup waits for a CPU",
     "share",
+    context=True,
 )
 cpu_throttled = Signal(
     "CPU throttling",
@@ -287,7 +289,10 @@ cpu_throttled = Signal(
 cpu_starvation = Signal(
     "time without a CPU",
     "($longest_cpu_wait * $cpu_wait_hurts > 0) or $engine_cpu_wait * $tokens_slower"
-    " or $longest_cpu_wait * $cpu_wait_hurts or $cpu_short * $tokens_late",
+    " or $longest_cpu_wait * $cpu_wait_hurts or ($cpu_short * $tokens_late > 0)"
+    # without the time that each process waits, a scarce CPU is no harm if tokens come as fast as ever; if they are
+    # slower, or their usual speed is unknown, nothing decides
+    " or 0 * ($cpu_short <= 0.5) or 0 * ($cpu_short and $tokens_slower == 0 unless $cpu_throttled_share > 0.5)",
     "the server is ready to run and has no CPU for {value} of the time, or of the periods of its CPU quota",
     "share",
     culprit_promql="$cpu_wait > 0.3",

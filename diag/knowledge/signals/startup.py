@@ -87,7 +87,12 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "time_of_crash",
-        any_of(log="$time_of_logged_crash", kernel="$time_of_kill_before_start"),
+        # that the kernel killed nothing proves no health; a process that has answered for longer does
+        any_of(
+            log="$time_of_logged_crash",
+            kernel="($time_of_kill_before_start > 0)",
+            old=f"(0 * ($latest_start_time < time() - {TOLD_FOR}))",
+        ),
         "unix time",
     ),
     Part("newer_process", "($latest_start_time > bool $time_of_crash) or $scraped", "bool"),
@@ -159,6 +164,7 @@ started_since_crash = Signal(
     "(($last_startup_progress > bool $time_of_crash) or $scraped) + $newer_process > bool 0",
     "the server was started again after the crash: {value}",
     "bool",
+    context=True,
     culprit_promql='label_replace($ready_again, "state", "recovered at", "", "")'
     ' or on (instance) label_replace($answers_again, "state", "restarted at", "", "")'
     ' or on (instance) label_replace($start_since_crash, "state", "restarting since", "", "")',
@@ -222,6 +228,7 @@ processes_still_running = Signal(
     "$vllm_processes or $no_process_left or 0 * $processes_seen_today or 0 * $last_startup_progress + 1",
     "running processes of this vLLM (1 where none has been seen yet): {value}",
     "processes",
+    context=True,
 )
 startup_seconds = Signal("start-up time so far", "$phase_seconds", "the start has taken {value} so far", "seconds")
 twice_the_startup = Signal(

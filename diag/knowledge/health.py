@@ -1,0 +1,101 @@
+"""Parts of a verdict of health: the evidence that each part was seen, and the conditions that contradict it.
+
+A server is healthy if every part was seen, no incident is present, and no unknown incident shows in what was measured.
+Pages, recordings and a Prometheus hold the same samples, so the parts are the same for all three. A log alone shows
+failures and none of the parts. GPUs, processes and the log are no parts: a page shows without them whether users are
+served, and a report names them under "Not seen".
+"""
+
+from typing import NamedTuple
+
+from diag.core.incident import Condition, Signal, judged
+from diag.knowledge.signals import (
+    SPENDS_BUDGET_FAST,
+    error_budget_burn_rate,
+    failed_share,
+    preempts,
+    progress,
+    queue_time,
+    share_given_up,
+)
+from diag.knowledge.signals.expressions import KV_USAGE
+from diag.knowledge.signals.load import FAST_BURN
+from diag.knowledge.signals.prefill import paused_share
+
+ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
+USAGE = " or ".join(f"max by ($by) (max_over_time({gauge}[$window]))" for gauge in KV_USAGE)
+HARMFUL = judged("{threshold} of the answers or streams is what users notice")
+
+
+class HealthPart(NamedTuple):
+    """A part of health: it was seen on a subject if `evidence` has a value there, whatever the value is.
+
+    `harm` are conditions of which each shows that users are affected. An incident that cannot be decided is reported if
+    one of them holds on its server. `lacks` names the telemetry without which the part was not seen.
+    """
+
+    name: str
+    per: tuple[str, ...]
+    evidence: Signal
+    lacks: str
+    harm: tuple[Condition, ...] = ()
+
+
+PARTS = (
+    HealthPart("progress", ENGINE, progress, "counters of tokens and requests"),
+    HealthPart(
+        "answers",
+        INSTANCE,
+        # an engine that ended no request in the window had none to fail
+        Signal("answers without errors", "$failures", "answers that failed: {value}", "answers"),
+        "HTTP answers, or requests by their end (vLLM >= 0.12)",
+        harm=(failed_share.above(0.1, HARMFUL), share_given_up.above(0.2, HARMFUL)),
+    ),
+    HealthPart(
+        "queue",
+        ENGINE,
+        Signal("requests waiting", "$queued_highest", "peak number of waiting requests: {value}", "requests"),
+        "requests waiting",
+        harm=(queue_time.above("queue_seconds", judged("beyond it, users notice the queue")),),
+    ),
+    HealthPart(
+        "latency",
+        ENGINE,
+        # without a request in the window there is no latency, and behind Ray no histogram either
+        Signal(
+            "latencies observed",
+            "($first_tokens + $itl_count + $e2e_count)"
+            " or 0 * ($requests_in_flight_peak + ($finished_requests or 0 * $requests_in_flight_peak) == 0)",
+            "latencies observed: {value}",
+            "observations",
+        ),
+        "TTFT, ITL and end-to-end latency",
+        harm=(
+            paused_share.above(0.12, HARMFUL),
+            error_budget_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),
+        ),
+    ),
+    HealthPart(
+        "KV cache",
+        ENGINE,
+        # A request is preempted only if no KV block is free. Behind Ray a counter that has counted nothing is absent,
+        # so a cache with room stands for it.
+        Signal(
+            "KV cache usage and preemptions",
+            f"({USAGE}) and ($preemptions or ({USAGE}) < 0.9)",
+            "KV cache usage peaks at {value}",
+            "share",
+        ),
+        "KV cache usage and preemptions",
+        harm=(preempts,),
+    ),
+)
+IDLE = Signal(
+    "answer of /health",
+    "max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
+    "GET /health answered {value}",
+    "HTTP status",
+)
+"""Evidence for an idle engine, from which no token comes: 200 shows that its server has an engine, any other status
+contradicts it. Without a status (nothing asks /health, or the server has no such route) its page speaks alone."""
+GOOD = 200
