@@ -35,7 +35,7 @@ QUEUE = (Clients(48, (100, 300), (100, 300)),)
 
 @dataclass(frozen=True)
 class Scale:
-    """What differs between a card and the CPU: models, flags, and loads that bring about the same incidents.
+    """Models, flags and loads by which a card and the CPU show the same incidents.
 
     `prefills_stall` is whether a long prefill lasts longer than the default threshold of a stream pause: on a Hopper
     card a step of 8,192 prompt tokens of this model takes 0.24 s.

@@ -191,7 +191,7 @@ def test_deferred_requests_with_other_causes_are_no_thrash(tmp_path: Path, chang
 
 
 def test_deferred_requests_of_unlisted_adapters_cannot_be_told(tmp_path: Path) -> None:
-    """With a KV connector they wait for a transfer; without one, a family may be missing."""
+    """If a KV connector is there, they wait for a transfer; without one, a family may be missing."""
     unlisted = without(INFO)
     assert state(judged(tmp_path / "alone", THRASH, unlisted), THRASH) == "unknown"
     line = 'vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} 9\n'
