@@ -64,8 +64,8 @@ def test_unequal_engines_with_other_causes_are_no_lockstep(
 
 
 def with_processes(folder: Path, engines: list[list[Scrape]], seen: Callable[[int], int]) -> Report:
-    """Return the pages with so many engine processes at each scrape."""
-    line = 'diag_vllm_processes{{role="engine"}} {}\ndiag_vllm_up 1\n'
+    """Return the pages with an API server and so many engine processes at each scrape."""
+    line = 'diag_vllm_processes{{role="api_server"}} 1\ndiag_vllm_processes{{role="engine"}} {}\ndiag_vllm_up 1\n'
     pages = re.as_ranks(*engines)
     scrapes = [(time, host, page + line.format(seen(number))) for number, (time, host, page) in enumerate(pages)]
     return doctor.run(ObserveOptions([str(re.write(folder / "recording", scrapes))]))
