@@ -261,7 +261,8 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
         return False
     began, other_began = cause.since or -math.inf, effect.since or -math.inf
     either_may = any(back.incident == cause.incident.id for back in effect.incident.may_explain)
-    if edge.began_first and (began > other_began or (either_may and began == other_began)):
+    is_later = effect.since is None or began > other_began or (either_may and began == other_began)
+    if edge.began_first and is_later:
         return False
     for condition in edge.where:
         readings = (*effect.symptoms, *effect.supports, *cause.symptoms, *cause.supports, *cause.escalation)
