@@ -430,7 +430,8 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
                 )
                 began = next((start for start in starts if after is None or start > after), since)
             episodes = (*episodes, (began, until))
-        found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)
+        since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
+        found[place] = diagnosis._replace(since=since, episodes=episodes)
     return _order(_explain(found))
 
 
