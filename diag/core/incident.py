@@ -246,8 +246,9 @@ class Effect(NamedTuple):
     """An incident that another one causes under conditions; its alert is not muted, which no condition could limit.
 
     `where` are conditions on signals of the cause or of the effect, all of which must hold. `began_first`: the cause
-    must have begun no later than the effect, and earlier if either may explain the other. A cause that has ended
-    explains nothing that goes on, and a missing reading decides nothing: both incidents then stand side by side.
+    must have begun no later than the effect, whose onset is known, and earlier if either may explain the other. A cause
+    that has ended explains nothing that goes on, and a missing reading decides nothing: both incidents then stand side
+    by side.
     """
 
     incident: str

@@ -266,7 +266,8 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
         return False
     began, other_began = cause.since or -math.inf, effect.since or -math.inf
     either_may = any(back.incident == cause.incident.id for back in effect.incident.may_explain)
-    if edge.began_first and (began > other_began or (either_may and began == other_began)):
+    is_later = effect.since is None or began > other_began or (either_may and began == other_began)
+    if edge.began_first and is_later:
         return False
     for condition in edge.where:
         readings = (*effect.symptoms, *effect.supports, *cause.symptoms, *cause.supports, *cause.escalation)
@@ -434,7 +435,8 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
                 )
                 began = next((start for start in starts if after is None or start > after), since)
             episodes = (*episodes, (began, until))
-        found[place] = diagnosis._replace(since=episodes[0][0], episodes=episodes)
+        since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
+        found[place] = diagnosis._replace(since=since, episodes=episodes)
     return _order(_explain(found))
 
 

@@ -96,8 +96,8 @@ def test_timeline_is_ordered_by_onset() -> None:
     (table,) = with_class(page(judged("tp2_long_stall")), "table", "timeline")
     assert [text(row[0]) for row in table][1:] == [
         "prefix_cache_ineffective",
-        "engine_stalled",
         "tp_communication_stall",
+        "engine_stalled",
         "contract_breached",
     ]
 

@@ -499,7 +499,10 @@ def test_the_verdict_with_a_second_server(
     """A healthy replica is no reason not to compare, one that nobody saw is, one that died is worse."""
 
     def both(one: str, other: str, when: str) -> Path:
-        beside = rewriting.scrapes(other) if other else ((t, at, "") for t, at, _ in rewriting.scrapes("healthy"))
+        of_another = rewriting.changed(
+            rewriting.scrapes(other or "healthy"), lambda page: rewriting.of_model(page, "m")
+        )
+        beside = ((t, at, page if other else "") for t, at, page in of_another)
         return rewriting.write(tmp_path / when, rewriting.side_by_side(rewriting.scrapes(one), beside))
 
     found = verified(both("kv_cascade_base", before, "before"), both("cure_max_num_seqs_mean", after, "after"))

@@ -1,6 +1,6 @@
 """A server has the same verdict with the names of older releases, at other intervals and beside other engines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,15 +49,20 @@ def test_a_slower_cadence_finds_the_same(tmp_path: Path, recording: str, every: 
     assert primary(judged(re.write(tmp_path, re.thinned(re.scrapes(recording), every)))) == [SICK[recording]]
 
 
+def of_another_model() -> Iterator[re.Scrape]:
+    """A healthy server that is no peer with room."""
+    return re.changed(re.scrapes("healthy"), lambda page: re.of_model(page, "another"))
+
+
 def test_a_sick_engine_is_not_averaged_away_by_a_healthy_one(tmp_path: Path) -> None:
-    report = judged(re.write(tmp_path, re.as_ranks(re.scrapes("kv_cascade"), re.scrapes("healthy"))))
+    report = judged(re.write(tmp_path, re.as_ranks(re.scrapes("kv_cascade"), of_another_model())))
     found = [each.diagnosis for each in report.present if each.diagnosis.primary]
     assert [(each.incident.id, dict(each.subject)["engine"]) for each in found] == [("kv_eviction_cascade", "0")]
     assert [each.state for each in report.progress] == ["busy", "busy"]
 
 
 def test_two_servers_are_judged_separately(tmp_path: Path) -> None:
-    first, well = list(re.scrapes("kv_cascade")), list(re.scrapes("healthy"))
+    first, well = list(re.scrapes("kv_cascade")), list(of_another_model())
     later = first[0][0] - well[0][0]
     moved = [(time + later, "other:8000", page) for time, _, page in well]
     report = judged(re.write(tmp_path, sorted([*first, *moved])))

@@ -40,7 +40,7 @@ class RecordedFeed(Feed):
 
 def last_minute(name: str) -> list[rewriting.Scrape]:
     """The end of a recording."""
-    scrapes = list(rewriting.scrapes(name))
+    scrapes = list(rewriting.changed(rewriting.scrapes(name), lambda page: rewriting.of_model(page, name)))
     return [scrape for scrape in scrapes if scrape[0] > scrapes[-1][0] - 60]
 
 
