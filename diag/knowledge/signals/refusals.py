@@ -71,7 +71,6 @@ PARTS: tuple[Part, ...] = (
         "successes",
         any_of(
             http="$served_answers and on (instance) $page_samples",
-            tokens="$output_tokens",
             engine="$finished_requests",
             running="$running_highest",
             log="$served_in_log unless on (instance) $long_refused_row",
