@@ -25,8 +25,8 @@ from diag.sources.recording.reader import read  # noqa: E402
 HEAD = """# Dropped telemetry
 
 `python bench/dropped.py [NAME ...]` takes each family of telemetry (all series of one metric) out of the ill recordings
-of `tests/recordings`, one at a time, and judges what is left. A verdict may become unknown. It is wrong if it is healthy
-although a sign of the incident is still measured and holds, or if another incident is claimed.
+of `tests/recordings`, one at a time, and judges what is left. A verdict may become unknown. It is wrong if it is
+healthy although a sign of the incident is still measured and holds, or if another incident is claimed.
 
 - **stays**: the incidents are found all the same. **cannot tell which**: a warning, because users are affected and the
   family is missing that would tell the incident. **no incident**: nothing was found, and the report names what was not
