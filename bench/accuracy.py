@@ -42,7 +42,7 @@ servers.
   tell" or missing telemetry. **missed**: the incident was present and is called absent. **claimed**: the incident was
   absent and is named.
 - **precision**: found / (found + claimed). **recall**: found / cases.
-- **false alarm**: a healthy server is called anything but healthy or "cannot tell".
+- **false alarm**: a healthy server is called warning or critical; **cannot tell** counts "no incident found" as well.
 - **first is right**: the first incident of the answer was really present.
 
 """
@@ -112,7 +112,8 @@ def _share(part: int, whole: int) -> str:
 def by_cadence(every: int, seen: Sequence[Look]) -> str:
     """The line of one cadence."""
     healthy = [look.verdict for look in seen if look.healthy]
-    alarms, unsure = sum(word in ("warning", "critical") for word in healthy), healthy.count("unknown")
+    alarms = sum(word in ("warning", "critical") for word in healthy)
+    unsure = sum(word in ("unknown", "no_incident") for word in healthy)
     answers = Counter(answer for look in seen for _, answer in look.answers)
     first = [look.first_is_right for look in seen if look.first_is_right is not None]
     name = f"{every} s" if every else "as recorded"

@@ -1,4 +1,7 @@
-"""Drop each family of telemetry from each ill recording and judge what is left; writes dropped.md."""
+"""Drop each family of telemetry from each ill recording and judge what is left; writes dropped.md.
+
+`bench/dropped.py [NAME ...]` takes these recordings alone.
+"""
 
 import os
 import sys
@@ -21,9 +24,9 @@ from diag.sources.recording.reader import read  # noqa: E402
 
 HEAD = """# Dropped telemetry
 
-`python bench/dropped.py` takes each family of telemetry (all series of one metric) out of every ill recording of
-`tests/recordings`, one at a time, and judges what is left. A verdict may become unknown. It is wrong if it is healthy
-although a sign of the incident is still measured and holds, or if another incident is claimed.
+`python bench/dropped.py [NAME ...]` takes each family of telemetry (all series of one metric) out of the ill recordings
+of `tests/recordings`, one at a time, and judges what is left. A verdict may become unknown. It is wrong if it is
+healthy although a sign of the incident is still measured and holds, or if another incident is claimed.
 
 - **stays**: the incidents are found all the same. **cannot tell which**: a warning, because users are affected and the
   family is missing that would tell the incident. **no incident**: nothing was found, and the report names what was not
@@ -85,7 +88,8 @@ def page(rows: list[Dropped]) -> str:
 
 if __name__ == "__main__":
     folders = [file.parent for file in sorted((ROOT / "tests" / "recordings").glob("*/recording.toml"))]
-    ill = [folder for folder in folders if truth(folder)["verdict"] == "ill"]
+    wanted = sys.argv[1:]
+    ill = [each for each in folders if each.name in wanted or (not wanted and truth(each)["verdict"] == "ill")]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         found = [row for rows in pool.map(dropped, ill) for row in rows]
     table.write("dropped.md", page(found))

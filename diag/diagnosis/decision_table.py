@@ -79,9 +79,8 @@ class Evidence:
         """Return a condition as it is known two minutes later: refuted, or unknown while the page went on."""
         soon = np.searchsorted(self.instants, self.instants + HINDSIGHT, side="right")
         page = self._queries.ask(PAGE_SEEN, self._per, self._window)
-        goes_on = np.array(
-            [np.isfinite(page.get(subject, np.full(len(self.instants), np.nan))) for subject in self.subjects]
-        )
+        nothing = np.full(len(self.instants), np.nan)
+        goes_on = np.array([np.isfinite(page.get(subject, nothing)) for subject in self.subjects], bool)
 
         def follows(shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
             count = np.cumsum(np.pad(shown, ((0, 0), (1, 0))), axis=1)
@@ -218,9 +217,9 @@ def _hidden(incident: Incident, evidence: Evidence, states: Trits) -> NDArray[np
 
     It may be over, but it still says that the server may have served nobody.
     """
-    hidden = (states == -1) & (evidence.instants >= evidence.instants[-1] - RECENT * 1000)
+    hidden: NDArray[np.bool_] = (states == -1) & (evidence.instants >= evidence.instants[-1] - RECENT * 1000)
     for symptom in incident.symptoms if hidden.any() else ():
-        hidden &= evidence.of(symptom).held == 1
+        hidden = hidden & (evidence.of(symptom).held == 1)
     return hidden
 
 

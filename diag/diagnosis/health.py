@@ -98,7 +98,7 @@ def health(
         name = instance_name(diagnosis.subject)
         if name in ill or not (signs := _signs(diagnosis)):  # the incident that is present explains them
             continue
-        signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.value is None)
+        signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.holds is None)
         lacking = tuple(signal.name for signal in signals)
         is_short = queries.has_few_scrapes or watched < shortest_look(diagnosis.incident)
         if harm := () if is_short else tuple(_harm(diagnosis, queries)):
