@@ -267,7 +267,7 @@ before 4.4.0; before 4.0.0 DCGM_FI_DEV_CLOCKS_EVENT_REASONS was called DCGM_FI_D
 No rule records these metrics, because no DCGM field has their meaning:
 diag_gpu_up: a lost GPU has no series, and a missing series does not prove a lost GPU.
 diag_gpu_info: DCGM packs the compute capability into one number, which a rule cannot turn into "9.0".
-diag_gpu_process_memory_bytes: DCGM does not tell vLLM's processes from others.
+diag_gpu_process_memory_bytes, diag_gpu_process_utilization_ratio: DCGM does not tell vLLM's processes from others.
 diag_gpu_memory_bandwidth_max_bytes_per_second, diag_gpu_flops_max, diag_gpu_nvlink_max_bytes_per_second: they are of
 data sheets, which diag exporter has.
 diag_gpu_nvlink_active_links, diag_gpu_peer_info: the state of links and their topology are not fields of a GPU.

@@ -143,7 +143,7 @@ def test_no_layout_makes_a_healthy_server_ill(tmp_path: Path, layout: Callable[[
     if layout is LAYOUTS["from the middle"]:
         layout = lambda lines: lines[len(lines) // 2 :]  # noqa: E731
     report = judged(write(tmp_path, layout(SERVING)))
-    assert report.verdict == "healthy"
+    assert report.verdict == "no_incident"
     assert "ends with the server at work" in told(report)
 
 
@@ -466,7 +466,7 @@ def test_the_exception_of_a_request_is_told_and_makes_no_server_ill(tmp_path: Pa
         head + text for text in ("Error", "Traceback (most recent call last):", frame, "    x()", "KeyError: 'a'")
     ]
     report = judged(write(tmp_path, [*SERVING, *raised]))
-    assert report.verdict == "healthy"
+    assert report.verdict == "no_incident"
     assert "a request failed" in told(report)
     assert "--tool-call-parser" in told(report)
 
@@ -500,8 +500,8 @@ BY_MODULE = [
 ]
 
 
-def test_a_script_that_ends_in_order_is_healthy(tmp_path: Path) -> None:
-    assert judged(write(tmp_path, [*SCRIPT, *RAN])).verdict == "healthy"
+def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path) -> None:
+    assert judged(write(tmp_path, [*SCRIPT, *RAN])).verdict == "no_incident"
 
 
 @pytest.mark.parametrize("frames", [[*RAISED, IN_PACKAGE], BY_MODULE], ids=["a script", "a module"])

@@ -336,6 +336,7 @@ serving = Signal(
     "max by ($by) (last_over_time(diag_gpu_serving[$window]))",
     "this vLLM runs on the GPU: {value}",
     "bool",
+    context=True,
 )
 
 # -- links, per host --------------------------------------------------------------------------------------------------

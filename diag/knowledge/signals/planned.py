@@ -158,6 +158,7 @@ PARTS: tuple[Part, ...] = (
         "($wake_up_calls > bool 0) or 0 * $calls_counted or 1 + 0 * (max by ($by) (resets("
         "vllm:generation_tokens_total[1d])) == 0)",
         "bool",
+        group=ANY_MEMBER,
     ),
     Part(
         "weights_discarded",
