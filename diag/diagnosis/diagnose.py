@@ -253,12 +253,7 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
 
 
 def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
-    """Return True if one present incident explains another one, always or under conditions that hold.
-
-    An outage has no cause that is less severe: such a one is of another server, or of an earlier one.
-    """
-    if effect.incident.outage and RANK[cause.severity] < RANK[effect.severity]:
-        return False
+    """Return True if one present incident explains another one, always or under conditions that hold."""
     if effect.incident.id in cause.incident.explains:
         return True
     edge = next((edge for edge in cause.incident.may_explain if edge.incident == effect.incident.id), None)

@@ -127,19 +127,20 @@ def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("harmless", "state"),
+    ("harmless", "found"),
     [
-        ({"process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, "absent"),
-        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": 0}, "absent"),
-        ({"process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, "unknown"),
-        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": None}, "unknown"),
+        ({"process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, ("healthy", "absent")),
+        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": 0}, ("healthy", "absent")),
+        ({"process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, ("healthy", "unknown")),
+        # memory of others is measured, and only whether this vLLM is on that GPU is not
+        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": None}, ("no_incident", "unknown")),
     ],
 )
 def test_an_agent_a_free_gpu_and_processes_of_unknown_owners_are_no_incident(
-    tmp_path: Path, harmless: dict[str, object], state: str
+    tmp_path: Path, harmless: dict[str, object], found: tuple[str, str]
 ) -> None:
     report = judge(tmp_path, HEALTHY, gpu(**harmless))
-    assert (report.verdict, judged_as(report, "gpu_memory_contended").state) == ("healthy", state)
+    assert (report.verdict, judged_as(report, "gpu_memory_contended").state) == found
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------

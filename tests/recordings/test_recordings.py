@@ -176,7 +176,7 @@ def test_verbose_report_lists_absent_and_unknown_incidents(more_incidents: Path)
     report = judged("kv_cascade", more_incidents)
     for text in (terminal.render(report, verbose=True), markdown.render(report, verbose=True).replace("\\", "")):
         assert re.search(r"absent: admission_deadlock, another_absent,", " ".join(text.split()))
-        assert re.search(r"need more telemetry: another_unknown,\s+gpu_fault,", text)
+        assert re.search(r"need more telemetry: another_unknown,\s+gpu_compute_contended,\s+gpu_fault,", text)
         assert "another_unknown on 127.0.0.1:8101 engine 0: requests not measured" in text
     assert "another_" not in terminal.render(report) + markdown.render(report)
 

@@ -203,6 +203,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "many_given_up",
         f"($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured"
+        f" and ($requests_given_up >= {FEW_GIVEN_UP} or $requests_lost >= {FEW_GIVEN_UP})"
         " unless on (instance) $server_or_engine_dead > 0",  # which loses the requests in flight
         "bool",
     ),
