@@ -100,7 +100,7 @@ def build_report(
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
-    seen = health([finding.diagnosis for finding in findings], progress, queries)
+    seen = health([finding.diagnosis for finding in findings], progress, queries, observed.not_measured)
     return Report(
         observed=observed._replace(
             defects=(*observed.defects, *claims(queries, "claimed"), *log_alone(ill, queries), *strays(queries))

@@ -4,6 +4,7 @@ Finding no incident is not health: `HealthEvidence.missing` names what was not s
 symptoms all hold is a suspect. If users are affected as well, it is reported; otherwise it was not seen, too.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from diag.diagnosis.decision_table import COMPARE, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import Progress
 from diag.diagnosis.query_cache import QueryCache, Window
+from diag.diagnosis.telemetry_checks import FAMILIES
+from diag.knowledge.formulas import expanded
 from diag.knowledge.health import GOOD, IDLE, PARTS, HealthPart
 
 INSTANCE = ("instance",)
@@ -64,8 +67,14 @@ OF_A_LOG = HealthEvidence(missing=tuple(NotSeen(part.name, part.lacks, "") for p
 """Health by a log alone, which shows failures."""
 
 
-def health(diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries: QueryCache) -> HealthEvidence:
-    """Judge the parts of health on every server that is still there, and the incidents that stay possible."""
+def health(
+    diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries: QueryCache, not_measured: Sequence[str] = ()
+) -> HealthEvidence:
+    """Judge the parts of health on every server that is still there, and the incidents that stay possible.
+
+    `not_measured` are the families of telemetry that health does not need and no server has: an incident that only they
+    would decide is not missing.
+    """
     lately = queries.live("30s")
     judged = {instance_name(engine.subject) for engine in progress}  # a headless node has no page of its own
     missing = [
@@ -84,15 +93,17 @@ def health(diagnoses: Sequence[Diagnosis], progress: Sequence[Progress], queries
     suspects = []
     watched = queries.span + queries.source.interval
     ill = {instance_name(each.subject) for each in diagnoses if each.state == "present" and RANK[each.severity]}
+    uncollected = [re.compile(rf"\b{FAMILIES[name].metrics}") for name in not_measured]
     for diagnosis in diagnoses:
         name = instance_name(diagnosis.subject)
         if name in ill or not (signs := _signs(diagnosis)):  # the incident that is present explains them
             continue
-        lacking = tuple(reading.condition.signal.name for reading in diagnosis.symptoms if reading.holds is None)
+        signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.holds is None)
+        lacking = tuple(signal.name for signal in signals)
         is_short = queries.has_few_scrapes or watched < shortest_look(diagnosis.incident)
         if harm := () if is_short else tuple(_harm(diagnosis, queries)):
             suspects.append(Suspect(diagnosis, tuple(_each_once((*harm, *signs))), lacking))
-        else:
+        elif not all(any(family.search(expanded(signal.promql)) for family in uncollected) for signal in signals):
             missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), name))
     found = tuple(dict.fromkeys(missing))
     names = {each.name for each in found}

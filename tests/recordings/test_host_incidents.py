@@ -132,7 +132,7 @@ def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> Non
         ({"process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, ("healthy", "absent")),
         ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": 0}, ("healthy", "absent")),
         ({"process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, ("healthy", "unknown")),
-        # memory of others is measured, and only whether this vLLM is on that GPU is not
+        # memory of others is measured; what is not measured is whether this vLLM is on that GPU
         ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": None}, ("no_incident", "unknown")),
     ],
 )

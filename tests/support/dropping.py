@@ -121,11 +121,10 @@ def _alarming(report: Report) -> list[Diagnosis]:
 
 
 def _signs(diagnosis: Diagnosis) -> set[str]:
-    """Return the symptoms and supporting conditions that hold, and do not hold on a healthy server at work as well."""
-    own = (*diagnosis.incident.symptoms, *diagnosis.incident.supports)
-    readings = (*diagnosis.symptoms[: len(diagnosis.incident.symptoms)], *diagnosis.supports)
+    """Return the symptoms that hold, and do not hold on a healthy server at work as well."""
+    own = diagnosis.incident.symptoms
     return {
         condition.signal.name
-        for condition, reading in zip(own, readings, strict=True)
+        for condition, reading in zip(own, diagnosis.symptoms[: len(own)], strict=True)
         if condition.op.startswith(">") and not condition.signal.context and reading.holds
     }

@@ -1,6 +1,6 @@
 """An engine process has outlived its API server: no request reaches it, and it keeps its memory."""
 
-from diag.incident import Fix, Incident, LookAlike, judged
+from diag.incident import Effect, Fix, Incident, LookAlike, judged
 from diag.signals import gpu_memory_of_orphans, orphaned_engines, server_left_orphans
 
 ORPHANED = orphaned_engines.at_least(
@@ -36,7 +36,8 @@ incident = Incident(
         ),
     ),
     escalates=SERVER_ENDED,
-    explains=("engine_dead", "gpu_out_of_memory", "gpu_memory_contended", "requests_aborted", "contract_breached"),
+    explains=("gpu_out_of_memory", "gpu_memory_contended", "requests_aborted", "contract_breached"),
+    may_explain=(Effect("engine_dead", where=(SERVER_ENDED,)),),  # an orphan of an earlier server explains no death
     fixes=(
         Fix(
             command="kill {pid}   # on {host}; kill -9 if it is still there after 10 s",
