@@ -57,6 +57,8 @@ class Evidence:
         self.instants = queries.instants(window)
         self._per, self._window, self._queries = incident.per, window, queries
         self._measured: dict[Condition, Evaluated] = {}
+        if any(condition.signal.hindsight for condition in incident.every_condition):
+            queries.ask(PAGE_SEEN, incident.per, window)  # now: a report outlives the connection to its source
 
     def limit(self, condition: Condition) -> float:
         """Return the number that the condition compares with."""

@@ -20,7 +20,7 @@ from diag.report import sentences as words
 from diag.report import unshown
 from diag.report.layout import WIDTH, is_wide, line_width, shortened
 
-VERDICTS = ("critical", "warning", "unknown", "gone", "no incident", "slow", "healthy")
+VERDICTS = ("critical", "warning", "unknown", "gone", "unproven", "slow", "healthy")
 LEAST_NAME = 20
 """Columns that the name of a server gets in line 1."""
 MOST_EVIDENCE = 5
@@ -284,7 +284,7 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
         diagnoses, engines = present.get(name, []), states.get(name, [])
         worst = max((RANK[diagnosis.severity] for diagnosis in diagnoses), default=0)
         unknown = not engines or bool(not_judged & {"", name})
-        shown = "no incident" if unseen & {"", name} else "slow" if "slow" in engines else "healthy"
+        shown = "unproven" if unseen & {"", name} else "slow" if "slow" in engines else "healthy"
         without_incident = "gone" if "gone" in engines else "unknown" if unknown else shown
         without_incident = "warning" if name in possible else without_incident
         causes = [diagnosis for diagnosis in diagnoses if not diagnosis.explained_by]

@@ -32,8 +32,8 @@ def signals(incidents: Sequence[Incident], queries: QueryCache) -> pd.DataFrame:
     for incident in incidents:
         window = queries.window(incident)
         for signal in dict.fromkeys(condition.signal for condition in incident.every_condition):
-            key = (signal, incident.per, window)
-            rows = Rows() if key in seen else queries.ask(*key)
+            key = (signal.name, incident.per, window)  # an incident may have a variant of a signal, of the same values
+            rows = Rows() if key in seen else queries.ask(signal, incident.per, window)
             seen.add(key)
             if rows:
                 times = pd.to_datetime(queries.instants(window), unit="ms", utc=True)

@@ -30,7 +30,7 @@ VERDICT_STYLES = {
     "warning": "bold yellow",
     "unknown": "magenta",
     "gone": "magenta",
-    "no incident": "blue",
+    "unproven": "blue",
 }
 """The style of a row by its verdict; a healthy one has none."""
 TABLE_ACTIONS = ("sort", "filter", "gpus", "all")

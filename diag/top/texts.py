@@ -90,7 +90,7 @@ def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> Serv
 
 
 COLUMNS = (
-    ServerColumn("verdict", lambda row: row.verdict, 11, 0, 0, right=False),
+    ServerColumn("verdict", lambda row: row.verdict, 8, 0, 0, right=False),
     ServerColumn("state", state, 8, 2, 1, right=False),
     ServerColumn("incident", lambda row: _first(row.incidents, 22), 22, 1, 9, right=False),
     ServerColumn("since\nUTC", since, 15, 10, 10, right=False),

@@ -739,6 +739,7 @@ def test_log_yields_only_known_numbers_version_model_name_and_an_error() -> None
 # -- real logs --------------------------------------------------------------------------------------------------------
 
 LENGTH = "max_model_len_exceeds_kv_cache"
+ON_A_GPU = ("gpu_compute_contended", "h100_healthy", "h100_kv_cascade", "h100_memory_held", "h100_queue")
 ENDED = {
     "benign_preemptions": ("", {"shut_down": 1}),
     "compiling_while_serving": ("", {"shut_down": 1, "compiled_while_serving": 3}),
@@ -750,10 +751,13 @@ ENDED = {
     "cure_watermark": ("ready", {}),
     "elastic_scaling": ("ready", {"elastic_scaling_started": 1, "elastic_scaling_ended": 1}),
     "engine_dead": ("", {"engine_dead": 3}),
+    "engine_dead_answers_fail": ("ready", {"engine_dead": 3}),
+    "engine_dead_page_lives": ("ready", {"engine_dead": 3}),
     "engine_device_fault": ("", {"engine_dead": 4, "cuda_error": 1}),
     "engine_stalled": ("ready", {}),
     "experts_unbalanced": ("ready", {"eplb_balance": 34}),
     "fail_max_model_len": ("", {LENGTH: 2, "engine_start_failed": 2, "worker_died": 1}),
+    **dict.fromkeys(ON_A_GPU, ("ready", {})),
     "healthy": ("", {"shut_down": 1}),
     "healthy_after_cascade": ("ready", {}),
     "idle": ("ready", {}),
@@ -768,15 +772,15 @@ ENDED = {
     "tp2_healthy_between": ("", {"shm_broadcast_wait": 1, "shut_down": 1}),
     "tp2_long_stall": ("", {"shm_broadcast_wait": 1, "shut_down": 1}),
 }
-"""Of vLLM 0.32, most on the CPU. Those in no phase failed, died or were shut down at their end."""
+"""Of vLLM 0.32, most on the CPU, and 0.26 on a GPU. Those in no phase failed, died or were shut down at their end."""
 
 
 @pytest.mark.parametrize("name", ENDED)
 def test_a_real_log_ends_in_its_phase_with_its_events(name: str) -> None:
     state, seen = replayed(RECORDINGS / name / "server.log")
     assert (seen.phase, seen.events) == ENDED[name]
-    assert (state.version, state.model) == ("0.32.0", "tiny")
-    assert state.config["max_model_len"] in (2048, 4096, 8192, 131072)
+    assert (state.version, state.model) == ("0.26.0" if name in ON_A_GPU else "0.32.0", "tiny")
+    assert state.config["max_model_len"] in (2048, 4096, 8192, 16384, 131072)
     failed = "engine_start_failed" in seen.events
     assert ("warm_up" in seen.spent) is not failed
 

@@ -178,8 +178,13 @@ def test_every_signal_has_the_value_of_the_recording(exporter_pages: Path, place
     with serving(place, list(seen.samples.select([]))) as held:
         settings = ObserveOptions([], prometheus=held.url, scope=Scope(span(seen)))
         there = open_prometheus(settings, Contract())
-        wrong = [text for text in signals(seen) if not same(text, seen, there, seen.instants[-20:] + shift)]
+        asked = [text for text in signals(seen) if not (shift and RATE_OF_A_YOUNG_COUNTER in text)]
+        wrong = [text for text in asked if not same(text, seen, there, seen.instants[-20:] + shift)]
     assert wrong == []
+
+
+RATE_OF_A_YOUNG_COUNTER = "(sum by (instance, engine) (increase(vllm:e2e_request_latency_seconds_sum[128s]))) / (((sum"
+"""Prometheus 2 extrapolates a counter that has just begun at 0 otherwise than Prometheus 3, by 1 %."""
 
 
 def signals(seen: Observation) -> list[str]:
@@ -217,7 +222,7 @@ def sick_day() -> Iterator[Server]:
 
 def test_a_day_later_the_onset_is_found_within_one_step(sick_day: Server) -> None:
     report = past(sick_day, TimeSpan(at=f"{END / 1000}", window="24h"))
-    (found,) = [each.diagnosis for each in report.present]
+    (found,) = [each.diagnosis for each in report.present if each.diagnosis.incident.severity != "info"]
     step = found.instants[1] - found.instants[0]
     assert found.incident.id == "kv_eviction_cascade"
     assert 0 <= found.since - ONSET / 1000 <= step == 60

@@ -205,5 +205,5 @@ def test_sites_that_throttle_at_noon_are_one_finding_with_their_cooling_and_the_
     )
     assert words.shared(report) == [sentence]
     short = terminal.render(report).splitlines()
-    assert short[0].startswith("HEALTHY  100 servers"), "at midnight all sites are cool"
+    assert short[0].startswith("NO INCIDENT FOUND  (not seen: latency)  100 servers"), "at midnight all sites are cool"
     assert f"{short[1]} {short[2].strip()}" == sentence

@@ -45,11 +45,16 @@ def everything(folder: Path) -> Path:
     beside += (model("mixtral-8x7b", "--tensor-parallel-size 2"),)
     scrapes = list(rewriting.scrapes("kv_cascade"))
     start = scrapes[0][0]
-    beside += (network,)
+    beside += (network, health_check)
     spent = dict.fromkeys(PHASES[:-1], 10.0)
     told = (log("ready", spent, 600, start, cuda_out_of_memory=500, engine_start_failed=900), *map(_numbers, NUMBERS))
     pages = ((t, host, page + text(t - start, page, (*beside, *told))) for t, host, page in scrapes)
     return rewriting.write(folder / "everything", pages)
+
+
+def health_check(_: float) -> Iterable[Sample]:
+    """The answer of /health, which is asked beside each page."""
+    yield "diag_vllm_health_status", (), 200.0
 
 
 def network(t: float) -> Iterable[Sample]:
@@ -128,6 +133,7 @@ def gpu(index: int = 0, **changes: object) -> Beside:
         "xid_errors_total:79": 0,
         "xid_errors_total:31": 0,
         f"process_memory_bytes:{100 + index},worker,{index}": 70 * GIB,
+        f"process_utilization_ratio:{100 + index},worker,{index}": 0.9,
     }
     told = {name.replace("__", ":"): value for name, value in changes.items()}
     values = {**well, **told}

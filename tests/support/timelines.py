@@ -22,6 +22,7 @@ from support.scenarios import (
     crashed,
     eplb,
     gpu,
+    health_check,
     log,
     logged,
     memory,
@@ -54,6 +55,8 @@ STRETCHES = {
     "tp2_long_stall": (16.0, 76.0, 88.0),  # SIGSTOP at 14.5 s, a line in the log from 75 s on, SIGCONT at 88.9 s
     "compiling_while_serving": (20.0, 30.0, 58.0),  # from 22 s to 26 s
     "engine_dead": (27.0, 27.0, 63.0),  # killed at 24 s
+    "engine_dead_answers_fail": (16.0, 24.0, 60.0),  # killed at 16 s
+    "engine_dead_page_lives": (18.0, 24.0, 60.0),  # killed at 18 s
     "data_parallel_lockstep": (12.0, 12.0, 58.0),  # one page from 10 s on
     "tp_rank_missing_on_node_b": (24.0, 24.0, 56.0),  # from 14 s on, which NCCL shows from 22 s on
     "engine_device_fault": (20.0, 27.0, 63.0),  # the same, from before that
@@ -376,8 +379,9 @@ TOLD = (
     model("mixtral-8x7b", "--tensor-parallel-size 2"),
     config(tensor_parallel_size=2, gpu_memory_utilization=0.9),
     log("ready", dict.fromkeys(PHASES[:-1], 10.0), 600, LEAD, cuda_out_of_memory=500, engine_start_failed=900),
+    health_check,
 )
-"""What the log and the configuration of a server that serves say."""
+"""What the log, the configuration and the health check of a server that serves say."""
 ALL_GPU_FAULTS: dict[str, object] = {"resets_total": 0, "nvlink_errors_total:recovery": 0}
 """Counters of GPUs of either vendor that stand still."""
 

@@ -1,7 +1,7 @@
 """Another process computes on a GPU that this vLLM uses."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, measured
-from diag.signals import gpu_time_of_other_processes, serving
+from diag.signals import gpu_time_of_other_processes
 
 TIME_SLICING = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html"
 
@@ -10,6 +10,7 @@ incident = Incident(
     title="Another process computes on this GPU",
     severity="warning",
     per=("instance", "gpu"),
+    window="2m",
     hold="2m",
     cause="""
         The driver gives each process that has work a slice of the GPU's time. While another process has work, every
@@ -20,7 +21,6 @@ incident = Incident(
         gpu_time_of_other_processes.above(
             0.2, measured("66 % by a matrix product beside a server, whose ITL tripled", "gpu_compute_contended")
         ),
-        serving.at_least(1, documented("a GPU that this vLLM does not use cannot affect it", TIME_SLICING)),
     ),
     looks_like=(
         LookAlike("gpu_thermal_throttling", distinguish="The clock falls, and no other process uses the GPU."),

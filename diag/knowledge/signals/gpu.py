@@ -246,6 +246,7 @@ clock_loss = Signal(
     "(1 - $sm_clock / ($highest_sm_clock > 0)) * ($gpu_utilisation > bool 0.5)",
     "the SM clock is {value} below its maximum while the GPU is busy",
     "share",
+    context=True,  # at the power limit it is normal: an H100 computes at 1,365 of 1,980 MHz
 )
 margin = Signal(
     "margin to thermal slowdown",
@@ -295,7 +296,9 @@ memory_of_other_processes = Signal(
 )
 gpu_time_of_other_processes = Signal(
     "GPU time used by other processes",
-    "sum by ($by) ($gpu_time_of_each_other_process) or 0 * sum by ($by) ($gpu_time_of_own_processes)",
+    # a GPU that this vLLM does not use cannot affect it
+    "(sum by ($by) ($gpu_time_of_each_other_process) or 0 * sum by ($by) ($gpu_time_of_own_processes))"
+    " unless on (instance, gpu) $gpus_not_serving",
     "other processes use {value} of the GPU's time",
     "share",
     needs="a driver that tells the utilisation of each process",
