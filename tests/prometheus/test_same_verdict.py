@@ -184,7 +184,7 @@ def test_every_signal_has_the_value_of_the_recording(exporter_pages: Path, place
 
 
 RATE_OF_A_YOUNG_COUNTER = "(sum by (instance, engine) (increase(vllm:e2e_request_latency_seconds_sum[128s]))) / (((sum"
-"""Prometheus 2 extrapolates a counter that has just begun at 0 otherwise than Prometheus 3, by 1 %."""
+"""Not compared with Prometheus 2, whose increase of this young counter was 0.5 % larger; Prometheus 3 agrees."""
 
 
 def signals(seen: Observation) -> list[str]:
