@@ -19,7 +19,7 @@ incident = Incident(
     impact="inter-token latency and TTFT rise several times, without a queue and without a fault",
     symptoms=(
         gpu_time_of_other_processes.above(
-            0.2, measured("66 % by a matrix product beside copies; beside a server it tripled ITL", "gpu_compute_contended")
+            0.2, measured("66 % by a matrix product beside copies; it tripled a server's ITL", "gpu_compute_contended")
         ),
     ),
     looks_like=(
