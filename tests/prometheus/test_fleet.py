@@ -14,6 +14,7 @@ from diag.diagnosis.fleet import judge
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction
+from diag.knowledge.health import PARTS
 from diag.report import coverage
 from diag.report.answer import answers, fleet_rows
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -63,8 +64,9 @@ BESIDES = 48
 
 
 def distinct() -> int:
-    """How many queries the conditions of the catalogue are: each expression by kind of subject and window."""
-    return len(
+    """How many queries health and the catalogue are: each expression by kind of subject and window."""
+    of_health = len(PARTS) + 1  # and /health of an idle engine
+    return of_health + len(
         {
             (
                 condition.signal.promql,
