@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import hypothesis
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
+from support.sampling import THOROUGH
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
@@ -23,8 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what is printed now as what is expected")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Live tests in their order; `-m fast` is what a contributor runs all the time, `-m golden` compares outputs."""
+    if not THOROUGH and (nightly := [item for item in items if item.get_closest_marker("nightly")]):
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]
     items.sort(key=lambda item: LIVE.index(item.path.stem) if item.path.stem in LIVE else len(LIVE))
     for item in items:
         needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow"}
@@ -40,16 +44,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return LoadFileScheduling(config, log)
 
 
+gc.set_threshold(100_000)  # as `diag` itself has it: a third of the time of a collection went into looking for garbage
+
+
 def pytest_collection_finish() -> None:
     """Ten thousand tests stay until the end: looking for garbage among them again and again is lost time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000)  # as `diag` itself has it
 
 
 def pytest_configure() -> None:
-    hypothesis.settings.register_profile("unhurried", deadline=None)  # the machine may be busy
-    hypothesis.settings.load_profile("unhurried")
+    hypothesis.settings.register_profile("unhurried", deadline=None, max_examples=100 if THOROUGH else 25)
+    hypothesis.settings.load_profile("unhurried")  # no deadline, since the machine may be busy
     os.environ.update(GOGC="1000", GOMEMLIMIT="1GiB")  # a Prometheus of a test spends a third of its time on garbage
 
 

@@ -84,8 +84,15 @@ def test_idle_engine_is_healthy(vllm: server.Server) -> None:
     assert doctor(vllm.url, "--log", str(vllm.log)) == ("healthy", set())
 
 
-@pytest.mark.parametrize("log", [True, False], ids=["log", "no log"])
-@pytest.mark.parametrize("before", [(), pytest.param(ALONE, marks=sidecar)], ids=["processes", "no processes"])
+@pytest.mark.parametrize(
+    ("before", "log"),
+    [
+        pytest.param((), False, id="processes, no log"),
+        pytest.param(ALONE, True, id="no processes, log", marks=sidecar),
+        pytest.param((), True, id="processes, log", marks=pytest.mark.nightly),
+        pytest.param(ALONE, False, id="no processes, no log", marks=[sidecar, pytest.mark.nightly]),
+    ],
+)
 def test_dead_engine_is_named_live(dead: server.Server, before: tuple[str, ...], log: bool) -> None:
     words = (dead.url, "--log", str(dead.log)) if log else (dead.url,)
     verdict, present = doctor(*words, before=before)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from support.live import model, outages, server
 from support.reports import judged_logs
+from support.sampling import some
 
 pytestmark = [pytest.mark.live, server.needed]
 
@@ -74,7 +75,7 @@ def failing(folder: Path, start: Failed) -> Iterator[server.Server]:
         yield vllm
 
 
-@pytest.mark.parametrize("name", STARTS)
+@pytest.mark.parametrize("name", ["killed", *some([name for name in STARTS if name != "killed"], 4)])
 def test_the_log_of_a_failed_start_names_its_kind_and_the_action(name: str, tmp_path: Path) -> None:
     start = STARTS[name]
     with failing(tmp_path, start) as vllm:

@@ -8,7 +8,7 @@ import pytest
 from support.live import load, server
 from support.paths import ROOT
 
-pytestmark = [pytest.mark.live, server.needed]
+pytestmark = [pytest.mark.live, pytest.mark.nightly, server.needed]
 
 
 def test_stages_of_a_server_are_judged_as_expected(tmp_path: Path) -> None:

@@ -120,7 +120,10 @@ def test_a_shape_has_as_many_parameters_as_transformers_makes() -> None:
             assert weights.encoders(shape).elements == pytest.approx(encoders, rel=0.005), folder.name
 
 
-@pytest.mark.parametrize("name", sorted(model.SHAPES))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] if name == "large" else []) for name in sorted(model.SHAPES)],
+)
 def test_a_server_logs_the_kv_cache_that_is_computed(tmp_path: Path, name: str) -> None:
     """The sizes of a real server's own log: latent attention and gated delta net, both with experts, and Mamba 2."""
     flags = ("--max-model-len", "4096", "--max-num-batched-tokens", "512", "--mamba-ssm-cache-dtype", "float32")

@@ -9,7 +9,7 @@ from support.live import load, ramps, server
 from diag.ramp import kept
 from diag.ramp.comparison import compare
 
-pytestmark = [pytest.mark.live, server.needed]
+pytestmark = [pytest.mark.live, pytest.mark.nightly, server.needed]
 OPTIONS = ("--from", "4", "--most", "16", "--rates", "0", "--step-seconds", "15")
 
 
@@ -26,12 +26,7 @@ def test_a_ramp_measures_the_steady_part_of_its_steps(tmp_path: Path) -> None:
     assert compare(read, read).verdict == ("no change" if read.ceiling else "not comparable"), told
     for step in found["steps"]:
         assert (step["failures"]["failed"], step["failures"]["by"]) == (0, "server"), told
-    crowded = [step for step in found["steps"] if "crowded" in step["unusable"]]
-    if crowded:
-        assert crowded == found["steps"][-1:], told
-        assert found["stopped"] == crowded[0]["unusable"], told
-        assert found["binds"] is None, told
-    else:
+    if not ramps.names_a_crowded_host(found):
         assert [step["concurrency"] for step in found["steps"]] == [4, 8, 16], told
         assert [step["in_flight"] for step in found["steps"]] == pytest.approx([4, 8, 16], rel=0.1), told
         assert found["binds"]["id"] == ramps.EIGHT.binds, told

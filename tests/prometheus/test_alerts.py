@@ -29,6 +29,7 @@ from support.firing import Fired, all_fired, episodes, evaluated, fired, fired_l
 from support.paths import ALL_RECORDINGS, ROOT
 from support.prometheus_server import PLACES, Answer, answer, program, serving
 from support.rule_files import groups_of
+from support.sampling import some
 from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, CHRONIC, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
@@ -85,7 +86,7 @@ def test_an_incident_that_a_host_or_its_peers_show_alerts_in_time() -> None:
         assert_in_time(evaluated(RULES, series), name, onset)
 
 
-@pytest.mark.parametrize("name", sorted({*RECORDED, *HOSTS} - {*CHRONIC}))
+@pytest.mark.parametrize("name", some(sorted({*RECORDED, *HOSTS} - {*CHRONIC}), 12))
 def test_an_alert_fires_in_a_real_promtool_at_the_same_moment(tmp_path: Path, name: str) -> None:
     """In that of Prometheus 2 up to a scrape earlier or later: its windows are closed on the left."""
     rules, (series, _) = only(name, tmp_path), timelines.faulty(name)

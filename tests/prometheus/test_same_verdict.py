@@ -14,6 +14,7 @@ import pytest
 from support import healthy_day, prometheus_server, recorded_series, rewriting, scenarios, timelines
 from support import victoria_metrics as victoria
 from support.paths import OF_ONE_SERVER, RECORDINGS, SEVERAL_SERVERS
+from support.sampling import THOROUGH
 from support.timelines import blocks
 
 from diag.commands import doctor
@@ -70,8 +71,10 @@ def kind(name: str) -> tuple[object, ...]:
 
 recorded = cache(lambda name: read(RECORDINGS / name))
 OF_EACH_KIND = [*{kind(name): name for name in NAMES}.values()]
-ENGINES = {PROMETHEUS3: NAMES, "PATH": OF_EACH_KIND[::2], "victoria": OF_EACH_KIND[1::2]}
-"""All recordings in one engine, each kind in a second one; test_signals compares every expression in Prometheus 2."""
+IN_THREE = {PROMETHEUS3: OF_EACH_KIND[::3], "PATH": OF_EACH_KIND[1::3], "victoria": OF_EACH_KIND[2::3]}
+IN_TWO = {PROMETHEUS3: NAMES, "PATH": OF_EACH_KIND[::2], "victoria": OF_EACH_KIND[1::2]}
+ENGINES = IN_TWO if THOROUGH else IN_THREE
+"""Each kind in one of the engines; thoroughly, all recordings in one of them and each kind in a second one."""
 
 
 @pytest.fixture(scope="module")

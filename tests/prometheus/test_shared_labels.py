@@ -185,6 +185,7 @@ def site(begin: float, end: float) -> Block:
     return Block(labels, times, np.array([*whole.values()]))
 
 
+@pytest.mark.nightly
 def test_sites_that_throttle_at_noon_are_one_finding_with_their_cooling_and_the_hours(tmp_path: Path) -> None:
     held = {"hot": [site(*NOON)], "cool": [site(0, 0)]}
 

@@ -9,6 +9,7 @@ from support import healthy_day, recorded_series, timelines
 from support import victoria_metrics as victoria
 from support.dashboards import PAGES, plain, queries
 from support.paths import ROOT
+from support.sampling import some
 from support.scenarios import gpu, workers
 from support.timelines import blocks
 
@@ -30,6 +31,7 @@ RARE = re.compile(
 """What there is only where rules are evaluated, after an event, or on other GPUs."""
 
 
+@pytest.mark.nightly
 def test_no_alert_fires_on_a_healthy_day() -> None:
     with victoria.serving(healthy_day.day(END)) as server:
         alerts = victoria.replay(RULES, END - 86_400_000, END, server)
@@ -74,7 +76,7 @@ def placed(name: str, series: timelines.Series) -> list[Block]:
     return [block._replace(labels=tuple(map(told, block.labels)))]
 
 
-@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
+@pytest.mark.parametrize("incident", some(INCIDENTS, 16), ids=lambda each: each.id)
 def test_doctor_finds_the_incident_in_victoria_metrics(server: victoria.Server, incident: Incident) -> None:
     found = {dict(key)["instance"] for at in INSTANTS for key in server.query(asked(incident), at)}
     assert found >= ({incident.id} & {*timelines.RECORDED, *timelines.HOSTS})

@@ -4,16 +4,14 @@ A verdict may become unknown, and it stays ill while a sign of the incident is m
 that remains shows the incident.
 """
 
-import os
-import random
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 
 import pytest
 from support import dropping
 from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.sampling import some
 
 from diag.commands.observe import judge_observation
 from diag.core.contract import Contract
@@ -32,11 +30,8 @@ EIGHT = (
     "host_cpu_starved",
     "lora_thrash",
 )
-THOROUGH = bool(os.environ.get("DIAG_THOROUGH"))
-"""Drop everything from every recording, which takes ten minutes of CPU; bench/dropped.py makes a table of it."""
-SEED = 47
-MANY, FEW = 12, 2
-"""Parts that are dropped from each of the eight recordings and from each further one."""
+MANY, FEW = 6, 1
+"""Parts that are dropped from each of the eight recordings and from each further one; bench/dropped.py drops all."""
 HIDDEN = {
     "kv_cascade": ("vllm:kv_cache_usage_perc", "vllm:num_preemptions"),
     "engine_stalled": ("vllm:kv_cache_usage_perc",),
@@ -67,11 +62,6 @@ def whole(name: str) -> Report:
     return judged(recorded(name))
 
 
-def some(name: str, parts: Sequence[str], size: int) -> list[str]:
-    """Return a sample of the parts, the same one in each run."""
-    return list(parts) if THOROUGH else random.Random(f"{SEED} {name}").sample(list(parts), min(size, len(parts)))
-
-
 def wrong(name: str, parts: dict[str, Observation]) -> dict[str, dropping.Change]:
     """Return what is wrong without each of these parts of a recording."""
     changes = {part: dropping.change(whole(name), judged(left)) for part, left in parts.items()}
@@ -83,7 +73,7 @@ def test_ill_server_is_not_healthy_without_any_single_family(name: str) -> None:
     """Sixteen families were missed once: the report without them was HEALTHY."""
     seen = recorded(name)
     families = dropping.families(seen)
-    dropped = {*some(name, families, MANY), *(family for family in families if family in HIDDEN.get(name, ()))}
+    dropped = {*some(families, MANY, name), *(family for family in families if family in HIDDEN.get(name, ()))}
     reports = {family: judged(dropping.without_family(seen, family)) for family in sorted(dropped)}
     assert [family for family, report in reports.items() if report.verdict == "healthy"] == []
     new = {
@@ -95,21 +85,21 @@ def test_ill_server_is_not_healthy_without_any_single_family(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ILL if name not in EIGHT])
 def test_dropped_family_hides_no_measured_sign(name: str) -> None:
     seen = recorded(name)
-    families = some(name, dropping.families(seen), FEW)
+    families = some(dropping.families(seen), FEW, name)
     assert wrong(name, {family: dropping.without_family(seen, family) for family in families}) == {}
 
 
 @pytest.mark.parametrize("name", ILL)
 def test_dropped_source_hides_no_measured_sign(name: str) -> None:
     seen = recorded(name)
-    sources = some(name, list(dropping.SOURCES), FEW)
+    sources = some(dropping.SOURCES, FEW, name)
     assert wrong(name, {source: dropping.without_source(seen, source) for source in sources}) == {}
 
 
 @pytest.mark.parametrize("name", ILL)
 def test_dropped_label_hides_no_measured_sign(name: str) -> None:
     seen = recorded(name)
-    labels = some(name, dropping.labels(seen), FEW)
+    labels = some(dropping.labels(seen), FEW, name)
     assert wrong(name, {label: dropping.without_label(seen, label) for label in labels}) == {}
 
 

@@ -61,6 +61,15 @@ def ramp(url: str, tokens: tuple[int, int], *options: str, share: float = 1.0) -
     return document
 
 
+def names_a_crowded_host(found: dict[str, Any]) -> bool:
+    """Whether a ramp ended because other programs took its CPU: then it says so and names nothing that binds."""
+    crowded = [step for step in found["steps"] if "crowded" in step["unusable"]]
+    if crowded:
+        assert crowded == found["steps"][-1:], found
+        assert (found["stopped"], found["binds"]) == (crowded[0]["unusable"], None), found
+    return bool(crowded)
+
+
 def applied(flags: Sequence[str], change: dict[str, Any]) -> tuple[str, ...]:
     """The flags with a proposed change."""
     name, after = change["flag"], change["after"]

@@ -1,0 +1,18 @@
+"""What a change is tested with of a long list of cases; with DIAG_THOROUGH=1, as every night, tests take them all."""
+
+import os
+import random
+from collections.abc import Iterable
+from typing import TypeVar
+
+THOROUGH = bool(os.environ.get("DIAG_THOROUGH"))
+Case = TypeVar("Case")
+
+
+def some(cases: Iterable[Case], size: int, seed: object = "") -> list[Case]:
+    """Return so many of the cases in their order, the same ones in each run; all of them in a thorough run."""
+    every = list(cases)
+    if THOROUGH or size >= len(every):
+        return every
+    chosen = sorted(random.Random(f"47 {seed}").sample(range(len(every)), size))
+    return [every[at] for at in chosen]
