@@ -14,6 +14,7 @@ import pytest
 from support import healthy_day, prometheus_server, recorded_series, rewriting, scenarios, timelines
 from support import victoria_metrics as victoria
 from support.paths import OF_ONE_SERVER, RECORDINGS, SEVERAL_SERVERS
+from support.reports import judged
 from support.sampling import THOROUGH
 from support.timelines import blocks
 
@@ -103,12 +104,6 @@ def quoted(report: Report) -> list[tuple[str, str, int | None]]:
     return sorted(
         (each.diagnosis.incident.id, quote.text, quote.line) for each in report.present for quote in each.quotes
     )
-
-
-@cache
-def judged(name: str) -> Report:
-    """The verdict of the recording itself."""
-    return doctor.run(ObserveOptions([f"tests/recordings/{name}"]))
 
 
 @pytest.mark.parametrize(("engine", "name"), [(engine, name) for engine, names in ENGINES.items() for name in names])

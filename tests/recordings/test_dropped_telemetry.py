@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 from support import dropping
 from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.reports import judged as whole
 from support.sampling import some
 
 from diag.commands.observe import judge_observation
@@ -55,11 +56,6 @@ def recorded(name: str) -> Observation:
 
 def judged(observation: Observation) -> Report:
     return judge_observation(observation, Contract(), load()).report
-
-
-@cache
-def whole(name: str) -> Report:
-    return judged(recorded(name))
 
 
 def wrong(name: str, parts: dict[str, Observation]) -> dict[str, dropping.Change]:

@@ -3,18 +3,17 @@
 import html as web
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 import pytest
 from support import rewriting
-from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.paths import ALL_RECORDINGS
+from support.reports import judged
 
 from diag.commands import doctor
 from diag.commands.mcp import answers as mcp
 from diag.commands.observe import ObserveOptions
 from diag.core.formatting import clock, moment, pasted
-from diag.diagnosis.report import Report
 from diag.report import html, layout, markdown, terminal
 from diag.report import json as report_json
 from diag.report import sentences as words
@@ -23,11 +22,6 @@ from diag.report.svg import plot, shared_axis
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
 WIDTHS = (60, 80, 100, 160)
-
-
-@cache
-def judged(name: str) -> Report:
-    return doctor.run(ObserveOptions([str(RECORDINGS / name)]))
 
 
 def first(name: str) -> ReportAnswer:

@@ -5,14 +5,13 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter
 from support import rewriting
 from support.paths import ALL_RECORDINGS, RECORDINGS, ROOT
-from support.reports import present_only, uncounted
+from support.reports import judged, present_only, uncounted
 from support.schemas import validator
 
 from diag.commands import doctor
@@ -28,11 +27,6 @@ from diag.report import markdown, terminal
 ALL = sorted(path.name for path in ALL_RECORDINGS)
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.doctor.schema.json")
 ANSWER = validator(TypeAdapter(tools.DoctorAnswer).json_schema())
-
-
-@cache
-def judged(name: str, incidents: Path | None = None) -> Report:
-    return doctor.run(ObserveOptions([str(Path("tests") / "recordings" / name)], incidents=incidents))
 
 
 def truth(name: str) -> dict[str, list[str]]:
@@ -159,7 +153,8 @@ def more_incidents(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["kv_cascade", "engine_stalled", "healthy"])
 def test_another_incident_changes_a_report_on_others_by_its_count_only(name: str, more_incidents: Path) -> None:
-    before, after = judged(name), judged(name, more_incidents)
+    before = judged(name)
+    after = doctor.run(ObserveOptions([f"tests/recordings/{name}"], incidents=more_incidents))
     assert (len(after.checked), len(after.needs_telemetry)) == (
         len(before.checked) + 1,
         len(before.needs_telemetry) + 1,
@@ -173,7 +168,7 @@ def test_another_incident_changes_a_report_on_others_by_its_count_only(name: str
 
 
 def test_verbose_report_lists_absent_and_unknown_incidents(more_incidents: Path) -> None:
-    report = judged("kv_cascade", more_incidents)
+    report = doctor.run(ObserveOptions(["tests/recordings/kv_cascade"], incidents=more_incidents))
     for text in (terminal.render(report, verbose=True), markdown.render(report, verbose=True).replace("\\", "")):
         assert re.search(r"absent: admission_deadlock, another_absent,", " ".join(text.split()))
         assert re.search(r"need more telemetry: another_unknown,\s+gpu_compute_contended,\s+gpu_fault,", text)

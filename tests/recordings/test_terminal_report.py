@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support import rewriting
 from support.paths import ALL_RECORDINGS, RECORDINGS
-from support.reports import uncounted
+from support.reports import judged, uncounted
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -43,13 +43,8 @@ IN_ORDER = [
 
 
 @cache
-def judged(folder: Path) -> Report:
-    return doctor.run(ObserveOptions([str(folder)]))
-
-
-@cache
 def printed(name: str, verbose: bool = False) -> str:
-    return terminal.render(judged(Path("tests") / "recordings" / name), verbose=verbose)
+    return terminal.render(judged(name), verbose=verbose)
 
 
 def fits(report: Report) -> bool:
@@ -66,7 +61,7 @@ def test_short_and_verbose_terminal_reports(name: str, golden: Callable[[str, st
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_short_form_fits(name: str) -> None:
-    assert fits(judged(Path("tests") / "recordings" / name))
+    assert fits(judged(name))
 
 
 def stretched(folder: Path, name: str) -> Path:
@@ -81,7 +76,7 @@ def stretched(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_short_form_fits_with_long_names_and_a_long_launch_command(tmp_path: Path, name: str) -> None:
-    assert fits(judged(stretched(tmp_path, name)))
+    assert fits(doctor.run(ObserveOptions([str(stretched(tmp_path, name))])))
 
 
 SEVERAL = (
@@ -95,7 +90,7 @@ SEVERAL = (
 
 
 def test_the_short_form_fits_whatever_is_found_at_once() -> None:
-    reports = [judged(Path("tests") / "recordings" / name) for name in SEVERAL]
+    reports = [judged(name) for name in SEVERAL]
     findings = tuple(finding for report in reports for finding in report.findings)
     few = tuple(finding for report in reports[-4:] for finding in report.findings)
     healthy = tuple(finding for finding in findings if finding.diagnosis.severity == "info")
@@ -119,7 +114,7 @@ def labels(text: str) -> list[str]:
 def test_parts_of_the_terminal_report_have_a_fixed_order(name: str) -> None:
     if printed(name).startswith(("CRITICAL", "WARNING")):
         found = labels(printed(name))
-        ongoing = words.alike(judged(Path("tests") / "recordings" / name))[0][0].diagnosis.ongoing
+        ongoing = words.alike(judged(name))[0][0].diagnosis.ongoing
         assert {"Evidence", *(("Do now", "Fix") if ongoing else ("Next time",)), "More"} <= set(found)
         assert ongoing != ("Next time" in found)
         assert found == sorted(found, key=IN_ORDER.index)
@@ -127,7 +122,7 @@ def test_parts_of_the_terminal_report_have_a_fixed_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_quiet_is_the_first_line_of_both_forms(name: str) -> None:
-    quiet = terminal.render(judged(Path("tests") / "recordings" / name), quiet=True)
+    quiet = terminal.render(judged(name), quiet=True)
     assert printed(name).startswith(quiet) and printed(name, verbose=True).startswith(quiet)
 
 
@@ -140,13 +135,13 @@ def pasted(text: str) -> list[str]:
 
 
 def test_the_relaunch_lines_can_be_pasted_as_they_are() -> None:
-    finding = judged(Path("tests") / "recordings" / "kv_cascade").present[0]
+    finding = judged("kv_cascade").present[0]
     assert "--max-num-batched-tokens" in printed("kv_cascade")
     assert pasted(printed("kv_cascade")) == shlex.split(finding.relaunch or "")
 
 
 def test_a_launch_command_that_does_not_fit_is_left_to_the_verbose_form(tmp_path: Path) -> None:
-    report = judged(stretched(tmp_path, "kv_cascade"))
+    report = doctor.run(ObserveOptions([str(stretched(tmp_path, "kv_cascade"))]))
     assert "Relaunch    the launch command with this change in it: --verbose" in terminal.render(report)
     assert f"{report.present[0].relaunch}\n" in terminal.render(report, verbose=True)
 

@@ -2,14 +2,22 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
+from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, look, site
 from diag.diagnosis.report import Report
 from diag.report import json as as_json
 
 _LISTS = re.compile(r"\n {19}(?:absent|need more telemetry): .*(?:\n {19}.*)*|\n  not judged .*(?:\n {19}.*)*")
 _COUNTS = re.compile(r"\(\d+\s+checked\s+on\s+[\d,]+\s+servers?(?:;\s+\d+\s+needs?\s+more\s+telemetry)?\)")
+
+
+@cache
+def judged(name: str) -> Report:
+    """The report of a recording, judged once for all tests of a process."""
+    return doctor.run(ObserveOptions([f"tests/recordings/{name}"]))
 
 
 def uncounted(text: str) -> str:
