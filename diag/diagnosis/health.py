@@ -103,7 +103,10 @@ def health(
         is_short = queries.has_few_scrapes or watched < shortest_look(diagnosis.incident)
         if harm := () if is_short else tuple(_harm(diagnosis, queries)):
             suspects.append(Suspect(diagnosis, tuple(_each_once((*harm, *signs))), lacking))
-        elif not all(any(family.search(expanded(signal.promql)) for family in uncollected) for signal in signals):
+        elif any(
+            signal.needs or not any(family.search(expanded(signal.promql)) for family in uncollected)
+            for signal in signals
+        ):
             missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), name))
     found = tuple(dict.fromkeys(missing))
     names = {each.name for each in found}

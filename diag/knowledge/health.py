@@ -16,7 +16,6 @@ from diag.knowledge.signals import (
     preempts,
     progress,
     queue_time,
-    share_given_up,
 )
 from diag.knowledge.signals.expressions import KV_USAGE
 from diag.knowledge.signals.load import FAST_BURN
@@ -49,7 +48,7 @@ PARTS = (
         # an engine that ended no request in the window had none to fail
         Signal("answers without errors", "$failures", "answers that failed: {value}", "answers"),
         "HTTP answers, or requests by their end (vLLM >= 0.12)",
-        harm=(failed_share.above(0.1, HARMFUL), share_given_up.above(0.2, HARMFUL)),
+        harm=(failed_share.above(0.1, HARMFUL),),  # requests given up are none: editors cancel most of theirs
     ),
     HealthPart(
         "queue",

@@ -119,8 +119,13 @@ def test_uncounted_gpu_faults_are_unknown(tmp_path: Path, seen: dict[str, object
     assert judged_as(judge(tmp_path, HEALTHY, gpu(**seen)), "gpu_fault").state == state
 
 
+FULL = {"memory_free_bytes": 0.5 * scenarios.GIB}
+TENANT = {**FULL, "process_memory_bytes:7,other,": 10 * scenarios.GIB}
+"""Another process holds an eighth of a GPU, and nothing is left of it."""
+
+
 def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> None:
-    shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
+    shared = gpu(**TENANT)
     report = judge(tmp_path, HEALTHY, shared)
     assert present(report) == {"gpu_memory_contended"}
     assert found(report, "gpu_memory_contended").diagnosis.culprits == ("pid 7",)
@@ -129,11 +134,11 @@ def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("harmless", "found"),
     [
-        ({"process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, ("healthy", "absent")),
-        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": 0}, ("healthy", "absent")),
-        ({"process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, ("healthy", "unknown")),
-        # memory of others is measured; what is not measured is whether this vLLM is on that GPU
-        ({"process_memory_bytes:7,other,": 10 * scenarios.GIB, "serving": None}, ("no_incident", "unknown")),
+        ({**FULL, "process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, ("healthy", "absent")),
+        ({**TENANT, "serving": 0}, ("healthy", "absent")),
+        # memory of others is measured; what is not measured is whose it is, or whether this vLLM is on that GPU
+        ({**FULL, "process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, ("no_incident", "unknown")),
+        ({**TENANT, "serving": None}, ("no_incident", "unknown")),
     ],
 )
 def test_an_agent_a_free_gpu_and_processes_of_unknown_owners_are_no_incident(
@@ -407,10 +412,11 @@ def test_context_length_that_fits_is_computed(tmp_path: Path) -> None:
     assert fixes(judge(tmp_path, "", failed, numbers), "gpu_out_of_memory") == {"--max-model-len": 435_584}
 
 
-def on_a_gpu(folder: Path, launch: str, *beside: scenarios.Beside) -> Report:
+def on_a_gpu(folder: Path, launch: str, *beside: scenarios.Beside, share: float = 0.92) -> Report:
     """A server whose KV pool has the size that is left; vLLM for CPUs orders it itself."""
-    of_a_gpu = re.compile(r'kv_cache_memory_bytes="[^"]*"')
-    pages = [(t, h, of_a_gpu.sub('kv_cache_memory_bytes="None"', page)) for t, h, page in rewriting.scrapes(HEALTHY)]
+    ordered, shares = re.compile(r'kv_cache_memory_bytes="[^"]*"'), re.compile(r'gpu_memory_utilization="[^"]*"')
+    of_a_gpu = ((t, h, ordered.sub('kv_cache_memory_bytes="None"', page)) for t, h, page in rewriting.scrapes(HEALTHY))
+    pages = [(t, h, shares.sub(f'gpu_memory_utilization="{share}"', page)) for t, h, page in of_a_gpu]
     told = [(t, host, page + scenarios.text(t - pages[0][0], page, beside)) for t, host, page in pages]
     return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", told))], launch=launch))
 
@@ -425,9 +431,17 @@ def ran_out(folder: Path, launch: str, *more: scenarios.Beside) -> Report:
 @pytest.mark.parametrize(("size", "lowered"), [("", True), ("--kv-cache-memory-bytes 8G", False)])
 def test_gpu_share_is_lowered_only_if_it_has_an_effect(tmp_path: Path, size: str, lowered: bool) -> None:
     """A size of the KV pool is taken as it is, whatever the share and whoever else holds memory."""
-    shared = gpu(**{"process_memory_bytes:7,other,": 10 * scenarios.GIB})
+    shared = gpu(**TENANT)
     report = on_a_gpu(tmp_path, f"vllm serve m --gpu-memory-utilization 0.9 {size}", shared)
     assert ("--gpu-memory-utilization" in fixes(report, "gpu_memory_contended")) is lowered
+
+
+@pytest.mark.parametrize(("share", "state"), [(0.45, "absent"), (0.6, "present")])
+def test_gpu_shared_by_design_is_no_incident(tmp_path: Path, share: float, state: str) -> None:
+    """Two servers with shares that fit beside each other: the next start of each finds its memory free."""
+    neighbour = gpu(**{"process_memory_bytes:7,other,": 36 * scenarios.GIB})
+    report = on_a_gpu(tmp_path, "", neighbour, share=share)
+    assert judged_as(report, "gpu_memory_contended").state == state
 
 
 def test_fix_for_memory_exhausted_under_load_frees_the_requested_size(tmp_path: Path) -> None:

@@ -335,7 +335,11 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "engine_device_fault": ("engine_dead", (log("ready", {}, 600, LEAD, engine_dead=-2, cuda_error=-1),), ()),
     "experts_unbalanced": ("healthy", (eplb(20_000, 50_000),), (eplb(20_000, 23_000),)),
     "gpu_fault": ("healthy", (gpu(0), gpu(1, up=0)), CALM),
-    "gpu_memory_contended": ("healthy", (gpu(**{"process_memory_bytes:7,other,": 10 * GIB}),), CALM),
+    "gpu_memory_contended": (
+        "healthy",
+        (gpu(**{"process_memory_bytes:7,other,": 10 * GIB, "memory_free_bytes": 0.5 * GIB}),),
+        CALM,
+    ),
     "gpu_compute_contended": ("healthy", (gpu(**{"process_utilization_ratio:7,other,": 0.66}),), CALM),
     "gpu_out_of_memory": ("healthy", (log("ready", {}, start=LEAD, cuda_out_of_memory=-1),), ()),
     "gpu_power_brake": ("healthy", (gpu(throttle_seconds_total__hw_power_brake=lambda t: 0.2 * t),), CALM),

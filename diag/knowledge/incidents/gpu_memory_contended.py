@@ -1,12 +1,22 @@
 """Other processes hold memory on a GPU that this vLLM uses."""
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import MUCH_MEMORY, memory_of_other_processes, not_set, serving, share_left_by_others
+from diag.signals import (
+    MUCH_MEMORY,
+    gpu_memory_overbooked,
+    memory_of_other_processes,
+    not_set,
+    serving,
+    share_left_by_others,
+)
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 
 OTHER_PROCESSES = memory_of_other_processes.above(
     MUCH_MEMORY, judged("a desktop or a monitoring agent holds less than that")
+)
+OVERBOOKED = gpu_memory_overbooked.at_least(
+    1, documented("vLLM does not start where less than its share of the GPU is free", CONSERVING_MEMORY)
 )
 incident = Incident(
     id="gpu_memory_contended",
@@ -21,10 +31,16 @@ incident = Incident(
     impact="out of memory under load or at the next restart; the GPU's compute is shared as well",
     symptoms=(
         OTHER_PROCESSES,
+        OVERBOOKED,
         serving.at_least(1, documented("a GPU that this vLLM does not use cannot affect it", CONSERVING_MEMORY)),
     ),
     looks_like=(
         LookAlike("a monitoring agent", distinguish="It holds a few hundred MB.", refuted_by=OTHER_PROCESSES),
+        LookAlike(
+            "programs that share the GPU by design",
+            distinguish="Their shares add up to less than the GPU (--gpu-memory-utilization of each).",
+            refuted_by=OVERBOOKED,
+        ),
         LookAlike(
             "a leftover process of this vLLM",
             distinguish="It has vLLM's process title and the start time of an earlier server.",

@@ -11,7 +11,7 @@ THERMAL = 'reason=~"sw_thermal|hw_thermal"'
 BRAKE = 'reason="hw_power_brake"'
 XIDS = 'xid!~"13|31|43|45"'
 """Xid 13, 31, 43 and 45 are caused by the application; all others by the hardware or the driver."""
-MUCH_MEMORY = 0.05
+MUCH_MEMORY, NO_MEMORY_LEFT = 0.05, 0.02
 """A share of a GPU's memory above that of a desktop or a monitoring agent."""
 SERVER = f"{', '.join(GROUP)}, leader"
 """The labels of a server that spans nodes (--nnodes)."""
@@ -100,6 +100,7 @@ PARTS: tuple[Part, ...] = (
         "faults",
     ),
     Part("gpu_memory_total", "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))", "bytes"),
+    Part("least_free_gpu_memory", "min by ($by) (min_over_time(diag_gpu_memory_free_bytes[$window]))", "bytes"),
     Part("gpu_memory_of_processes", "sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))", "bytes"),
     # GPUs and processes are read side by side: an engine that has just started may be "other" in one scrape
     Part(
@@ -293,6 +294,16 @@ memory_of_other_processes = Signal(
     culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
     " unless on (instance, gpu, pid) $gpu_memory_of_own_processes",
     culprit_label="pid {pid}",
+)
+gpu_memory_overbooked = Signal(
+    "GPU memory booked more than once",
+    # a size of the KV cache is taken as it is: then only a full GPU shows it
+    f"($least_free_gpu_memory / ($gpu_memory_total > 0) < {NO_MEMORY_LEFT}) * 0 + 1"
+    " or 0 * $gpu_memory_total + on (instance) group_left () 0 * $config_kv_cache_memory_bytes"
+    " or ($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
+    " + on (instance) group_left () $config_gpu_memory_utilization > bool 1",
+    "the GPU is full, or its other processes leave less than this vLLM's share of it: {value}",
+    "bool",
 )
 gpu_time_of_other_processes = Signal(
     "GPU time used by other processes",
