@@ -9,7 +9,7 @@ from diag.core.incident import RANK, Incident
 from diag.core.log_events import ANSWERS, LogEnding
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import shortest_look
-from diag.diagnosis.diagnose import Diagnosis, by_scrapes, dated, diagnose
+from diag.diagnosis.diagnose import Diagnosis, begun, by_scrapes, dated, diagnose
 from diag.diagnosis.health import OF_A_LOG, health
 from diag.diagnosis.progress import INSTANCE, NotJudged, judge
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
@@ -61,7 +61,7 @@ def build_report(
     judged = judged or queries
     models = {server.name: server.model for server in observed.servers}
     findings = []
-    for found_here in dated(diagnose(incidents, judged), judged):
+    for found_here in begun(dated(diagnose(incidents, judged), judged), incidents, judged):
         if found_here.state != "present":
             findings.append(Finding(found_here))
             continue

@@ -435,6 +435,33 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
     return _order(_explain(found))
 
 
+def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses; if nothing is wrong over the windows of the alerts, with what the last live windows show.
+
+    Over five minutes, an incident of one minute is not present yet. A look at the end, which lasts as long as that of
+    `diag doctor URL`, shows it.
+    """
+    is_ill = any(found.state == "present" and RANK[found.severity] for found in diagnoses)
+    if is_ill or len(queries.subjects(("instance",))) > FEW:
+        return tuple(diagnoses)
+    live = {each.id: queries.live(each.live_window).seconds for each in incidents if seconds(each.live_window) <= LOOK}
+    late = [each for each in incidents if live.get(each.id, math.inf) < queries.window(each).seconds]
+    if not late:
+        return tuple(diagnoses)
+    step, longest = round(queries.source.interval * 1000), max(live.values())
+    instants = queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1, dtype=np.int64)
+    close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
+    close.gone = queries.gone
+    now = {
+        (found.incident.id, found.subject): found
+        for found in diagnose(late, close)
+        if found.state == "present" and found.ongoing and RANK[found.severity]
+    }
+    if not now:
+        return tuple(diagnoses)
+    return _order(_explain([now.get((found.incident.id, found.subject), found) for found in diagnoses]))
+
+
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
     """Return a diagnosis from a short observation with onset and histories in the shortest windows.
 

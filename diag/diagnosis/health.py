@@ -83,6 +83,12 @@ def health(
         for subject in _blind(part, lately, queries)
         if instance_name(subject) in judged
     ]
+    present = {instance_name(each.subject) for each in diagnoses if each.state == "present" and RANK[each.severity]}
+    missing += [
+        NotSeen(PARTS[0].name, "progress of the requests in flight", instance_name(engine.subject))
+        for engine in progress
+        if engine.state in ("stalled", "dead") and instance_name(engine.subject) not in present
+    ]
     answers = queries.ask(IDLE, INSTANCE, lately)
     for engine in progress:
         status = answers.of(engine.subject) if engine.state == "idle" else None
@@ -92,11 +98,10 @@ def health(
 
     suspects = []
     watched = queries.span + queries.source.interval
-    ill = {instance_name(each.subject) for each in diagnoses if each.state == "present" and RANK[each.severity]}
     uncollected = [re.compile(rf"\b{FAMILIES[name].metrics}") for name in not_measured]
     for diagnosis in diagnoses:
         name = instance_name(diagnosis.subject)
-        if name in ill or not (signs := _signs(diagnosis)):  # the incident that is present explains them
+        if name in present or not (signs := _signs(diagnosis)):  # the incident that is present explains them
             continue
         signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.holds is None)
         lacking = tuple(signal.name for signal in signals)

@@ -102,7 +102,8 @@ class Proposal(NamedTuple):
 
     `needs` names what diag could not measure and has to be checked before the change; `computed` is whether `after`
     came from this server's numbers; `name` is the flag, variable or command, with all values filled in, and `text` the
-    fix's own sentence, likewise. `changes` are the flags or the variable that it sets, its own first.
+    fix's own sentence, likewise. `changes` are the flags or the variable that it sets, its own first. `is_guess` is
+    whether a condition under which it applies was not measured.
     """
 
     fix: Fix
@@ -114,6 +115,7 @@ class Proposal(NamedTuple):
     text: str = ""
     assumed: bool = False
     changes: tuple[FlagChange, ...] = ()
+    is_guess: bool = False
 
     @property
     def is_computed(self) -> bool:
@@ -143,11 +145,11 @@ def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:
 def propose(
     diagnosis: Diagnosis, queries: QueryCache, running: Running, quotes: Sequence[Quote] = ()
 ) -> tuple[Proposal, ...]:
-    """Return the applicable fixes of a present incident, in their order: the safest first."""
+    """Return the applicable fixes of a present incident: guesses last, otherwise in their order, the safest first."""
     launch = (("launch", shlex.quote(running.launch)),) if running.launch else ()
     proposer = _Proposer(diagnosis, queries, running, (*(quotes[0].names if quotes else ()), *launch))
     proposals = (proposer.propose(fix) for fix in diagnosis.incident.fixes)
-    return tuple(proposal for proposal in proposals if proposal is not None)
+    return tuple(sorted((each for each in proposals if each is not None), key=lambda each: each.is_guess))
 
 
 def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> bool:
@@ -254,6 +256,7 @@ class _Proposer(NamedTuple):
             text=_filled(change, {**labels, "value": [prose]}),
             assumed=assumed,
             changes=tuple(changes),
+            is_guess=None in met.values(),
         )
 
     def _needs_gpus(self, fix: Fix) -> bool:

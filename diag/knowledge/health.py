@@ -23,6 +23,11 @@ from diag.knowledge.signals.prefill import paused_share
 
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 USAGE = " or ".join(f"max by ($by) (max_over_time({gauge}[$window]))" for gauge in KV_USAGE)
+FIRST_TOKENS, *INTERVALS = (
+    f'sum by ($by) (increase(vllm:{name}_seconds_bucket{{le="+Inf"}}[$window]))'
+    for name in ("time_to_first_token", "inter_token_latency", "time_per_output_token")
+)
+"""Latencies counted by the buckets from which pauses and late tokens are told: their sums alone show neither."""
 HARMFUL = judged("{threshold} of the answers or streams is what users notice")
 
 
@@ -63,12 +68,12 @@ PARTS = (
         # without a request in the window there is no latency, and behind Ray no histogram either
         Signal(
             "latencies observed",
-            "($first_tokens + $itl_count + $e2e_count)"
+            f"({FIRST_TOKENS} + ({' or '.join(INTERVALS)}) + $e2e_count)"
             " or 0 * ($requests_in_flight_peak + ($finished_requests or 0 * $requests_in_flight_peak) == 0)",
             "latencies observed: {value}",
             "observations",
         ),
-        "TTFT, ITL and end-to-end latency",
+        "the buckets of TTFT and ITL, and end-to-end latency",
         harm=(
             paused_share.above(0.12, HARMFUL),
             error_budget_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),

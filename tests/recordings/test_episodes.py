@@ -62,6 +62,8 @@ def page(t: float, age: float, start: float, waiting: int) -> str:
             f"vllm:iteration_tokens_total_count{{{labels}}} {int(age * 40)}",
             f"vllm:time_to_first_token_seconds_count{{{labels}}} {int(age * 4)}",
             f"vllm:inter_token_latency_seconds_count{{{labels}}} {int(age * 496)}",
+            f'vllm:time_to_first_token_seconds_bucket{{{labels},le="+Inf"}} {int(age * 4)}',
+            f'vllm:inter_token_latency_seconds_bucket{{{labels},le="+Inf"}} {int(age * 496)}',
             f"vllm:e2e_request_latency_seconds_count{{{labels}}} {int(age * 4)}",
         )
     )

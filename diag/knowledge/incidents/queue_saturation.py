@@ -152,7 +152,7 @@ incident = Incident(
             why=judged("prefill is what uses up the token budget"),
         ),
         Fix(
-            change="Run {value} replicas: as many as it takes to run the peak load at the concurrency that this "
+            change="Run {value} replicas: as many as it takes to answer what arrives, at the concurrency that this "
             "server reaches.",
             value=replicas_that_run_all,
             rounding="up",

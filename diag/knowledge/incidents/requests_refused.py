@@ -75,9 +75,9 @@ incident = Incident(
             why=judged("vLLM states the limit and the length in the answer"),
         ),
         Fix(
-            change="Look at the status of these answers in the access log: 401 is a wrong API key, 404 a model, an "
-            "adapter or a route that is not served, 400 a prompt that is too long or an invalid parameter.",
-            command='grep -oE \'"POST [^"]*" 4[0-9][0-9]\' {log} | sort | uniq -c | sort -rn',
+            change="Look at the status of these answers, in the access log or by sending one of the requests again "
+            "with curl -i: 401 is a wrong API key, 404 a model, an adapter or a route that is not served, 400 a prompt "
+            "that is too long or an invalid parameter.",
             effect="the kind of refusal is known",
             restart=False,
             why=judged("the metric groups all client errors as 4xx; the access log has the status"),

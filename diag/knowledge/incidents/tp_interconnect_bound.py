@@ -21,6 +21,8 @@ from diag.signals import (
 INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 PARALLELISM = "https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html"
 
+LANES_LOST = pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes"))
+
 incident = Incident(
     id="tp_interconnect_bound",
     title="Tensor parallelism limited by the interconnect",
@@ -47,7 +49,7 @@ incident = Incident(
     ),
     supports=(
         pcie_share.above(0.7, judged("the mean over steps, in which the link is idle while the ranks compute")),
-        pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes")),
+        LANES_LOST,
         infiniband_link_errors.above(0, documented("a link with errors sends packets again", INFINIBAND)),
         slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),
     ),
@@ -65,6 +67,15 @@ incident = Incident(
     may_explain=SLOW_SERVER,
     ended_by=links_saturated,
     fixes=(
+        Fix(
+            change="Repair the PCIe link that runs with fewer lanes than it has: reseat the card and its riser, or "
+            "move the server to another host. All ranks wait for the slowest link.",
+            command="nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max,pcie.link.gen.current "
+            "--format=csv",
+            effect="all links run with all of their lanes, and inter-token latency falls",
+            only_if=(LANES_LOST,),
+            why=judged("a link with a quarter of its lanes takes four times as long for each all-reduce"),
+        ),
         Fix(
             change="Place the ranks on GPUs that are connected by NVLink or by the same PCIe switch: see nvidia-smi "
             "topo -m.",

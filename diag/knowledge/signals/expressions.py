@@ -65,6 +65,15 @@ def any_of(**signs: str) -> str:
     return f"max by ($by) ({' or '.join(named)})"
 
 
+def times_the_capacity(concurrency: str) -> str:
+    """Return how many servers a load needs: by its concurrency, `concurrency` servers.
+
+    Clients that wait for their answers keep so many requests in flight. Those that do not leave a backlog, which grows
+    for as long as more requests arrive than are answered: then that ratio is the load, whatever the backlog.
+    """
+    return f"($arrivals_per_answer_of_growing_backlog < {concurrency} or {concurrency})"
+
+
 def waiting_for_capacity(function: str, of_all: str = "") -> str:
     """Return a function, such as `max_over_time({}[$window])`, of the requests that wait for capacity, by series.
 
@@ -78,6 +87,13 @@ PARTS: tuple[Part, ...] = (
     *(Part(f"config_{name}", configured(name)) for name in CONFIG),
     # -- counters: their increase in the window
     Part("finished_requests", "sum by ($by) (increase(vllm:request_success_total[$window]))", "requests"),
+    Part("backlog_growth", "sum by ($by) (delta(vllm:num_requests_waiting[$window]))", "requests"),
+    # a queue of clients that wait for their answers goes up and down by a few requests
+    Part(
+        "arrivals_per_answer_of_growing_backlog",
+        "1 + ($backlog_growth > 0.05 * $queued_highest) / ($finished_requests > 0) > 1.03",
+        "ratio",
+    ),
     Part("preemptions", "sum by ($by) (increase(vllm:num_preemptions_total[$window]))", "preemptions"),
     Part("prompt_tokens", "sum by ($by) (increase(vllm:prompt_tokens_total[$window]))", "tokens"),
     Part("output_tokens", "sum by ($by) (increase(vllm:generation_tokens_total[$window]))", "tokens"),

@@ -146,6 +146,13 @@ PARTS: tuple[Part, ...] = (
         "bytes/s",
     ),
     Part(
+        "pcie_lanes_lost_by_gpu",
+        "(1 - $pcie_link_width / on (instance, gpu)"
+        ' max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
+        " unless on (instance, gpu) $gpus_not_serving",
+        "share",
+    ),
+    Part(
         "pcie_bytes_per_second",
         "max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))"
         " or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))",
@@ -374,11 +381,11 @@ nvlinks = Signal(
 )
 pcie_lanes_lost = Signal(
     "PCIe lanes lost",
-    "max by ($by) ((1 - $pcie_link_width / on (instance, gpu)"
-    ' max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
-    " unless on (instance, gpu) $gpus_not_serving)",
+    "max by ($by) ($pcie_lanes_lost_by_gpu)",
     "a PCIe link runs with {value} of its lanes missing",
     "share",
+    culprit_promql="$pcie_lanes_lost_by_gpu > 0",
+    culprit_label="GPU {gpu}",
     group=SLOWEST_MEMBER,
 )
 slowest_clock = Signal(

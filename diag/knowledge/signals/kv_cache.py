@@ -8,7 +8,7 @@ followed; LMCache and others have metrics of their own that a page may not show.
 
 from diag.core.incident import Part, Signal, reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.expressions import FULLEST_MEMBER, any_of
+from diag.knowledge.signals.expressions import FULLEST_MEMBER, any_of, times_the_capacity
 from diag.knowledge.signals.load import ENOUGH
 
 FEW = 2.5
@@ -336,8 +336,9 @@ prompt_share_from_connector = Signal(
 )
 replicas_that_hold_all = Signal(
     "replicas whose KV caches hold the load",
-    "$requests_in_flight_peak / ($requests_that_fit_the_kv_cache > 0) * $servers_with_the_same_model",
-    "{value} servers like this one hold the peak number of requests in flight of all of them",
+    times_the_capacity("$requests_in_flight_peak / ($requests_that_fit_the_kv_cache > 0)")
+    + " * $servers_with_the_same_model",
+    "{value} servers like this one hold the load of all of them",
     "replicas",
 )
 headroom_of_one_answer = Signal(

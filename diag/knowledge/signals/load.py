@@ -7,7 +7,7 @@ adds what a straight line leaves unexplained. Requests that only grow, token by 
 """
 
 from diag.core.incident import BurnRateWindow, Part, Signal, documented, judged
-from diag.knowledge.signals.expressions import edge, waiting_for_capacity
+from diag.knowledge.signals.expressions import edge, times_the_capacity, waiting_for_capacity
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
@@ -254,8 +254,8 @@ requests_in_flight_peak = Signal(
 )
 replicas_that_run_all = Signal(
     "replicas that run the load",
-    "$requests_in_flight_peak / ($requests_running_mean > 0) * $servers_with_the_same_model",
-    "{value} servers like this one run the peak number of requests in flight of all of them",
+    times_the_capacity("$requests_in_flight_peak / ($requests_running_mean > 0)") + " * $servers_with_the_same_model",
+    "{value} servers like this one run the load of all of them",
     "replicas",
 )
 
