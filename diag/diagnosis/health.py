@@ -18,7 +18,7 @@ from diag.diagnosis.progress import Progress
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
-from diag.knowledge.health import GOOD, IDLE, PARTS, HealthPart
+from diag.knowledge.health import GOOD, HEALTH, PARTS, HealthPart
 
 INSTANCE = ("instance",)
 
@@ -89,9 +89,9 @@ def health(
         for engine in progress
         if engine.state in ("stalled", "dead") and instance_name(engine.subject) not in present
     ]
-    answers = queries.ask(IDLE, INSTANCE, lately)
+    answers = queries.ask(HEALTH, INSTANCE, lately)
     for engine in progress:
-        status = answers.of(engine.subject) if engine.state == "idle" else None
+        status = answers.of(engine.subject)
         if status is not None and not np.isnan(status[-1]) and status[-1] != GOOD:
             lacks = f"an answer of 200 from /health, which answered {status[-1]:.0f}"
             missing.append(NotSeen(PARTS[0].name, lacks, instance_name(engine.subject)))

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from diag.core.contract import Contract
-from diag.core.formatting import number, plural, quantity
+from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import Signal
 from diag.core.subjects import Subject, in_words
 from diag.diagnosis.query_cache import QueryCache, Window
@@ -97,6 +97,8 @@ NO_USAGE = (
     "KV cache usage"
 )
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
+COUNTERS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
+UNCOUNTED = "its page lacks {}: without it nobody sees whether anything moves"
 CLAIMED = (
     "its log reports the death of its engine, and the page of an idle server proves its API server alone; GET /health,"
     " a request (--probe) or the processes of its host tell"
@@ -220,8 +222,12 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
 
     state = _state_by_gauges(last)
     if state is None:
-        has_engine = "engine" in dict(subject) or last.engine(requests_in_flight_peak)
-        return TOO_SHORT if has_engine else NO_VLLM
+        if not ("engine" in dict(subject) or last.engine(requests_in_flight_peak)):
+            return NO_VLLM
+        counted = (f"sum by ($by) (last_over_time({name}[$window]))" for name in COUNTERS)
+        rows = zip(COUNTERS, (queries.ask(each, ENGINE, queries.whole).of(subject) for each in counted), strict=True)
+        lacks = [name for name, row in rows if row is None]
+        return UNCOUNTED.format(listed(lacks)) if lacks else TOO_SHORT
     if state[0] != "busy":
         if last.engine(asleep):
             level = last.engine(sleep_level) or 0.0

@@ -94,12 +94,12 @@ PARTS = (
         harm=(preempts,),
     ),
 )
-IDLE = Signal(
+HEALTH = Signal(
     "answer of /health",
     "max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
     "GET /health answered {value}",
     "HTTP status",
 )
-"""Evidence for an idle engine, from which no token comes: 200 shows that its server has an engine, any other status
-contradicts it. Without a status (nothing asks /health, or the server has no such route) its page speaks alone."""
+"""Evidence for an engine: 200 shows that its server has one, any other status contradicts it. Without a status (nothing
+asks /health, or the server has no such route) its page speaks alone."""
 GOOD = 200

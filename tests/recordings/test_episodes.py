@@ -75,6 +75,36 @@ def test_queue_that_is_gone_in_ten_seconds_is_no_warning(tmp_path: Path, every: 
     assert (report.verdict, present(report)) == ("healthy", set())
 
 
+@pytest.mark.parametrize("every", [5, 15])
+def test_queue_that_has_begun_a_minute_ago_is_told_in_a_look_at_a_quarter_of_an_hour(
+    tmp_path: Path, every: float
+) -> None:
+    """Over the five minutes of the alert, there is no queue yet."""
+    report = server(tmp_path, 900, every, waiting=lambda t: 170 if t >= 820 else 0)
+    assert "queue_saturation" in present(report)
+    assert report.verdict in ("warning", "critical")
+
+
+def test_replicas_are_proposed_for_what_arrives_not_for_the_backlog(tmp_path: Path) -> None:
+    """Three requests arrive for two that are answered: the backlog of ten minutes is 170 times what a second brings."""
+    report = server(tmp_path, 900, 15, waiting=lambda t: int(max(0.0, t - 300)) * 2)
+    texts = [proposal.text for proposal in found(report, "queue_saturation").proposals]
+    assert next(text for text in texts if "replicas" in text).startswith("Run 2 replicas")
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_engine_that_has_not_moved_for_forty_seconds_is_not_healthy(tmp_path: Path, every: float) -> None:
+    def stopped() -> Iterator[rewriting.Scrape]:
+        t = 0.0
+        while t <= 900:
+            seen = min(t, 860.0)
+            yield BEGAN + t, "h:1", page(seen, seen + 7200, BEGAN - 7200, 0)
+            t += every
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "stopped", stopped()))]))
+    assert report.verdict not in ("healthy", "unknown")
+
+
 @pytest.mark.parametrize("every", [2, 5, 15, 30])
 def test_planned_restart_on_a_page_alone_is_a_note(tmp_path: Path, every: float) -> None:
     report = server(tmp_path, 1200, every, down=((500, 602),))

@@ -1,6 +1,6 @@
 """The engine woke from a sleep that discarded its weights, and nothing has loaded them again: answers are garbage."""
 
-from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
+from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged, reported
 from diag.signals import progress, wake_ups, weights_reloaded, woken_from_level_2
 
 SLEEP = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
@@ -43,6 +43,7 @@ incident = Incident(
         ),
         LookAlike("output_corrupted", distinguish="Logits are NaN although the weights were never discarded."),
     ),
+    may_explain=(Effect("output_corrupted", began_first=True),),
     fixes=(
         Fix(
             command="curl -X POST http://HOST:PORT/collective_rpc -H 'Content-Type: application/json' "
