@@ -119,8 +119,8 @@ def test_uncounted_gpu_faults_are_unknown(tmp_path: Path, seen: dict[str, object
     assert judged_as(judge(tmp_path, HEALTHY, gpu(**seen)), "gpu_fault").state == state
 
 
-FULL = {"memory_free_bytes": 0.5 * scenarios.GIB}
-TENANT = {**FULL, "process_memory_bytes:7,other,": 10 * scenarios.GIB}
+NO_ROOM = {"memory_free_bytes": 0.5 * scenarios.GIB}
+TENANT = {**NO_ROOM, "process_memory_bytes:7,other,": 10 * scenarios.GIB}
 """Another process holds an eighth of a GPU, and nothing is left of it."""
 
 
@@ -134,10 +134,10 @@ def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("harmless", "found"),
     [
-        ({**FULL, "process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, ("healthy", "absent")),
+        ({**NO_ROOM, "process_memory_bytes:7,other,": 0.5 * scenarios.GIB}, ("healthy", "absent")),
         ({**TENANT, "serving": 0}, ("healthy", "absent")),
         # memory of others is measured; what is not measured is whose it is, or whether this vLLM is on that GPU
-        ({**FULL, "process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, ("no_incident", "unknown")),
+        ({**NO_ROOM, "process_memory_bytes:7,unknown,": 10 * scenarios.GIB}, ("no_incident", "unknown")),
         ({**TENANT, "serving": None}, ("no_incident", "unknown")),
     ],
 )
@@ -279,6 +279,17 @@ def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
     links = [gpu(i, pcie_bytes_total__rx=lambda t: FULL * t) for i in (0, 1)]
     report = judge(tmp_path, HEALTHY, TWO, *links)
     assert present(report) == {"tp_interconnect_bound"}
+    assert not [each for each in found(report, "tp_interconnect_bound").proposals if "PCIe link" in each.text]
+
+
+def test_link_that_lost_its_lanes_is_to_be_repaired(tmp_path: Path) -> None:
+    """A card in a slot of 16 lanes runs with 4: the others wait for it, whatever their own links carry."""
+    lost = gpu(1, pcie_link_width__current=4, pcie_bytes_total__rx=lambda t: 7.5e9 * t)
+    report = judge(tmp_path, HEALTHY, TWO, gpu(0, pcie_bytes_total__rx=lambda t: 7.5e9 * t), lost)
+    first = found(report, "tp_interconnect_bound")
+    assert first.proposals[0].text.startswith("Repair the PCIe link")
+    (lanes,) = (each for each in first.diagnosis.supports if each.condition.signal.name == "PCIe lanes lost")
+    assert (lanes.value, lanes.culprits) == (0.75, ("GPU 1",))
 
 
 @pytest.mark.parametrize(("needed", "bound"), [(0.45, True), (0.02, False)])
