@@ -15,8 +15,6 @@ from diag.sources.source import TelemetrySource
 
 FEWEST_INTERVALS = 3
 """Scrape intervals in a window, at least; such a window holds one scrape more: four."""
-FEW_INTERVALS = 5
-"""Scrape intervals in a live window below which the alert's window replaces it, if the samples span it twice."""
 ENGINES = (
     "count by (instance, engine) (last_over_time("
     '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[$window]))'
@@ -112,13 +110,11 @@ class QueryCache:
     def window(self, incident: Incident) -> Window:
         """Return the window to judge an incident over: the live one, or its alert's if the samples span it twice.
 
-        An outage may be shorter than its alert's window: it is judged over the live one as long as scrapes are dense,
-        and the end of a server, which is a note if it is short and without consequence, at any cadence. If both
-        windows have the same range, it is the alert's: a signal that other incidents share is asked for once.
+        An outage may be shorter than its alert's window: it is judged over the live one. If both windows have the same
+        range, it is the alert's: a signal that other incidents share is asked for once.
         """
         alert, live = Window(seconds(incident.window), incident.window), self.live(incident.live_window)
-        dense = seconds(incident.live_window) >= FEW_INTERVALS * self.source.interval
-        keeps_live = incident.outage and (dense or incident.crash is not None) and live.text != alert.text
+        keeps_live = incident.outage and live.text != alert.text
         if self.span >= 2 * alert.seconds >= 2 * FEWEST_INTERVALS * self.source.interval and not keeps_live:
             return alert
         return live
