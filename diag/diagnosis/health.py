@@ -10,15 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diag.core.formatting import plural
 from diag.core.incident import RANK
 from diag.core.subjects import Subject, instance_name
-from diag.diagnosis.decision_table import COMPARE, Reading, shortest_look
+from diag.diagnosis.decision_table import COMPARE, RECENT, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import Progress
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
 from diag.knowledge.health import GOOD, HEALTH, PARTS, HealthPart
+from diag.knowledge.signals.load import requests_in_flight_peak
 
 INSTANCE = ("instance",)
 
@@ -89,6 +91,8 @@ def health(
         for engine in progress
         if engine.state in ("stalled", "dead") and instance_name(engine.subject) not in present
     ]
+    if "log" in not_measured:
+        missing += _unexplained_restarts(diagnoses, queries)
     answers = queries.ask(HEALTH, INSTANCE, lately)
     for engine in progress:
         status = answers.of(engine.subject)
@@ -129,6 +133,21 @@ def _blind(part: HealthPart, window: Window, queries: QueryCache) -> Iterable[Su
         row = rows.of(subject)
         if not queries.is_gone(subject) and (row is None or np.isnan(row[-1])):
             yield subject
+
+
+def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
+    """Yield the restarts of the last 15 minutes that may have cut off requests: no page shows how those ended."""
+    step, end = round(queries.source.interval * 1000), float(queries.source.instants[-1]) / 1000
+    for diagnosis in diagnoses:
+        if diagnosis.incident.crash is None or diagnosis.state != "absent":
+            continue
+        began = (since for since, _ in diagnosis.episodes if since is not None and end - since <= RECENT)
+        for at in (np.array([round(since * 1000) - step]) for since in began):
+            rows = queries.ask(requests_in_flight_peak, INSTANCE, queries.live("15s"), at).like(diagnosis.subject)
+            cut = max((row[-1] for _, row in rows if not np.isnan(row[-1])), default=0.0)
+            if cut:
+                lacks = f"the log of a restart with up to {plural(round(cut), 'request')} in flight"
+                yield NotSeen("requests before a restart", lacks, instance_name(diagnosis.subject))
 
 
 def _signs(diagnosis: Diagnosis) -> list[Reading]:

@@ -26,6 +26,7 @@ def server(
     waiting: Callable[[float], int] = lambda _: 0,
     down: tuple[tuple[float, float], ...] = (),
     beside: Callable[[float], str] = lambda _: "",
+    running: Callable[[float], int] = lambda _: 8,
 ) -> Report:
     """Judge a server that generates tokens, with requests waiting and times in which it is down, each a restart."""
 
@@ -35,13 +36,17 @@ def server(
             over = [end for begin, end in down if end <= t]
             start = over[-1] - 10 if over else start
             is_down = any(begin <= t < end for begin, end in down)
-            yield BEGAN + t, "h:1", "" if is_down else page(t, t - start, BEGAN + start, waiting(t)) + beside(t)
+            yield (
+                BEGAN + t,
+                "h:1",
+                "" if is_down else page(t, t - start, BEGAN + start, waiting(t), running(t)) + beside(t),
+            )
             t += every
 
     return doctor.run(ObserveOptions([str(rewriting.write(folder / f"{every}", scrapes()))]))
 
 
-def page(t: float, age: float, start: float, waiting: int) -> str:
+def page(t: float, age: float, start: float, waiting: int, running: int = 8) -> str:
     """Return a page of a server whose batch is full while requests wait."""
     labels = 'engine="0",model_name="m"'
     queued = age * 0.01 + 3 * waiting
@@ -49,7 +54,7 @@ def page(t: float, age: float, start: float, waiting: int) -> str:
         f"{line}\n"
         for line in (
             f"process_start_time_seconds {start}",
-            f"vllm:num_requests_running{{{labels}}} {64 if waiting else 8}",
+            f"vllm:num_requests_running{{{labels}}} {64 if waiting else running}",
             f"vllm:num_requests_waiting{{{labels}}} {waiting}",
             f"vllm:kv_cache_usage_perc{{{labels}}} {0.2 + t % 7 / 100}",
             f"vllm:generation_tokens_total{{{labels}}} {int(age * 500)}",
@@ -106,11 +111,20 @@ def test_engine_that_has_not_moved_for_forty_seconds_is_not_healthy(tmp_path: Pa
 
 
 @pytest.mark.parametrize("every", [2, 5, 15, 30])
-def test_planned_restart_on_a_page_alone_is_a_note(tmp_path: Path, every: float) -> None:
+def test_restart_on_a_page_alone_is_a_note_and_no_proof_of_health(tmp_path: Path, every: float) -> None:
+    """Eight requests were in flight before: whether they were answered, only the log tells."""
     report = server(tmp_path, 1200, every, down=((500, 602),))
-    assert (report.verdict, present(report)) == ("healthy", set())
+    assert (report.verdict, present(report)) == ("no_incident", set())
+    assert report.health.missing == (
+        ("requests before a restart", "the log of a restart with up to 8 requests in flight", "h:1"),
+    )
     (dead,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == "engine_dead")
     assert (dead.state, len(dead.episodes), dead.ongoing) == ("absent", 1, False)
+
+
+def test_restart_without_requests_is_healthy(tmp_path: Path) -> None:
+    report = server(tmp_path, 1200, 15, down=((500, 602),), running=lambda t: 0 if 400 < t < 620 else 8)
+    assert (report.verdict, present(report)) == ("healthy", set())
 
 
 @pytest.mark.parametrize("every", [2, 5])
