@@ -15,7 +15,7 @@ from diag.core.incident import RANK
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.progress import Progress
+from diag.diagnosis.progress import FAILED, Progress
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
@@ -89,7 +89,7 @@ def health(
     missing += [
         NotSeen(PARTS[0].name, "progress of the requests in flight", instance_name(engine.subject))
         for engine in progress
-        if engine.state in ("stalled", "dead") and instance_name(engine.subject) not in present
+        if engine.state in FAILED and instance_name(engine.subject) not in present
     ]
     if "log" in not_measured:
         missing += _unexplained_restarts(diagnoses, queries)
