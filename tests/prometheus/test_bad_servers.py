@@ -770,7 +770,7 @@ def test_refused_queries_are_unknown_and_the_rest_is_judged(
 
 @REAL
 def test_many_refusals_become_a_few_notes(doctor: Diag, prometheus: str) -> None:
-    refused = refusing("vllm:", lambda query: error(422, "execution", f"no {query}"))
+    refused = refusing("vllm:", lambda query: error(422, "execution", f"no {query[:60]}"))
     with serving(front(prometheus, refused)) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
     notes = [note for note in said.notes if "rejected" in note]

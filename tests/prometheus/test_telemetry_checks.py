@@ -40,9 +40,13 @@ def named(name: str, **labels: str) -> Key:
 
 
 def exporter() -> Series:
-    """The page of an exporter of a healthy server, without its histograms."""
+    """The page of an exporter of a healthy server, with one bucket of each histogram."""
     page = timeline("healthy", *CALM, before=CALM)
-    kept = {key: values for key, values in page.items() if KEPT.fullmatch(dict(key)["__name__"])}
+    kept = {
+        key: values
+        for key, values in page.items()
+        if KEPT.fullmatch(dict(key)["__name__"]) or (dict(key).get("le") == "+Inf" and "token" in dict(key)["__name__"])
+    }
     parts = {named("diag_scrape_success", collector=each): np.ones(TIMES.size) for each in ("nvml", "vllm")}
     served = {named("http_requests_total", handler="/v1/completions"): 2 * TIMES.astype(np.float64)}
     return {**kept, **parts, **served}

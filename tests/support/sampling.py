@@ -1,4 +1,4 @@
-"""What a change is tested with of a long list of cases; with DIAG_THOROUGH=1, as every night, tests take them all."""
+"""Samples of long lists of cases, with which a change is tested; with DIAG_THOROUGH=1, as every night, all cases."""
 
 import os
 import random

@@ -62,7 +62,7 @@ def ramp(url: str, tokens: tuple[int, int], *options: str, share: float = 1.0) -
 
 
 def names_a_crowded_host(found: dict[str, Any]) -> bool:
-    """Whether a ramp ended because other programs took its CPU: then it says so and names nothing that binds."""
+    """Return True if a ramp ended because other programs took its CPU: then it says so and names nothing that binds."""
     crowded = [step for step in found["steps"] if "crowded" in step["unusable"]]
     if crowded:
         assert crowded == found["steps"][-1:], found
