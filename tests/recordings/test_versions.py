@@ -109,14 +109,15 @@ def test_a_standstill_shorter_than_half_a_minute_is_no_stall(tmp_path: Path) -> 
 
 
 def test_server_that_another_process_serves_again_was_restarted(tmp_path: Path) -> None:
-    """The pages do not show whether the process crashed; an outage of 38 s is in the notes."""
+    """The pages do not show whether the process crashed, and how its requests ended; 38 s are in the notes."""
     first, well = list(re.scrapes("engine_dead")), list(re.scrapes("healthy"))
     later = first[-1][0] + 2 - well[0][0]
     anew = ("process_start_time_seconds 1.7952", "process_start_time_seconds 1.7953")
     back = [(time + later, first[0][1], page.replace(*anew)) for time, _, page in well]
     report = judged(re.write(tmp_path, [*first, *back]))
     (dead,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == "engine_dead")
-    assert (report.verdict, dead.state, len(dead.episodes)) == ("healthy", "absent", 1)
+    assert (report.verdict, dead.state, len(dead.episodes)) == ("no_incident", "absent", 1)
+    assert report.health.lacking == ("requests before a restart",)
     assert [each.state for each in report.progress] == ["busy"]
     notes = "; ".join(report.observed.notes)
     assert "restarted at 03:17:23 UTC" in notes
