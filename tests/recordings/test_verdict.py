@@ -90,3 +90,47 @@ def test_many_requests_in_twelve_seconds_are_enough_for_healthy(tmp_path: Path) 
 
 def test_present_incident_is_reported_after_six_seconds(tmp_path: Path) -> None:
     assert part(tmp_path, "kv_cascade", 30, 6).verdict == "critical"
+
+
+def without(folder: Path, name: str, metrics: str, beside: str = "") -> Report:
+    """Return the report of a recording whose pages lack these metrics, without its log."""
+    page = rewriting.changed(
+        rewriting.scrapes(name),
+        lambda page: re.sub(rf"^(# (HELP|TYPE) )?{metrics}.*\n", "", page, flags=re.MULTILINE) + beside,
+    )
+    return doctor.run(ObserveOptions([str(rewriting.write(folder, page))]))
+
+
+def test_latency_is_not_seen_without_the_buckets_that_show_pauses(tmp_path: Path) -> None:
+    """A scrape job that drops buckets leaves sums and counts, which show no pause of a stream."""
+    report = without(tmp_path / "healthy", "healthy", r"vllm:\w+_bucket")
+    assert (report.verdict, report.health.lacking) == ("no_incident", ("latency",))
+    assert without(tmp_path / "ill", "contention_bigbatch", r"vllm:\w+_bucket").verdict != "healthy"
+
+
+def test_requests_given_up_at_unknown_ages_are_neither_harm_nor_health(tmp_path: Path) -> None:
+    """Editors cancel most of their completions; a gateway that cuts off its clients shows the same share."""
+    report = without(tmp_path, "requests_cancelled", r"http_request_duration")
+    assert report.verdict == "no_incident"
+    assert "requests_aborted" in report.health.lacking
+
+
+def test_missing_counter_of_progress_is_named(tmp_path: Path) -> None:
+    report = without(tmp_path, "healthy", "vllm:prompt_tokens_total")
+    (why,) = (each.why for each in report.not_judged if "lacks" in each.why)
+    assert (report.verdict, "vllm:prompt_tokens_total" in why) == ("unknown", True)
+
+
+def test_health_check_that_fails_contradicts_the_health_of_a_busy_engine(tmp_path: Path) -> None:
+    report = without(tmp_path, "healthy", "no_such_metric", beside="diag_vllm_health_status 503\n")
+    assert report.verdict != "healthy"
+    assert report.health.missing[0].lacks == "an answer of 200 from /health, which answered 503"
+
+
+def test_fix_whose_condition_was_not_measured_comes_after_those_that_apply(tmp_path: Path) -> None:
+    """A page alone does not show whether the refusals are 401, 404 or 400."""
+    report = without(tmp_path, "requests_refused_after_success", r"diag_vllm_log_\w+")
+    proposals = report.present[0].proposals
+    assert proposals[0].text.startswith("Look at the status of these answers")
+    assert [each.is_guess for each in proposals] == sorted(each.is_guess for each in proposals)
+    assert proposals[-1].is_guess

@@ -12,7 +12,7 @@ BRAKE = 'reason="hw_power_brake"'
 XIDS = 'xid!~"13|31|43|45"'
 """Xid 13, 31, 43 and 45 are caused by the application; all others by the hardware or the driver."""
 MUCH_MEMORY, NO_MEMORY_LEFT = 0.05, 0.02
-"""A share of a GPU's memory above that of a desktop or a monitoring agent."""
+"""Shares of a GPU's memory: more than a desktop or an agent holds; too little for the next allocation."""
 SERVER = f"{', '.join(GROUP)}, leader"
 """The labels of a server that spans nodes (--nnodes)."""
 
@@ -304,9 +304,8 @@ memory_of_other_processes = Signal(
 )
 gpu_memory_overbooked = Signal(
     "GPU memory booked more than once",
-    # a size of the KV cache is taken as it is: then only a full GPU shows it
+    # at its start vLLM wants its share to be free, even if --kv-cache-memory-bytes sets the size of the KV cache
     f"($least_free_gpu_memory / ($gpu_memory_total > 0) < {NO_MEMORY_LEFT}) * 0 + 1"
-    " or 0 * $gpu_memory_total + on (instance) group_left () 0 * $config_kv_cache_memory_bytes"
     " or ($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
     " + on (instance) group_left () $config_gpu_memory_utilization > bool 1",
     "the GPU is full, or its other processes leave less than this vLLM's share of it: {value}",
