@@ -255,7 +255,7 @@ def test_full_disk_is_reported_and_the_recorded_part_is_kept(tmp_path: Path) -> 
 def test_an_interrupted_recording_can_be_judged(tmp_path: Path) -> None:
     def stop(progress: ScrapeProgress) -> None:
         if progress.scrapes == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     with serving(answers) as server:
         live = keep(server, tmp_path / "r", duration=60.0, on_progress=stop)

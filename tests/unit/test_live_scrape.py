@@ -548,7 +548,7 @@ def test_observation_is_extended_on_request() -> None:
 def interrupt(after: int) -> Callable[[ScrapeProgress], None]:
     def stop(progress: ScrapeProgress) -> None:
         if progress.scrapes == after:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     return stop
 
@@ -580,6 +580,28 @@ print(seen.scrapes > 2, seen.notes)
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=120)
     assert (out.strip(), err) == ("True ('interrupted: only the scrapes until then were used',)", "")
+
+
+@pytest.mark.parametrize("moment", ["new_event_loop", "_cancel_all_tasks"])
+def test_ctrl_c_while_the_event_loop_is_set_up_or_closed_leaves_nothing_in_pieces(moment: str) -> None:
+    """The event loop handles Ctrl-C itself only in between."""
+    code = f"""
+import asyncio, signal, sys
+from diag.sources.live.scrape import ScrapePlan, scrape
+module = asyncio.events if {moment!r} == "new_event_loop" else asyncio.runners
+unhurt = getattr(module, {moment!r})
+setattr(module, {moment!r}, lambda *args: (signal.raise_signal(signal.SIGINT), unhurt(*args))[1])
+try:
+    print(scrape(sys.argv[1:], ScrapePlan(every=0.1, duration=0)).notes)
+except KeyboardInterrupt:
+    print("interrupted before the first scrape")
+"""
+    with serving(pages(PAGE)) as server:
+        result = subprocess.run(
+            [sys.executable, "-c", code, server.url], check=False, capture_output=True, text=True, timeout=120
+        )
+    ends = {"new_event_loop": "interrupted before the first scrape", "_cancel_all_tasks": "('interrupted: only"}
+    assert (result.stdout.startswith(ends[moment]), result.stderr) == (True, "")
 
 
 # The probe

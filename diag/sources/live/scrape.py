@@ -3,10 +3,11 @@
 import asyncio
 import math
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from diag.core.errors import UnknownHost, Unreachable
@@ -63,8 +64,21 @@ class ScrapePlan:
     notes: Callable[[], Sequence[str]] = tuple
 
 
-class _Interrupted(Exception):
-    """Ctrl-C was pressed during a callback."""
+@contextmanager
+def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
+    """Let Ctrl-C only call `act` in the block; where another handler or another thread has it, nothing changes.
+
+    A KeyboardInterrupt while asyncio sets its event loop up or closes it would leave both in pieces.
+    """
+    current = threading.current_thread()
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: act())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def scrape(targets: Sequence[str] | Mapping[str, Address], plan: ScrapePlan) -> Observation:
@@ -109,11 +123,11 @@ class Scraper:
 
     def run(self) -> Observation:
         """Scrape to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""
-        try:
+        with on_interrupt(self._interrupt), suppress(asyncio.CancelledError):
             asyncio.run(self._run())
-        except (KeyboardInterrupt, asyncio.CancelledError, _Interrupted) as error:
+        if self._stopped:
             if not any(server.answered for server in self._servers):
-                raise KeyboardInterrupt from error
+                raise KeyboardInterrupt
             self._notes.append("interrupted: only the scrapes until then were used")
         return self.observation()
 
@@ -122,6 +136,12 @@ class Scraper:
         self._stopped = True
         if self._task and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+    def _interrupt(self) -> None:
+        """Stop; a second Ctrl-C does not wait for what hangs, such as a name server."""
+        if self._stopped:
+            raise KeyboardInterrupt
+        self.stop()
 
     @property
     def scrapes(self) -> int:
@@ -159,19 +179,13 @@ class Scraper:
         try:
             await self._scrape_until(self._plan.duration)
             await asyncio.gather(*self._fact_requests)
-            while not all(probe.done() for probe in self._probes) or self._should_go_on():
+            while not all(probe.done() for probe in self._probes) or self._plan.should_go_on(self.observation()):
                 await self._scrape_until(_now() - self._start + 2 * self._plan.every)
             await asyncio.gather(*self._probes)
             await _gather(server.scrape() for server in self._servers if server.owes_probe)
         finally:
             for task in (*self._fact_requests, *self._probes):
                 task.cancel()
-
-    def _should_go_on(self) -> bool:
-        try:
-            return self._plan.should_go_on(self.observation())
-        except KeyboardInterrupt as error:
-            raise _Interrupted from error
 
     async def _scrape_until(self, until: float) -> None:
         """Scrape every target until `until` seconds after the start."""
@@ -205,11 +219,8 @@ class Scraper:
                 self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))
         self._scrapes += 1
         self._failed += server.failure is not None
-        try:
-            seconds = _now() - self._start
-            self._plan.on_progress(ScrapeProgress(self._scrapes, self._failed, seconds, self._plan.duration))
-        except KeyboardInterrupt as error:
-            raise _Interrupted from error
+        seconds = _now() - self._start
+        self._plan.on_progress(ScrapeProgress(self._scrapes, self._failed, seconds, self._plan.duration))
 
 
 def _now() -> float:

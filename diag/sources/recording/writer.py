@@ -2,15 +2,13 @@
 
 import json
 import re
-import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import current_thread, main_thread
 
 from diag import __version__
 from diag.core.errors import BadRecording, BadUsage
@@ -18,7 +16,7 @@ from diag.core.files import exists, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.exposition import CUT, is_cut
 from diag.http.address import Address
-from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper
+from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper, on_interrupt
 from diag.sources.log.files import PAGES
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import ABOUT
@@ -43,23 +41,10 @@ def record(targets: Sequence[str] | Mapping[str, Address], folder: Path, plan: S
         plan.on_progress(progress)
 
     scraper = Scraper(targets, replace(plan, on_progress=after_scrape), recorder)
-    with _on_interrupt(scraper.stop), recorder:
+    with on_interrupt(scraper.stop), recorder:  # however often it is pressed, the recording is completed
         observation = scraper.run()
         recorder.about(scraper.facts, scraper.remarks, plan.every)
     return observation
-
-
-@contextmanager
-def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C, however often it is pressed, only stop the scraping, so that the recording is completed."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current_thread() is not main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: stop())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Recorder:
