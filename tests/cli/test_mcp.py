@@ -21,6 +21,7 @@ from mcp.types import CallToolResult
 from support import rewriting
 from support.bad_servers import Reply, Request, hang, on_metrics, serving, talking
 from support.paths import MODELS, ROOT
+from support.sampling import some
 
 from diag.commands import explain
 from diag.commands.mcp import server
@@ -219,7 +220,7 @@ def harmful(folder: Path, name: str, harm: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("harm", some(HARM, 3))
 def test_no_text_of_a_recording_stands_outside_the_marks(harm: str, tmp_path: Path) -> None:
     names = [harmful(tmp_path, name, harm).name for name in ("kv_cascade", "gpu_thermal_throttling", "engine_dead")]
     rewriting.write(tmp_path / "obeyme", [])
@@ -254,7 +255,7 @@ def test_no_text_of_a_recording_stands_outside_the_marks(harm: str, tmp_path: Pa
     asyncio.run(talk())
 
 
-@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("harm", some(HARM, 3))
 def test_no_text_of_a_prometheus_or_a_server_stands_outside_the_marks(harm: str) -> None:
     def ill(request: Request) -> Reply:
         return Reply(harm.encode(), 500, {"Content-Type": harm, "Server": harm, "Location": f"http://a/{harm}"})

@@ -198,6 +198,7 @@ def soaking(tmp_path: Path) -> Iterator[Running]:
         yield running
 
 
+@pytest.mark.nightly
 def test_thousands_of_scrapes_leak_nothing(soaking: Running) -> None:
     """Four at a time, while GPUs vanish and come back and the log rotates.
 

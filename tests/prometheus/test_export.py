@@ -53,7 +53,7 @@ def judged_recording() -> Report:
 @pytest.fixture(scope="module")
 def prometheus() -> Iterator[Server]:
     """A cascade with the GPUs and processes of its host beside it."""
-    with serving(program(PLACES[0]), blocks(timeline("kv_cascade", *CALM, before=CALM), END - float(TIMES[-1]))) as it:
+    with serving(program(PLACES[1]), blocks(timeline("kv_cascade", *CALM, before=CALM), END - float(TIMES[-1]))) as it:
         yield it
 
 

@@ -53,7 +53,7 @@ def judged(folder: Path, size: int) -> tuple[Report, int]:
     """The report of a whole fleet, and how many queries it took."""
     folder.mkdir()
     fleet.write(folder, SIZES[size], END, scrapes=45)
-    with fleet.serving(program("PATH"), folder) as server:
+    with fleet.serving(program("DIAG_PROMETHEUS3"), folder) as server:
         settings = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}")))
         remote = open_prometheus(settings, Contract())
         return judge(remote, load(), Contract()), remote.queries

@@ -106,7 +106,7 @@ def judged(server: Server, contract: Path | None = None) -> Report:
 def fleet() -> Iterator[Server]:
     """One server under each prefix, in a cascade, beside one that keeps vLLM's names and one of Ray's with a queue."""
     cascades = [stored(prefix, instance=prefix) for prefix in ("vllm:", *PREFIXES)]
-    with serving(program(PLACES[0]), [*cascades, stored("ray_vllm_", "queue_saturation", "queue")]) as server:
+    with serving(program(PLACES[1]), [*cascades, stored("ray_vllm_", "queue_saturation", "queue")]) as server:
         yield server
 
 

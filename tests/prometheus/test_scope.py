@@ -41,7 +41,7 @@ def server() -> Iterator[Server]:
     sick = labelled(SICK, instance="sick:8000", job="chat", cluster="eu", model_name="large")
     well = labelled(WELL, instance="well:8000", job="code", cluster="us", model_name="small")
     other = Block(({"__name__": "up", "instance": "node:9100", "job": "node"},), well[0].times, well[0].values[:1] * 0)
-    with prometheus_server.serving(program(PLACES[0]), [*sick, *well, other]) as held:
+    with prometheus_server.serving(program(PLACES[1]), [*sick, *well, other]) as held:
         yield held
 
 
@@ -103,7 +103,7 @@ def test_site_labels_identify_servers(tmp_path: Path) -> None:
     sick = labelled(SICK, instance="proxy:80", cluster="eu", pod="vllm-0")
     well = labelled(WELL, instance="proxy:80", cluster="eu", pod="vllm-1")
     other = Block(({"__name__": "up", "instance": "node:9100", "cluster": "eu"},), well[0].times, well[0].values[:1])
-    with prometheus_server.serving(program(PLACES[0]), [*sick, *well, other]) as held:
+    with prometheus_server.serving(program(PLACES[1]), [*sick, *well, other]) as held:
         report = judged(held, tmp_path / "diag.toml")
     assert instances(report) == {"eu/vllm-0", "eu/vllm-1"}
     there = {each.diagnosis.incident.id for each in report.present}
@@ -113,7 +113,7 @@ def test_site_labels_identify_servers(tmp_path: Path) -> None:
 
 def test_single_selected_server_is_compared_with_its_peers(tmp_path: Path) -> None:
     seen = read(side_by_side(tmp_path))
-    with prometheus_server.serving(program(PLACES[0]), list(seen.samples.select([]))) as held:
+    with prometheus_server.serving(program(PLACES[1]), list(seen.samples.select([]))) as held:
         span = TimeSpan(since=f"{seen.instants[0] / 1000}", until=f"{seen.instants[-1] / 1000}")
         scope = Scope(span, instances=("r0:8000",))
         report = doctor.run(ObserveOptions([], prometheus=held.url, scope=scope))

@@ -57,7 +57,7 @@ def holding(
     folder: Path, members: Mapping[str, int], labels: Callable[[str], Mapping[str, str]]
 ) -> Iterator[prometheus_server.Server]:
     fleet.write(folder, members, END, scrapes=45, labels=labels)
-    with fleet.serving(program("PATH"), folder) as server:
+    with fleet.serving(program("DIAG_PROMETHEUS3"), folder) as server:
         yield server
 
 
@@ -194,7 +194,8 @@ def test_sites_that_throttle_at_noon_are_one_finding_with_their_cooling_and_the_
         return {"cooling": cooling, "site": name.partition(":")[0], "region": f"r{number(name) % 4}"}
 
     fleet.write_blocks(tmp_path, held, {"hot": 40, "cool": 60}, np.arange(TIMES.size), labels)
-    with fleet.serving(program("PATH"), tmp_path) as server, source(server.url, f"{MIDNIGHT - DAY}") as remote:
+    served = fleet.serving(program("DIAG_PROMETHEUS3"), tmp_path)
+    with served as server, source(server.url, f"{MIDNIGHT - DAY}") as remote:
         asked = counting(remote)
         report = judge(remote, load(), Contract())
     assert len(asked) <= 4

@@ -219,7 +219,7 @@ def played(recording: str, lead: str, since: float, until: float = 60.0) -> Bloc
 
 @contextmanager
 def holding(*blocks: Block) -> Iterator[Server]:
-    with serving(program(PLACES[0]), blocks) as server:
+    with serving(program(PLACES[1]), blocks) as server:
         yield server
 
 

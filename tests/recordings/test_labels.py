@@ -63,7 +63,7 @@ def text(report: Report) -> str:
     return re.sub(r"…[^…\n]*-rf ", "abc ", whole)  # where a long name is elided
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", some(LABELS, 30))
 def test_a_label_that_is_lost_or_forged_makes_no_false_name_and_no_false_claim(label: str, tmp_path: Path) -> None:
     """Each change in another recording that has the label; `python -m tests.fuzz labels` has all of them in all."""
     having = recordings_with(label)

@@ -9,6 +9,7 @@ import pytest
 from support import rewriting
 from support.paths import ALL_RECORDINGS
 from support.reports import judged
+from support.sampling import some
 
 from diag.commands import doctor
 from diag.commands.mcp import answers as mcp
@@ -63,7 +64,7 @@ def shown_surfaces(name: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", some(ALL, 32))
 def test_every_surface_has_the_same_verdict_incident_start_action_and_fix(name: str) -> None:
     answer = first(name)
     shown_on = shown_surfaces(name)

@@ -11,6 +11,7 @@ import pytest
 from support import rewriting
 from support.paths import ALL_RECORDINGS, RECORDINGS
 from support.reports import judged, uncounted
+from support.sampling import some
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -74,7 +75,7 @@ def stretched(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", some(ALL, 24))
 def test_the_short_form_fits_with_long_names_and_a_long_launch_command(tmp_path: Path, name: str) -> None:
     assert fits(doctor.run(ObserveOptions([str(stretched(tmp_path, name))])))
 

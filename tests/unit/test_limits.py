@@ -171,6 +171,7 @@ def test_many_engines_are_judged_at_the_last_moments_only(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_scrape_lines_are_judged_within_the_documented_time(tmp_path: Path) -> None:
     """The first 200,000 of them."""
     (tmp_path / "metrics.prom").write_text("".join(f"# scrape {at} h:1\n" for at in range(1_000_000)))

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from support.sampling import some
 
 from diag.commands.lint import judge
 from diag.core.errors import BadUsage
@@ -206,7 +207,7 @@ HOSTILE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("text", some(HOSTILE.values(), 5), ids=some(HOSTILE, 5))
 def test_a_hostile_text_is_read_or_refused_in_bounded_time(text: str) -> None:
     began = time.process_time()
     try:

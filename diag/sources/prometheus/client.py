@@ -2,7 +2,7 @@
 
 This is the only importer of prometheus-api-client. By itself it puts a query of any length into the URL, reads a
 response of any size, lets a .netrc replace the credentials and drops the server's error message; its requests are
-therefore sent by diag's own HTTP client, through an adapter of its session.
+therefore sent by diag's own HTTP client, through a session that sends nothing itself.
 """
 
 import math
@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import numpy as np
 from prometheus_api_client import PrometheusConnect
-from requests import PreparedRequest, Response, Session
-from requests.adapters import BaseAdapter
+from requests import Response, Session
 
 from diag.core.errors import BadUsage, NotAnswered, Unreachable, Unsupported
 from diag.core.formatting import plural, printable
@@ -54,20 +53,16 @@ class _Reply(Response):
         return self._document
 
 
-class _Adapter(BaseAdapter):
-    """Sends the requests of a session with diag's HTTP client."""
+class _Session(Session):
+    """Sends the library's requests with diag's HTTP client, as forms: requests would quote each query into a URL."""
 
     def __init__(self, api: PrometheusApi) -> None:
         super().__init__()
         self._api = api
 
-    def send(self, request: PreparedRequest, *_: Any, **__: Any) -> Response:
-        """Send a query; raises Refused or Unreachable, which pass through the session and the library."""
-        url = urlsplit(str(request.url))
-        return _Reply(self._api.query(str(request.method), url.path, url.query))
-
-    def close(self) -> None:
-        """Do nothing: the HTTP client closes its connections itself."""
+    def request(self, method: str, url: str, params: Any = (), **_: Any) -> Response:  # type: ignore[override]
+        """Send a query; raises Refused or Unreachable, which pass through the library."""
+        return _Reply(self._api.query(method, urlsplit(url).path, urlencode(params, doseq=True)))
 
 
 class Prometheus:
@@ -81,11 +76,7 @@ class Prometheus:
         limit = min(_LONGEST, seconds)
         self.shown = printable(url)
         self._api = PrometheusApi(self.shown, address, access, limit)
-        session = Session()
-        session.trust_env = False
-        self._library = PrometheusConnect(url, session=session, method="POST")
-        session.adapters.clear()  # those of requests and of the library, which know no limits
-        session.mount(f"{address.scheme}://", _Adapter(self._api))
+        self._library = PrometheusConnect(url, session=_Session(self._api), method="POST")
         self._limit = {"timeout": f"{round(limit * 1000)}ms"}
 
     @property
