@@ -1,5 +1,6 @@
 """Live servers, good and bad: real ones on 127.0.0.1, asked over real sockets."""
 
+import gc
 import gzip
 import json
 import re
@@ -545,24 +546,28 @@ def test_observation_is_extended_on_request() -> None:
     assert seen[0] < seen[1] < seen[2] == observed.scrapes
 
 
-def interrupt(after: int) -> Callable[[ScrapeProgress], None]:
+def interrupt(after: int, presses: int = 1) -> Callable[[ScrapeProgress], None]:
     def stop(progress: ScrapeProgress) -> None:
         if progress.scrapes == after:
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(presses):
+                signal.raise_signal(signal.SIGINT)
 
     return stop
 
 
-def test_interrupted_observation_is_judged() -> None:
+@pytest.mark.parametrize("presses", [1, 2])
+def test_interrupted_observation_is_judged(presses: int, capfd: pytest.CaptureFixture[str]) -> None:
     with serving(pages(PAGE)) as server:
-        observed = look(server, duration=60.0, on_progress=interrupt(after=2))
+        observed = look(server, duration=60.0, on_progress=interrupt(2, presses))
+    gc.collect()  # asyncio reports what nobody has awaited as it is deleted
+    assert capfd.readouterr().err == ""
     assert observed.scrapes == 2
     assert observed.notes == ("interrupted: only the scrapes until then were used",)
 
 
 def test_a_watch_that_is_interrupted_before_anything_was_seen_is_interrupted() -> None:
     with serving(lambda _: HTML) as server, talking(bad.hang) as other, pytest.raises(KeyboardInterrupt):
-        look(server, other, on_progress=interrupt(after=1))
+        look(server, other, on_progress=interrupt(1))
 
 
 def test_ctrl_c_ends_an_observation_without_output_on_standard_error() -> None:
@@ -584,7 +589,7 @@ print(seen.scrapes > 2, seen.notes)
 
 @pytest.mark.parametrize("moment", ["new_event_loop", "_cancel_all_tasks"])
 def test_ctrl_c_while_the_event_loop_is_set_up_or_closed_leaves_nothing_in_pieces(moment: str) -> None:
-    """The event loop handles Ctrl-C itself only in between."""
+    """The asyncio module handles Ctrl-C itself only in between."""
     code = f"""
 import asyncio, signal, sys
 from diag.sources.live.scrape import ScrapePlan, scrape

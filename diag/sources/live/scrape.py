@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from diag.core.errors import UnknownHost, Unreachable
@@ -66,9 +66,9 @@ class ScrapePlan:
 
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
-    """Let Ctrl-C only call `act` in the block; where another handler or another thread has it, nothing changes.
+    """Let Ctrl-C only call `act` in the block; nothing changes in another thread, or if there is another handler.
 
-    A KeyboardInterrupt while asyncio sets its event loop up or closes it would leave both in pieces.
+    The asyncio module does so only while its event loop runs: while it makes the loop, Ctrl-C ends in a traceback.
     """
     current = threading.current_thread()
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or current is not threading.main_thread():
@@ -123,8 +123,11 @@ class Scraper:
 
     def run(self) -> Observation:
         """Scrape to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""
-        with on_interrupt(self._interrupt), suppress(asyncio.CancelledError):
-            asyncio.run(self._run())
+        with on_interrupt(self._interrupt):
+            try:
+                asyncio.run(self._run())
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                self._stopped = True
         if self._stopped:
             if not any(server.answered for server in self._servers):
                 raise KeyboardInterrupt
@@ -138,7 +141,7 @@ class Scraper:
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     def _interrupt(self) -> None:
-        """Stop; a second Ctrl-C does not wait for what hangs, such as a name server."""
+        """Stop; a second Ctrl-C does not wait for what hangs, such as a name server, and loses no scrape either."""
         if self._stopped:
             raise KeyboardInterrupt
         self.stop()
