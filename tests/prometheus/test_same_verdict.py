@@ -232,7 +232,7 @@ def test_hours_later_the_onset_is_found_within_one_step(sick_day: Server, window
 
 
 def test_incident_that_ended_before_the_time_range_is_not_reported(sick_day: Server) -> None:
-    hours_later = TimeSpan(since=f"{ONSET / 1000 + 5 * 3600}", until=f"{END / 1000}")
+    hours_later = TimeSpan(since=f"{ONSET / 1000 + 2 * 3600}", until=f"{ONSET / 1000 + 3 * 3600}")
     assert past(sick_day, hours_later).verdict == "healthy"
 
 
