@@ -133,7 +133,7 @@ RANDOM: dict[str, Draw] = {
 """Values that are hidden wherever they stand."""
 CHOSEN: dict[str, Draw] = {
     "word": lambda random: random.choice(("swordfish", "correcthorse", "letmein-please", "hunter2hunter")),
-    "short": lambda random: random.choice(("pw1", "x7q", "abc")),
+    "short": lambda random: random.choice(("pw1", "x7q", "v9z")),
     "number": _of(string.digits, 6),
     "uuid": lambda random: str(uuid.UUID(bytes=random.randbytes(16))),
     "signs": lambda random: random.choice(("pa$$w0rd!", "tr0ub4dor&3%", "a.b-c_d~e+f", "p^ss*w|rd", "ünïcödé-pw")),
