@@ -110,7 +110,7 @@ def typed(value: Any, kind: Any, place: Place = ()) -> Any:
         except (re.error, TypeError) as error:
             raise Mistake(f"must be a regular expression, not {_shown(value)}: {error}", place) from error
     elif origin is not None:
-        if callable(value):
+        if callable(value) or (inspect.isclass(origin) and isinstance(value, origin)):
             return value
     elif isinstance(value, kind):
         for name, declared in _declared(kind)[0].items():
@@ -162,7 +162,11 @@ def described(kind: Any) -> str:
     if origin is tuple:
         return f"a list of {described(inside[0]).removeprefix('a ')}s"
     if origin is not None:
-        return "a table" if inspect.isclass(origin) and issubclass(origin, Mapping) else "a function"
+        return (
+            "a table"
+            if inspect.isclass(origin) and issubclass(origin, Mapping)
+            else f"a {str(kind).rpartition('.')[2]}"
+        )
     return f"a {kind.__name__}"
 
 
@@ -233,12 +237,13 @@ def shown_path(file: Path) -> Path:
 
 def python_line(file: Path, word: object, after: int = 0) -> int:
     """Return the first line at or after one that has a name or a constant; that line itself if none has."""
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(file.read_bytes())):
         names = [getattr(node, name, None) for name in ("arg", "attr", "id", "name", "value")]
-        if word in names and getattr(node, "lineno", 0) >= after:
-            found.append(node.lineno if not isinstance(node, ast.Attribute) else node.end_lineno)
-    return min(found, default=after)
+        line = (node.end_lineno or 0) if isinstance(node, ast.Attribute) else getattr(node, "lineno", 0)
+        if word in names and line >= after:
+            lines.append(line)
+    return min(lines, default=after)
 
 
 def executed(error: BaseException, *roots: Path) -> str:
@@ -275,7 +280,7 @@ def _reason(error: BaseException, scope: Mapping[str, Any]) -> tuple[str, object
         name = str(error.name)
         return f"there is no module {name}{did_you_mean(name, sys.modules)}", name
     if isinstance(error, NameError):
-        return f"'{error.name}' is not defined{did_you_mean(error.name, [*scope, *vars(builtins)])}", error.name
+        return f"'{error.name}' is not defined{did_you_mean(str(error.name), [*scope, *vars(builtins)])}", error.name
     if isinstance(error, AttributeError) and error.name:
         owner = getattr(error.obj, "__name__", type(error.obj).__name__)
         return f"{owner} has no '{error.name}'{did_you_mean(error.name, dir(error.obj))}", error.name

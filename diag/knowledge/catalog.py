@@ -57,36 +57,46 @@ def load(folder: Path | None = None, check_all: bool = False) -> tuple[Incident,
 
 def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) -> None:
     """Raise BadDeclaration for the first invalid declaration; `known` are all incidents, by id."""
-    for entry in entries:
-        incident = entry.incident
+    chosen = tuple(entries)
+    for entry, is_alone in [*((entry, True) for entry in chosen), *((entry, False) for entry in chosen)]:
         try:
-            typed(incident, Incident)
-            if incident.id != entry.file.stem:
-                raise Mistake(f"the id '{incident.id}' differs from the file name", word=incident.id)
-            if not incident.symptoms:
-                raise Mistake("the incident has no symptoms", word="symptoms")
-            if "instance" not in incident.per:
-                raise Mistake("`per` must include the label instance", word="per")
-            for duration in (incident.window, incident.live_window, incident.hold):
-                try:
-                    seconds(duration)
-                except (KeyError, ValueError, IndexError) as error:
-                    raise Mistake(f"'{duration}' is not a duration such as 30s or 5m", word=duration) from error
-            _check_conditions(incident.every_condition, incident)
-            for look in incident.looks_like:
-                if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
-                    reason = f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"
-                    raise Mistake(reason, word=look.name)
-            for fix in incident.fixes:
-                _check_fix(fix, incident)
-            _check_explains(incident, known)
+            if is_alone:
+                _check_alone(entry.incident, entry.file)
+            else:  # these read other incidents, whose own mistakes come first
+                _check_explains(entry.incident, known)
         except (ValueError, TypeError, AttributeError, RecursionError, Unsupported) as error:
             raise BadDeclaration(f"{_place(entry.file, getattr(error, 'word', ''))}: {error}") from error
 
 
+def _check_alone(incident: Incident, file: Path) -> None:
+    typed(incident, Incident)
+    if incident.id != file.stem:
+        raise Mistake(f"the id '{incident.id}' differs from the file name", word=incident.id)
+    if not incident.symptoms:
+        raise Mistake("the incident has no symptoms", word="symptoms")
+    if "instance" not in incident.per:
+        raise Mistake("`per` must include the label instance", word="per")
+    for duration in (incident.window, incident.live_window, incident.hold):
+        try:
+            seconds(duration)
+        except (KeyError, ValueError, IndexError) as error:
+            raise Mistake(f"'{duration}' is not a duration such as 30s or 5m", word=duration) from error
+    _check_conditions(incident.every_condition, incident)
+    for look in incident.looks_like:
+        if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
+            reason = f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"
+            raise Mistake(reason, word=look.name)
+    for fix in incident.fixes:
+        _check_fix(fix, incident)
+
+
 def _place(file: Path, word: object) -> str:
     """Return the file and the line with a word of an incident: its own file, or that of a signal or a shared fix."""
-    for declaring in (file, *sorted((PACKAGE / "knowledge" / "signals").glob("*.py")), Path(str(shared_fixes.__file__))):
+    for declaring in (
+        file,
+        *sorted((PACKAGE / "knowledge" / "signals").glob("*.py")),
+        Path(str(shared_fixes.__file__)),
+    ):
         if word and (line := python_line(declaring, word)):
             return f"{shown_path(declaring)}:{line}"
     return str(shown_path(file))

@@ -31,7 +31,9 @@ RULES: Mapping[str, LintRule] = {rule.id: rule for rule in DECLARED}
 for _module in (advice, conflicts, flags, host, memory, parallel, pods, removed, values, weights, words):
     for _rule in vars(_module).values():
         if isinstance(_rule, LintRule) and _rule.id not in RULES:
-            raise Mistake(f"the rule {_rule.id} is in no RULES of {_module.__name__}: no command would be checked for it")
+            raise Mistake(
+                f"the rule {_rule.id} is in no RULES of {_module.__name__}: no command would be checked for it"
+            )
 
 
 def lint(target: LintTarget) -> tuple[LintFinding, ...]:

@@ -13,7 +13,12 @@ FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml"
 ADVICE, ROCM = "knowledge/advice.toml", "knowledge/rocm.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
-    (INCIDENT, 'severity="critical"', 'severty="critical"', "Incident has no key 'severty'; its keys are id, title, sev"),
+    (
+        INCIDENT,
+        'severity="critical"',
+        'severty="critical"',
+        "Incident has no key 'severty'; its keys are id, title, sev",
+    ),
     (INCIDENT, 'severity="critical",', "", "Incident lacks the key 'severity'"),
     (INCIDENT, 'id="engine_dead"', 'id="engine_ded"', "the id 'engine_ded' differs from the file name"),
     (INCIDENT, "incident = Incident(", "incidnt = Incident(", "must define a variable `incident`"),
@@ -23,18 +28,23 @@ MISTAKES = [
     (INCIDENT, "incident = Incident(", "incident = Incident((", "(Python's syntax)"),
     (INCIDENT, 'severity="critical"', 'severity="critical", hold="a while"', "'a while' is not a duration such as 30s"),
     (INCIDENT, 'severity="critical"', 'severity="critical", lints="yes"', "lints must be true or false, not 'yes'"),
-    (INCIDENT, 'severity="critical"', 'severity="critical", mitigate="wait"', "mitigate must be a list of texts"),
-    (INCIDENT, 'severity="critical"', 'severity="critical", began="now"', "began must be a Signal or nothing, not 'now'"),
+    (INCIDENT, 'severity="critical"', 'severity="critical", burns="log"', "burns must be a list of BurnRateWindows"),
+    (
+        INCIDENT,
+        'severity="critical"',
+        'severity="critical", began="now"',
+        "began must be a Signal or nothing, not 'now'",
+    ),
     (SIGNALS, "\nPARTS", "\nx = Signl('x')\nPARTS", "'Signl' is not defined (did you mean Signal?)"),
     (SIGNALS, "\nPARTS", "\nx = Signal('x', 'y', '{value}', unt='s')\nPARTS", "(did you mean unit?)"),
     (SIGNALS, "\nPARTS", "\nx = Signal('x', 'y', '{value}').abov\nPARTS", "has no 'abov' (did you mean above?)"),
     (SIGNALS, "\nPARTS", "\nx = Signal('x', 'y', 3)\nPARTS", "sentence must be a text, not 3"),
     (LINT, '    "error",', '    "eror",', "severity must be error, warning or info, not 'eror'"),
     (LINT, "\n    ambiguous_flag,", "", "the rule ambiguous_flag is in no RULES of diag.lint.flags"),
-    (FAILURES, "\nmeans =", "\nmeens =", ":6: failure has no key 'meens'"),
+    (FAILURES, "\nmeans =", "\nmeens =", ":10: failure has no key 'meens'"),
     (FAILURES, "{share}", "{shore}", "names 'shore', which is no group of `pattern` (did you mean share?)"),
     (FAILURES, "{share(", "{shore(", "uses 'shore', which is no function (did you mean share?)"),
-    (FAILURES, '\nid = "gpu_memory_below_engine_budget"', '\nid = "gpu_memory_occupied"', "'gpu_memory_occupied' exists"),
+    (FAILURES, '\nid = "gpu_memory_below_engine_budget"', '\nid = "gpu_memory_occupied"', "' exists twice"),
     (FAILURES, "[[failure]]", "[[failur]]", "has no key 'failur'; its keys are failure (did you mean failure?)"),
     (FAILURES, 'id = "', "id = ", ":6: is not valid TOML"),
     (WAITS, 'waited_for = "engine"', 'waited_for = "engin"', "not 'engin' (did you mean engine?)"),
@@ -77,7 +87,8 @@ def test_a_mistake_in_a_file_of_diag_is_one_sentence(tmp_path: Path) -> None:
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(folder), **cached},
         )
-        is_sentence = done.stderr.startswith(f"diag: diag/{name}:") or sentence.startswith(("the rule", "sentence must"))
+        elsewhere = sentence.startswith(("the rule", "sentence must"))
+        is_sentence = done.stderr.startswith(f"diag: diag/{name}:") or elsewhere
         if done.returncode != 64 or sentence not in done.stderr or not is_sentence or done.stderr.count("\n") != 1:
             wrong.append((name, new, done.returncode, done.stderr))
     assert wrong == []
