@@ -1,11 +1,10 @@
 """Pages of `diag explain` on popular wrong advice (knowledge/advice.toml) and on flags of vLLM."""
 
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.lint.removed import INEFFECTIVE, INTO, REPLACED
 from diag.vllm.flags.registry import Flag, known, release, versions
 
@@ -23,8 +22,7 @@ class WrongAdvice(NamedTuple):
 @cache
 def wrong_advice() -> Mapping[str, WrongAdvice]:
     """Return each piece of advice by its names, spelled as `spelled` does."""
-    table = tomllib.loads((files("diag.knowledge") / "advice.toml").read_text(encoding="utf-8"))
-    all_advice = [WrongAdvice(**{**row, "names": tuple(row["names"])}) for row in table["advice"]]
+    all_advice = read(PACKAGE / "knowledge" / "advice.toml", tuple[WrongAdvice, ...], "advice")
     return {spelled(name): advice for advice in all_advice for name in advice.names}
 
 

@@ -941,10 +941,28 @@ def main() -> None:
             typer.echo(f"diag: standard output cannot be written: {error.strerror}", err=True)
             status = USAGE
         else:
-            typer.echo(f"diag: {internal_error(error)}", err=True)
-            status = INTERNAL
+            mistake = _mistake(error)
+            typer.echo(f"diag: {mistake or internal_error(error)}", err=True)
+            status = USAGE if mistake else INTERNAL
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C would only disturb Python's own end
     sys.exit(status)
+
+
+def _mistake(error: Exception) -> str:
+    """Return the sentence about the declaration that made a command fail, "" for a defect of the code."""
+    from diag.core.declarations import PACKAGE, executed
+
+    if sentence := executed(error, PACKAGE):
+        return sentence
+    try:
+        from diag.commands.explain import check_declarations
+
+        check_declarations()
+    except DiagError as mistake:
+        return str(mistake)
+    except Exception as another:  # noqa: BLE001  the defect itself is reported
+        return executed(another, PACKAGE)
+    return ""
 
 
 def _load_command(name: list[str]) -> typer.Typer:

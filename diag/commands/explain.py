@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from diag.core.errors import BadUsage
+from diag.core.declarations import Mistake, typed
+from diag.core.errors import BadDeclaration, BadUsage
 from diag.core.formatting import printable
+from diag.core.incident import Incident, Part, Signal
 from diag.knowledge.catalog import load
+from diag.knowledge.signals import DECLARED
 
 _LIKELY, _FEW = 0.75, 8
 
@@ -72,9 +75,38 @@ def near(name: str, ids: Sequence[str]) -> list[str]:
     return sorted(likely, key=lambda id: -sum(scores[id]))[:_FEW]
 
 
+def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
+    """Check every declaration and read every table, as no other start of diag does; return all incidents."""
+    from diag.artefacts.advice import wrong_advice
+    from diag.diagnosis.roll_call import waits
+    from diag.exporter.log.patterns import PATTERNS, Pattern
+    from diag.knowledge import known_failures, rocm
+    from diag.lint.rule import LintRule
+    from diag.lint.rules import RULES
+    from diag.preflight.check import PreflightCheck
+    from diag.preflight.checks import CHECKS
+    from diag.vllm.gpus import gpus
+
+    incidents = load(folder, check_all=True)
+    for read_table in (known_failures.table, rocm.table, gpus, waits, wrong_advice):
+        read_table()
+    for kind, declared in (
+        (Part | Signal, DECLARED),
+        (LintRule, RULES),
+        (PreflightCheck, CHECKS),
+        (Pattern, {pattern.begins: pattern for pattern in PATTERNS}),
+    ):
+        for name, declaration in declared.items():
+            try:
+                typed(declaration, kind)
+            except Mistake as mistake:
+                raise BadDeclaration(f"the {type(declaration).__name__} '{name}': {mistake}") from mistake
+    return incidents
+
+
 def list_incidents(folder: Path | None) -> str:
     """Return a line for each incident: id, severity, title."""
-    incidents = load(folder)
+    incidents = check_declarations(folder)
     width = max(len(incident.id) for incident in incidents)
     return "".join(f"{incident.id:<{width}}  {incident.severity:<8}  {incident.title}\n" for incident in incidents)
 
@@ -86,6 +118,7 @@ def generate(
     from diag.artefacts.generate import differences, files, write
     from diag.commands.observe import site
 
+    check_declarations(folder)
     contract, incidents = site(folder, contract_file)
     texts = files(incidents, contract, only)
     if not check:

@@ -7,7 +7,7 @@ DiagError
 │   └── UnknownHost a host that no name server resolves
 ├── Unsupported     not PromQL, or PromQL that the evaluator does not fully implement
 ├── QueryFailed     PromQL without a result on these samples (many-to-many matching, for example)
-├── BadIncident     an incident file that is invalid
+├── BadDeclaration  an incident, a signal, a lint rule or a table that is invalid
 ├── BadContract     a diag.toml that is invalid
 └── BadRecording    a recording that cannot be read or written
 
@@ -60,8 +60,8 @@ class QueryFailed(DiagError):
     """A supported expression has no result on these samples."""
 
 
-class BadIncident(DiagError):
-    """An incident file is invalid."""
+class BadDeclaration(DiagError):
+    """A declaration is invalid: an incident, a signal, a lint rule, a table of known failures."""
 
 
 class BadContract(DiagError):

@@ -6,12 +6,11 @@ other process of vLLM, and that has not moved between two dumps, is the one to l
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Literal, NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import listed
 from diag.exporter.process.stacks import ProcessStack, StackFrame
 
@@ -38,12 +37,13 @@ NEXT = {
 class Wait(NamedTuple):
     """A call in which a process stands still, as data."""
 
+    id: str
     stack: tuple[re.Pattern[str], ...]
     waits: str
     waited_for: WaitedFor
-    next: str
-    innermost: bool
-    fallback: bool
+    next: str = ""
+    innermost: bool = False
+    fallback: bool = False
 
 
 class Standing(NamedTuple):
@@ -193,15 +193,4 @@ def _same_engine(one: Standing, other: Standing) -> bool:
 @cache
 def waits() -> tuple[Wait, ...]:
     """Return the waits in the order of their file."""
-    found = tomllib.loads((files("diag.knowledge") / "waits.toml").read_text(encoding="utf-8"))["wait"]
-    return tuple(
-        Wait(
-            tuple(re.compile(text) for text in each["stack"]),
-            each["waits"],
-            each["for"],
-            each.get("next", ""),
-            each.get("innermost", False),
-            each.get("fallback", False),
-        )
-        for each in found
-    )
+    return read(PACKAGE / "knowledge" / "waits.toml", tuple[Wait, ...], "wait")

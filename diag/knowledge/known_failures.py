@@ -7,13 +7,12 @@ quoted, so that its patterns cost nothing elsewhere.
 import itertools
 import math
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from importlib.resources import files
 from typing import NamedTuple
 
+from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.flags.registry import release, versions
@@ -60,13 +59,25 @@ class FailureKind(NamedTuple):
     do: str
     source: str
     example: str
-    file: str
+    file: str = ""
     releases: tuple[str, str] = ("", "")
     fixed_in: str = ""
     models: str = ""
     checked: str = ""
     frames: str = ""
     example_frames: str = ""
+
+    def mistakes(self) -> Iterator[tuple[str, str]]:
+        """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
+        for key, text in (("means", self.means), ("do", self.do)):
+            for place in PLACE.finditer(text):
+                for name in (name.strip() for name in place["names"].split(",")):
+                    if name not in self.pattern.groupindex:
+                        near = did_you_mean(name, self.pattern.groupindex)
+                        yield f"names '{name}', which is no group of `pattern`{near}", key
+                function = place["function"]
+                if function and function not in FUNCTIONS:
+                    yield f"uses '{function}', which is no function{did_you_mean(function, FUNCTIONS)}", key
 
     def applies_to(self, version: str, model: str) -> bool:
         """Return True if the advice is for this release of vLLM, "" if unknown, and this model."""
@@ -96,18 +107,10 @@ class KnownFailure(NamedTuple):
 @lru_cache(maxsize=1)
 def table() -> tuple[FailureKind, ...]:
     """Return the whole table, in the order in which its patterns are tried."""
-    folder = files("diag.knowledge") / "failures"
     return tuple(
-        FailureKind(
-            **{
-                **each,
-                "pattern": re.compile(each["pattern"]),
-                "file": name,
-                "releases": tuple(each.get("releases", ("", ""))),
-            }
-        )
+        failure._replace(file=name)
         for name in FILES
-        for each in tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))["failure"]
+        for failure in read(PACKAGE / "knowledge" / "failures" / f"{name}.toml", tuple[FailureKind, ...], "failure")
     )
 
 

@@ -1,38 +1,44 @@
 """The words of an incident on AMD GPUs: ROCm's commands and terms in place of NVIDIA's (rocm.toml has the table)."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from typing import NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.incident import Incident, LookAlike
 
 SHOWS = re.compile(r"\bHIP\b|HSA_STATUS|by GPU node-\d|\bamdgpu\b|\brccl\b|libtorch_hip|\[aiter\]|/opt/rocm|\brocm\b")
 """Words of a log line that only ROCm's libraries write."""
 
 
+class Phrases(NamedTuple):
+    """ROCm's phrase for each of NVIDIA's."""
+
+    commands: Mapping[str, str]
+    words: Mapping[str, str]
+
+
 @cache
-def table() -> Mapping[str, Mapping[str, str]]:
-    """Return ROCm's phrase for each of NVIDIA's, the "commands" and the "words"."""
-    return tomllib.loads((files("diag.knowledge") / "rocm.toml").read_text(encoding="utf-8"))
+def table() -> Phrases:
+    return read(PACKAGE / "knowledge" / "rocm.toml", Phrases)
 
 
 @cache
 def _phrase() -> re.Pattern[str]:
-    phrases = [phrase for part in table().values() for phrase in part]
+    phrases = {**table().commands, **table().words}
     return re.compile("|".join(map(re.escape, sorted(phrases, key=len, reverse=True))))
 
 
 def in_words(text: str) -> str:
     """Replace NVIDIA's phrases in a text; the longest one that fits counts."""
-    return _phrase().sub(lambda found: {**table()["commands"], **table()["words"]}[found[0]], text)
+    return _phrase().sub(lambda found: {**table().commands, **table().words}[found[0]], text)
 
 
 def commands_in(text: str) -> dict[str, str]:
     """Return ROCm's command for each of NVIDIA's in a text, in their order."""
     found = _phrase().findall(text)
-    return {phrase: table()["commands"][phrase] for phrase in found if phrase in table()["commands"]}
+    return {phrase: table().commands[phrase] for phrase in found if phrase in table().commands}
 
 
 def look_alike_in_words(look_alike: LookAlike) -> LookAlike:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from diag.core.declarations import Mistake, described
 from diag.core.formatting import flag_integer
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given
@@ -246,6 +247,10 @@ class LintRule:
     fix: str
     example: Example
     check: Check
+
+    def __post_init__(self) -> None:
+        if self.severity not in SEVERITIES:
+            raise Mistake(f"severity must be {described(Severity)}, not '{self.severity}'", word=self.severity)
 
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
         """Yield a finding for each match, with the texts of the rule if the match has none."""

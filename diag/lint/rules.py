@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from diag.core.declarations import Mistake
 from diag.lint import advice, conflicts, flags, host, memory, parallel, pods, removed, values, weights, words
 from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget
 from diag.vllm.command.command import Command
@@ -27,6 +28,12 @@ DECLARED: tuple[LintRule, ...] = (
 """In the order in which findings of one severity are reported."""
 RULES: Mapping[str, LintRule] = {rule.id: rule for rule in DECLARED}
 """All rules by id."""
+for _module in (advice, conflicts, flags, host, memory, parallel, pods, removed, values, weights, words):
+    for _rule in vars(_module).values():
+        if isinstance(_rule, LintRule) and _rule.id not in RULES:
+            raise Mistake(
+                f"the rule {_rule.id} is in no RULES of {_module.__name__}: no command would be checked for it"
+            )
 
 
 def lint(target: LintTarget) -> tuple[LintFinding, ...]:

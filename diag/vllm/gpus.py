@@ -1,13 +1,11 @@
 """GPUs by name: their memory, bandwidth, arithmetic, links and power, each from its vendor's data sheet (gpus.toml)."""
 
-import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
+from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 
@@ -46,51 +44,34 @@ _BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce", "radeon")
 class GpuModel(NamedTuple):
     """One GPU: `memory` in bytes as CUDA counts it, bandwidths in bytes/s, `flops` dense in 1/s by type of number.
 
+    The numbers of the file are multiplied by the factors of the annotations. `nvml` are the names of the product.
     `nvlink` (0 without) and `pcie` are both directions together; NVLink joins at most `nvlink_gpus`. `flops` has bf16,
     which is also float16, and fp8, int8 and fp4 if the tensor cores have them. `watts` is the power limit.
     """
 
     name: str
-    memory: int
-    bandwidth: float
-    flops: Mapping[str, float]
-    nvlink: float
-    nvlink_gpus: int
-    pcie: float
+    nvml: tuple[str, ...]
+    memory: Annotated[int, GIB]
+    bandwidth: Annotated[float, 1e9]
+    flops: Mapping[str, Annotated[float, 1e12]]
+    nvlink: Annotated[float, 1e9]
+    pcie: Annotated[float, 1e9]
     watts: float
     capability: float
     source: str
+    nvlink_gpus: int = 0
 
 
 @cache
 def gpus() -> Mapping[str, GpuModel]:
     """Return all GPUs by the name that --gpu takes."""
-    return {
-        name: GpuModel(
-            name=name,
-            memory=round(row["memory"] * GIB),
-            bandwidth=row["bandwidth"] * 1e9,
-            flops={kind: tera * 1e12 for kind, tera in row["tflops"].items()},
-            nvlink=row["nvlink"] * 1e9,
-            nvlink_gpus=row.get("nvlink_gpus", 0),
-            pcie=row["pcie"] * 1e9,
-            watts=row["watts"],
-            capability=row["capability"],
-            source=row["source"],
-        )
-        for name, row in _rows().items()
-    }
-
-
-@cache
-def _rows() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("diag.vllm") / "gpus.toml").read_text(encoding="utf-8"))
+    return read(PACKAGE / "vllm" / "gpus.toml", dict[str, GpuModel])
 
 
 def find(name: str) -> GpuModel | None:
     """Find a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None if it is unknown or a part of a GPU (MIG)."""
     key = _normalized(name)
-    product = next((short for short, row in _rows().items() if key in map(_normalized, row["nvml"])), None)
+    product = next((gpu.name for gpu in gpus().values() if key in map(_normalized, gpu.nvml)), None)
     return gpus().get(product or _ALIASES.get(key, key)) or _found_by_words(key)
 
 
@@ -109,9 +90,8 @@ def named(name: str) -> GpuModel:
     found = find(name)
     if found:
         return found
-    near = difflib.get_close_matches(_normalized(name), gpus(), n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(gpus())}"
-    raise BadUsage(f"unknown GPU {name[:60]!r} ({hint})")
+    hint = did_you_mean(_normalized(name), gpus()) or f" (known: {', '.join(gpus())})"
+    raise BadUsage(f"unknown GPU {name[:60]!r}{hint}")
 
 
 def memory(name: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 from support.paths import ROOT
 
 import diag.signals
-from diag.core.errors import BadIncident
+from diag.core.errors import BadDeclaration
 from diag.core.incident import Condition, Signal, judged
 from diag.knowledge import incidents, shared_fixes, signals
 from diag.knowledge.catalog import CatalogEntry, built_in, check, load
@@ -54,7 +54,7 @@ def test_a_built_in_incident_is_a_valid_declaration(entry: CatalogEntry) -> None
 
 def test_a_built_in_incident_is_held_to_the_same_rules_as_a_users() -> None:
     entry = BUILT_IN["engine_dead"]
-    with pytest.raises(BadIncident, match="the incident has no symptoms"):
+    with pytest.raises(BadDeclaration, match="the incident has no symptoms"):
         check([entry._replace(incident=entry.incident._replace(symptoms=()))], BUILT_IN)
 
 
@@ -152,7 +152,7 @@ def test_incidents_of_a_user_folder_are_added(tmp_path: Path) -> None:
             {"why": '__import__("diag.incident").incident.Source("measured", "0.3", "")'},
             "has no rationale or no reference",
         ),
-        ({"severity": "fatal"}, "invalid severity 'fatal'"),
+        ({"severity": "fatal"}, "severity must be info, warning or critical, not 'fatal'"),
         ({"explains": ("nothing_known",)}, "explains 'nothing_known', which is not an incident"),
         ({"explains": ("mine",)}, "explains itself: mine -> mine"),
         ({"explains": ("engine_dead",), "severity": "critical"}, "s later (window + hold)"),
@@ -160,7 +160,7 @@ def test_incidents_of_a_user_folder_are_added(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_declaration_is_refused_in_one_sentence(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
-    with pytest.raises(BadIncident) as refused:
+    with pytest.raises(BadDeclaration) as refused:
         load(write(tmp_path, **changes))
     sentence = str(refused.value)
     assert reason in sentence
@@ -171,29 +171,29 @@ def test_a_bad_declaration_is_refused_in_one_sentence(tmp_path: Path, changes: d
 def test_a_cycle_of_two_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "one", explains=("two",))
     write(tmp_path, "two", explains=("one",))
-    with pytest.raises(BadIncident, match="explains itself: one -> two -> one"):
+    with pytest.raises(BadDeclaration, match="explains itself: one -> two -> one"):
         load(tmp_path)
 
 
 def test_an_id_that_is_not_the_files_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadIncident, match="the id 'other' differs from the file name"):
+    with pytest.raises(BadDeclaration, match="the id 'other' differs from the file name"):
         load(write(tmp_path, id="other"))
 
 
 def test_an_id_that_exists_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadIncident, match=r"'engine_dead' already exists in .*engine_dead[.]py"):
+    with pytest.raises(BadDeclaration, match=r"'engine_dead' already exists in .*engine_dead[.]py"):
         load(write(tmp_path, "engine_dead"))
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "def (", "x = 1", "raise SystemExit(3)"])
 def test_a_file_that_does_not_run_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    with pytest.raises(BadIncident, match=str(tmp_path / "mine.py")):
+    with pytest.raises(BadDeclaration, match=str(tmp_path / "mine.py")):
         load(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadIncident, match="not a folder of incident files"):
+    with pytest.raises(BadDeclaration, match="not a folder of incident files"):
         load(tmp_path / "nowhere")
 
 

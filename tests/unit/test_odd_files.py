@@ -12,7 +12,7 @@ from diag.commands import lint
 from diag.commands.budget import BudgetOptions, estimate
 from diag.core import files, yaml
 from diag.core.contract import read as read_contract
-from diag.core.errors import BadContract, BadIncident, BadRecording, BadUsage
+from diag.core.errors import BadContract, BadDeclaration, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.http.address import from_environment
@@ -43,7 +43,7 @@ READERS: dict[str, tuple[str, type[Exception], Callable[[Path], object]]] = {
     "budget --log": ("vllm.log", BadUsage, lambda file: read_memory_log(str(file))),
     "config.json": ("config.json", BadUsage, lambda file: read_model(file.parent)),
     "token": ("token", BadUsage, lambda file: from_environment({"DIAG_BEARER_TOKEN_FILE": str(file)})),
-    "incident": ("x.py", BadIncident, lambda file: load_incidents(file.parent)),
+    "incident": ("x.py", BadDeclaration, lambda file: load_incidents(file.parent)),
 }
 
 
@@ -163,7 +163,7 @@ def test_toml_beyond_its_bounds_is_refused(text: str, reason: str, tmp_path: Pat
 @pytest.mark.parametrize("code", ["def (", "import nothing_of_that_name", "raise SystemExit(0)", "raise BaseException"])
 def test_an_incident_file_that_cannot_be_run_is_refused(code: str, tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(code)
-    with pytest.raises(BadIncident, match=r"\A[^\n]*x\.py: "):
+    with pytest.raises(BadDeclaration, match=r"\A[^\n]*x\.py(?::1)?: [^\n]*\Z"):
         load_incidents(tmp_path)
 
 

@@ -1,0 +1,94 @@
+"""A mistake in a declaration is one sentence with file, line, key and the nearest name, never an internal error."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.paths import ROOT
+
+INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/flags.py"
+FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
+ADVICE, ROCM = "knowledge/advice.toml", "knowledge/rocm.toml"
+MISTAKES = [
+    (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
+    (
+        INCIDENT,
+        'severity="critical"',
+        'severty="critical"',
+        "Incident has no key 'severty'; its keys are id, title, sev",
+    ),
+    (INCIDENT, 'severity="critical",', "", "Incident lacks the key 'severity'"),
+    (INCIDENT, 'id="engine_dead"', 'id="engine_ded"', "the id 'engine_ded' differs from the file name"),
+    (INCIDENT, "incident = Incident(", "incidnt = Incident(", "must define a variable `incident`"),
+    (INCIDENT, "from diag.incident import", "from diag.incidnt import", "(did you mean diag.incident?)"),
+    (INCIDENT, "import (", "import (nothing_at_all,", "has no 'nothing_at_all'"),
+    (INCIDENT, "incident = Incident(", "incident = Incidnt(", "'Incidnt' is not defined (did you mean Incident?)"),
+    (INCIDENT, "incident = Incident(", "incident = Incident((", "(Python's syntax)"),
+    (INCIDENT, 'severity="critical"', 'severity="critical", hold="a while"', "'a while' is not a duration such as 30s"),
+    (INCIDENT, 'severity="critical"', 'severity="critical", lints="yes"', "lints must be true or false, not 'yes'"),
+    (INCIDENT, 'severity="critical"', 'severity="critical", burns="log"', "burns must be a list of BurnRateWindows"),
+    (
+        INCIDENT,
+        'severity="critical"',
+        'severity="critical", began="now"',
+        "began must be a Signal or nothing, not 'now'",
+    ),
+    (SIGNALS, "\nPARTS", "\nx = Signl('x')\nPARTS", "'Signl' is not defined (did you mean Signal?)"),
+    (SIGNALS, "\nPARTS", "\nx = Signal('x', 'y', '{value}', unt='s')\nPARTS", "(did you mean unit?)"),
+    (SIGNALS, "\nPARTS", "\nx = Signal('x', 'y', '{value}').abov\nPARTS", "has no 'abov' (did you mean above?)"),
+    (SIGNALS, "\nPARTS", "\nx = Signal('x', 'y', 3)\nPARTS", "sentence must be a text, not 3"),
+    (LINT, '    "error",', '    "eror",', "severity must be error, warning or info, not 'eror'"),
+    (LINT, "\n    ambiguous_flag,", "", "the rule ambiguous_flag is in no RULES of diag.lint.flags"),
+    (FAILURES, "\nmeans =", "\nmeens =", ":10: failure has no key 'meens'"),
+    (FAILURES, "{share}", "{shore}", "names 'shore', which is no group of `pattern` (did you mean share?)"),
+    (FAILURES, "{share(", "{shore(", "uses 'shore', which is no function (did you mean share?)"),
+    (FAILURES, '\nid = "gpu_memory_below_engine_budget"', '\nid = "gpu_memory_occupied"', "' exists twice"),
+    (FAILURES, "[[failure]]", "[[failur]]", "has no key 'failur'; its keys are failure (did you mean failure?)"),
+    (FAILURES, 'id = "', "id = ", ":6: is not valid TOML"),
+    (WAITS, 'waited_for = "engine"', 'waited_for = "engin"', "not 'engin' (did you mean engine?)"),
+    (WAITS, "stack = ['", "stack = ['(", "wait.stack must be a regular expression"),
+    (WAITS, 'id = "next_step"', "", ":11: wait lacks the key 'id'"),
+    (GPUS, "\nbandwidth =", "\nbandwith =", "has no key 'bandwith'; its keys are name, nvml, memory, bandwidth"),
+    (GPUS, "\nmemory = 15.77", "\nmemory = '16'", "v100-16.memory must be a number, not '16'"),
+    (ADVICE, '\ntruth = "', '\ntruht = "', "advice has no key 'truht'"),
+    (ADVICE, '\nnames = ["', '\nnames = [3, "', "advice.names must be a text, not 3"),
+    (ROCM, "[words]", "[wordes]", "has no key 'wordes'; its keys are commands, words (did you mean words?)"),
+]
+
+
+def copy_with(folder: Path, name: str, old: str, new: str) -> Path:
+    """Copy the package by links, with one mistake in one file; each copy has its own bytecode."""
+    for source in (ROOT / "diag").rglob("*"):
+        target = folder / source.relative_to(ROOT)
+        if source.is_file() and "__pycache__" not in source.parts:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source)
+    text = (ROOT / "diag" / name).read_text(encoding="utf-8")
+    assert old in text
+    (folder / "diag" / name).unlink()
+    (folder / "diag" / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_file_of_diag_is_one_sentence(tmp_path: Path) -> None:
+    """`diag incidents` reads every declaration; each mistake in turn is made in a copy of the package."""
+    wrong = []
+    for at, (name, old, new, sentence) in enumerate(MISTAKES):
+        folder = copy_with(tmp_path / str(at), name, old, new)
+        cached = {"PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode" / str(at))}
+        done = subprocess.run(
+            [sys.executable, "-c", "from diag.__main__ import main; main()", "incidents"],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder), **cached},
+        )
+        elsewhere = sentence.startswith(("the rule", "sentence must"))
+        is_sentence = done.stderr.startswith(f"diag: diag/{name}:") or elsewhere
+        if done.returncode != 64 or sentence not in done.stderr or not is_sentence or done.stderr.count("\n") != 1:
+            wrong.append((name, new, done.returncode, done.stderr))
+    assert wrong == []
