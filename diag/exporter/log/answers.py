@@ -40,6 +40,11 @@ class AnswerCounts:
         self._names: dict[tuple[str, str], float] = {}
         """Unix time of the last refused request by the kind and the name of what it asked for."""
 
+    @property
+    def succeeded(self) -> int | None:
+        """Requests for inference that the server process has answered with success; None without any answer."""
+        return self._by_status["2xx"] if any(self._by_status.values()) else None
+
     def begin(self) -> None:
         """Note that another server process was started."""
         self._by_status = dict.fromkeys(STATUSES, 0)

@@ -34,6 +34,7 @@ from diag.core.log_events import (
 from diag.core.metric_families import Sample
 from diag.exporter.log.answers import AnswerCounts
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
+from diag.exporter.log.load_lines import LoadLines
 from diag.exporter.log.parse_line import PROGRESS_BAR, ParsedLine
 from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -132,6 +133,7 @@ class LogInterpreter:
         self.failed = 0
         """Starts that have failed."""
         self.answers = AnswerCounts()
+        self.load = LoadLines()
         self._startup = StartupProgress()
         self._crashes = CrashStreak()
         self._banners: set[str] = set()
@@ -575,6 +577,7 @@ class LogInterpreter:
     def _begin(self, at: float) -> None:
         self._crashes.begin(at)
         self.answers.begin()
+        self.load.begin()
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
@@ -625,6 +628,7 @@ class LogInterpreter:
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._count_answer(line.text, at)
+        self.load.read(line.text, at, self.answers.succeeded)
         self._serve(at)
 
     def _cut_off(self, kind: str, at: float) -> None:

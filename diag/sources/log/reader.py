@@ -5,7 +5,7 @@ A log is sampled as its times go by, so that what it shows has a start and an en
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import tzinfo
 
@@ -25,8 +25,13 @@ from diag.vllm.running_config import ServerFacts
 FIRST_LINES, LAST_LINES = 50_000, 250_000
 """Lines read of the beginning and of the end of a log, also if its bytes would be more lines."""
 _TEXT = re.compile(rb"[^\n]+")
-EVERY, KEPT = 15.0, 1_800.0
-"""Seconds between two samples of a log, and before its end from which on they are judged."""
+EVERY, KEPT = 10.0, 1_800.0
+"""Seconds between two samples of a log, as between two stats lines, and before its end from which on they are judged."""
+DUE = 0.9
+"""Share of `EVERY` after which a sample is due: stats lines come a little early or late."""
+PROBE = re.compile(r'- "(?:GET|HEAD) /(?:health|metrics|ping|livez|readyz|load|version|v1/models)\b')
+LONGEST_GAP, FEWEST_PROBES = 120.0, 3
+"""Seconds between two lines with times around probes, and probes, that show their pace."""
 MOST_UNTIMED = 10_000
 """Lines among which the first time of a log is looked for."""
 
@@ -49,20 +54,29 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
 
 
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
-    """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end."""
+    """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end.
+
+    While the load is known, a moment without a line is sampled too: silence is what a stalled engine logs.
+    """
     samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
     plain = as_logged(as_lines(lines))
-    reason = log.reason
+    reason, clock, known, load = log.reason, ProbeClock(), log.load_lines, log.load_at
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
+        before = log.reached
+        if log.load_lines != known:
+            known, load = log.load_lines, log.load_at
         for part in split_redrawn(line.text):
             log.feed(part, begun if place < untimed else written, live=False, number=line.number)
+        clock.read(line.text, log.reached)
         if log.withdrawn is not None:  # what was sampled since is not true
             while samples and samples[-1][0] >= log.withdrawn - RESOLUTION:
                 samples.pop()
             log.withdrawn = None
         at = log.reached
-        is_due = not samples or at - samples[-1][0] >= EVERY
+        if at - before > EVERY and samples:
+            samples.extend(_quiet(samples[-1][1], load, before, at))
+        is_due = not samples or at - samples[-1][0] >= DUE * EVERY
         if at and (
             is_due or log.reason not in ("", reason)
         ):  # a reason may come behind the line that shows the failure
@@ -76,10 +90,53 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
     if log.reached - samples[-1][0] < RESOLUTION:
         samples.pop()
     samples.append((log.reached, _readings(log, log.reached)))
+    end = log.reached + clock.behind
+    if log.state == "serving":
+        samples.extend(_quiet(samples[-1][1], log.load_at, log.reached, end + 1.0))
     for at, readings in samples:
-        if log.reached - at > KEPT:  # a log that was silent for long
+        if end - at > KEPT:  # a log that was silent for long
             continue
         target.note(round(at * 1000), readings)
+
+
+class ProbeClock:
+    """Measures how long a log went on behind its last line with a time, by the probes in its access log.
+
+    uvicorn writes no times. Probes and scrapes come at a steady pace, which the lines with times around them show.
+    """
+
+    def __init__(self) -> None:
+        self._last = self._seconds = 0.0
+        self._probes = self._pending = 0
+
+    def read(self, text: str, reached: float) -> None:
+        """Read a line; `reached` is the time that the log has reached with it."""
+        if reached > self._last:
+            if self._last and self._pending and reached - self._last <= LONGEST_GAP:
+                self._seconds += reached - self._last
+                self._probes += self._pending
+            self._last, self._pending = reached, 0
+        elif PROBE.search(text):
+            self._pending += 1
+
+    @property
+    def behind(self) -> float:
+        """Seconds from the last time to the end of the log; 0 if too few probes have shown their pace."""
+        if self._probes < FEWEST_PROBES:
+            return 0.0
+        return min(self._pending * self._seconds / self._probes, KEPT)
+
+
+def _quiet(
+    last: Sequence[Reading], load: Callable[[float], list[Reading]], start: float, end: float
+) -> Iterator[tuple[float, list[Reading]]]:
+    """Yield the samples of a time without a line, while the load is known."""
+    first = max(start, end - KEPT)
+    others = [reading for reading in last if not reading[0]["__name__"].startswith("vllm:")]
+    for step in range(1, int((end - first - 0.001) / EVERY) + 1):
+        at = first + step * EVERY
+        if series := load(at):
+            yield at, [*others, *series]
 
 
 def _readings(log: ServerLog, at: float) -> list[Reading]:
@@ -93,7 +150,8 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
         for (route, status), count in log.answers.items()
     ]
     ups = [({"__name__": name}, is_up) for name in ("up", "diag_vllm_up")]
-    return [*labelled(log.samples(at)), *ups, *answers]
+    load = log.load_at(at) if log.state == "serving" else ()
+    return [*labelled(log.samples(at)), *ups, *answers, *load]
 
 
 def _lines(data: bytes, number: int) -> list[Line]:
