@@ -10,7 +10,7 @@ from diag.core.log_events import ANSWERS, LogEnding
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, begun, by_scrapes, dated, diagnose
-from diag.diagnosis.health import OF_A_LOG, health
+from diag.diagnosis.health import OF_A_LOG, Suspect, health
 from diag.diagnosis.progress import INSTANCE, NotJudged, judge
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
@@ -151,14 +151,23 @@ def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterat
 def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs without a server: the incidents that they show, and how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
+    ended = {name for name, ending in observed.endings if ending.state in ("shut down", "stopped")}
     told = [
         each
         for each in findings
         if each.diagnosis.state != "unknown"
         and each.diagnosis.incident.id not in TIMED
         and instance_name(each.diagnosis.subject) not in lost
+        and not (instance_name(each.diagnosis.subject) in ended and _is_of_load(each.diagnosis))
     ]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
+    suspects = health([each.diagnosis for each in findings], (), queries, observed.not_measured).suspects
+    at_work = {name for name, ending in observed.endings if ending.state == "serving"}
+    seen = OF_A_LOG._replace(
+        suspects=tuple(
+            each for each in suspects if instance_name(each.diagnosis.subject) in at_work and _lacks_preemptions(each)
+        )
+    )
     not_judged = tuple(
         NotJudged(_why_unknown(ending), (("instance", name),))
         for name, ending in observed.endings
@@ -174,13 +183,26 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
         observed=observed._replace(
             notes=(*observed.notes, *notes), defects=(*observed.defects, *claims(queries, "survived"))
         ),
-        verdict=verdict_of(told, not_judged, OF_A_LOG),
+        verdict=verdict_of(told, not_judged, seen),
         progress=(),
         findings=tuple(told),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
-        health=OF_A_LOG,
+        health=seen,
     )
+
+
+def _is_of_load(diagnosis: Diagnosis) -> bool:
+    """Return True if an incident is a matter of load: it is over when its server was stopped on purpose."""
+    return not diagnosis.incident.outage and "vllm:" in " ".join(
+        expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms
+    )
+
+
+def _lacks_preemptions(suspect: Suspect) -> bool:
+    """Return True if an incident is unknown only because no release logs preemptions."""
+    unknown = [reading.condition.signal.promql for reading in suspect.diagnosis.symptoms if reading.holds is None]
+    return all("num_preemptions" in expanded(promql) for promql in unknown)
 
 
 def merge_log_reports(reports: Sequence[Report]) -> Report:

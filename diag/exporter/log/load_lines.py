@@ -18,18 +18,22 @@ OVERDUE = 3 * INTERVAL
 SHORTEST_ANSWER = 16
 """Tokens of an answer, at the least on average: where no access log counts answers, it bounds their number from above,
 and so the time that they waited from below."""
+ROOMY = 0.9
+"""KV cache usage up to which no request was preempted: no release prints preemptions (0.11 - 0.33 forget them)."""
+DONE = "vllm:request_success_total"
+"""Answered requests; the log tells no reason for which one finished, so the series has no label for it."""
 LINE = re.compile(
     r"(?:Engine (?P<engine>\d{1,6}): |\d{1,6} Engines Aggregated: )?Avg prompt throughput: (?P<prompt>[\d.]{1,20}) tokens/s,"
     r" Avg generation throughput: (?P<output>[\d.]{1,20}) tokens/s, Running: (?P<running>\d{1,9}) reqs,"
     r"(?: Swapped: \d{1,9} reqs,)? (?P<kind>Waiting|Pending): (?P<waiting>\d{1,9}) reqs,?"
     r"(?: Deferred: (?P<deferred>\d{1,9}) reqs,)?(?: KV fetch: [^,]{1,60}, [^,]{1,60}, [^,]{1,60},)?"
-    r"(?: Preemptions: (?P<preemptions>\d{1,9}),)?(?: \w{1,20} KV cache usage: (?P<usage>[\d.]{1,9})%)?"
+    r"(?: Preemptions: \d{1,9},)?(?: \w{1,20} KV cache usage: (?P<usage>[\d.]{1,9})%)?"
 )
 
 
 @dataclass
 class EngineLoad:
-    """The last stats line of an engine, at a unix time, and the tokens and preemptions that all lines add up to."""
+    """The last stats line of an engine, at a unix time, and the tokens that all lines add up to."""
 
     at: float
     running: int = 0
@@ -38,7 +42,7 @@ class EngineLoad:
     usage: float | None = None
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
-    preemptions: int = 0
+    highest_usage: float = 0.0
     is_still: bool = False
     """True if the line reported no token, in a release that falls silent then."""
 
@@ -48,10 +52,10 @@ class EngineLoad:
         prompt, output = float(line["prompt"]), float(line["output"])
         self.prompt_tokens += prompt * elapsed
         self.output_tokens += output * elapsed
-        self.preemptions += int(line["preemptions"] or 0)
         self.at, self.running, self.waiting = at, int(line["running"]), int(line["waiting"])
         self.deferred = int(line["deferred"]) if line["deferred"] else None
         self.usage = float(line["usage"]) / 100 if line["usage"] else None
+        self.highest_usage = max(self.highest_usage, 1.0 if self.usage is None else self.usage)
         self.is_still = not (prompt or output) and line["kind"] == "Waiting"
 
     def is_known(self, now: float) -> bool:
@@ -105,8 +109,9 @@ class LoadLines:
                 "vllm:prompt_tokens_total": load.prompt_tokens,
                 "vllm:generation_tokens_total": load.output_tokens,
                 "vllm:time_to_first_token_seconds_count": self._settled if counted else most,
-                "vllm:num_preemptions_total": load.preemptions,
             }
+            if load.highest_usage <= ROOMY:
+                values["vllm:num_preemptions_total"] = 0
             if load.usage is not None:
                 values["vllm:kv_cache_usage_perc"] = load.usage
             for name, value in values.items():
@@ -114,7 +119,6 @@ class LoadLines:
             if load.deferred is not None or not load.waiting:
                 for reason, count in (("capacity", load.waiting - (load.deferred or 0)), ("deferred", load.deferred or 0)):
                     yield {"__name__": "vllm:num_requests_waiting_by_reason", "engine": engine, "reason": reason}, float(count)
-            done = {"__name__": "vllm:request_success_total", "engine": engine, "finished_reason": "stop"}
-            yield done, float(self._settled if counted else most)
+            yield {"__name__": DONE, "engine": engine}, float(self._settled if counted else most)
         if answers is not None and not self.engines:
-            yield {"__name__": "vllm:request_success_total", "engine": "0", "finished_reason": "stop"}, float(answers)
+            yield {"__name__": DONE, "engine": "0"}, float(answers)

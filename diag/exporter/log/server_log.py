@@ -247,7 +247,7 @@ class ServerLog:
     def load_at(self) -> Callable[[float], list[Reading]]:
         """The load by the lines so far, as a function of time that yields series of vLLM's page."""
         load, answered = self._interpreter.load, self._interpreter.answers.succeeded
-        engines = load.frozen() if load.engines else load
+        engines = load.frozen()
         return lambda at: list(engines.series(at, answered))
 
     def finish(self) -> None:
