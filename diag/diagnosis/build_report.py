@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from diag.core.contract import SLOS
 from diag.core.formatting import listed, plural, quantity
 from diag.core.incident import RANK, Incident
-from diag.core.log_events import ANSWERS, LogEnding
+from diag.core.log_events import ANSWERS, READY, LogEnding
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import shortest_look
 from diag.diagnosis.diagnose import Diagnosis, begun, by_scrapes, dated, diagnose
@@ -21,7 +21,7 @@ from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
-from diag.knowledge.known_failures import known_failure
+from diag.knowledge.known_failures import NOTHING, known_failure
 
 ENDS_OPEN = {
     "starting": "its log ends in the middle of the start, without an error. Whether the start goes on, hangs, or was "
@@ -60,6 +60,7 @@ def build_report(
     progress, unknown = judge(queries) if not observed.endings else ((), ())
     judged = judged or queries
     models = {server.name: server.model for server in observed.servers}
+    endings = dict(observed.endings)
     findings = []
     for found_here in begun(dated(diagnose(incidents, judged), judged), incidents, judged):
         if found_here.state != "present":
@@ -81,9 +82,15 @@ def build_report(
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
         texts = [text for each in quoted for text in (each.text, each.cause) if text]
         model, frames = models.get(instance_name(diagnosis.subject), ""), quoted[0].frames if quoted else ""
-        failure = known_failure(texts, known.version, model, frames)
+        ending = endings.get(instance_name(diagnosis.subject))
+        context = ending.context if ending else NOTHING
+        failure = known_failure(texts, known.version, model, frames, context)
         if failure:  # what is known of the line says more than the incident's advice for any line
-            own = [each for each in proposals if each.changes or each.computed or each in linted]
+            own = [
+                each
+                for each in proposals
+                if each in linted or (not failure.is_decided and (each.changes or each.computed))
+            ]
             commands = [each for each in proposals if each.fix.command and each not in own]
             mends = [] if any(not each.needs for each in own) else [by_failure(failure)]
             proposals = (*own, *mends, *commands)
@@ -127,7 +134,7 @@ def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
 
 
 def _why_unknown(ending: LogEnding) -> str:
-    known = known_failure([ending.last], "", "") if ending.state in ("starting", "script failed") else None
+    known = known_failure([ending.last], "", "", context=ending.context) if ending.state in ("starting", "script failed") else None
     if known and ending.state == "script failed":
         return f"{ENDS_OPEN[ending.state].format(last=ending.last.removesuffix('.'))}. {known.means} {known.do}"
     if known:
@@ -142,7 +149,8 @@ def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterat
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
             server = next((each for each in observed.servers if each.name == name), None)
-            known = known_failure([line.text], server.version if server else "", "", line.frames)
+            context = ending.context._replace(phase=READY)
+            known = known_failure([line.text], server.version if server else "", "", line.frames, context)
             place = f" (line {line.number})" if line.number else ""
             advice = f" {known.do}" if known else ""
             yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from diag.core.log_events import LogContext
 from diag.knowledge.known_failures import FUNCTIONS, PLACE, RESERVE, FailureKind, known_failure, table
 
 KINDS = [pytest.param(each, id=each.id) for each in table()]
@@ -11,11 +12,17 @@ HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -r
 USELESS = re.compile(r"(?i)^(?:check the (?:log|configuration)|see the log|roll back|report (?:it|this))[^,;]{0,20}\.$")
 
 
+def around(failure: FailureKind) -> LogContext:
+    """The log around the example."""
+    platform, phase = (each[0] if each else "" for each in (failure.platforms, failure.phases))
+    return LogContext(failure.example_nearby, platform, phase)
+
+
 def shown(failure: FailureKind) -> str:
     """The kind that an example shows, on a server whose release and model have it if the kind is one of a release."""
     release = (failure.releases[0] or failure.releases[1] or "0.32.0") if failure.checked else ""
     model = re.sub(r"\(\?i\)|\[[^]]*\]\??|\(\?:|[()?]", "", failure.models.partition("|")[0])
-    found = known_failure([failure.example], release, model, failure.example_frames)
+    found = known_failure([failure.example], release, model, failure.example_frames, around(failure))
     return found.id if found else ""
 
 
@@ -32,9 +39,10 @@ def test_an_example_shows_its_own_kind(failure: FailureKind) -> None:
 @pytest.mark.parametrize("failure", KINDS)
 def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> None:
     for place in PLACE.finditer(failure.means + failure.do):
-        assert {name.strip() for name in place["names"].split(",")} <= failure.pattern.groupindex.keys()
+        groups = {*failure.pattern.groupindex, *re.compile(failure.nearby).groupindex}
+        assert {name.strip() for name in place["names"].split(",")} <= groups
         assert place["function"] is None or place["function"] in FUNCTIONS
-    found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "")
+    found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "", "", around(failure))
     assert found is None or not re.search(r"\{\w", found.means + found.do)
 
 

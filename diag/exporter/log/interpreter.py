@@ -28,6 +28,7 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
     EventLine,
+    LogContext,
     LogEnding,
     LogState,
 )
@@ -263,6 +264,8 @@ class LogInterpreter:
         Return a line that only claims what it says, and was not interpreted.
         """
         self._latest_line = line
+        if self._aborting is not None and self._aborting[1].at is None and line.at is not None:
+            self._aborting = self._aborting[0], self._aborting[1]._replace(at=line.at), line.at  # not before this line
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
         self._is_vllm = self._is_vllm or is_of_vllm(line) or says_failure
         self._note_user(line)
@@ -418,6 +421,11 @@ class LogInterpreter:
         return self._root_cause.reason
 
     @property
+    def reason_number(self) -> int:
+        """Return the line number of that line, 0 if unknown."""
+        return self._root_cause.number or self._crashed.number
+
+    @property
     def state(self) -> LogState:
         """Return the state of the server at the last line."""
         startup, was_told = self._startup, self._was_told_to_stop
@@ -454,8 +462,10 @@ class LogInterpreter:
             )
             for event, (line, at) in self._lines.items()
         )
-        phase, done = self._startup.position if state == "starting" else ("", None)
-        return LogEnding(state, self.latest or 0.0, self._errors, len(self._raised), last, lines, phase, done)
+        reached, done = self._startup.position
+        phase, done = (reached, done) if state == "starting" else ("", None)
+        context = LogContext(platform=self.config.platform, phase="" if self._startup.stage is None else reached)
+        return LogEnding(state, self.latest or 0.0, self._errors, len(self._raised), last, lines, phase, done, context)
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
         for error in errors:
@@ -545,8 +555,11 @@ class LogInterpreter:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
         elif pattern.kind == "event" and not self._was_stopped:
             self._events.note_unproven(pattern.name, at)
+            if pattern.aborts and self._dead and line.level in (RAW, "WARNING") and not self._root_cause.has_reason:
+                self._on_event(pattern, line, at)  # the kernel's line comes behind that of the death
+                return
             is_first = self._aborting is None or at - self._aborting[2] > SURVIVED
-            if pattern.aborts and is_first and line.level == RAW:
+            if pattern.aborts and is_first and line.level in (RAW, "WARNING"):
                 self._aborting = pattern, line, at
 
     @property

@@ -70,12 +70,14 @@ class LoadLines:
         self.engines: dict[str, EngineLoad] = {}
         self._settled = 0
         """Answers before the last stats line that reported tokens: a stream is answered before its first token."""
+        self._uncounted = 0
+        """Estimated answers before the first line of the access log."""
         self.lines = 0
         """Stats lines read so far, and starts."""
 
     def begin(self) -> None:
         """Note that another server process was started."""
-        self.engines, self._settled = {}, 0
+        self.engines, self._settled, self._uncounted = {}, 0, 0
         self.lines += 1
 
     def read(self, text: str, at: float, answers: int | None) -> None:
@@ -83,17 +85,21 @@ class LoadLines:
         line = LINE.match(text)
         if line is None:
             return
+        self._settled = self._settled if self.engines else answers or 0
         engine = str(int(line["engine"] or 0))
         load = self.engines.setdefault(engine, EngineLoad(at - INTERVAL))
         load.read(line, at)
         self.lines += 1
         if float(line["prompt"]) or float(line["output"]):
             self._settled = answers or 0
+        if answers is None:
+            self._uncounted = int(load.output_tokens / SHORTEST_ANSWER)
 
     def frozen(self) -> "LoadLines":
         """Return a copy that further lines do not change."""
         other = LoadLines()
-        other.engines, other._settled = {name: replace(load) for name, load in self.engines.items()}, self._settled
+        other.engines = {name: replace(load) for name, load in self.engines.items()}
+        other._settled, other._uncounted = self._settled, self._uncounted
         return other
 
     def series(self, now: float, answers: int | None) -> Iterator[Reading]:
@@ -101,14 +107,15 @@ class LoadLines:
         for engine, load in self.engines.items():
             if not load.is_known(now):
                 continue
-            most = int(load.output_tokens / SHORTEST_ANSWER)
-            counted = len(self.engines) == 1 and answers is not None
+            finished = float(int(load.output_tokens / SHORTEST_ANSWER))
+            if len(self.engines) == 1 and answers is not None:
+                finished = float(self._uncounted + self._settled)
             values: dict[str, float] = {
                 "vllm:num_requests_running": load.running,
                 "vllm:num_requests_waiting": load.waiting,
                 "vllm:prompt_tokens_total": load.prompt_tokens,
                 "vllm:generation_tokens_total": load.output_tokens,
-                "vllm:time_to_first_token_seconds_count": self._settled if counted else most,
+                "vllm:time_to_first_token_seconds_count": finished,
             }
             if load.highest_usage <= ROOMY:
                 values["vllm:num_preemptions_total"] = 0
@@ -119,6 +126,6 @@ class LoadLines:
             if load.deferred is not None or not load.waiting:
                 for reason, count in (("capacity", load.waiting - (load.deferred or 0)), ("deferred", load.deferred or 0)):
                     yield {"__name__": "vllm:num_requests_waiting_by_reason", "engine": engine, "reason": reason}, float(count)
-            yield {"__name__": DONE, "engine": engine}, float(self._settled if counted else most)
+            yield {"__name__": DONE, "engine": engine}, finished
         if answers is not None and not self.engines:
             yield {"__name__": DONE, "engine": "0"}, float(answers)

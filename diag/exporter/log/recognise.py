@@ -526,6 +526,8 @@ class RecordTracker:
             return LineOrigin.VLLM if continues else LineOrigin.QUOTED  # else the record quotes a text
         if pattern is None or (phase == "unknown" and pattern.kind in _STARTUP_KINDS):
             return LineOrigin.VLLM
+        if pattern.aborts:
+            return LineOrigin.UNPROVEN
         if not (is_logged_by_file if pattern.logger else pattern.kind in _STARTUP_KINDS or says_end):
             return LineOrigin.QUOTED
         is_known = not self._pids or line.pid in self._pids or pattern.kind != "event" or not is_vllm_head

@@ -234,6 +234,11 @@ class ServerLog:
         return self._interpreter.reason
 
     @property
+    def reason_number(self) -> int:
+        """The number of the line that explains the last failure, 0 while none does."""
+        return self._interpreter.reason_number
+
+    @property
     def answers(self) -> Mapping[tuple[str, str], int]:
         """Answers by route and class of the status, as the access log has them."""
         return self._interpreter.answers.by_route

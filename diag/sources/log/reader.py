@@ -27,6 +27,15 @@ FIRST_LINES, LAST_LINES = 50_000, 250_000
 _TEXT = re.compile(rb"[^\n]+")
 EVERY, KEPT = 10.0, 1_800.0
 """Seconds between two samples of a log, as between two stats lines, and before its end from which on they are judged."""
+BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000, 60, 1_500
+"""Lines before and after the one that ended a server that belong to it, lines in which evidence of other programs is
+looked for, and those in which the server's choices are, kept lines of each, and characters of a line."""
+OF_OTHERS = re.compile(r"Killed process|Xid \(|segfault at|Caught signal|NCCL WARN|NIXL|LMCache|\[aiter\]|\[Error\]|UCX")
+OF_CHOICES = re.compile(
+    r"[Bb]ackend|non-default args|detected platform|loading took|weights took|Available KV cache memory|NCCL version"
+    r"|Unknown vLLM environment|compute capability|Encoder cache will"
+)
+"""Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
 DUE = 0.9
 """Share of `EVERY` after which a sample is due: stats lines come a little early or late."""
 PROBE = re.compile(r'- "(?:GET|HEAD) /(?:health|metrics|ping|livez|readyz|load|version|v1/models)\b')
@@ -44,22 +53,24 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     """
     for each in read_logs(targets):
         log, target = ServerLog(zone, each.path), Target(each.name)
-        _play(log, [*_lines(each.first, 1), *_lines(each.last, 0)], zone, each.written, target)
+        lines = as_logged(as_lines([*_lines(each.first, 1), *_lines(each.last, 0)]))
+        _play(log, lines, zone, each.written, target)
         if log.latest is None:
             raise BadRecording(f"{printable(each.name)} has no text: there is nothing to judge")
         notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
         origin = Origin("log", printable(each.name), every=EVERY, notes=notes if each.last else ())
         facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
-        yield replace(observation(origin, [target], facts), endings={each.name: log.ending})
+        ending = log.ending
+        context = ending.context._replace(nearby=nearby(lines, log.reason_number))
+        yield replace(observation(origin, [target], facts), endings={each.name: ending._replace(context=context)})
 
 
-def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
+def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
     """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end.
 
     While the load is known, a moment without a line is sampled too: silence is what a stalled engine logs.
     """
     samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
-    plain = as_logged(as_lines(lines))
     reason, clock, known, load = log.reason, ProbeClock(), log.load_lines, log.load_at
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
@@ -125,6 +136,20 @@ class ProbeClock:
         if self._probes < FEWEST_PROBES:
             return 0.0
         return min(self._pending * self._seconds / self._probes, KEPT)
+
+
+def nearby(lines: Sequence[Line], number: int) -> str:
+    """Return the lines around the one with a number, or the last ones, and those of other programs further off."""
+    at = next((place for place in range(len(lines) - 1, -1, -1) if lines[place].number == number), len(lines) - 1)
+    at = at if number else len(lines) - 1
+    first, last = max(0, at - BEFORE), at + AFTER
+
+    def kept(distance: int, words: re.Pattern[str]) -> list[str]:
+        before = (line.text[:LONGEST_NEARBY] for line in lines[max(0, at - distance) : first])
+        return [text for text in before if words.search(text)][-MOST_FAR:]
+
+    around = (line.text[:LONGEST_NEARBY] for line in lines[first:last])
+    return "\n".join([*kept(OF_START, OF_CHOICES), *kept(FAR, OF_OTHERS), *around])
 
 
 def _quiet(
