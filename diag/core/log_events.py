@@ -264,7 +264,8 @@ class LogEnding(NamedTuple):
     of a script without a server had started, and the script raised an exception, or the log ends without one. `phase`
     is that of a start under way, with the share that is done, if known. `errors` are the lines of errors since the
     server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
-    without secrets; `lines` are the last lines of each event; `context` is what stands around the line that ended the server.
+    without secrets; `lines` are the last lines of each event; `context` is what stands around the line that ended the server. `failed` of the last `answered` requests for
+    inference ended with HTTP 5xx.
     """
 
     state: LogState
@@ -276,6 +277,8 @@ class LogEnding(NamedTuple):
     phase: str = ""
     done: float | None = None
     context: LogContext = LogContext()
+    failed: int = 0
+    answered: int = 0
 
 
 STARTING = tuple(phase.name for phase in STARTUP_PHASES if phase.name != READY)

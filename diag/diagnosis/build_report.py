@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from diag.core.contract import SLOS
 from diag.core.formatting import listed, plural, quantity
-from diag.core.incident import RANK, Incident
+from diag.core.incident import RANK, Incident, judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, LogEnding
 from diag.core.subjects import instance_name
-from diag.diagnosis.decision_table import shortest_look
+from diag.diagnosis.decision_table import Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis, begun, by_scrapes, dated, diagnose
 from diag.diagnosis.health import OF_A_LOG, Suspect, health
 from diag.diagnosis.progress import INSTANCE, NotJudged, judge
@@ -21,6 +21,7 @@ from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
+from diag.knowledge.signals.answers import failed_share
 from diag.knowledge.known_failures import NOTHING, known_failure
 
 ENDS_OPEN = {
@@ -37,6 +38,10 @@ ENDS_OPEN = {
 }
 """Reasons why a log alone does not show the health of its server, by the state in which the log ends."""
 REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
+FAILING = "requests_failing"
+FEWEST_FAILED, LEAST_FAILED = 3, 0.3
+"""Failed answers among the last of a log, and their share, from which they are an incident."""
+SHARE = ((failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the last answers")), LEAST_FAILED),)
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
@@ -62,7 +67,7 @@ def build_report(
     models = {server.name: server.model for server in observed.servers}
     endings = dict(observed.endings)
     findings = []
-    for found_here in begun(dated(diagnose(incidents, judged), judged), incidents, judged):
+    for found_here in _with_failing_answers(begun(dated(diagnose(incidents, judged), judged), incidents, judged), endings):
         if found_here.state != "present":
             findings.append(Finding(found_here))
             continue
@@ -124,13 +129,51 @@ def build_report(
     )
 
 
+def _with_failing_answers(
+    diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]
+) -> Iterator[Diagnosis]:
+    """Yield the diagnoses, with failing answers as an incident of a log alone if its last answers were errors.
+
+    An access log has no times, so that it fills no window; a log that ends is judged by its last answers.
+    """
+    ill = {instance_name(each.subject) for each in diagnoses if each.state == "present" and RANK[each.severity]}
+    for each in diagnoses:
+        name = instance_name(each.subject)
+        ending = endings.get(name)
+        if (
+            each.incident.id != FAILING
+            or each.state == "present"
+            or ending is None
+            or ending.state != "serving"
+            or name in ill
+            or ending.failed < max(FEWEST_FAILED, LEAST_FAILED * ending.answered)
+        ):
+            yield each
+            continue
+        share = ending.failed / ending.answered
+        readings = tuple(Reading(condition, share, limit, True, [share]) for condition, limit in SHARE)
+        yield each._replace(
+            state="present",
+            severity=each.incident.severity,
+            severity_alone=each.incident.severity,
+            primary=True,
+            until=each.instants[-1],
+            episodes=((None, each.instants[-1]),),
+            ongoing=True,
+            symptoms=(),
+            supports=readings,
+        )
+
+
 def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
     """Return the newest line of a log, read alone, that shows an event which the incident's symptoms count."""
     ending = dict(observed.endings).get(instance_name(diagnosis.subject))
-    formulas = " ".join(expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms)
+    formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)
     lines = [line for line in (ending.lines if ending else ()) if re.search(rf"\b{line.event}\b", formulas)]
     newest = max(lines, key=lambda line: line.at, default=None)
-    return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
+    if newest is None:
+        return ()
+    return (Quote(newest.text, newest.file, newest.number or None, newest.process, "", newest.frames),)
 
 
 def _why_unknown(ending: LogEnding) -> str:

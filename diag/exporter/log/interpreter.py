@@ -465,7 +465,20 @@ class LogInterpreter:
         reached, done = self._startup.position
         phase, done = (reached, done) if state == "starting" else ("", None)
         context = LogContext(platform=self.config.platform, phase="" if self._startup.stage is None else reached)
-        return LogEnding(state, self.latest or 0.0, self._errors, len(self._raised), last, lines, phase, done, context)
+        latest = self.answers.latest
+        return LogEnding(
+            state,
+            self.latest or 0.0,
+            self._errors,
+            len(self._raised),
+            last,
+            lines,
+            phase,
+            done,
+            context,
+            latest.count("5xx"),
+            len(latest),
+        )
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
         for error in errors:

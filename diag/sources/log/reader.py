@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import tzinfo
 
-from diag.core.errors import BadRecording
+from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
 from diag.exporter.log.corroboration import RESOLUTION
 from diag.exporter.log.parse_line import LONGEST, first_time, split_redrawn
 from diag.exporter.log.server_log import ServerLog
 from diag.exposition.rendering import labelled
 from diag.exposition.scrapes import Reading, Target
+from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.sources.log.export import as_lines
 from diag.sources.log.files import FIRST, LAST, read_logs
 from diag.sources.log.paste import Line, as_logged
@@ -49,20 +50,28 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     """Yield each log as the observation of a server; times without a zone are of `zone`, None for this host's.
 
     `launch` and `version` are the servers' launch command and vLLM release, "" if unknown. BadRecording if a log cannot
-    be read or has no text.
+    be read or has no text, Unreachable if all of them are of other programs.
     """
+    others: list[str] = []
+    is_alone = True
     for each in read_logs(targets):
         log, target = ServerLog(zone, each.path), Target(each.name)
         lines = as_logged(as_lines([*_lines(each.first, 1), *_lines(each.last, 0)]))
+        if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
+            others.append(f"{printable(each.name)} is {other}, not of vLLM: {ONLY_JUDGES}")
+            continue
         _play(log, lines, zone, each.written, target)
         if log.latest is None:
             raise BadRecording(f"{printable(each.name)} has no text: there is nothing to judge")
+        is_alone = False
         notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin("log", printable(each.name), every=EVERY, notes=notes if each.last else ())
+        origin = Origin("log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *others))
         facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         context = ending.context._replace(nearby=nearby(lines, log.reason_number))
         yield replace(observation(origin, [target], facts), endings={each.name: ending._replace(context=context)})
+    if others and is_alone:
+        raise Unreachable("; ".join(others))
 
 
 def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
