@@ -42,6 +42,8 @@ FAILING = "requests_failing"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 """Failed answers among the last of a log, and their share, from which they are an incident."""
 SHARE = ((failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the last answers")), LEAST_FAILED),)
+READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
+"""Commands that look for what a known line already tells."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
@@ -96,7 +98,9 @@ def build_report(
                 for each in proposals
                 if each in linted or (not failure.is_decided and (each.changes or each.computed))
             ]
-            commands = [each for each in proposals if each.fix.command and each not in own]
+            commands = [
+                each for each in proposals if each.fix.command and each not in own and not READS.match(each.fix.command)
+            ]
             mends = [] if any(not each.needs for each in own) else [by_failure(failure)]
             proposals = (*own, *mends, *commands)
         elif (
@@ -106,7 +110,10 @@ def build_report(
         ):
             proposals = (by_search(quoted[0], known.version), *proposals)
         line = relaunch(known.launch, proposals)
-        findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure))
+        is_of_start = ending is not None and ending.state == "failed"
+        findings.append(
+            Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure, is_of_start)
+        )
     if observed.endings:
         return _log_report(observed, findings, queries)
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")

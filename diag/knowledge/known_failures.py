@@ -84,6 +84,7 @@ class FailureKind(NamedTuple):
     phases: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
     computed_first: bool = False
+    restart: bool = True
     generic: bool = False
     guess: bool = False
     example_nearby: str = ""
@@ -139,6 +140,7 @@ class KnownFailure(NamedTuple):
     do: str
     source: str
     basis: Basis = "guess"
+    needs_restart: bool = True
     is_decided: bool = False
     """True if the log around the error decided between several causes of it."""
 
@@ -224,7 +226,13 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version)
                 return KnownFailure(
-                    failure.id, means, advice, failure.source, failure.basis, is_decided=failure.has_context and not failure.computed_first
+                    failure.id,
+                    means,
+                    advice,
+                    failure.source,
+                    failure.basis,
+                    failure.restart,
+                    is_decided=failure.has_context and not failure.computed_first,
                 )
     return None
 

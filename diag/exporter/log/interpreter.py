@@ -478,6 +478,7 @@ class LogInterpreter:
             context,
             latest.count("5xx"),
             len(latest),
+            self.load.words(self.latest or 0.0),
         )
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from diag.core.formatting import quantity
 from diag.exposition.scrapes import Reading
 
 INTERVAL = 10.0
@@ -40,6 +41,8 @@ class EngineLoad:
     waiting: int = 0
     deferred: int | None = None
     usage: float | None = None
+    rate: float = 0.0
+    """Tokens per second, of prompts and answers."""
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     highest_usage: float = 0.0
@@ -50,6 +53,7 @@ class EngineLoad:
         """Take the next line: its throughputs are the means since the line that was due before it."""
         elapsed = min(at - self.at, INTERVAL) if at > self.at else 0.0
         prompt, output = float(line["prompt"]), float(line["output"])
+        self.rate = prompt + output
         self.prompt_tokens += prompt * elapsed
         self.output_tokens += output * elapsed
         self.at, self.running, self.waiting = at, int(line["running"]), int(line["waiting"])
@@ -94,6 +98,15 @@ class LoadLines:
             self._settled = answers or 0
         if answers is None:
             self._uncounted = int(load.output_tokens / SHORTEST_ANSWER)
+
+    def words(self, now: float) -> str:
+        """Return the last load in words: "2 running, 0 waiting, 345 tokens/s (10 s before the end)"."""
+        if not self.engines:
+            return ""
+        loads = self.engines.values()
+        running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+        rate, before = sum(load.rate for load in loads), max(0.0, now - max(load.at for load in loads))
+        return f"{running} running, {waiting} waiting, {rate:,.0f} tokens/s ({quantity(before, 'seconds')} before the end)"
 
     def frozen(self) -> "LoadLines":
         """Return a copy that further lines do not change."""

@@ -7,12 +7,12 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import tzinfo
+from datetime import UTC, timedelta, timezone, tzinfo
 
 from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
 from diag.exporter.log.corroboration import RESOLUTION
-from diag.exporter.log.parse_line import LONGEST, first_time, split_redrawn
+from diag.exporter.log.parse_line import LONGEST, LineParser, first_time, split_redrawn
 from diag.exporter.log.server_log import ServerLog
 from diag.exposition.rendering import labelled
 from diag.exposition.scrapes import Reading, Target
@@ -37,6 +37,8 @@ OF_CHOICES = re.compile(
     r"|Unknown vLLM environment|compute capability|Encoder cache will"
 )
 """Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
+MOST_ENDS, SKEW = 500, 120.0
+"""Last lines whose times refute a zone, and seconds by which clocks may differ."""
 DUE = 0.9
 """Share of `EVERY` after which a sample is due: stats lines come a little early or late."""
 PROBE = re.compile(r'- "(?:GET|HEAD) /(?:health|metrics|ping|livez|readyz|load|version|v1/models)\b')
@@ -55,23 +57,50 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     others: list[str] = []
     is_alone = True
     for each in read_logs(targets):
-        log, target = ServerLog(zone, each.path), Target(each.name)
         lines = as_logged(as_lines([*_lines(each.first, 1), *_lines(each.last, 0)]))
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
             others.append(f"{printable(each.name)} is {other}, not of vLLM: {ONLY_JUDGES}")
             continue
-        _play(log, lines, zone, each.written, target)
+        own, remark = fitting_zone(lines, zone, each.written)
+        log, target = ServerLog(own, each.path), Target(each.name)
+        _play(log, lines, own, each.written, target)
         if log.latest is None:
             raise BadRecording(f"{printable(each.name)} has no text: there is nothing to judge")
         is_alone = False
         notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin("log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *others))
+        origin = Origin("log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *remark, *others))
         facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         context = ending.context._replace(nearby=nearby(lines, log.reason_number))
         yield replace(observation(origin, [target], facts), endings={each.name: ending._replace(context=context)})
     if others and is_alone:
         raise Unreachable("; ".join(others))
+
+
+def fitting_zone(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[tzinfo | None, tuple[str, ...]]:
+    """Return the zone of times without one, and a note if it is not the assumed one, this host's.
+
+    No line is later than the moment at which the log was written or read: a zone in which one is has been refuted.
+    Containers write UTC, so that is tried next, then zones to the east.
+    """
+    if zone is not None:
+        return zone, ()
+    ends = [line.text for line in lines[-MOST_ENDS:]]
+
+    def latest(each: tzinfo | None) -> float:
+        parser = LineParser(each)
+        times = (part.at for text in ends for part in parser.parse(text[:LONGEST_NEARBY], written))
+        return max((at for at in times if at is not None), default=0.0)
+
+    if latest(None) <= written + SKEW:
+        return None, ()
+    for other in (UTC, *(timezone(timedelta(hours=hours)) for hours in range(1, 15))):
+        if latest(other) <= written + SKEW:
+            return other, (
+                f"its times are read as {other}: as times of this host's zone the last ones would be later than the"
+                " log itself (--log-timezone overrides)",
+            )
+    return None, ()
 
 
 def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
