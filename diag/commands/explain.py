@@ -69,7 +69,9 @@ def run(name: str, folder: Path | None) -> str:
     found = found or next((id for id in signals if f":{id}:" in f"{name}:"), "")
     if found:
         return signal_page(signals[found], incidents, contract)
-    if page := _found_by_text(name, incidents, contract, {**declared(incidents)}):
+    if page := _found_by_text(
+        name, incidents, contract, {name: each for name, each in signals.items() if isinstance(each, Signal)}
+    ):
         return page
     close = [*near(name, list(by_id)), *near(name, [*RULES, *CHECKS, *signals, *wrong_advice()])][:_FEW]
     suggestion = f" (did you mean {', '.join(close)}?)" if close else ""
@@ -79,10 +81,8 @@ def run(name: str, folder: Path | None) -> str:
     )
 
 
-def _found_by_text(
-    text: str, incidents: Sequence[Incident], contract: Contract, signals: Mapping[str, Signal]
-) -> str:
-    """Return the page for a pasted text: an alert's name, an exception, an environment variable, a metric; "" for none."""
+def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract, signals: Mapping[str, Signal]) -> str:
+    """Return the page for a pasted text: an alert, an exception, an environment variable, a metric; "" for none."""
     from diag.artefacts.names import alert_name
     from diag.artefacts.reference import signal_page
     from diag.artefacts.runbook import runbook
@@ -95,9 +95,13 @@ def _found_by_text(
             return runbook(incident, incidents, contract, rule_set(incidents, contract))
     known = known_failure([bare], "", "")
     if known is not None and known.basis != "by its place":
-        return f"# {known.id}\n\n{known.means}\n\n**Do:** {known.do}\n\nHow sure: {known.basis}. Source: {known.source}\n"
+        return (
+            f"# {known.id}\n\n{known.means}\n\n**Do:** {known.do}\n\nHow sure: {known.basis}. Source: {known.source}\n"
+        )
     if METRIC.fullmatch(bare):
-        readers = {name: signal for name, signal in signals.items() if re.search(rf"\b{bare}\b", expanded(signal.promql))}
+        readers = {
+            name: signal for name, signal in signals.items() if re.search(rf"\b{bare}\b", expanded(signal.promql))
+        }
         users = [
             incident.id
             for incident in incidents
@@ -109,7 +113,9 @@ def _found_by_text(
             lines = [f"- signal {name}" for name in sorted(readers)] + [f"- incident {name}" for name in sorted(users)]
             return f"# {bare}\n\nRead by:\n\n" + "\n".join(lines) + "\n"
     word = re.compile(rf"(?<![\w-]){re.escape(bare)}(?![\w-])")
-    kinds = [each for each in table() if len(bare) >= SHORTEST and word.search(f"{each.means} {each.do} {each.example}")]
+    kinds = [
+        each for each in table() if len(bare) >= SHORTEST and word.search(f"{each.means} {each.do} {each.example}")
+    ]
     if not kinds:
         return ""
     lines = [f"- **{each.id}**: {each.means}\n  Do: {each.do}" for each in kinds[:MOST_KINDS]]

@@ -264,8 +264,8 @@ class LogEnding(NamedTuple):
     of a script without a server had started, and the script raised an exception, or the log ends without one. `phase`
     is that of a start under way, with the share that is done, if known. `errors` are the lines of errors since the
     server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
-    without secrets; `lines` are the last lines of each event; `context` is what stands around the line that ended the server. `failed` of the last `answered` requests for
-    inference ended with HTTP 5xx; `load` are the requests and tokens of the last stats lines, in words, "" without one.
+    without secrets; `lines` are the last lines of each event; `context` is what stands around the line that
+    ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx; `load` are the requests and tokens of the last stats lines, in words, "" without one.
     """
 
     state: LogState

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from diag.core.contract import SLOS
 from diag.core.formatting import listed, plural, quantity
-from diag.core.incident import RANK, Incident, judged as by_judgement
+from diag.core.incident import RANK, Incident
+from diag.core.incident import judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, LogEnding
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
@@ -21,12 +22,12 @@ from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
-from diag.knowledge.signals.answers import failed_share
 from diag.knowledge.known_failures import NOTHING, known_failure
+from diag.knowledge.signals.answers import failed_share
 
 ENDS_OPEN = {
-    "starting": "its log ends in the middle of the start, without an error. Whether the start goes on, hangs, or was "
-    "killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and at dmesg; of "
+    "starting": "its log ends in the middle of the start, without an error.{usual} Whether the start goes on, hangs, or "
+    "was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and at dmesg; of "
     "a process that still runs, py-spy dump --pid PID shows the stack. The last line: {last}",
     "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
     "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
@@ -37,6 +38,25 @@ ENDS_OPEN = {
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
 """Reasons why a log alone does not show the health of its server, by the state in which the log ends."""
+USUAL = {
+    "load_weights": "If the process is gone, the usual cause in this phase is the kernel's OOM killer: raise the "
+    "memory limit above the size of the model's files.",
+    "compile": "If it hangs, start with --enforce-eager to get past this phase; if the process is gone, compilers took "
+    "too much memory: MAX_JOBS=1 and TORCHINDUCTOR_COMPILE_THREADS=1.",
+    "profile_memory": "If the process is gone, kernels that are built now (FlashInfer's, by ninja) took too much host "
+    "memory: start with MAX_JOBS=1.",
+    "cuda_graph_capture": "If it hangs, one rank may have failed while the others wait for it: --enforce-eager gets "
+    "past this phase.",
+    "warm_up": "If the process is gone, kernels that are built now took too much host memory: start with MAX_JOBS=1.",
+}
+"""The usual cause and its action where a start ends without an error, by phase."""
+STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due to (?P<reason>[^\n]{1,60})")
+WATCHDOG = (
+    "it is a stack dump that vLLM's watchdog wrote at {at} because of {reason!r}: 'feed timeout' means that the engine "
+    "or the worker had made no progress for the watchdog's time-out, so that it is stalled or compiles.{place} Compare "
+    "the dumps of all ranks, the one that stands elsewhere is the cause; then restart the server, and run diag doctor on "
+    "its log"
+)
 REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
 FAILING = "requests_failing"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
@@ -69,7 +89,9 @@ def build_report(
     models = {server.name: server.model for server in observed.servers}
     endings = dict(observed.endings)
     findings = []
-    for found_here in _with_failing_answers(begun(dated(diagnose(incidents, judged), judged), incidents, judged), endings):
+    for found_here in _with_failing_answers(
+        begun(dated(diagnose(incidents, judged), judged), incidents, judged), endings
+    ):
         if found_here.state != "present":
             findings.append(Finding(found_here))
             continue
@@ -109,6 +131,8 @@ def build_report(
             and not any(each.changes or each.computed for each in proposals)
         ):
             proposals = (by_search(quoted[0], known.version), *proposals)
+        if ending is not None:  # what a log does not tell is no advice
+            proposals = tuple(each for each in proposals if not each.needs)
         line = relaunch(known.launch, proposals)
         is_of_start = ending is not None and ending.state == "failed"
         findings.append(
@@ -136,9 +160,7 @@ def build_report(
     )
 
 
-def _with_failing_answers(
-    diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]
-) -> Iterator[Diagnosis]:
+def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]) -> Iterator[Diagnosis]:
     """Yield the diagnoses, with failing answers as an incident of a log alone if its last answers were errors.
 
     An access log has no times, so that it fills no window; a log that ends is judged by its last answers.
@@ -184,14 +206,24 @@ def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
 
 
 def _why_unknown(ending: LogEnding) -> str:
-    known = known_failure([ending.last], "", "", context=ending.context) if ending.state in ("starting", "script failed") else None
+    known = (
+        known_failure([ending.last], "", "", context=ending.context)
+        if ending.state in ("starting", "script failed")
+        else None
+    )
     if known and ending.state == "script failed":
         return f"{ENDS_OPEN[ending.state].format(last=ending.last.removesuffix('.'))}. {known.means} {known.do}"
     if known:
         return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
     if ending.state == "lost" and any(line.event == ANSWERS for line in ending.lines):
         return REQUEST_ALONE
-    return ENDS_OPEN[ending.state].format(last=ending.last)
+    dump = STACK_DUMP.search(ending.context.nearby) if ending.state == "lost" else None
+    if dump:
+        frames = re.findall(r'File "[^"]*/(vllm/[^"]+)", line (\d+) in (\w+)', ending.context.nearby)
+        place = f" Its innermost frame in vLLM: {':'.join(frames[0][:2])}, {frames[0][2]}." if frames else ""
+        return WATCHDOG.format(at=dump["at"], reason=dump["reason"], place=place)
+    usual = f" {USUAL[ending.phase]}" if ending.phase in USUAL else ""
+    return ENDS_OPEN[ending.state].format(last=ending.last, usual=usual)
 
 
 def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[str]:

@@ -155,7 +155,7 @@ PLATFORMS = (
 
 
 def platform_of(text: str, context: LogContext) -> str:
-    """Return the platform of a server, "cuda" if nothing in its log is of another one, "" if nothing is known at all."""
+    """Return the platform of a server, "cuda" if nothing in its log is of another one, "" without a log."""
     if context.platform:
         return context.platform
     said = f"{text}\n{context.nearby}"

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 OF_VLLM = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]{1,120}\.py:\d+\]?"
-    r"|\((?:EngineCore|APIServer|VllmWorker|Worker\w*|Api[Ss]erver)\w* pid=\d+\)|\bvllm (?:serve|: error)|/vllm/|\bvllm\.(?:v1|engine|entry)"
+    r"|\((?:EngineCore|APIServer|VllmWorker|Worker\w*|Api[Ss]erver)\w* pid=\d+\)"
+    r"|\bvllm (?:serve|: error)|/vllm/|\bvllm\.(?:v1|engine|entry)"
 )
 """A line that vLLM wrote, or one that names its code."""
 ONLY_JUDGES = "diag judges vLLM alone"

@@ -88,7 +88,7 @@ def short_report(report: Report) -> str:
             "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
             "blank": [[""]],
             "servers": _fleet_part(report),
-            "why": _part("Why", _reasons_not_judged(report), ROWS),
+            "why": _part("Why", _reasons_not_judged(report), ROWS + 3 if report.observed.endings else ROWS),
             "normal": _normal_part(report),
         }
     else:

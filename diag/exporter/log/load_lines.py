@@ -24,7 +24,8 @@ ROOMY = 0.9
 DONE = "vllm:request_success_total"
 """Answered requests; the log tells no reason for which one finished, so the series has no label for it."""
 LINE = re.compile(
-    r"(?:Engine (?P<engine>\d{1,6}): |\d{1,6} Engines Aggregated: )?Avg prompt throughput: (?P<prompt>[\d.]{1,20}) tokens/s,"
+    r"(?:Engine (?P<engine>\d{1,6}): |\d{1,6} Engines Aggregated: )?"
+    r"Avg prompt throughput: (?P<prompt>[\d.]{1,20}) tokens/s,"
     r" Avg generation throughput: (?P<output>[\d.]{1,20}) tokens/s, Running: (?P<running>\d{1,9}) reqs,"
     r"(?: Swapped: \d{1,9} reqs,)? (?P<kind>Waiting|Pending): (?P<waiting>\d{1,9}) reqs,?"
     r"(?: Deferred: (?P<deferred>\d{1,9}) reqs,)?(?: KV fetch: [^,]{1,60}, [^,]{1,60}, [^,]{1,60},)?"
@@ -106,7 +107,9 @@ class LoadLines:
         loads = self.engines.values()
         running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
         rate, before = sum(load.rate for load in loads), max(0.0, now - max(load.at for load in loads))
-        return f"{running} running, {waiting} waiting, {rate:,.0f} tokens/s ({quantity(before, 'seconds')} before the end)"
+        return (
+            f"{running} running, {waiting} waiting, {rate:,.0f} tokens/s ({quantity(before, 'seconds')} before the end)"
+        )
 
     def frozen(self) -> "LoadLines":
         """Return a copy that further lines do not change."""
@@ -137,8 +140,14 @@ class LoadLines:
             for name, value in values.items():
                 yield {"__name__": name, "engine": engine}, float(value)
             if load.deferred is not None or not load.waiting:
-                for reason, count in (("capacity", load.waiting - (load.deferred or 0)), ("deferred", load.deferred or 0)):
-                    yield {"__name__": "vllm:num_requests_waiting_by_reason", "engine": engine, "reason": reason}, float(count)
+                for reason, count in (
+                    ("capacity", load.waiting - (load.deferred or 0)),
+                    ("deferred", load.deferred or 0),
+                ):
+                    yield (
+                        {"__name__": "vllm:num_requests_waiting_by_reason", "engine": engine, "reason": reason},
+                        float(count),
+                    )
             yield {"__name__": DONE, "engine": engine}, finished
         if answers is not None and not self.engines:
             yield {"__name__": DONE, "engine": "0"}, float(answers)

@@ -407,10 +407,11 @@ MOST_RECORDS, MOST_PIDS = 32, 4096
 QUIET = 2.0
 """Seconds behind a text without an end after which a line is no part of it."""
 _FOREIGN = re.compile(
-    r"Task exception was never retrieved|Exception in |Exception ignored |Unhandled exception"
+    r"(?!\S{1,300}\.cu:\d+: [^:]{1,200}: block: \[)"  # a device's assertion, which quotes no text
+    r"(?:Task exception was never retrieved|Exception in |Exception ignored |Unhandled exception"
     r"|\[\d\d:\d\d:\d\d\] \S{1,300}:\d+: "  # TVM, xgrammar
     r"|\S{1,300}\.(?:rs|cc|cpp|cu|h):\d+(?::\d+)?:|thread '[^']{0,80}' .{0,40}panicked at "
-    r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::[\w.]{1,100}:|\|[\w./]{1,200}:\d+)"  # logging's, transformers'
+    r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::[\w.]{1,100}:|\|[\w./]{1,200}:\d+))"  # logging's, transformers'
 )
 """Beginnings of exceptions that Python prints and that ended nothing, and of what other libraries print: both quote
 what clients sent, with its line feeds.

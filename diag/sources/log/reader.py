@@ -27,14 +27,16 @@ FIRST_LINES, LAST_LINES = 50_000, 250_000
 """Lines read of the beginning and of the end of a log, also if its bytes would be more lines."""
 _TEXT = re.compile(rb"[^\n]+")
 EVERY, KEPT = 10.0, 1_800.0
-"""Seconds between two samples of a log, as between two stats lines, and before its end from which on they are judged."""
+"""Seconds between two samples of a log, as between two stats lines, and before its end that are judged."""
 BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000, 60, 1_500
 """Lines before and after the one that ended a server that belong to it, lines in which evidence of other programs is
 looked for, and those in which the server's choices are, kept lines of each, and characters of a line."""
-OF_OTHERS = re.compile(r"Killed process|Xid \(|segfault at|Caught signal|NCCL WARN|NIXL|LMCache|\[aiter\]|\[Error\]|UCX")
+OF_OTHERS = re.compile(
+    r"Killed process|Xid \(|segfault at|Caught signal|NCCL WARN|NIXL|LMCache|\[aiter\]|\[Error\]|UCX"
+)
 OF_CHOICES = re.compile(
-    r"[Bb]ackend|non-default args|detected platform|loading took|weights took|Available KV cache memory|NCCL version"
-    r"|Unknown vLLM environment|compute capability|Encoder cache will"
+    r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"
+    r"|Available KV cache memory|Unknown vLLM environment|compute capability|Encoder cache will"
 )
 """Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
 MOST_ENDS, SKEW = 500, 120.0
@@ -68,7 +70,9 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
             raise BadRecording(f"{printable(each.name)} has no text: there is nothing to judge")
         is_alone = False
         notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin("log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *remark, *others))
+        origin = Origin(
+            "log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *remark, *others)
+        )
         facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         context = ending.context._replace(nearby=nearby(lines, log.reason_number))
