@@ -245,7 +245,7 @@ LogState = Literal["failed", "dead", "shut down", "stopped", "starting", "servin
 
 
 class LogContext(NamedTuple):
-    """What a log alone tells beside the line that ended its server.
+    """Evidence of a log alone beside the line that ended its server.
 
     `nearby` are the lines around it, with those of the kernel and of libraries in the minutes before; `platform` is
     vLLM's name of the device ("cuda", "rocm", "xpu", ...), `phase` the phase of the start in which it failed, READY for
@@ -265,7 +265,8 @@ class LogEnding(NamedTuple):
     is that of a start under way, with the share that is done, if known. `errors` are the lines of errors since the
     server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
     without secrets; `lines` are the last lines of each event; `context` is what stands around the line that
-    ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx; `load` are the requests and tokens of the last stats lines, in words, "" without one.
+    ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx;
+    `load` are the requests and tokens of the last stats lines, in words, "" without one.
     """
 
     state: LogState

@@ -26,9 +26,9 @@ from diag.knowledge.known_failures import NOTHING, known_failure
 from diag.knowledge.signals.answers import failed_share
 
 ENDS_OPEN = {
-    "starting": "its log ends in the middle of the start, without an error.{usual} Whether the start goes on, hangs, or "
-    "was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and at dmesg; of "
-    "a process that still runs, py-spy dump --pid PID shows the stack. The last line: {last}",
+    "starting": "its log ends in the middle of the start, without an error.{usual} Whether the start goes on, hangs, "
+    "or was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and at "
+    "dmesg; of a process that still runs, py-spy dump --pid PID shows the stack. The last line: {last}",
     "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
     "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
     "lost": "its log shows neither a start of vLLM nor a server at work",
@@ -54,8 +54,8 @@ STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due 
 WATCHDOG = (
     "it is a stack dump that vLLM's watchdog wrote at {at} because of {reason!r}: 'feed timeout' means that the engine "
     "or the worker had made no progress for the watchdog's time-out, so that it is stalled or compiles.{place} Compare "
-    "the dumps of all ranks, the one that stands elsewhere is the cause; then restart the server, and run diag doctor on "
-    "its log"
+    "the dumps of all ranks, the one that stands elsewhere is the cause; then restart the server, and run diag doctor "
+    "on its log"
 )
 REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
 FAILING = "requests_failing"
