@@ -264,8 +264,6 @@ class LogInterpreter:
         Return a line that only claims what it says, and was not interpreted.
         """
         self._latest_line = line
-        if self._aborting is not None and self._aborting[1].at is None and line.at is not None:
-            self._aborting = self._aborting[0], self._aborting[1]._replace(at=line.at), line.at  # not before this line
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
         self._is_vllm = self._is_vllm or is_of_vllm(line) or says_failure
         self._note_user(line)
