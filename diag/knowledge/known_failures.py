@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
 from diag.knowledge.signals.log import LEAST_SHARE
+from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import release, versions
 
 FILES = {
@@ -37,6 +38,10 @@ PLACES = "places"
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
 it is the usual one of such an error."""
+MOST_SEEN, BEFORE_SEEN = 120, 60
+"""Characters of a line that decided, and of those before what was found in it."""
+_HEAD = re.compile(r"(?:.{0,160}?\[[\w./]{1,80}:\d{1,6}\] |.{0,80}? kernel: |(?:\(\w[^()]{0,60} pid=\d+\) ?)+)")
+"""What log collectors and vLLM write before the text of a line."""
 FAR_BEHIND = 3
 """Minor releases, about two months of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
@@ -101,7 +106,7 @@ class FailureKind(NamedTuple):
         return "by its place" if self.frames else "named by the error"
 
     def values(self, text: str, frames: str, context: LogContext) -> dict[str, str] | None:
-        """Return the groups if the kind is that of an error; None if it is not."""
+        """Return the groups if the kind is that of an error, and under "" the line that decided; None if it is not."""
         if self.frames and not re.search(self.frames, frames):
             return None
         if (match := self.pattern.search(text)) is None:
@@ -113,7 +118,15 @@ class FailureKind(NamedTuple):
         near = re.search(self.nearby, context.nearby) if self.nearby else None
         if self.nearby and near is None:
             return None
-        values = {name: value or "?" for each in (match, near) if each for name, value in each.groupdict().items()}
+        values = {name: value or "?" for name, value in match.groupdict().items()}
+        if near is not None:
+            at = near.start(1) if near.re.groups and near[1] is not None else near.start()
+            first = context.nearby.rfind("\n", 0, at) + 1
+            whole = context.nearby[first:].partition("\n")[0]
+            head = _HEAD.match(whole)
+            start = max(head.end() if head and head.end() <= at - first else 0, at - first - BEFORE_SEEN)
+            seen = "" if text and text in whole else printable(hidden(whole[start:].strip()), MOST_SEEN)
+            values |= {"": seen, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
         return values if all(_holds(each, values) for each in self.figures) else None
 
     def applies_to(self, version: str, model: str) -> bool:
@@ -143,6 +156,8 @@ class KnownFailure(NamedTuple):
     needs_restart: bool = True
     is_decided: bool = False
     """True if the log around the error decided between several causes of it."""
+    seen: str = ""
+    """The line around the error that decided, without secrets."""
 
 
 PLATFORMS = (
@@ -225,6 +240,7 @@ def known_failure(
                 means, advice = (_filled(each, values) for each in (failure.means, failure.advice))
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version)
+                seen = values.get("", "")
                 return KnownFailure(
                     failure.id,
                     means,
@@ -233,6 +249,7 @@ def known_failure(
                     failure.basis,
                     failure.restart,
                     is_decided=failure.has_context and not failure.computed_first,
+                    seen=seen,
                 )
     return None
 

@@ -190,6 +190,8 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         )
     sure = f"{finding.basis}{f' (line {finding.quotes[0].line})' if finding.quotes and finding.quotes[0].line else ''}"
     means = finding.failure.means if finding.failure else ""
+    if finding.failure and finding.failure.seen:
+        sure += f", with: {finding.failure.seen}"
     return {
         "impact": _whole_sentences("", means, 4)
         if is_log
@@ -204,7 +206,7 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         "means": [[]] if is_log else _whole_sentences("Means", means, 4),
         "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
         **_action_parts(answer.actions),
-        "sure": _part("Sure", [sure if finding.basis else ""], 1),
+        "sure": _part("Sure", [sure if finding.basis else ""], 2),
     }
 
 
