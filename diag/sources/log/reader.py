@@ -89,22 +89,23 @@ def fitting_zone(lines: Sequence[Line], zone: tzinfo | None, written: float) -> 
     """
     if zone is not None:
         return zone, ()
-    ends = [line.text for line in lines[-MOST_ENDS:]]
-
-    def latest(each: tzinfo | None) -> float:
-        parser = LineParser(each)
-        times = (part.at for text in ends for part in parser.parse(text[:LONGEST_NEARBY], written))
-        return max((at for at in times if at is not None), default=0.0)
-
-    if latest(None) <= written + SKEW:
+    if _latest(lines, None, written) <= written + SKEW:
         return None, ()
     for other in (UTC, *(timezone(timedelta(hours=hours)) for hours in range(1, 15))):
-        if latest(other) <= written + SKEW:
+        if _latest(lines, other, written) <= written + SKEW:
             return other, (
                 f"its times are read as {other}: as times of this host's zone the last ones would be later than the"
                 " log itself (--log-timezone overrides)",
             )
     return None, ()
+
+
+def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float:
+    """Return the latest time of the last lines, 0 without any."""
+    parser = LineParser(zone)
+    texts = (line.text[:LONGEST_NEARBY] for line in lines[-MOST_ENDS:])
+    times = (part.at for text in texts for part in parser.parse(text, written))
+    return max((at for at in times if at is not None), default=0.0)
 
 
 def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
@@ -113,6 +114,7 @@ def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: f
     While the load is known, a moment without a line is sampled too: silence is what a stalled engine logs.
     """
     samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
+    horizon = min(_latest(plain, zone, written), written) - KEPT  # what is older is not judged
     reason, clock, known, load = log.reason, ProbeClock(), log.load_lines, log.load_at
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
@@ -127,9 +129,9 @@ def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: f
                 samples.pop()
             log.withdrawn = None
         at = log.reached
-        if at - before > EVERY and samples:
+        if at - before > EVERY and samples and at >= horizon:
             samples.extend(_quiet(samples[-1][1], load, before, at))
-        is_due = not samples or at - samples[-1][0] >= DUE * EVERY
+        is_due = not samples or (at >= horizon and at - samples[-1][0] >= DUE * EVERY)
         if at and (
             is_due or log.reason not in ("", reason)
         ):  # a reason may come behind the line that shows the failure
