@@ -76,7 +76,7 @@ SENTENCES = {
     ),
     "port": (
         "the log is not that of {servers}, which answers: its server could not start because the port was taken,"
-        ' perhaps by this one: "{line}"{place}, {time}. Give it another --port, or name the log of the server that answers'
+        ' perhaps by this one: "{line}"{place}, {time}. Give it another --port, or name the log of the one that answers'
     ),
     "unproven": (
         "the log of {servers} claims {claims}, and nothing that is measured proves or refutes it yet: the page of an"
