@@ -683,10 +683,10 @@ def explain(
         str,
         typer.Argument(
             metavar="ID",
-            help="Id of an incident (see diag incidents), a signal or a lint rule; a flag or a metric of vLLM.",
+            help="Id of an incident, a signal or a lint rule; a flag, a metric, an alert, or a pasted line of a log.",
             autocompletion=_complete_id,
         ),
-    ],
+    ] = "",
     as_markdown: Annotated[
         bool, output_option("--markdown", help="Print Markdown on a terminal too, as in a pipe.")
     ] = False,

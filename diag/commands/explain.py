@@ -2,23 +2,38 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from diag.core.contract import Contract
 from diag.core.declarations import Mistake, typed
 from diag.core.errors import BadDeclaration, BadUsage
-from diag.core.formatting import printable
+from diag.core.formatting import plural, printable
 from diag.core.incident import Incident, Part, Signal
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import DECLARED
 
 _LIKELY, _FEW = 0.75, 8
+SHORTEST, MOST_KINDS = 6, 6
+"""Characters of a text that is looked for in the table of failures, and kinds that are shown."""
+ASKED = """\
+diag explain TEXT, where TEXT is one of
+  an incident           diag explain engine_stalled       (all of them: below)
+  an alert              diag explain VllmEngineStalled
+  a line of a log       diag explain 'CUDA error: an illegal memory access was encountered'
+  an exception          diag explain EngineDeadError
+  a variable, a flag    diag explain VLLM_USE_DEEP_GEMM, diag explain --max-num-seqs
+  a metric, a signal    diag explain vllm:kv_cache_usage_perc, diag explain 'queue time (mean)'
+  a lint rule, a check  docs/lint-rules.md, docs/preflight.md
+
+"""
+METRIC = re.compile(r"(?:vllm:|diag_|http_)\w+")
 
 
 def show(name: str, folder: Path | None, as_markdown: bool) -> None:
     """Print a page as Markdown, or laid out if standard output is a terminal."""
-    text = run(name, folder)
+    text = run(name, folder) if name.strip() else ASKED + list_incidents(folder)
     if as_markdown or not sys.stdout.isatty():
         sys.stdout.write(text)
         return
@@ -30,7 +45,8 @@ def show(name: str, folder: Path | None, as_markdown: bool) -> None:
 def run(name: str, folder: Path | None) -> str:
     """Return the page of the incident, lint rule, preflight check, signal or part, wrong advice, or flag of vLLM.
 
-    A signal is found by its name, its id and the series that rules record of it. BadUsage if nothing has that name.
+    A signal is found by its name, its id and the series that rules record of it; anything else by what a log, an alert
+    or a page shows of it. BadUsage if nothing has that name.
     """
     from diag.artefacts.advice import advice_or_flag, wrong_advice
     from diag.artefacts.reference import declared, lint_rule_page, preflight_page, signal_page
@@ -55,12 +71,58 @@ def run(name: str, folder: Path | None) -> str:
     found = found or next((id for id in signals if f":{id}:" in f"{name}:"), "")
     if found:
         return signal_page(signals[found], incidents, contract)
+    if page := _found_by_text(
+        name, incidents, contract, {name: each for name, each in signals.items() if isinstance(each, Signal)}
+    ):
+        return page
     close = [*near(name, list(by_id)), *near(name, [*RULES, *CHECKS, *signals, *wrong_advice()])][:_FEW]
     suggestion = f" (did you mean {', '.join(close)}?)" if close else ""
     raise BadUsage(
         f"there is no incident, signal, lint rule, check or vLLM flag '{printable(name, 40)}'{suggestion}; diag"
         " incidents lists the incidents, docs/lint-rules.md the rules, docs/preflight.md the checks"
     )
+
+
+def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract, signals: Mapping[str, Signal]) -> str:
+    """Return the page for a pasted text: an alert, an exception, an environment variable, a metric; "" for none."""
+    from diag.artefacts.names import alert_name
+    from diag.artefacts.reference import signal_page
+    from diag.artefacts.runbook import runbook
+    from diag.knowledge.formulas import expanded, rule_set
+    from diag.knowledge.known_failures import known_failure, table
+
+    bare = text.strip().strip("`'\"")
+    for incident in incidents:
+        if bare in (alert_name(incident.id), incident.title):
+            return runbook(incident, incidents, contract, rule_set(incidents, contract))
+    known = known_failure([bare], "", "")
+    if known is not None and known.basis != "by its place":
+        return (
+            f"# {known.id}\n\n{known.means}\n\n**Do:** {known.do}\n\nHow sure: {known.basis}. Source: {known.source}\n"
+        )
+    if METRIC.fullmatch(bare):
+        readers = {
+            name: signal for name, signal in signals.items() if re.search(rf"\b{bare}\b", expanded(signal.promql))
+        }
+        users = [
+            incident.id
+            for incident in incidents
+            if any(re.search(rf"\b{bare}\b", expanded(each.signal.promql)) for each in incident.every_condition)
+        ]
+        if len(readers) == 1 and not users:
+            return signal_page(next(iter(readers.values())), incidents, contract)
+        if readers or users:
+            lines = [f"- signal {name}" for name in sorted(readers)] + [f"- incident {name}" for name in sorted(users)]
+            return f"# {bare}\n\nRead by:\n\n" + "\n".join(lines) + "\n"
+    word = re.compile(rf"(?<![\w-]){re.escape(bare)}(?![\w-])")
+    kinds = [
+        each for each in table() if len(bare) >= SHORTEST and word.search(f"{each.means} {each.do} {each.example}")
+    ]
+    if not kinds:
+        return ""
+    lines = [f"- **{each.id}**: {each.means}\n  Do: {each.do}" for each in kinds[:MOST_KINDS]]
+    more = f"\n\nand {len(kinds) - MOST_KINDS} more (docs/failures.md)" if len(kinds) > MOST_KINDS else ""
+    return f"# {bare}\n\nNamed in {plural(len(kinds), 'kind')} of failure:\n\n" + "\n".join(lines) + more + "\n"
 
 
 def near(name: str, ids: Sequence[str]) -> list[str]:
@@ -80,7 +142,7 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.artefacts.advice import wrong_advice
     from diag.diagnosis.roll_call import waits
     from diag.exporter.log.patterns import PATTERNS, Pattern
-    from diag.knowledge import known_failures, rocm
+    from diag.knowledge import known_failures, other_engines, rocm
     from diag.lint.rule import LintRule
     from diag.lint.rules import RULES
     from diag.preflight.check import PreflightCheck
@@ -88,7 +150,7 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.vllm.gpus import gpus
 
     incidents = load(folder, check_all=True)
-    for read_table in (known_failures.table, rocm.table, gpus, waits, wrong_advice):
+    for read_table in (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice):
         read_table()
     for kind, declared in (
         (Part | Signal, DECLARED),

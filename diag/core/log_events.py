@@ -244,6 +244,19 @@ class EventLine(NamedTuple):
 LogState = Literal["failed", "dead", "shut down", "stopped", "starting", "serving", "lost", "script failed", "run over"]
 
 
+class LogContext(NamedTuple):
+    """Evidence of a log alone beside the line that ended its server.
+
+    `nearby` are the lines around it, with those of the kernel and of libraries in the minutes before; `platform` is
+    vLLM's name of the device ("cuda", "rocm", "xpu", ...), `phase` the phase of the start in which it failed, READY for
+    a server at work; "" for unknown.
+    """
+
+    nearby: str = ""
+    platform: str = ""
+    phase: str = ""
+
+
 class LogEnding(NamedTuple):
     """How a log ends, at a unix time: the state of its server then, which nothing but the log shows.
 
@@ -251,7 +264,9 @@ class LogEnding(NamedTuple):
     of a script without a server had started, and the script raised an exception, or the log ends without one. `phase`
     is that of a start under way, with the share that is done, if known. `errors` are the lines of errors since the
     server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
-    without secrets; `lines` are the last lines of each event.
+    without secrets; `lines` are the last lines of each event; `context` is what stands around the line that
+    ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx;
+    `load` are the requests and tokens of the last stats lines, in words, "" without one.
     """
 
     state: LogState
@@ -262,6 +277,10 @@ class LogEnding(NamedTuple):
     lines: tuple[EventLine, ...] = ()
     phase: str = ""
     done: float | None = None
+    context: LogContext = LogContext()
+    failed: int = 0
+    answered: int = 0
+    load: str = ""
 
 
 STARTING = tuple(phase.name for phase in STARTUP_PHASES if phase.name != READY)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from diag.core.contract import SLOS
 from diag.core.formatting import listed, plural, quantity
 from diag.core.incident import RANK, Incident
-from diag.core.log_events import ANSWERS, LogEnding
+from diag.core.incident import judged as by_judgement
+from diag.core.log_events import ANSWERS, READY, LogEnding
 from diag.core.subjects import instance_name
-from diag.diagnosis.decision_table import shortest_look
+from diag.diagnosis.decision_table import Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis, begun, by_scrapes, dated, diagnose
-from diag.diagnosis.health import OF_A_LOG, health
+from diag.diagnosis.health import OF_A_LOG, Suspect, health
 from diag.diagnosis.progress import INSTANCE, NotJudged, judge
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
@@ -21,12 +22,13 @@ from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
-from diag.knowledge.known_failures import known_failure
+from diag.knowledge.known_failures import NOTHING, known_failure
+from diag.knowledge.signals.answers import failed_share
 
 ENDS_OPEN = {
-    "starting": "its log ends in the middle of the start, without an error. Whether the start goes on, hangs, or was "
-    "killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and at dmesg; of "
-    "a process that still runs, py-spy dump --pid PID shows the stack. The last line: {last}",
+    "starting": "its log ends in the middle of the start, without an error.{usual} Whether the start goes on, hangs, "
+    "or was killed from outside is not in the log: look at the container's status (OOMKilled, exit code 137) and at "
+    "dmesg; of a process that still runs, py-spy dump --pid PID shows the stack. The last line: {last}",
     "stopped": "it was ended from outside (a signal, Ctrl-C, a time limit, the OOM killer), as its last line says. "
     "Look at the limits of the start script, the probe or the scheduler, and at dmesg. The last line: {last}",
     "lost": "its log shows neither a start of vLLM nor a server at work",
@@ -36,7 +38,32 @@ ENDS_OPEN = {
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
 }
 """Reasons why a log alone does not show the health of its server, by the state in which the log ends."""
+USUAL = {
+    "load_weights": "If the process is gone, the usual cause in this phase is the kernel's OOM killer: raise the "
+    "memory limit above the size of the model's files.",
+    "compile": "If it hangs, start with --enforce-eager to get past this phase; if the process is gone, compilers took "
+    "too much memory: MAX_JOBS=1 and TORCHINDUCTOR_COMPILE_THREADS=1.",
+    "profile_memory": "If the process is gone, kernels that are built now (FlashInfer's, by ninja) took too much host "
+    "memory: start with MAX_JOBS=1.",
+    "cuda_graph_capture": "If it hangs, one rank may have failed while the others wait for it: --enforce-eager gets "
+    "past this phase.",
+    "warm_up": "If the process is gone, kernels that are built now took too much host memory: start with MAX_JOBS=1.",
+}
+"""The usual cause and its action where a start ends without an error, by phase."""
+STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due to (?P<reason>[^\n]{1,60})")
+WATCHDOG = (
+    "it is a stack dump that vLLM's watchdog wrote at {at} because of {reason!r}: 'feed timeout' means that the engine "
+    "or the worker had made no progress for the watchdog's time-out, so that it is stalled or compiles.{place} Compare "
+    "the dumps of all ranks, the one that stands elsewhere is the cause; then restart the server, and run diag doctor "
+    "on its log"
+)
 REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
+FAILING = "requests_failing"
+FEWEST_FAILED, LEAST_FAILED = 3, 0.3
+"""Failed answers among the last of a log, and their share, from which they are an incident."""
+SHARE = ((failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the last answers")), LEAST_FAILED),)
+READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
+"""Commands that look for what a known line already tells."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 NOTHING_JUDGED = "no incident could be judged: the telemetry that they need is missing"
@@ -60,8 +87,11 @@ def build_report(
     progress, unknown = judge(queries) if not observed.endings else ((), ())
     judged = judged or queries
     models = {server.name: server.model for server in observed.servers}
+    endings = dict(observed.endings)
     findings = []
-    for found_here in begun(dated(diagnose(incidents, judged), judged), incidents, judged):
+    for found_here in _with_failing_answers(
+        begun(dated(diagnose(incidents, judged), judged), incidents, judged), endings
+    ):
         if found_here.state != "present":
             findings.append(Finding(found_here))
             continue
@@ -81,10 +111,18 @@ def build_report(
         uncomputed = tuple(proposal for proposal in found if not proposal.is_computed)
         texts = [text for each in quoted for text in (each.text, each.cause) if text]
         model, frames = models.get(instance_name(diagnosis.subject), ""), quoted[0].frames if quoted else ""
-        failure = known_failure(texts, known.version, model, frames)
+        ending = endings.get(instance_name(diagnosis.subject))
+        context = ending.context if ending else NOTHING
+        failure = known_failure(texts, known.version, model, frames, context)
         if failure:  # what is known of the line says more than the incident's advice for any line
-            own = [each for each in proposals if each.changes or each.computed or each in linted]
-            commands = [each for each in proposals if each.fix.command and each not in own]
+            own = [
+                each
+                for each in proposals
+                if each in linted or (not failure.is_decided and (each.changes or each.computed))
+            ]
+            commands = [
+                each for each in proposals if each.fix.command and each not in own and not READS.match(each.fix.command)
+            ]
             mends = [] if any(not each.needs for each in own) else [by_failure(failure)]
             proposals = (*own, *mends, *commands)
         elif (
@@ -93,8 +131,13 @@ def build_report(
             and not any(each.changes or each.computed for each in proposals)
         ):
             proposals = (by_search(quoted[0], known.version), *proposals)
+        if ending is not None:  # what a log does not tell is no advice
+            proposals = tuple(each for each in proposals if not each.needs)
         line = relaunch(known.launch, proposals)
-        findings.append(Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure))
+        is_of_start = ending is not None and ending.state == "failed"
+        findings.append(
+            Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure, is_of_start)
+        )
     if observed.endings:
         return _log_report(observed, findings, queries)
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")
@@ -117,24 +160,70 @@ def build_report(
     )
 
 
+def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]) -> Iterator[Diagnosis]:
+    """Yield the diagnoses, with failing answers as an incident of a log alone if its last answers were errors.
+
+    An access log has no times, so that it fills no window; a log that ends is judged by its last answers.
+    """
+    ill = {instance_name(each.subject) for each in diagnoses if each.state == "present" and RANK[each.severity]}
+    for each in diagnoses:
+        name = instance_name(each.subject)
+        ending = endings.get(name)
+        if (
+            each.incident.id != FAILING
+            or each.state == "present"
+            or ending is None
+            or ending.state != "serving"
+            or name in ill
+            or ending.failed < max(FEWEST_FAILED, LEAST_FAILED * ending.answered)
+        ):
+            yield each
+            continue
+        share = ending.failed / ending.answered
+        readings = tuple(Reading(condition, share, limit, True, [share]) for condition, limit in SHARE)
+        yield each._replace(
+            state="present",
+            severity=each.incident.severity,
+            severity_alone=each.incident.severity,
+            primary=True,
+            until=each.instants[-1],
+            episodes=((None, each.instants[-1]),),
+            ongoing=True,
+            symptoms=(),
+            supports=readings,
+        )
+
+
 def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
     """Return the newest line of a log, read alone, that shows an event which the incident's symptoms count."""
     ending = dict(observed.endings).get(instance_name(diagnosis.subject))
-    formulas = " ".join(expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms)
+    formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)
     lines = [line for line in (ending.lines if ending else ()) if re.search(rf"\b{line.event}\b", formulas)]
     newest = max(lines, key=lambda line: line.at, default=None)
-    return () if newest is None else (Quote(newest.text, newest.file, newest.number or None, newest.process, ""),)
+    if newest is None:
+        return ()
+    return (Quote(newest.text, newest.file, newest.number or None, newest.process, "", newest.frames),)
 
 
 def _why_unknown(ending: LogEnding) -> str:
-    known = known_failure([ending.last], "", "") if ending.state in ("starting", "script failed") else None
+    known = (
+        known_failure([ending.last], "", "", context=ending.context)
+        if ending.state in ("starting", "script failed")
+        else None
+    )
     if known and ending.state == "script failed":
         return f"{ENDS_OPEN[ending.state].format(last=ending.last.removesuffix('.'))}. {known.means} {known.do}"
     if known:
         return f"its log ends in the middle of the start, at the line {ending.last!r}. {known.means} {known.do}"
     if ending.state == "lost" and any(line.event == ANSWERS for line in ending.lines):
         return REQUEST_ALONE
-    return ENDS_OPEN[ending.state].format(last=ending.last)
+    dump = STACK_DUMP.search(ending.context.nearby) if ending.state == "lost" else None
+    if dump:
+        frames = re.findall(r'File "[^"]*/(vllm/[^"]+)", line (\d+) in (\w+)', ending.context.nearby)
+        place = f" Its innermost frame in vLLM: {':'.join(frames[0][:2])}, {frames[0][2]}." if frames else ""
+        return WATCHDOG.format(at=dump["at"], reason=dump["reason"], place=place)
+    usual = f" {USUAL[ending.phase]}" if ending.phase in USUAL else ""
+    return ENDS_OPEN[ending.state].format(last=ending.last, usual=usual)
 
 
 def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[str]:
@@ -142,7 +231,8 @@ def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterat
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
             server = next((each for each in observed.servers if each.name == name), None)
-            known = known_failure([line.text], server.version if server else "", "", line.frames)
+            context = ending.context._replace(phase=READY)
+            known = known_failure([line.text], server.version if server else "", "", line.frames, context)
             place = f" (line {line.number})" if line.number else ""
             advice = f" {known.do}" if known else ""
             yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
@@ -151,14 +241,23 @@ def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterat
 def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs without a server: the incidents that they show, and how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
+    ended = {name for name, ending in observed.endings if ending.state in ("shut down", "stopped")}
     told = [
         each
         for each in findings
         if each.diagnosis.state != "unknown"
         and each.diagnosis.incident.id not in TIMED
         and instance_name(each.diagnosis.subject) not in lost
+        and not (instance_name(each.diagnosis.subject) in ended and _is_of_load(each.diagnosis))
     ]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
+    suspects = health([each.diagnosis for each in findings], (), queries, observed.not_measured).suspects
+    at_work = {name for name, ending in observed.endings if ending.state == "serving"}
+    seen = OF_A_LOG._replace(
+        suspects=tuple(
+            each for each in suspects if instance_name(each.diagnosis.subject) in at_work and _lacks_preemptions(each)
+        )
+    )
     not_judged = tuple(
         NotJudged(_why_unknown(ending), (("instance", name),))
         for name, ending in observed.endings
@@ -174,13 +273,26 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
         observed=observed._replace(
             notes=(*observed.notes, *notes), defects=(*observed.defects, *claims(queries, "survived"))
         ),
-        verdict=verdict_of(told, not_judged, OF_A_LOG),
+        verdict=verdict_of(told, not_judged, seen),
         progress=(),
         findings=tuple(told),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
-        health=OF_A_LOG,
+        health=seen,
     )
+
+
+def _is_of_load(diagnosis: Diagnosis) -> bool:
+    """Return True if an incident is a matter of load: it is over when its server was stopped on purpose."""
+    return not diagnosis.incident.outage and "vllm:" in " ".join(
+        expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms
+    )
+
+
+def _lacks_preemptions(suspect: Suspect) -> bool:
+    """Return True if an incident is unknown only because no release logs preemptions."""
+    unknown = [reading.condition.signal.promql for reading in suspect.diagnosis.symptoms if reading.holds is None]
+    return all("num_preemptions" in expanded(promql) for promql in unknown)
 
 
 def merge_log_reports(reports: Sequence[Report]) -> Report:

@@ -103,7 +103,7 @@ class Proposal(NamedTuple):
     `needs` names what diag could not measure and has to be checked before the change; `computed` is whether `after`
     came from this server's numbers; `name` is the flag, variable or command, with all values filled in, and `text` the
     fix's own sentence, likewise. `changes` are the flags or the variable that it sets, its own first. `is_guess` is
-    whether a condition under which it applies was not measured.
+    whether a condition under which it applies was not measured, `is_search` whether it only looks for a known cause.
     """
 
     fix: Fix
@@ -116,6 +116,7 @@ class Proposal(NamedTuple):
     assumed: bool = False
     changes: tuple[FlagChange, ...] = ()
     is_guess: bool = False
+    is_search: bool = False
 
     @property
     def is_computed(self) -> bool:
@@ -160,7 +161,12 @@ def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote
 
 def by_failure(failure: KnownFailure) -> Proposal:
     """Return the action that is known to mend a failure."""
-    fix = Fix(change=failure.do, effect="the server starts, and serves", why=documented(failure.means, failure.source))
+    fix = Fix(
+        change=failure.do,
+        effect="the server starts, and serves",
+        restart=failure.needs_restart,
+        why=documented(failure.means, failure.source),
+    )
     return Proposal(fix, None, None, (), computed=False, name="", text=failure.do)
 
 
@@ -180,6 +186,7 @@ def by_search(quote: Quote, version: str) -> Proposal:
         computed=False,
         name="",
         text=text,
+        is_search=True,
     )
 
 

@@ -8,9 +8,6 @@ from diag.core.subjects import label_value
 from diag.diagnosis.diagnose import Diagnosis, culprit_series
 from diag.diagnosis.query_cache import QueryCache
 
-LINES_BEFORE = 40
-"""Log lines before a quoted one that a command shows: a traceback is that long."""
-
 
 class Quote(NamedTuple):
     """A line of a log: `file` is "" and `line` None if unknown.
@@ -33,15 +30,14 @@ class Quote(NamedTuple):
 
     @property
     def names(self) -> tuple[tuple[str, str], ...]:
-        """Values for a command that shows the file and its lines up to this one, as a shell takes them.
+        """Values for a command that reads the file, as a shell takes them.
 
         Empty if the place is unknown. The tilde of a home folder, which is not named, has to stand outside of quotes.
         """
         if not self.file or self.line is None:
             return ()
         home, rest = re.match(r"((?:~/)?)(.*)", self.file, re.DOTALL).groups()  # type: ignore[union-attr]
-        first = max(1, self.line - LINES_BEFORE)
-        return ("log", f"{home}{shlex.quote(rest)}"), ("log_from", str(first)), ("log_to", str(self.line))
+        return (("log", f"{home}{shlex.quote(rest)}"),)
 
 
 def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:

@@ -100,7 +100,7 @@ class Finding(NamedTuple):
     """A diagnosis with its fixes, and the log lines that decide it.
 
     `uncomputed` are fixes whose number needs telemetry that is missing; `failure` is the known failure that the quoted
-    line shows.
+    line shows. `is_of_start` is true if a log shows that a start failed: no server has to be taken out of rotation.
     """
 
     diagnosis: Diagnosis
@@ -109,6 +109,14 @@ class Finding(NamedTuple):
     uncomputed: tuple[Proposal, ...] = ()
     quotes: tuple[Quote, ...] = ()
     failure: KnownFailure | None = None
+    is_of_start: bool = False
+
+    @property
+    def basis(self) -> str:
+        """How sure the cause is that a log names, "" if the incident was measured and no line is quoted."""
+        if self.failure:
+            return self.failure.basis
+        return "guess" if self.quotes and any(each.is_search for each in self.proposals) else ""
 
 
 class Report(NamedTuple):

@@ -15,6 +15,7 @@ from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
 from diag.http.client import Client, Request, Response, run_in_thread
 from diag.http.failure import SCALES, VLLM, Failure, WrongAnswer
+from diag.knowledge.other_engines import ONLY_JUDGES, program_of_page
 from diag.vllm.running_config import ServerFacts, from_server_info, number
 
 ACCEPT = "text/plain;version=0.0.4"
@@ -109,6 +110,8 @@ class VllmServer:
             if problem:
                 tried.append((shown, problem, response.status))
                 continue
+            if other := program_of_page(response.body[:SMALL]):
+                raise WrongAnswer(f"is no vLLM server: its metrics are those of {other}", ONLY_JUDGES)
             self.path = path
             if self.address.path.rstrip("/") not in ("", shown):
                 self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(shown)} was used")

@@ -2,8 +2,8 @@
 
 A server is healthy if every part was seen, no incident is present, and no unknown incident shows in what was measured.
 Pages, recordings and a Prometheus hold the same samples, so the parts are the same for all three. A log alone shows
-failures and none of the parts. GPUs, processes and the log are no parts: a page shows without them whether users are
-served, and a report names them under "Not seen".
+failures and load, and not all parts. GPUs, processes and the log are no parts: a page shows without them whether users
+are served, and a report names them under "Not seen".
 """
 
 from typing import NamedTuple

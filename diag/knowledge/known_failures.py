@@ -10,14 +10,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
+from diag.core.log_events import LogContext
 from diag.knowledge.signals.log import LEAST_SHARE
+from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import release, versions
 
 FILES = {
+    "context": "What the log around the error decides",
     "known_issues": "Defects of vLLM",
     "launch": "The launch command",
     "features": "KV transfer, structured output, multimodal input and other features",
@@ -31,6 +34,13 @@ FILES = {
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
 PLACES = "places"
+Basis = Literal["named by the error", "by its place", "guess"]
+"""How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
+it is the usual one of such an error."""
+MOST_SEEN, BEFORE_SEEN = 120, 60
+"""Characters of a line that decided, and of those before what was found in it."""
+_HEAD = re.compile(r"(?:.{0,160}?\[[\w./]{1,80}:\d{1,6}\] |.{0,80}? kernel: |(?:\(\w[^()]{0,60} pid=\d+\) ?)+)")
+"""What log collectors and vLLM write before the text of a line."""
 FAR_BEHIND = 3
 """Minor releases, about two months of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
@@ -40,6 +50,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_DIVISOR = 128
 """GPUs that one model is split over, at most."""
 _ALTERNATIVES = re.compile(r"(, or |; )")
+NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
 
@@ -51,6 +62,12 @@ class FailureKind(NamedTuple):
     page. `frames`, if given, has to be in the innermost frames of the traceback. A defect of vLLM has the day on which
     its thread was `checked`: it is told only of servers whose release is
     known to have it, and whose model, if the defect is one of some `models`, is known too.
+
+    Of a log alone more is known. `nearby` has to be found in the lines around the error; its groups may be named too.
+    `platforms` are vLLM's names of devices, `phases` those of the start in which it failed ("ready" at work). `figures`
+    compare numbers of the groups: "allocated < 0.1 total". If `computed_first`, a value that is computed from the
+    server's numbers is better advice. A kind with one of these comes before those without. An
+    error that many causes have is `generic`: it comes last, and its cause is a guess, as one that is a `guess` itself.
     """
 
     id: str
@@ -66,15 +83,59 @@ class FailureKind(NamedTuple):
     checked: str = ""
     frames: str = ""
     example_frames: str = ""
+    nearby: str = ""
+    platforms: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+    computed_first: bool = False
+    restart: bool = True
+    generic: bool = False
+    guess: bool = False
+    example_nearby: str = ""
+
+    @property
+    def has_context(self) -> bool:
+        """Return True if more than the error itself decides."""
+        return bool(self.nearby or self.platforms or self.phases or self.figures)
+
+    @property
+    def basis(self) -> Basis:
+        if self.generic or self.guess:
+            return "guess"
+        return "by its place" if self.frames else "named by the error"
+
+    def values(self, text: str, frames: str, context: LogContext) -> dict[str, str] | None:
+        """Return the groups if the kind is that of an error, and under "" the line that decided; None if it is not."""
+        if self.frames and not re.search(self.frames, frames):
+            return None
+        if (match := self.pattern.search(text)) is None:
+            return None
+        if self.platforms and platform_of(text, context) not in self.platforms:
+            return None
+        if self.phases and context.phase not in self.phases:
+            return None
+        near = re.search(self.nearby, context.nearby) if self.nearby else None
+        if self.nearby and near is None:
+            return None
+        values = {name: value or "?" for name, value in match.groupdict().items()}
+        if near is not None:
+            at = near.start(1) if near.re.groups and near[1] is not None else near.start()
+            first = context.nearby.rfind("\n", 0, at) + 1
+            whole = context.nearby[first:].partition("\n")[0]
+            head = _HEAD.match(whole)
+            start = max(head.end() if head and head.end() <= at - first else 0, at - first - BEFORE_SEEN)
+            seen = "" if text and text in whole else printable(hidden(whole[start:].strip()), MOST_SEEN)
+            values |= {"": seen, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
+        return values if all(_holds(each, values) for each in self.figures) else None
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
+        groups = {**self.pattern.groupindex, **re.compile(self.nearby).groupindex}
         for key, text in (("means", self.means), ("do", self.do)):
             for place in PLACE.finditer(text):
                 for name in (name.strip() for name in place["names"].split(",")):
-                    if name not in self.pattern.groupindex:
-                        near = did_you_mean(name, self.pattern.groupindex)
-                        yield f"names '{name}', which is no group of `pattern`{near}", key
+                    if name not in groups:
+                        yield f"names '{name}', which is no group of `pattern`{did_you_mean(name, groups)}", key
                 function = place["function"]
                 if function and function not in FUNCTIONS:
                     yield f"uses '{function}', which is no function{did_you_mean(function, FUNCTIONS)}", key
@@ -102,6 +163,52 @@ class KnownFailure(NamedTuple):
     means: str
     do: str
     source: str
+    basis: Basis = "guess"
+    needs_restart: bool = True
+    is_decided: bool = False
+    """True if the log around the error decided between several causes of it."""
+    seen: str = ""
+    """The line around the error that decided, without secrets."""
+
+
+PLATFORMS = (
+    ("rocm", re.compile(r"\bHIP\b|HSA_STATUS|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b")),
+    ("npu", re.compile(r"\bNPU\b|torch_npu|vllm[_-]ascend|\bHCCL\b|\bCANN\b")),
+    ("xpu", re.compile(r"\bXPU\b|xpu_worker|oneCCL|Level ?Zero|UR_RESULT")),
+    ("tpu", re.compile(r"tpu_inference|\bTPU\b|jax\.errors|JaxRuntimeError")),
+)
+"""Platforms by words that only their libraries write, for a log without vLLM's line that names its platform."""
+
+
+def platform_of(text: str, context: LogContext) -> str:
+    """Return the platform of a server, "cuda" if nothing in its log is of another one, "" without a log."""
+    if context.platform:
+        return context.platform
+    said = f"{text}\n{context.nearby}"
+    return next((name for name, words in PLATFORMS if words.search(said)), "cuda" if context.nearby else "")
+
+
+_FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
+_AMOUNT = re.compile(r"(?P<number>[\d.]{1,12}) ?(?P<unit>[KMGT]?i?)(?:B|bytes)?$")
+_UNITS = {"": 1.0, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _holds(comparison: str, values: Mapping[str, str]) -> bool:
+    """Return True if numbers of an error compare so: "wanted < free", "allocated < 0.1 total"."""
+    parts = _FIGURES.fullmatch(comparison)
+    if parts is None:
+        raise ValueError(comparison)
+    left, right = (_amount(values.get(parts[side], parts[side])) for side in ("left", "right"))
+    if left is None or right is None:
+        return False
+    right *= float(parts["factor"] or 1)
+    return left < right if parts["op"] == "<" else left > right
+
+
+def _amount(text: str) -> float | None:
+    """Return bytes, or the number of a text without a unit."""
+    amount = _AMOUNT.match(text.replace(",", ""))
+    return float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] if amount else None
 
 
 @lru_cache(maxsize=1)
@@ -114,25 +221,39 @@ def table() -> tuple[FailureKind, ...]:
     )
 
 
-def known_failure(texts: Sequence[str], version: str, model: str, frames: str = "") -> KnownFailure | None:
+def known_failure(
+    texts: Sequence[str], version: str, model: str, frames: str = "", context: LogContext = NOTHING
+) -> KnownFailure | None:
     """Return the failure that the first of these texts shows which shows any; None if the table has none.
 
     `version` and `model` are those of the server, `frames` the innermost ones of the traceback, "" if unknown. What the
-    text of any exception says comes before the place at which one was raised.
+    text of any exception says comes before the place at which one was raised, and what the `context` in a log decides
+    before both.
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
-    of_texts = [failure for failure in table() if failure.file != PLACES]
-    of_places = [failure for failure in table() if failure.file == PLACES] if frames else []
-    for kinds in (of_texts, of_places):
+    tiers: list[list[FailureKind]] = [[], [], [], []]
+    for failure in table():
+        is_place = failure.file == PLACES
+        tiers[0 if failure.has_context else 3 if is_place else 2 if failure.generic else 1].append(failure)
+    for kinds in tiers:
         for text, failure in itertools.product(texts, kinds):
-            is_there = not failure.frames or re.search(failure.frames, frames)
-            if is_there and (match := failure.pattern.search(text)) and failure.applies_to(version, model):
-                values = {name: value or "?" for name, value in match.groupdict().items()}
+            values = failure.values(text, frames, context)
+            if values is not None and failure.applies_to(version, model):
                 means, advice = (_filled(each, values) for each in (failure.means, failure.advice))
-                if failure.file == PLACES:
+                if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version)
-                return KnownFailure(failure.id, means, advice, failure.source)
+                seen = values.get("", "")
+                return KnownFailure(
+                    failure.id,
+                    means,
+                    advice,
+                    failure.source,
+                    failure.basis,
+                    failure.restart,
+                    is_decided=failure.has_context and not failure.computed_first,
+                    seen=seen,
+                )
     return None
 
 

@@ -137,13 +137,6 @@ FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
 )
 READ_LOG = (
     Fix(
-        change="Read what led to the quoted line.",
-        command="sed -n '{log_from},{log_to}p' {log}",
-        effect="the lines above it show what vLLM was doing",
-        restart=False,
-        why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
-    ),
-    Fix(
         change="Read the last lines of the server log before it is rotated: look for the first error, a CUDA error, an "
         "out-of-memory error, or a signal.",
         command="journalctl -u vllm -n 200   # or: kubectl logs --previous <pod>",

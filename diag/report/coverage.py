@@ -74,6 +74,10 @@ SENTENCES = {
         ' {claims}; these lines are ignored. The first one: "{line}"{place}, {time}. A client may have written'
         " it, or the log is that of another server or of another time zone (--log-timezone)"
     ),
+    "port": (
+        "the log is not that of {servers}, which answers: its server could not start because the port was taken,"
+        ' perhaps by this one: "{line}"{place}, {time}. Give it another --port, or name the log of the one that answers'
+    ),
     "unproven": (
         "the log of {servers} claims {claims}, and nothing that is measured proves or refutes it yet: the page of an"
         ' idle server proves its API server alone. The first line: "{line}"{place}, {time}'
@@ -211,8 +215,9 @@ def defect_sentence(defect: TelemetryDefect) -> str:
     line, place, *claims = (
         map(printable, defect.names) if defect.kind in ("claimed", "unproven", "survived") else ("", "")
     )
+    is_port = defect.kind == "claimed" and "ddress already in use" in line
     are_all = defect.of_all and len(defect.servers) > FEW
-    return SENTENCES[defect.kind].format(
+    return SENTENCES["port" if is_port else defect.kind].format(
         servers=f"all {len(defect.servers):,} servers"
         if are_all
         else listed(list(map(printable, sorted(defect.servers)))),

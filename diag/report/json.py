@@ -162,6 +162,9 @@ def _subject(subject: Subject) -> dict[str, str]:
     return dict(sorted(subject))
 
 
+FAILURE = ("id", "means", "do", "source", "basis")
+
+
 def _diagnosis(finding: Finding) -> dict[str, Any]:
     diagnosis = finding.diagnosis
     return {
@@ -192,7 +195,8 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
             for proposal in finding.uncomputed
         ],
         "relaunch": finding.relaunch,
-        **({"failure": finding.failure._asdict()} if finding.failure else {}),
+        **({"basis": finding.basis} if finding.basis else {}),
+        **({"failure": {name: getattr(finding.failure, name) for name in FAILURE}} if finding.failure else {}),
     }
 
 

@@ -92,11 +92,21 @@ def found_nothing(report: Report) -> str:
         return "no server was asked"
     if report.observed.endings:
         found = "no other failure" if report.present else "no failure"
-        return f"{found} is in the log up to its end; no server was asked, and load is not judged from a log"
+        return f"{found} is in the log up to its end; {_judged(report)}; no server was asked"
     found = "no other incident found" if report.present else "no incident found"
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
     return f"{found} ({checked} checked on {plural(len(report.judged_servers), 'server')}{rest})"
+
+
+def _judged(report: Report) -> str:
+    """Return what was seen at the end of a log that was judged alone, and what was not."""
+    if len(report.observed.endings) > 1:
+        return "its load was judged where it has stats lines"
+    _, ending = report.observed.endings[0]
+    load = f"last load: {ending.load}" if ending.load else "it has no stats line, so load was not judged"
+    answers = f", {ending.failed} of its last {plural(ending.answered, 'answer')} HTTP 5xx" if ending.answered else ""
+    return load + answers
 
 
 def slo_missing(report: Report) -> str:

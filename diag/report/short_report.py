@@ -4,6 +4,7 @@ It has at most 20 lines, 12 if nothing is wrong, and more in a narrow window. Ea
 shorter forms; if the whole is too long, the parts that matter least to the first action are shortened first.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from diag.core.formatting import escaped, listed, pasted, plural, printable
@@ -87,7 +88,7 @@ def short_report(report: Report) -> str:
             "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
             "blank": [[""]],
             "servers": _fleet_part(report),
-            "why": _part("Why", _reasons_not_judged(report), ROWS),
+            "why": _part("Why", _reasons_not_judged(report), ROWS + 3 if report.observed.endings else ROWS),
             "normal": _normal_part(report),
         }
     else:
@@ -137,6 +138,19 @@ def _part(label: str, texts: Iterable[str], most: int) -> Forms:
     return _shorter_forms(labelled(label, [text for text in texts if text], LABEL), most)
 
 
+def _whole_sentences(label: str, text: str, most: int) -> Forms:
+    """Label a text in at most `most` lines, and in shorter forms that end where a sentence or a clause does."""
+    clauses = re.split(r"(?<=[.;]) ", text)
+    forms = [
+        labelled(label, [" ".join(clauses[:count]).rstrip(";")], LABEL)
+        if label
+        else paragraph(" ".join(clauses[:count]).rstrip(";"), rest="")
+        for count in range(len(clauses), 0, -1)
+    ]
+    most = most if is_wide() else 2 * most
+    return [form for form in forms if len(form) <= most] or [clipped(forms[-1], most)]
+
+
 def _fewer_rows(lines: Lines, indent: str) -> Forms:
     """Keep at most ROWS rows, then fewer; each shorter form ends with the number of rows left out."""
     shorter = [[*lines[:count], f"{indent}and {len(lines) - count:,} more"] for count in range(ROWS - 1, 0, -1)]
@@ -165,8 +179,23 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         room = line_width() - LABEL - 2
         texts += [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
         log = [form for text in texts if len(form := labelled("Log", [text], LABEL)) <= QUOTE]
+    is_log = bool(report.observed.endings) and bool(finding.failure)
+    if is_log and finding.failure:  # the cause says more than what every incident of its kind is
+        evidence = one_line_each(
+            [row for row in evidence_rows(diagnosis, culprits=True) if row[1] not in ("yes", "no")],
+            0,
+            label="Evidence",
+            width=LABEL,
+            right=(1,),
+        )
+    sure = f"{finding.basis}{f' (line {finding.quotes[0].line})' if finding.quotes and finding.quotes[0].line else ''}"
+    means = finding.failure.means if finding.failure else ""
+    if finding.failure and finding.failure.seen:
+        sure += f", with: {finding.failure.seen}"
     return {
-        "impact": _shorter_forms(paragraph(f"{answer.title}: {answer.impact}.", rest=""), 2),
+        "impact": _whole_sentences("", means, 4)
+        if is_log
+        else _shorter_forms(paragraph(f"{answer.title}: {answer.impact}.", rest=""), 2),
         "blank": [[""]],
         "servers": _fleet_part(report),
         "where": place,
@@ -174,9 +203,10 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         "evidence": [evidence[:count] for count in range(len(evidence), 0, -1)] or [[]],
         "normal": _normal_part(report),
         "log": log,
-        "means": _part("Means", [finding.failure.means if finding.failure else ""], 3),
+        "means": [[]] if is_log else _whole_sentences("Means", means, 4),
         "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
         **_action_parts(answer.actions),
+        "sure": _part("Sure", [sure if finding.basis else ""], 2),
     }
 
 
@@ -217,7 +247,7 @@ def _action_parts(actions: Actions) -> dict[str, Forms]:
         rest = (_trade_off(proposal), rollback, words.needs(proposal))
         purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
         parts |= {
-            "fix": _part("Fix", [head], 3),
+            "fix": _whole_sentences("Fix" if texts or proposal.changes else "Do now", head, 6),
             "purpose": [labelled("", [purpose] if purpose else [], LABEL), []],
             "trade-off": _part("", [" ".join(text for text in rest if text)], 4),
         }
@@ -237,6 +267,7 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
 
     unseen = unshown.not_seen(report)  # these have a part of their own
 
+    known = bool(answer.findings and answer.findings[0].failure)
     also: Forms = [[]]
     if not words.is_fleet(report):  # a fleet has a table of its own
         first = next(iter(answer.findings), None)
@@ -253,9 +284,9 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     return {
         "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
         "also": also,
-        "ruled out": _part("Ruled out", [ruled_out], 2),
+        "ruled out": _part("Ruled out", ["" if report.observed.endings and known else ruled_out], 2),
         "unknown": _part("Unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
-        "note": _part("Note", _with_short_names(coverage.notes(report), report), 2),
+        "note": _part("Note", _with_short_names(coverage.notes(report), report), 4 if report.observed.endings else 2),
         "not seen": _part("Not seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
         "more": _part("More", [f"--verbose, --html report.html{runbook}"], 2),
     }

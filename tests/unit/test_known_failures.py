@@ -4,18 +4,26 @@ import re
 
 import pytest
 
+from diag.core.log_events import LogContext
 from diag.knowledge.known_failures import FUNCTIONS, PLACE, RESERVE, FailureKind, known_failure, table
 
 KINDS = [pytest.param(each, id=each.id) for each in table()]
 HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
+COSTLY = re.compile(r"--gpu-reset|[Rr]eplace (?:it|the (?:GPU|card))|power it off|reboot|rm -r|RMA")
 USELESS = re.compile(r"(?i)^(?:check the (?:log|configuration)|see the log|roll back|report (?:it|this))[^,;]{0,20}\.$")
+
+
+def around(failure: FailureKind) -> LogContext:
+    """The log around the example."""
+    platform, phase = (each[0] if each else "" for each in (failure.platforms, failure.phases))
+    return LogContext(failure.example_nearby, platform, phase)
 
 
 def shown(failure: FailureKind) -> str:
     """The kind that an example shows, on a server whose release and model have it if the kind is one of a release."""
     release = (failure.releases[0] or failure.releases[1] or "0.32.0") if failure.checked else ""
     model = re.sub(r"\(\?i\)|\[[^]]*\]\??|\(\?:|[()?]", "", failure.models.partition("|")[0])
-    found = known_failure([failure.example], release, model, failure.example_frames)
+    found = known_failure([failure.example], release, model, failure.example_frames, around(failure))
     return found.id if found else ""
 
 
@@ -32,10 +40,55 @@ def test_an_example_shows_its_own_kind(failure: FailureKind) -> None:
 @pytest.mark.parametrize("failure", KINDS)
 def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> None:
     for place in PLACE.finditer(failure.means + failure.do):
-        assert {name.strip() for name in place["names"].split(",")} <= failure.pattern.groupindex.keys()
+        groups = {*failure.pattern.groupindex, *re.compile(failure.nearby).groupindex}
+        assert {name.strip() for name in place["names"].split(",")} <= groups
         assert place["function"] is None or place["function"] in FUNCTIONS
-    found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "")
+    found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "", "", around(failure))
     assert found is None or not re.search(r"\{\w", found.means + found.do)
+
+
+@pytest.mark.parametrize("failure", [each for each in KINDS if each.values[0].basis == "guess"])  # type: ignore[union-attr]
+def test_a_guess_gives_no_costly_action(failure: FailureKind) -> None:
+    assert not COSTLY.search(failure.do)
+
+
+def test_what_the_log_around_an_error_decides_comes_first() -> None:
+    line = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    nearby = "Exception raised from CUDASymmetricMemory at /pytorch/torch/csrc/x.cu:246"
+    found = known_failure([line], "", "", "", LogContext(nearby))
+    assert found is not None
+    assert (found.id, found.basis, found.seen) == ("symmetric_memory_fails", "named by the error", nearby)
+    alone = known_failure([line], "", "")
+    assert alone is not None
+    assert (alone.id, alone.basis) == ("cuda_illegal_memory_access", "guess")
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind"),
+    [
+        ("load_weights", "weights_do_not_fit"),
+        ("profile_memory", "profiling_does_not_fit"),
+        ("ready", "step_does_not_fit"),
+        ("", "gpu_out_of_memory"),
+    ],
+)
+def test_the_phase_decides_what_makes_room(phase: str, kind: str) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.64 GiB"
+    found = known_failure([line], "", "", "", LogContext(line, "cuda", phase))
+    assert found is not None
+    assert found.id == kind
+
+
+def test_a_secret_around_an_error_is_hidden() -> None:
+    line = "torch.AcceleratorError: CUDA error: invalid argument"
+    nearby = (
+        "symm_mem.py\", line 96, HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123456789 api_key='sk-0123456789abcdefghij'"
+    )
+    found = known_failure([line], "", "", "", LogContext(nearby))
+    assert found is not None
+    assert found.seen
+    assert "hf_abc" not in found.seen
+    assert "sk-012" not in found.seen
 
 
 @pytest.mark.parametrize("failure", KINDS)

@@ -8,7 +8,7 @@ requests. What the page shows of successes outweighs the log.
 """
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from diag.core.metric_families import Sample
@@ -19,6 +19,8 @@ from diag.vllm.routes import asks_for_inference, is_served
 SINGLE = ("400", "401", "403", "404", "413", "422")
 """Statuses with causes of their own; all others are counted by their class."""
 STATUSES = ("2xx", *SINGLE, "4xx", "5xx")
+LATEST = 20
+"""Answers that show how a log's server answered at its end."""
 MOST_ROUTES = 1_000
 """Routes that are counted; clients may ask for any number of them."""
 MOST_NAMES, MOST_NAME, KEPT = 4, 100, 3_600.0
@@ -37,13 +39,21 @@ class AnswerCounts:
         """Answers to requests for inference."""
         self._row = self._longest = 0
         """Refused requests for inference since the last one that succeeded, and the most of them before that one."""
+        self.latest: deque[str] = deque(maxlen=LATEST)
+        """Classes of the last answers to requests for inference."""
         self._names: dict[tuple[str, str], float] = {}
         """Unix time of the last refused request by the kind and the name of what it asked for."""
+
+    @property
+    def succeeded(self) -> int | None:
+        """Requests for inference that the server process has answered with success; None without any answer."""
+        return self._by_status["2xx"] if any(self._by_status.values()) else None
 
     def begin(self) -> None:
         """Note that another server process was started."""
         self._by_status = dict.fromkeys(STATUSES, 0)
         self._row = self._longest = 0
+        self.latest.clear()
 
     def count(self, text: str, at: float) -> re.Match[str] | None:
         """Count the answer in a line of the access log, from the client's address on; return its parts."""
@@ -57,6 +67,7 @@ class AnswerCounts:
             self.by_route.clear()
         if not asks_for_inference(answer["method"], route):
             return answer
+        self.latest.append(of_class)
         counted = status if status in SINGLE else of_class
         if counted in self._by_status:  # a redirection is followed by another answer
             self._by_status[counted] += 1

@@ -28,12 +28,14 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
     EventLine,
+    LogContext,
     LogEnding,
     LogState,
 )
 from diag.core.metric_families import Sample
 from diag.exporter.log.answers import AnswerCounts
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
+from diag.exporter.log.load_lines import LoadLines
 from diag.exporter.log.parse_line import PROGRESS_BAR, ParsedLine
 from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -132,6 +134,7 @@ class LogInterpreter:
         self.failed = 0
         """Starts that have failed."""
         self.answers = AnswerCounts()
+        self.load = LoadLines()
         self._startup = StartupProgress()
         self._crashes = CrashStreak()
         self._banners: set[str] = set()
@@ -416,6 +419,11 @@ class LogInterpreter:
         return self._root_cause.reason
 
     @property
+    def reason_number(self) -> int:
+        """Return the line number of that line, 0 if unknown."""
+        return self._root_cause.number or self._crashed.number
+
+    @property
     def state(self) -> LogState:
         """Return the state of the server at the last line."""
         startup, was_told = self._startup, self._was_told_to_stop
@@ -452,8 +460,24 @@ class LogInterpreter:
             )
             for event, (line, at) in self._lines.items()
         )
-        phase, done = self._startup.position if state == "starting" else ("", None)
-        return LogEnding(state, self.latest or 0.0, self._errors, len(self._raised), last, lines, phase, done)
+        reached, done = self._startup.position
+        phase, done = (reached, done) if state == "starting" else ("", None)
+        context = LogContext(platform=self.config.platform, phase="" if self._startup.stage is None else reached)
+        latest = self.answers.latest
+        return LogEnding(
+            state,
+            self.latest or 0.0,
+            self._errors,
+            len(self._raised),
+            last,
+            lines,
+            phase,
+            done,
+            context,
+            latest.count("5xx"),
+            len(latest),
+            self.load.words(self.latest or 0.0),
+        )
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
         for error in errors:
@@ -543,8 +567,11 @@ class LogInterpreter:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
         elif pattern.kind == "event" and not self._was_stopped:
             self._events.note_unproven(pattern.name, at)
+            if pattern.aborts and self._dead and line.level in (RAW, "WARNING") and not self._root_cause.has_reason:
+                self._on_event(pattern, line, at)  # the kernel's line comes behind that of the death
+                return
             is_first = self._aborting is None or at - self._aborting[2] > SURVIVED
-            if pattern.aborts and is_first and line.level == RAW:
+            if pattern.aborts and is_first and line.level in (RAW, "WARNING"):
                 self._aborting = pattern, line, at
 
     @property
@@ -575,6 +602,7 @@ class LogInterpreter:
     def _begin(self, at: float) -> None:
         self._crashes.begin(at)
         self.answers.begin()
+        self.load.begin()
         if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
             self._crashed = self._root_cause
         self._listens, self._ending, self._was_told_to_stop = False, set(), False
@@ -625,6 +653,7 @@ class LogInterpreter:
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._count_answer(line.text, at)
+        self.load.read(line.text, at, self.answers.succeeded)
         self._serve(at)
 
     def _cut_off(self, kind: str, at: float) -> None:

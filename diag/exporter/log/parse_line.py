@@ -34,8 +34,8 @@ ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 COLLECTOR = re.compile(
     r"(?P<pod>\[pod/\S{1,300}\] )?(?P<service>[\w.-]{1,100} +\| )?"  # kubectl logs --prefix, docker compose logs
     rf"(?:\[?(?P<iso>{ISO})\]?[ \t]"  # in brackets: Buildkite
-    r"(?:(?P<stream>stdout|stderr) (?P<part>[FP])(?::\S*)? |(?P<host>\S{1,100}) \S{1,100}\[\d+\]: )?"
-    r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} \S{1,100}\[\d+\]: )?"
+    r"(?:(?P<stream>stdout|stderr) (?P<part>[FP])(?::\S*)? |(?P<host>\S{1,100}) (?:\S{1,100}\[\d+\]|kernel): )?"
+    r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} (?:\S{1,100}\[\d+\]|kernel): )?"
 )
 _HEAD = re.compile(
     r"(?:\((?P<process>[A-Za-z][^()]{0,80}?) pid=(?P<pid>\d{1,10})[^()]{0,80}\) ?){0,3}(?:\[rank\d+\]: ?)?"

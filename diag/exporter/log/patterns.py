@@ -107,6 +107,10 @@ _EXECUTABLE = r"(?:\S{0,300}/)?vllm|exec: (?:\S{0,300}/)?(?:vllm|python[\d.]{0,8
 _SCRIPT = r"\S{1,300}: (?:line \d{1,9}: |\d{1,9}: )?"
 """The script and its line, as bash and dash print them."""
 _NOT_RUN = r"(?:command )?not found|cannot execute|No such file or directory|Permission denied"
+_KERNEL = r"(?:kernel: )?(?:\[[^\]]{1,40}\] ?)?"
+"""The head of a kernel's line, as dmesg and a serial console write it."""
+_SERVER = r"(?:VLLM|vllm|python|pt_main|ray::|EngineCore|APIServer|Worker)"
+"""Names of processes of a server, in the kernel's table."""
 _NIXL = "nixl_connector.py worker.py base_worker.py pull_worker.py push_worker.py"
 """vLLM logs a failure with the file of the caller; NIXL's connector has been one file, then several."""
 _COLLECTIVE = "custom_all_reduce.py"
@@ -317,6 +321,18 @@ PATTERNS: tuple[Pattern, ...] = (
     _event("killed_by_signal", r"!{5,9} Segfault encountered !{5,9}", NO_HEAD),
     _event("killed_by_signal", r"terminate called after throwing an instance of ", NO_HEAD),
     _event("killed_by_signal", rf"(?:\S+: line \d+: +\d+ )?{_DEADLY}(?: \(core dumped\))?(?: +\S.*)?$", NO_HEAD),
+    _event(
+        "killed_by_signal",
+        rf"{_KERNEL}(?:Out of memory|Memory cgroup out of memory): Killed process \d+ \({_SERVER}",
+        NO_HEAD,
+        aborts=True,
+    ),
+    _event("killed_by_signal", rf"{_KERNEL}{_SERVER}\S{{0,60}}\[\d+\]: segfault at ", NO_HEAD, aborts=True),
+    _event("killed_by_signal", r"\[\S{1,80}:\d+ *:\d+:\d+\] Caught signal \d+ \(", NO_HEAD, aborts=True),  # UCX
+    _event("cuda_error", rf"{_KERNEL}NVRM: Xid \(PCI:[\w:.]+\): (?!13,|31,|43,|45,)\d+", NO_HEAD, aborts=True),
+    _event("cuda_error", rf"{_KERNEL}nvidia-nvswitch\d*: SXid \(PCI:[\w:.]+\): \d+, Fatal", NO_HEAD, aborts=True),
+    _event("cuda_error", r"(?:Warning: )?NPU (?:warning|error), error code is 507\d{3}", FAILED | WARNING, aborts=True),
+    _event("cuda_error", r"\[Error\]: The (?:aicore|aivec|vector core) execution ", NO_HEAD, aborts=True),
     _event("grammar_failed", r"Failed to compile grammar for request \S+$", FAILED, "0.28.0", logger=_GRAMMAR),
     _event("grammar_rejected", r"Failed to advance FSM for request ", FAILED, "0.8.0", logger=_GRAMMAR),
     _event("grammar_rejected", r"Unexpected: grammar rejected tokens \[", FAILED, "0.22.0", logger=_GRAMMAR),

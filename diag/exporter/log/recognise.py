@@ -407,10 +407,11 @@ MOST_RECORDS, MOST_PIDS = 32, 4096
 QUIET = 2.0
 """Seconds behind a text without an end after which a line is no part of it."""
 _FOREIGN = re.compile(
-    r"Task exception was never retrieved|Exception in |Exception ignored |Unhandled exception"
+    r"(?!\S{1,300}\.cu:\d+: [^:]{1,200}: block: \[)"  # a device's assertion, which quotes no text
+    r"(?:Task exception was never retrieved|Exception in |Exception ignored |Unhandled exception"
     r"|\[\d\d:\d\d:\d\d\] \S{1,300}:\d+: "  # TVM, xgrammar
     r"|\S{1,300}\.(?:rs|cc|cpp|cu|h):\d+(?::\d+)?:|thread '[^']{0,80}' .{0,40}panicked at "
-    r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::[\w.]{1,100}:|\|[\w./]{1,200}:\d+)"  # logging's, transformers'
+    r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::[\w.]{1,100}:|\|[\w./]{1,200}:\d+))"  # logging's, transformers'
 )
 """Beginnings of exceptions that Python prints and that ended nothing, and of what other libraries print: both quote
 what clients sent, with its line feeds.
@@ -526,6 +527,8 @@ class RecordTracker:
             return LineOrigin.VLLM if continues else LineOrigin.QUOTED  # else the record quotes a text
         if pattern is None or (phase == "unknown" and pattern.kind in _STARTUP_KINDS):
             return LineOrigin.VLLM
+        if pattern.aborts:
+            return LineOrigin.UNPROVEN
         if not (is_logged_by_file if pattern.logger else pattern.kind in _STARTUP_KINDS or says_end):
             return LineOrigin.QUOTED
         is_known = not self._pids or line.pid in self._pids or pattern.kind != "event" or not is_vllm_head

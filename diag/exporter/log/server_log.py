@@ -6,7 +6,7 @@ interpretations counts.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from datetime import tzinfo
 
@@ -31,6 +31,7 @@ from diag.exporter.log.trackers import (
     MOST_TEXT,
     quote,
 )
+from diag.exposition.scrapes import Reading
 from diag.vllm.running_config import ServerFacts
 
 
@@ -233,9 +234,26 @@ class ServerLog:
         return self._interpreter.reason
 
     @property
+    def reason_number(self) -> int:
+        """The number of the line that explains the last failure, 0 while none does."""
+        return self._interpreter.reason_number
+
+    @property
     def answers(self) -> Mapping[tuple[str, str], int]:
         """Answers by route and class of the status, as the access log has them."""
         return self._interpreter.answers.by_route
+
+    @property
+    def load_lines(self) -> int:
+        """Count of the stats lines and starts so far: while it stays, the load is the same."""
+        return self._interpreter.load.lines
+
+    @property
+    def load_at(self) -> Callable[[float], list[Reading]]:
+        """The load by the lines so far, as a function of time that yields series of vLLM's page."""
+        load, answered = self._interpreter.load, self._interpreter.answers.succeeded
+        engines = load.frozen()
+        return lambda at: list(engines.series(at, answered))
 
     def finish(self) -> None:
         """Take the end of the log for that of the server, if the log's last word is an exception."""

@@ -368,6 +368,11 @@ class RootCauseTracker:
         return self._told.text if self._told is not None and self._ended else ""
 
     @property
+    def number(self) -> int:
+        """Return the number of the line in the log, 0 if unknown."""
+        return self._told.number if self._told is not None and self._ended else 0
+
+    @property
     def has_reason(self) -> bool:
         return self._error is not None and informativeness(self._error.text) == GIVES_REASON
 

@@ -144,8 +144,8 @@ incident = Incident(
         ),
     ),
     mitigate=(
-        "If it did not start, roll back to the last configuration that did; if it died under load, restart it and "
-        "limit concurrency at the gateway.",
+        "Restart it and limit concurrency at the gateway; if it never served, roll back to the last configuration that "
+        "started.",
     ),
     hand_over=("the log line with its numbers, the output of `nvidia-smi` at that moment, and the launch command",),
     do_not=(

@@ -73,6 +73,8 @@ _BEGINS = re.compile(
     r"\s*\(?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|File \"|[A-Za-z]\w{0,60} pid=\d|\d{4}-\d\d-\d\d)|\[|$"
 )
 """Beginnings of a line that no terminal has wrapped."""
+_WHOLE = re.compile(r'(?:usage|rate): [\d.]{1,6}%$|" \d{3} [A-Z][\w ]{1,40}$')
+"""Ends of stats lines, which often have one width, and of lines of the access log."""
 
 
 def as_logged(lines: Sequence[Line]) -> list[Line]:
@@ -208,5 +210,5 @@ def _unwrapped(lines: Sequence[Line], head: re.Pattern[str] | None) -> list[Line
             joined[-1] = joined[-1]._replace(text=joined[-1].text + line.text)
         else:
             joined.append(line)
-        is_open = len(line.text) == widest
+        is_open = len(line.text) == widest and not _WHOLE.search(line.text)
     return joined

@@ -5,17 +5,18 @@ A log is sampled as its times go by, so that what it shows has a start and an en
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import tzinfo
+from datetime import UTC, timedelta, timezone, tzinfo
 
-from diag.core.errors import BadRecording
+from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
 from diag.exporter.log.corroboration import RESOLUTION
-from diag.exporter.log.parse_line import LONGEST, first_time, split_redrawn
+from diag.exporter.log.parse_line import LONGEST, LineParser, first_time, split_redrawn
 from diag.exporter.log.server_log import ServerLog
 from diag.exposition.rendering import labelled
 from diag.exposition.scrapes import Reading, Target
+from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.sources.log.export import as_lines
 from diag.sources.log.files import FIRST, LAST, read_logs
 from diag.sources.log.paste import Line, as_logged
@@ -25,8 +26,26 @@ from diag.vllm.running_config import ServerFacts
 FIRST_LINES, LAST_LINES = 50_000, 250_000
 """Lines read of the beginning and of the end of a log, also if its bytes would be more lines."""
 _TEXT = re.compile(rb"[^\n]+")
-EVERY, KEPT = 15.0, 1_800.0
-"""Seconds between two samples of a log, and before its end from which on they are judged."""
+EVERY, KEPT = 10.0, 1_800.0
+"""Seconds between two samples of a log, as between two stats lines, and before its end that are judged."""
+BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000, 60, 1_500
+"""Lines before and after the one that ended a server that belong to it, lines in which evidence of other programs is
+looked for, and those in which the server's choices are, kept lines of each, and characters of a line."""
+OF_OTHERS = re.compile(
+    r"Killed process|Xid \(|segfault at|Caught signal|NCCL WARN|NIXL|LMCache|\[aiter\]|\[Error\]|UCX"
+)
+OF_CHOICES = re.compile(
+    r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"
+    r"|Available KV cache memory|Unknown vLLM environment|compute capability|Encoder cache will"
+)
+"""Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
+MOST_ENDS, SKEW = 500, 120.0
+"""Last lines whose times refute a zone, and seconds by which clocks may differ."""
+DUE = 0.9
+"""Share of `EVERY` after which a sample is due: stats lines come a little early or late."""
+PROBE = re.compile(r'- "(?:GET|HEAD) /(?:health|metrics|ping|livez|readyz|load|version|v1/models)\b')
+LONGEST_GAP, FEWEST_PROBES = 120.0, 3
+"""Seconds between two lines with times around probes, and probes, that show their pace."""
 MOST_UNTIMED = 10_000
 """Lines among which the first time of a log is looked for."""
 
@@ -35,34 +54,84 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     """Yield each log as the observation of a server; times without a zone are of `zone`, None for this host's.
 
     `launch` and `version` are the servers' launch command and vLLM release, "" if unknown. BadRecording if a log cannot
-    be read or has no text.
+    be read or has no text, Unreachable if all of them are of other programs.
     """
+    others: list[str] = []
+    is_alone = True
     for each in read_logs(targets):
-        log, target = ServerLog(zone, each.path), Target(each.name)
-        _play(log, [*_lines(each.first, 1), *_lines(each.last, 0)], zone, each.written, target)
+        lines = as_logged(as_lines([*_lines(each.first, 1), *_lines(each.last, 0)]))
+        if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
+            others.append(f"{printable(each.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
+            continue
+        own, remark = fitting_zone(lines, zone, each.written)
+        log, target = ServerLog(own, each.path), Target(each.name)
+        _play(log, lines, own, each.written, target)
         if log.latest is None:
             raise BadRecording(f"{printable(each.name)} has no text: there is nothing to judge")
+        is_alone = False
         notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin("log", printable(each.name), every=EVERY, notes=notes if each.last else ())
+        origin = Origin(
+            "log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *remark, *others)
+        )
         facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
-        yield replace(observation(origin, [target], facts), endings={each.name: log.ending})
+        ending = log.ending
+        context = ending.context._replace(nearby=nearby(lines, log.reason_number))
+        yield replace(observation(origin, [target], facts), endings={each.name: ending._replace(context=context)})
+    if others and is_alone:
+        raise Unreachable("; ".join(others))
 
 
-def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
-    """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end."""
+def fitting_zone(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[tzinfo | None, tuple[str, ...]]:
+    """Return the zone of times without one, and a note if it is not the assumed one, this host's.
+
+    No line is later than the moment at which the log was written or read: a zone in which one is has been refuted.
+    Containers write UTC, so that is tried next, then zones to the east.
+    """
+    if zone is not None:
+        return zone, ()
+    if _latest(lines, None, written) <= written + SKEW:
+        return None, ()
+    for other in (UTC, *(timezone(timedelta(hours=hours)) for hours in range(1, 15))):
+        if _latest(lines, other, written) <= written + SKEW:
+            return other, (
+                f"its times are read as {other}: as times of this host's zone the last ones would be later than the"
+                " log itself (--log-timezone overrides)",
+            )
+    return None, ()
+
+
+def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float:
+    """Return the latest time of the last lines, 0 without any."""
+    parser = LineParser(zone)
+    texts = (line.text[:LONGEST_NEARBY] for line in lines[-MOST_ENDS:])
+    times = (part.at for text in texts for part in parser.parse(text, written))
+    return max((at for at in times if at is not None), default=0.0)
+
+
+def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
+    """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end.
+
+    While the load is known, a moment without a line is sampled too: silence is what a stalled engine logs.
+    """
     samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
-    plain = as_logged(as_lines(lines))
-    reason = log.reason
+    horizon = min(_latest(plain, zone, written), written) - KEPT  # what is older is not judged
+    reason, clock, known, load = log.reason, ProbeClock(), log.load_lines, log.load_at
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
+        before = log.reached
+        if log.load_lines != known:
+            known, load = log.load_lines, log.load_at
         for part in split_redrawn(line.text):
             log.feed(part, begun if place < untimed else written, live=False, number=line.number)
+        clock.read(line.text, log.reached)
         if log.withdrawn is not None:  # what was sampled since is not true
             while samples and samples[-1][0] >= log.withdrawn - RESOLUTION:
                 samples.pop()
             log.withdrawn = None
         at = log.reached
-        is_due = not samples or at - samples[-1][0] >= EVERY
+        if at - before > EVERY and samples and at >= horizon:
+            samples.extend(_quiet(samples[-1][1], load, before, at))
+        is_due = not samples or (at >= horizon and at - samples[-1][0] >= DUE * EVERY)
         if at and (
             is_due or log.reason not in ("", reason)
         ):  # a reason may come behind the line that shows the failure
@@ -76,10 +145,67 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
     if log.reached - samples[-1][0] < RESOLUTION:
         samples.pop()
     samples.append((log.reached, _readings(log, log.reached)))
+    end = log.reached + clock.behind
+    if log.state == "serving":
+        samples.extend(_quiet(samples[-1][1], log.load_at, log.reached, end + 1.0))
     for at, readings in samples:
-        if log.reached - at > KEPT:  # a log that was silent for long
+        if end - at > KEPT:  # a log that was silent for long
             continue
         target.note(round(at * 1000), readings)
+
+
+class ProbeClock:
+    """Measures how long a log went on behind its last line with a time, by the probes in its access log.
+
+    uvicorn writes no times. Probes and scrapes come at a steady pace, which the lines with times around them show.
+    """
+
+    def __init__(self) -> None:
+        self._last = self._seconds = 0.0
+        self._probes = self._pending = 0
+
+    def read(self, text: str, reached: float) -> None:
+        """Read a line; `reached` is the time that the log has reached with it."""
+        if reached > self._last:
+            if self._last and self._pending and reached - self._last <= LONGEST_GAP:
+                self._seconds += reached - self._last
+                self._probes += self._pending
+            self._last, self._pending = reached, 0
+        elif PROBE.search(text):
+            self._pending += 1
+
+    @property
+    def behind(self) -> float:
+        """Seconds from the last time to the end of the log; 0 if too few probes have shown their pace."""
+        if self._probes < FEWEST_PROBES:
+            return 0.0
+        return min(self._pending * self._seconds / self._probes, KEPT)
+
+
+def nearby(lines: Sequence[Line], number: int) -> str:
+    """Return the lines around the one with a number, or the last ones, and those of other programs further off."""
+    at = next((place for place in range(len(lines) - 1, -1, -1) if lines[place].number == number), len(lines) - 1)
+    at = at if number else len(lines) - 1
+    first, last = max(0, at - BEFORE), at + AFTER
+
+    def kept(distance: int, words: re.Pattern[str]) -> list[str]:
+        before = (line.text[:LONGEST_NEARBY] for line in lines[max(0, at - distance) : first])
+        return [text for text in before if words.search(text)][-MOST_FAR:]
+
+    around = (line.text[:LONGEST_NEARBY] for line in lines[first:last])
+    return "\n".join([*kept(OF_START, OF_CHOICES), *kept(FAR, OF_OTHERS), *around])
+
+
+def _quiet(
+    last: Sequence[Reading], load: Callable[[float], list[Reading]], start: float, end: float
+) -> Iterator[tuple[float, list[Reading]]]:
+    """Yield the samples of a time without a line, while the load is known."""
+    first = max(start, end - KEPT)
+    others = [reading for reading in last if not reading[0]["__name__"].startswith("vllm:")]
+    for step in range(1, int((end - first - 0.001) / EVERY) + 1):
+        at = first + step * EVERY
+        if series := load(at):
+            yield at, [*others, *series]
 
 
 def _readings(log: ServerLog, at: float) -> list[Reading]:
@@ -93,7 +219,8 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
         for (route, status), count in log.answers.items()
     ]
     ups = [({"__name__": name}, is_up) for name in ("up", "diag_vllm_up")]
-    return [*labelled(log.samples(at)), *ups, *answers]
+    load = log.load_at(at) if log.state == "serving" else ()
+    return [*labelled(log.samples(at)), *ups, *answers, *load]
 
 
 def _lines(data: bytes, number: int) -> list[Line]:

@@ -1,0 +1,187 @@
+"""A log's stats lines and access log are samples: the incidents of load, of silence and of failing answers."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.reports import judged_logs as judged
+
+from diag.core.errors import Unreachable
+from diag.diagnosis.report import Report
+from diag.sources.log.paste import Line
+from diag.sources.log.reader import fitting_zone
+
+BEGAN = datetime(2026, 11, 20, 3, tzinfo=UTC)
+READY = ["INFO:     Started server process [1]", "INFO:     Application startup complete."]
+HEALTH = 'INFO:     10.0.0.9:51230 - "GET /health HTTP/1.1" 200 OK'
+STATS = {
+    "0.8.5": "Engine 000: Avg prompt throughput: {p:.1f} tokens/s, Avg generation throughput: {g:.1f} tokens/s, "
+    "Running: {r} reqs, Waiting: {w} reqs, GPU KV cache usage: {k:.1f}%, Prefix cache hit rate: 0.0%",
+    "0.33.0": "Engine 000: Avg prompt throughput: {p:.1f} tokens/s, Avg generation throughput: {g:.1f} tokens/s, "
+    "Running: {r} reqs, Waiting: {w} reqs, Deferred: 0 reqs, GPU KV cache usage: {k:.1f}%",
+}
+FORMS = pytest.mark.parametrize("form", STATS)
+
+
+def at(second: float) -> str:
+    return f"{BEGAN + timedelta(seconds=second):%m-%d %H:%M:%S}"
+
+
+def post(status: int = 200) -> str:
+    return f'INFO:     10.0.0.7:41230 - "POST /v1/chat/completions HTTP/1.1" {status} OK'
+
+
+def stats(second: float, p: float, g: float, r: int, w: int, form: str = "0.33.0", k: float = 3.2) -> str:
+    return f"INFO {at(second)} [loggers.py:271] {STATS[form].format(p=p, g=g, r=r, w=w, k=k)}"
+
+
+def busy(start: int, end: int, form: str = "0.33.0") -> Iterator[str]:
+    """Yield the lines of a server at work, with a probe every ten seconds."""
+    for second in range(start, end, 10):
+        yield from (post(), HEALTH, stats(second, 30.5, 345.2, 2, 0, form))
+
+
+def report_on(folder: Path, lines: list[str]) -> Report:
+    file = folder / "server.log"
+    head = [
+        f"INFO {at(0)} [api_server.py:1272] vLLM API server version 0.33.0",
+        f"(EngineCore pid=88) INFO {at(1)} [core.py:114] Initializing a V1 LLM engine (v0.33.0) with config: model='m'",
+        *READY,
+    ]
+    file.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")
+    return judged(file)
+
+
+def incidents(report: Report) -> list[str]:
+    return [finding.diagnosis.incident.id for finding in report.present]
+
+
+@FORMS
+def test_zero_tokens_with_requests_running_are_a_stall(tmp_path: Path, form: str) -> None:
+    lines = [*busy(30, 110, form), *(stats(second, 0, 0, 2, 0, form) for second in range(110, 330, 10))]
+    report = report_on(tmp_path, lines)
+    assert incidents(report)[0] == "engine_stalled"
+    assert report.verdict == "critical"
+
+
+@FORMS
+def test_silence_behind_a_line_of_zero_tokens_is_a_stall_while_probes_are_answered(tmp_path: Path, form: str) -> None:
+    report = report_on(tmp_path, [*busy(30, 110, form), stats(110, 0, 0, 2, 0, form), *[HEALTH] * 40])
+    assert incidents(report)[0] == "engine_stalled"
+
+
+def test_waits_for_a_rank_fill_the_silence(tmp_path: Path) -> None:
+    waits = [
+        f"INFO {at(110 + 60 * minute)} [shm_broadcast.py:681] No available shared memory broadcast block found in 60"
+        " seconds."
+        for minute in range(1, 8)
+    ]
+    report = report_on(tmp_path, [*busy(30, 110), stats(110, 0, 0, 1, 0), *waits])
+    assert report.verdict == "critical"
+
+
+@FORMS
+def test_idle_silence_is_no_stall(tmp_path: Path, form: str) -> None:
+    report = report_on(tmp_path, [*busy(30, 110, form), stats(110, 0, 0, 0, 0, form), *[HEALTH] * 60])
+    assert report.verdict == "no_incident"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        [stats(110, 0, 0, 1, 0)],  # the log ends there: ten seconds without a token prove nothing
+        [stats(110, 0, 0, 1, 0), *busy(120, 200)],  # a long prefill
+        [stats(110, 300, 900, 16, 40), stats(120, 300, 900, 16, 20), *busy(130, 400)],  # a burst
+        [f"INFO {at(4000)} [launcher.py:46] Route: /health, Methods: GET"],  # a line was due and did not come
+    ],
+)
+def test_a_healthy_end_is_not_called_ill(tmp_path: Path, end: list[str]) -> None:
+    assert report_on(tmp_path, [*busy(30, 110), *end]).verdict == "no_incident"
+
+
+@FORMS
+def test_a_queue_for_an_hour_is_one(tmp_path: Path, form: str) -> None:
+    report = report_on(tmp_path, [stats(second, 12, 5.4, 1, 14, form) for second in range(30, 3630, 10)])
+    assert incidents(report)[0] == "queue_saturation"
+
+
+def test_a_full_kv_cache_is_one_of_two_incidents_because_no_release_logs_preemptions(tmp_path: Path) -> None:
+    report = report_on(tmp_path, [stats(second, 12, 80, 8, 20, k=97.0) for second in range(30, 630, 10)])
+    assert report.verdict == "warning"
+    assert {each.diagnosis.incident.id for each in report.health.suspects} == {
+        "kv_pool_saturated",
+        "kv_eviction_cascade",
+    }
+
+
+def test_load_is_over_when_the_server_was_stopped(tmp_path: Path) -> None:
+    queue = [stats(second, 12, 5.4, 1, 14) for second in range(30, 630, 10)]
+    stop = ["INFO:     Shutting down", "INFO:     Application shutdown complete."]
+    assert report_on(tmp_path, [*queue, *stop]).verdict == "no_incident"
+
+
+def test_refused_grammars_are_their_own_incident(tmp_path: Path) -> None:
+    lines = []
+    for request in range(6):
+        head = f"(EngineCore pid=88) ERROR {at(60 + 5 * request)} [scheduler.py:1505] "
+        lines += [f"{head}Unexpected: grammar rejected tokens [198] for request chatcmpl-{request}.", post(500)]
+    assert incidents(report_on(tmp_path, lines))[0] == "structured_output_failing"
+
+
+def test_failing_answers_at_the_end_are_an_incident_with_their_exception(tmp_path: Path) -> None:
+    failure = ["ERROR:    Exception in ASGI application", "Traceback (most recent call last):"]
+    failure += ['  File "/x/site-packages/vllm/entrypoints/openai/serving.py", line 61, in create_chat_completion']
+    failure += ["TypeError: glm is not a multimodal model", post(500)]
+    report = report_on(tmp_path, [*busy(30, 60), *failure * 3])
+    assert incidents(report) == ["requests_failing"]
+    assert report.present[0].failure is not None
+    assert "Have the clients" in report.present[0].failure.do
+
+
+def test_a_few_failed_answers_among_many_are_none(tmp_path: Path) -> None:
+    assert report_on(tmp_path, [*busy(30, 60), *[post(500)] * 3, *[post()] * 30]).verdict == "no_incident"
+
+
+def test_a_kernel_line_names_the_process_that_vanished(tmp_path: Path) -> None:
+    killed = "Out of memory: Killed process 702 (VLLM::Worker_TP) total-vm:923423kB, anon-rss:412332kB"
+    died = (
+        f"(EngineCore pid=88) ERROR {at(125)} [multiproc_executor.py:284] Worker proc VllmWorker-0 died unexpectedly,"
+    )
+    report = report_on(tmp_path, [*busy(30, 120), killed, f"{died} shutting down executor."])
+    assert report.present[0].failure is not None
+    assert report.present[0].failure.id == "kernel_killed_for_memory"
+    assert report.present[0].basis == "named by the error"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("2026-01-20T10:11:02.112233Z  INFO text_generation_launcher: Sharding model on 2 processes", "TGI"),
+        ("[2026-09-01 10:00:00] server_args=ServerArgs(model_path='Qwen/Qwen3-8B', tp_size=1)", "SGLang"),
+        ("llama_model_loader: loaded meta data with 26 key-value pairs", "llama.cpp"),
+        ('time=2026-09-01T10:00:00Z level=INFO source=routes.go:1205 msg="Listening on [::]:11434"', "Ollama"),
+    ],
+)
+def test_a_log_of_another_engine_is_named_and_not_judged(tmp_path: Path, line: str, name: str) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(f"{line}\ntorch.OutOfMemoryError: CUDA out of memory.\n", encoding="utf-8")
+    with pytest.raises(Unreachable, match=name):
+        judged(file)
+
+
+def test_times_that_would_be_later_than_the_log_are_of_another_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime.now(UTC)
+    lines = [Line(1, f"INFO {now:%m-%d %H:%M:%S} [core.py:1] x")]
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        zone, notes = fitting_zone(lines, None, now.timestamp())
+        old, none = fitting_zone(lines, None, now.timestamp() + 86_400)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert zone == UTC
+    assert "read as UTC" in notes[0]
+    assert (old, none) == (None, ())
