@@ -70,6 +70,8 @@ def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) ->
                 except (KeyError, ValueError, IndexError) as error:
                     raise ValueError(f"'{duration}' is not a duration such as 30s or 5m") from error
             _check_conditions(incident.every_condition, incident)
+            for signal in filter(None, (incident.began, incident.sign)):
+                _check_signal(signal, incident)
             for look in incident.looks_like:
                 if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
                     raise ValueError(

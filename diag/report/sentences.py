@@ -8,7 +8,8 @@ from diag.core.formatting import clock, escaped, listed, moment, plural, printab
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree, in_words
 from diag.diagnosis.decision_table import Reading
-from diag.diagnosis.diagnose import Diagnosis, onset
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.onset import onset
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.roll_call import RollCall

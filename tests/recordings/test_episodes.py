@@ -134,6 +134,50 @@ def test_two_outages_within_four_minutes_are_told(tmp_path: Path, every: float) 
     assert (report.verdict, dead.severity, len(dead.episodes), dead.ongoing) == ("warning", "warning", 2, False)
 
 
+# -- an episode begins at the first scrape that shows it ----------------------------------------------------------------
+
+ROUTE = 'handler="/v1/completions",method="POST"'
+
+
+def answers(status: str, share: float, since: float) -> Callable[[float], str]:
+    """Return the counters of four answers a second, of which a share has this status from a time on."""
+
+    def beside(t: float) -> str:
+        others = share * 4 * max(0.0, t - since)
+        lines = [f'http_requests_total{{{ROUTE},status="2xx"}} {(7200 + t) * 4 - others:.0f}']
+        lines += [f'http_requests_total{{{ROUTE},status="{status}"}} {others:.0f}'] if others else []
+        return "\n".join(lines) + "\n"
+
+    return beside
+
+
+SIGNS: dict[str, tuple[float, dict[str, object]]] = {
+    "queue_saturation": (502, {"waiting": lambda t: int(max(0.0, t - 490) * 0.8)}),
+    "requests_failing": (240, {"beside": answers("5xx", 0.5, 240)}),
+    "crash_loop": (301, {"down": ((301, 381), (520, 600), (760, 840), (1000, 1080))}),
+    "engine_dead": (1101, {"down": ((1101, 2000),)}),
+}
+
+
+@pytest.mark.parametrize("incident", SIGNS)
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_an_episode_is_dated_by_the_first_scrape_that_shows_it(tmp_path: Path, incident: str, every: float) -> None:
+    """The windows that prove an incident, and the third crash of a loop, show it much later."""
+    truth, how = SIGNS[incident]
+    since = found(server(tmp_path, 1200, every, **how), incident).diagnosis.since  # type: ignore[arg-type]
+    assert since is not None
+    assert abs(since - (BEGAN + truth)) <= every + 5
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_requests_that_wait_by_habit_do_not_date_a_queue(tmp_path: Path, every: float) -> None:
+    """A few of 64 requests wait at every scrape of a busy server, long before its queue begins."""
+    report = server(tmp_path, 1200, every, waiting=lambda t: 3 if t < 800 else 170)
+    since = found(report, "queue_saturation").diagnosis.since
+    assert since is not None
+    assert abs(since - (BEGAN + 800)) <= 15
+
+
 def crash_log(at: float) -> Callable[[float], str]:
     """Return the samples of a log that shows a crash at that second, once it has happened."""
 

@@ -21,6 +21,7 @@ from diag.signals import (
     running_share_of_cap,
     running_value,
     servers,
+    sign_of_a_queue,
     tokens_prefilled_within_pause,
     ttft_missed_soon,
     twice_the_token_budget,
@@ -90,6 +91,7 @@ incident = Incident(
         NEAR_COMPUTE,
         ttft_missed_soon,
     ),
+    sign=sign_of_a_queue,
     looks_like=(
         LookAlike(
             "kv_pool_saturated",

@@ -159,6 +159,7 @@ PARTS: tuple[Part, ...] = (
     # -- the queue: arrivals and starts are random counts, so their difference is by chance the root of their sum
     Part("waiting_slope", f"sum by ($by) ({waiting_for_capacity('deriv({}[$window])')})", "1/s"),
     Part("queue_growth_rate", "$waiting_slope > 2 * sqrt(2 * $first_tokens) / ($window_seconds > 0)", "1/s"),
+    Part("waiting_last", f"sum by ($by) ({waiting_for_capacity('last_over_time({}[$window])')})", "requests"),
     Part("waiting_now", "$requests_waiting_mean + $waiting_slope * $window_seconds / 2", "requests"),
 )
 
@@ -208,6 +209,12 @@ waiting_share = Signal(
     " / (($requests_waiting_mean + $requests_running_mean) > 0 or 1 + 0 * $requests_waiting_mean)",
     "{value} of the requests in the server are waiting rather than running",
     "share",
+)
+sign_of_a_queue = Signal(
+    "queue at a scrape",
+    "$waiting_last / clamp_min($waiting_last + $running_last, 1) > bool 0.16",  # half of what a lasting queue has
+    "more than 16 % of the requests wait: {value}",
+    "bool",
 )
 queue_time_share = Signal(
     "queue time / end-to-end latency",

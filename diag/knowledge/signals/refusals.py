@@ -44,10 +44,13 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("unsuccessful_answers", "$refused_total + ($failed_over_http or 0 * $refused_total)", "answers"),
     Part(
+        "refused_per_answer",
+        "$refused_total / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)",
+        "share",
+    ),
+    Part(
         "refused_share",
-        f"$refused_total * ($refused_total >= bool {FEWEST_REFUSED})"
-        " / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)"
-        " or 0 * ($finished_requests == 0)",
+        f"$refused_per_answer * ($refused_total >= bool {FEWEST_REFUSED}) or 0 * ($finished_requests == 0)",
         "share",
     ),
     # the counters at the beginning of the window hold all answers since the start of the server
@@ -103,6 +106,12 @@ refused_share = Signal(
     "share",
     culprit_promql="$refused_answers_by_route >= 1",
     culprit_label="{handler} {value}",
+)
+sign_of_refusing = Signal(
+    "refusing at a scrape",
+    "$refused_per_answer > bool 0.2",
+    "more than 20 % of a few answers are client errors: {value}",
+    "bool",
 )
 refused_growth = Signal(
     "refused share / refused share since the start of the server",
