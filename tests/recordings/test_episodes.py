@@ -134,7 +134,7 @@ def test_two_outages_within_four_minutes_are_told(tmp_path: Path, every: float) 
     assert (report.verdict, dead.severity, len(dead.episodes), dead.ongoing) == ("warning", "warning", 2, False)
 
 
-# -- an episode begins at the first scrape that shows it ----------------------------------------------------------------
+# -- an episode begins at the first scrape that shows it ---------------------------------------------------------------
 
 ROUTE = 'handler="/v1/completions",method="POST"'
 
@@ -176,6 +176,45 @@ def test_requests_that_wait_by_habit_do_not_date_a_queue(tmp_path: Path, every: 
     since = found(report, "queue_saturation").diagnosis.since
     assert since is not None
     assert abs(since - (BEGAN + 800)) <= 15
+
+
+# -- a cause goes on while what it broke is not mended -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_kill_for_memory_goes_on_while_the_server_is_down(tmp_path: Path, every: float) -> None:
+    """The count of kills leaves its window after five minutes; nothing has started the server again."""
+
+    def scrapes() -> Iterator[rewriting.Scrape]:
+        t = 0.0
+        while t <= 1500:
+            kills = f'diag_host_memory_events_total{{event="oom_kill"}} {int(t >= 600)}\n'
+            shown = page(t, t + 7200, BEGAN - 7200, 0) + "diag_vllm_up 1\n" if t < 600 else "diag_vllm_up 0\n"
+            yield BEGAN + t, "h:1", shown + kills
+            t += every
+
+    killed = found(
+        doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "killed", scrapes()))])), "host_memory_exhausted"
+    )
+    assert (killed.diagnosis.primary, killed.diagnosis.ongoing, killed.diagnosis.severity) == (True, True, "critical")
+
+
+@pytest.mark.parametrize(("reset", "ongoing"), [(None, True), (900, False)])
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_memory_error_goes_on_until_the_gpu_is_reset(
+    tmp_path: Path, every: float, reset: float | None, ongoing: bool
+) -> None:
+    def errors(t: float) -> str:
+        gone = reset is not None and t >= reset
+        return (
+            'diag_gpu_up{gpu="0",uuid="G"} 1\n'
+            f'diag_gpu_xid_errors_total{{gpu="0",uuid="G",xid="94"}} {int(t >= 500)}\n'
+            f'diag_gpu_ecc_errors_total{{gpu="0",uuid="G",kind="uncorrected"}} {2 * (t >= 500 and not gone)}\n'
+        )
+
+    fault = found(server(tmp_path, 1200, every, beside=errors), "gpu_fault").diagnosis
+    assert (fault.ongoing, fault.severity) == (ongoing, "critical" if ongoing else "warning")
+    assert "Xid 94" in fault.culprits
 
 
 def crash_log(at: float) -> Callable[[float], str]:
