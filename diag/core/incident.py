@@ -185,7 +185,7 @@ class Fix(NamedTuple):
     `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
     kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
     change together with it. `direction` is the way the value may go: a proposal that would not move the running value
-    that way is omitted. `current` is the running value of what a command or advice sets, which no flag names. `only_if`
+    that way is omitted. `current` is the running value as telemetry shows it, before any source of settings. `only_if`
     are the conditions under which the fix applies: if one is false, the fix is omitted; if one cannot be judged, the
     fix is kept and reports the telemetry it needs. `expects` are the conditions that must hold once the fix is applied;
     without any, the incident's first symptom must be gone. `risk` is the trade-off.

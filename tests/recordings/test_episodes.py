@@ -178,6 +178,20 @@ def test_requests_that_wait_by_habit_do_not_date_a_queue(tmp_path: Path, every: 
     assert abs(since - (BEGAN + 800)) <= 15
 
 
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_wave_of_refused_requests_goes_on_beyond_its_window(tmp_path: Path, every: float) -> None:
+    """A baseline that holds the wave itself would end it after eight minutes."""
+    report = server(tmp_path, 2400, every, beside=answers("4xx", 0.5, 420))
+    wave = found(report, "client_errors_surge").diagnosis
+    assert (report.verdict, wave.severity, wave.ongoing) == ("healthy", "info", True)
+    assert abs((wave.since or 0) - (BEGAN + 420)) <= every + 5
+
+
+def test_a_steady_share_of_refused_requests_is_no_wave(tmp_path: Path) -> None:
+    report = server(tmp_path, 1500, 15, beside=answers("4xx", 0.3, -7200))
+    assert "client_errors_surge" not in {each.diagnosis.incident.id for each in report.present}
+
+
 # -- a cause goes on while what it broke is not mended -----------------------------------------------------------------
 
 

@@ -115,8 +115,9 @@ sign_of_refusing = Signal(
 )
 refused_growth = Signal(
     "refused share / refused share since the start of the server",
-    # a share below 1 % counts as 1 %
-    "$refused_share / clamp_min($refused_share_before, 0.01) or 0 * ($refused_share == 0)",
+    # A share below 1 % counts as 1 %. A wave is news for an hour: a baseline that holds it would end it. A server that
+    # was started within that hour has the beginning of the window.
+    "$refused_share / clamp_min($refused_share_before[1h] or $refused_share_before, 0.01) or 0 * ($refused_share == 0)",
     "the share of client errors is {value} times the one of all answers before",
     "ratio",
     needs=f"{FEWEST_EARLIER} answers before",
