@@ -171,11 +171,9 @@ def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries
     instants = queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1, dtype=np.int64)
     close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
     close.gone = queries.gone
-    now = {
-        (found.incident.id, found.subject): found
-        for found in diagnose(late, close)
-        if found.state == "present" and found.ongoing and RANK[found.severity]
-    }
+    shown = (found for found in diagnose(late, close) if found.state == "present" and found.ongoing)
+    begins = [found for found in shown if RANK[found.severity]]
+    now = {(found.incident.id, found.subject): found for found in dated(begins, queries)}
     if not now:
         return tuple(diagnoses)
     return ranked([now.get((found.incident.id, found.subject), found) for found in diagnoses])
@@ -199,7 +197,7 @@ def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         return tuple(one._replace(history=other.history) for one, other in zip(readings, closer, strict=True))
 
     episodes = diagnosis.episodes
-    if again.ongoing and diagnosis.incident.began is None:
+    if again.ongoing and diagnosis.incident.began is None and episodes[-1][0] is None:
         episodes = ((again.episodes[-1][0], episodes[-1][1]),)
     return diagnosis._replace(
         since=episodes[0][0],

@@ -145,7 +145,8 @@ def states(report: Report) -> str:
     names = [progress.state for progress in report.progress]
     counts = [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
     if not counts:
-        return "no engine seen"
+        unjudged = {why.subject for why in report.not_judged if "engine" in dict(why.subject or ())}
+        return f"{plural(len(unjudged), 'engine')} not judged" if unjudged else "no engine seen"
     first, _, rest = ", ".join(counts).partition(" ")
     return f"{first} engine{'s' if first != '1' else ''} {rest}"
 

@@ -88,6 +88,7 @@ def test_queue_that_has_begun_a_minute_ago_is_told_in_a_look_at_a_quarter_of_an_
     report = server(tmp_path, 900, every, waiting=lambda t: 170 if t >= 820 else 0)
     assert "queue_saturation" in present(report)
     assert report.verdict in ("warning", "critical")
+    assert abs((found(report, "queue_saturation").diagnosis.since or 0) - (BEGAN + 820)) <= 15
 
 
 def test_replicas_are_proposed_for_what_arrives_not_for_the_backlog(tmp_path: Path) -> None:
@@ -95,6 +96,32 @@ def test_replicas_are_proposed_for_what_arrives_not_for_the_backlog(tmp_path: Pa
     report = server(tmp_path, 900, 15, waiting=lambda t: int(max(0.0, t - 300)) * 2)
     texts = [proposal.text for proposal in found(report, "queue_saturation").proposals]
     assert next(text for text in texts if "replicas" in text).startswith("Run 2 replicas")
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_cap_that_no_source_names_is_that_of_a_flat_line(tmp_path: Path, every: float) -> None:
+    """Requests wait, the KV cache has room, and 64 run at every scrape."""
+    report = server(tmp_path, 1200, every, waiting=lambda t: 170 if t >= 500 else 0)
+    fix = next(each for each in found(report, "queue_saturation").proposals if each.name == "--max-num-seqs")
+    assert (fix.before, fix.assumed, fix.needs) == (64.0, False, ())
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_replicas_where_clients_give_up_are_those_of_what_arrives(tmp_path: Path, every: float) -> None:
+    """Twelve requests a second arrive, of which four are answered: the backlog ends at the time-out of a gateway."""
+
+    def given_up(t: float) -> str:
+        answered = (7200 + t) * 4 + 8 * max(0.0, t - 500)
+        lengths = f'{{engine="0",model_name="m"}} {(7200 + t) * 4 * 125:.0f}'
+        return (
+            f'http_requests_total{{{ROUTE},status="2xx"}} {answered:.0f}\n'
+            f"vllm:request_generation_tokens_sum{lengths}\n"
+            f'vllm:request_generation_tokens_count{{engine="0",model_name="m"}} {(7200 + t) * 4:.0f}\n'
+        )
+
+    report = server(tmp_path, 1200, every, waiting=lambda t: 400 if t >= 500 else 0, beside=given_up)
+    texts = [proposal.text for proposal in found(report, "queue_saturation").proposals]
+    assert next(text for text in texts if "replicas" in text).startswith("Run 3 replicas")
 
 
 @pytest.mark.parametrize("every", [5, 15])

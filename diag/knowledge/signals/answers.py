@@ -243,6 +243,13 @@ sign_of_failing = Signal(
     "more than 10 % of a few answers are errors of the server: {value}",
     "bool",
 )
+shed = Signal(
+    "requests refused by a full queue",
+    "$shed_requests",
+    "requests answered with HTTP 503 because --max-num-queued-reqs already wait: {value}",
+    "requests",
+    window_scaling="peak",
+)
 engine_errors = Signal(
     "requests that the engine ended with an error",
     "$engine_errors",
