@@ -1,4 +1,4 @@
-"""When the incidents began: each is judged again over short windows, and dated by its first sign."""
+"""Onsets of incidents: each is judged again over short windows, and dated by its first sign."""
 
 import math
 import re

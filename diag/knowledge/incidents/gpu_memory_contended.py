@@ -5,6 +5,7 @@ from diag.signals import (
     MUCH_MEMORY,
     gpu_memory_overbooked,
     memory_of_other_processes,
+    not_set,
     serving,
     share_left_by_others,
 )
@@ -63,6 +64,7 @@ incident = Incident(
             rounding="hundredth_below",
             least=0.05,
             direction="lower",
+            only_if=(not_set("kv_cache_memory_bytes"),),
             why=documented("the value is a share of the whole GPU, also if other processes use it", CONSERVING_MEMORY),
         ),
     ),

@@ -73,8 +73,8 @@ incident = Incident(
         SLOTS._replace(
             also=(("--max-cpu-loras", adapters_kept),),
             only_if=(running_value("max_cpu_loras").at_least(1, documented("the default is --max-loras", LORA)),),
-            change="Give every adapter that was used within five minutes a slot (where some never get one: double the "
-            "slots), and keep at least as many in host memory.",
+            change="Give every adapter that was used within five minutes a slot, and keep at least as many in host "
+            "memory; where some never get a slot, double the slots.",
             rollback="set the old values again and restart",
         ),
         Fix(
