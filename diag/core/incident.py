@@ -185,7 +185,7 @@ class Fix(NamedTuple):
     `value` is a constant, or a Signal that computes the number from this server's telemetry; it is then rounded and
     kept between `least` and `most`, each a number or a Signal. None with a flag removes the flag. `also` are flags that
     change together with it. `direction` is the way the value may go: a proposal that would not move the running value
-    that way is omitted. `current` is the running value of what a command or advice sets, which no flag names. `only_if`
+    that way is omitted. `current` is the running value as telemetry shows it, before any source of settings. `only_if`
     are the conditions under which the fix applies: if one is false, the fix is omitted; if one cannot be judged, the
     fix is kept and reports the telemetry it needs. `expects` are the conditions that must hold once the fix is applied;
     without any, the incident's first symptom must be gone. `risk` is the trade-off.
@@ -279,7 +279,8 @@ class Incident(NamedTuple):
     others. The culprits of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause.
     `outage`: while it lasts, requests fail or stand still, so each episode counts, however short, and is a warning for
     15 minutes after its end. `crash` tells a crash from a restart: without it, an episode after which another process
-    answers is a restart. `began` is the unix time at which it began, if a signal knows it. `impact` is what users
+    answers is a restart. `began` is the unix time at which it began, if a signal knows it; `sign` is above 0 at each
+    scrape that shows it, however few: an episode began at the first of an unbroken row of them. `impact` is what users
     notice, `mitigate` what helps immediately without a restart, `hand_over` what the vendor's engineers need, `do_not`
     what makes the incident worse.
     """
@@ -308,6 +309,7 @@ class Incident(NamedTuple):
     outage: bool = False
     crash: Condition | None = None
     began: Signal | None = None
+    sign: Signal | None = None
     mitigate: tuple[str, ...] = ()
     hand_over: tuple[str, ...] = ()
     do_not: tuple[str, ...] = ()

@@ -10,8 +10,9 @@ from diag.core.incident import judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, LogEnding
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
-from diag.diagnosis.diagnose import Diagnosis, begun, by_scrapes, dated, diagnose
+from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.health import OF_A_LOG, Suspect, health
+from diag.diagnosis.onset import begun, by_scrapes, dated
 from diag.diagnosis.progress import INSTANCE, NotJudged, judge
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache

@@ -6,30 +6,20 @@ present. `Incident.query()` is the same conjunction for a Prometheus; a property
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from diag.core.formatting import quantity
-from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal, seconds
+from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex, filled
-from diag.diagnosis.decision_table import COMPARE, LOOK, RECENT, Episode, Reading, Readings, decision_table, slow_burns
-from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants, Window
-from diag.knowledge.formulas import expanded
+from diag.diagnosis.decision_table import COMPARE, RECENT, Episode, Reading, Readings, decision_table, slow_burns
+from diag.diagnosis.query_cache import QueryCache, Window
 
 State = Literal["present", "absent", "unknown"]
 
 STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
-MOST_DATED = 12
-"""Incidents to date: each takes a few queries more."""
-MOST_EPISODES = 4
-"""Episodes of one incident to date, the last ones."""
-AVERAGES = re.compile(r"\b(rate|avg_over_time)\(")
-FEW = 5
-"""Servers up to which incidents are dated."""
 
 
 class Refuted(NamedTuple):
@@ -85,6 +75,11 @@ class Diagnosis(NamedTuple):
         return tuple(condition.signal.name for condition, reading in readings.items() if reading.value is None)
 
     @property
+    def full_severity(self) -> Severity:
+        """The severity while it goes on."""
+        return "critical" if any(reading.holds for reading in self.escalation) else self.incident.severity
+
+    @property
     def watched_since(self) -> float:
         """The beginning of the telemetry that was judged: what held from the start began before that."""
         return self.instants[0] - self.watched
@@ -135,7 +130,7 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
                 decided = decided._replace(symptoms=symptoms, supports=supports)
             diagnoses.append(decided)
     others = SubjectIndex((found.subject, found) for found in diagnoses)
-    return _order(_explain([_rule_out(found, others) if found.state == "present" else found for found in diagnoses]))
+    return ranked([_rule_out(found, others) if found.state == "present" else found for found in diagnoses])
 
 
 def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
@@ -144,7 +139,7 @@ def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
         found._replace(state="absent" if found.state == "present" and not found.ongoing else found.state)
         for found in diagnoses
     ]
-    return _order(_explain(now))
+    return ranked(now)
 
 
 def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator[Diagnosis]:
@@ -167,21 +162,11 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             when = queries.ask(incident.began, incident.per, window).get(subject)
             if when is not None and when[table.last[place]] > 0:
                 episodes = ((float(when[table.last[place]]), episodes[-1][1]),)
-        severity: Severity = "critical" if any(reading.holds for reading in escalation) else incident.severity
-        if state == "present" and not ongoing:
-            ended = queries.source.instants[-1] / 1000 - episodes[-1][1]
-            breather = queries.live(incident.live_window).seconds + queries.source.interval
-            if (
-                incident.outage or incident.burns or ended > breather
-            ):  # a condition that has just ended may hold again at the next scrape
-                is_recent = incident.outage and ended <= RECENT
-                severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
-        yield Diagnosis(
+        found = Diagnosis(
             incident=incident,
             subject=subject,
             state=state,
-            severity=severity,
-            severity_alone=severity,
+            severity=incident.severity,
             since=episodes[0][0] if state == "present" else None,
             until=instants[int(table.last[place])] if state == "present" else None,
             episodes=episodes,
@@ -194,6 +179,16 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             brief=bool(table.brief[place]),
             watched=table.watched,
         )
+        severity = found.full_severity
+        if state == "present" and not ongoing:
+            ended = queries.source.instants[-1] / 1000 - episodes[-1][1]
+            breather = queries.live(incident.live_window).seconds + queries.source.interval
+            if (
+                incident.outage or incident.burns or ended > breather
+            ):  # a condition that has just ended may hold again at the next scrape
+                is_recent = incident.outage and ended <= RECENT
+                severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
+        yield found._replace(severity=severity, severity_alone=severity)
 
 
 def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[tuple[Mapping[str, str], str]]:
@@ -215,6 +210,11 @@ def culprit_series(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) ->
 
 
 # -- which incident is the cause, and which comes first ---------------------------------------------------------------
+
+
+def ranked(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses with the cause of each present one, in the order of a report."""
+    return _order(_explain(diagnoses))
 
 
 def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
@@ -273,7 +273,10 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
 
 
 def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """Nest each present incident under its cause: if there are several, under one that has no cause itself."""
+    """Nest each present incident under its cause: if there are several, under one that has no cause itself.
+
+    A cause goes on while the outage does that it brought about: a server that the kernel has killed is still down.
+    """
     present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
     causes = [
         [cause for _, cause in present.like(found.subject) if _is_cause(cause, found)]
@@ -284,17 +287,25 @@ def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
     follows = {id(found) for found, why in zip(diagnoses, causes, strict=True) if why}
     best = [min(why, key=lambda c: (id(c) in follows, *_weight(c)), default=None) for why in causes]
     caused: dict[int, Severity] = {}
+    lasting = set()
     for found, cause in zip(diagnoses, best, strict=True):
         if cause and found.incident.id not in cause.incident.explains:
             caused[id(cause)] = max(caused.get(id(cause), "info"), found.severity_alone, key=RANK.__getitem__)
-    return [
-        found._replace(
-            explained_by=cause.incident.id if cause else None,
-            primary=False,
-            severity=max(found.severity_alone, caused.get(id(found), "info"), key=RANK.__getitem__),
+        if cause and found.incident.outage and found.ongoing and (found.since or -math.inf) <= cause.episodes[-1][1]:
+            lasting.add(id(cause))
+    explained = []
+    for found, cause in zip(diagnoses, best, strict=True):
+        alone = found.full_severity if id(found) in lasting else found.severity_alone
+        explained.append(
+            found._replace(
+                explained_by=cause.incident.id if cause else None,
+                primary=False,
+                ongoing=found.ongoing or id(found) in lasting,
+                severity_alone=alone,
+                severity=max(alone, caused.get(id(found), "info"), key=RANK.__getitem__),
+            )
         )
-        for found, cause in zip(diagnoses, best, strict=True)
-    ]
+    return explained
 
 
 def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
@@ -335,157 +346,3 @@ def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
             primaries.add(diagnosis.subject, None)
         ordered.append(diagnosis._replace(primary=True) if is_primary else diagnosis)
     return tuple(ordered)
-
-
-# -- when it began ----------------------------------------------------------------------------------------------------
-
-
-def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
-    """Return the time from which a condition of a present incident held without a break up to the reported instant.
-
-    Unix seconds; the first instant judged if it held from the start; None if it does not hold. A missing value is no
-    break.
-    """
-    if diagnosis.until is None:
-        return None
-    at = diagnosis.reported + 1
-    began = None
-    for instant, value in zip(reversed(diagnosis.instants[:at]), reversed(reading.history[:at]), strict=True):
-        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
-            break
-        began = instant if value is not None else began
-    return began
-
-
-def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
-    """Return the time of the first sign of an episode: the first of its symptoms to hold without a break from then on.
-
-    A median or a mean over a window holds up to a window later than what it measures, so that the onset lies in the
-    window before it. A symptom that has held for longer was there before, and is no sign of this episode.
-    """
-    if since not in diagnosis.instants or seconds(diagnosis.incident.live_window) > LOOK:
-        return since
-    instants, signs = diagnosis.instants, [since]
-    place = instants.index(since)
-    for reading in diagnosis.symptoms:
-        if reading.condition in diagnosis.incident.symptoms:
-            values = reading.history[: place + 1]
-            broken = [value is None or not COMPARE[reading.condition.op](value, reading.limit) for value in values]
-            first = place + 1 - broken[::-1].index(True) if True in broken else 0
-            if 0 < first <= place and instants[first] > since - window:
-                signs.append(instants[first] - window * _share_of_window(reading, first, instants, window))
-    return max(min(signs), since - window)
-
-
-def _share_of_window(reading: Reading, first: int, instants: Sequence[float], window: float) -> float:
-    """Return the share of its window for which a mean had been off before it crossed its threshold.
-
-    A mean of a value that jumps goes in a straight line from the old value to the new one within a window.
-    """
-    signal = reading.condition.signal
-    if signal.unit == "bool" or signal.window_scaling == "peak" or not AVERAGES.search(expanded(signal.promql)):
-        return 0.0
-    before = max((at for at in range(first) if instants[at] <= instants[first] - window), default=0)
-    after = min((at for at in range(first, len(instants)) if instants[at] >= instants[first] + window), default=-1)
-    old, new = reading.history[before], reading.history[after]
-    if old is None or new is None or not COMPARE[reading.condition.op](new, reading.limit) or new == old:
-        return 0.0
-    return min(max((reading.limit - old) / (new - old), 0.0), 1.0)
-
-
-def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses; each episode that began within the span has the time at which it really began.
-
-    An incident judged over five minutes shows up to five minutes after its onset. Judged again over the live window,
-    at every scrape of the first long window that shows it, its onset can be dated to half a minute: by its first sign.
-    The onsets decide which incident is the cause.
-    """
-    if len(queries.subjects(("instance",))) > FEW:
-        return tuple(diagnoses)
-    found = [*diagnoses]
-    late = (
-        place
-        for place, diagnosis in enumerate(diagnoses)
-        if any(since is not None for since, _ in diagnosis.episodes) and diagnosis.incident.began is None
-    )
-    step = round(queries.source.interval * 1000)
-    for place in islice(late, MOST_DATED):
-        diagnosis, incident = found[place], found[place].incident
-        live = queries.live(incident.live_window).seconds
-        is_long = queries.window(incident).seconds > live
-        span = int((queries.window(incident).seconds + live) * 1000)
-        episodes = diagnosis.episodes[:-MOST_EPISODES]
-        for since, until in diagnosis.episodes[-MOST_EPISODES:]:
-            began, after = since, episodes[-1][1] if episodes else None
-            if since is not None and not is_long:
-                began = _first_sign(diagnosis, since, live)
-            elif since is not None:
-                instants = round(since * 1000) - step * np.arange(span // step, -1, -1, dtype=np.int64)
-                close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
-                again = (other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
-                starts = (  # none if nothing was seen of it then
-                    other.instants[0] if start is None else _first_sign(other, start, live)
-                    for other in again
-                    for start, _ in other.episodes
-                )
-                began = next((start for start in starts if after is None or start > after), since)
-            episodes = (*episodes, (began, until))
-        since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
-        found[place] = diagnosis._replace(since=since, episodes=episodes)
-    return _order(_explain(found))
-
-
-def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses; if nothing is wrong over the windows of the alerts, with what the last live windows show.
-
-    Over five minutes, an incident of one minute is not present yet. A look at the end, which lasts as long as that of
-    `diag doctor URL`, shows it.
-    """
-    is_ill = any(found.state == "present" and RANK[found.severity] for found in diagnoses)
-    if is_ill or len(queries.subjects(("instance",))) > FEW:
-        return tuple(diagnoses)
-    live = {each.id: queries.live(each.live_window).seconds for each in incidents if seconds(each.live_window) <= LOOK}
-    late = [each for each in incidents if live.get(each.id, math.inf) < queries.window(each).seconds]
-    if not late:
-        return tuple(diagnoses)
-    step, longest = round(queries.source.interval * 1000), max(live.values())
-    instants = queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1, dtype=np.int64)
-    close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
-    close.gone = queries.gone
-    now = {
-        (found.incident.id, found.subject): found
-        for found in diagnose(late, close)
-        if found.state == "present" and found.ongoing and RANK[found.severity]
-    }
-    if not now:
-        return tuple(diagnoses)
-    return _order(_explain([now.get((found.incident.id, found.subject), found) for found in diagnoses]))
-
-
-def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    """Return a diagnosis from a short observation with onset and histories in the shortest windows.
-
-    An observation of half a minute has one live window, which shows neither how a value changed nor when.
-    """
-    is_chronic = seconds(diagnosis.incident.live_window) > LOOK
-    if len(diagnosis.instants) > 1 or is_chronic or len(queries.subjects(("instance",))) > FEW:
-        return diagnosis
-    shortest = f"{math.ceil(FEWEST_INTERVALS * queries.source.interval - 0.01)}s"  # the interval is measured
-    incident = diagnosis.incident._replace(window=shortest, live_window=shortest)
-    again = next((other for other in diagnose([incident], queries) if other.subject == diagnosis.subject), None)
-    if again is None or len(again.instants) < 2:
-        return diagnosis
-
-    def drawn(readings: Sequence[Reading], closer: Sequence[Reading]) -> tuple[Reading, ...]:
-        return tuple(one._replace(history=other.history) for one, other in zip(readings, closer, strict=True))
-
-    episodes = diagnosis.episodes
-    if again.ongoing and diagnosis.incident.began is None:
-        episodes = ((again.episodes[-1][0], episodes[-1][1]),)
-    return diagnosis._replace(
-        since=episodes[0][0],
-        episodes=episodes,
-        instants=again.instants,
-        symptoms=drawn(diagnosis.symptoms, again.symptoms),
-        supports=drawn(diagnosis.supports, again.supports),
-    )

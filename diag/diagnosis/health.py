@@ -20,9 +20,10 @@ from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
 from diag.knowledge.health import GOOD, HEALTH, PARTS, HealthPart
-from diag.knowledge.signals.load import requests_in_flight_peak
 
 INSTANCE = ("instance",)
+LAST_IN_FLIGHT = "$running_last + $waiting_last"
+"""Requests on the last page before a restart: a server that was drained had some on the pages before."""
 
 
 class NotSeen(NamedTuple):
@@ -143,7 +144,7 @@ def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -
             continue
         began = (since for since, _ in diagnosis.episodes if since is not None and end - since <= RECENT)
         for at in (np.array([round(since * 1000) - step]) for since in began):
-            rows = queries.ask(requests_in_flight_peak, INSTANCE, queries.live("15s"), at).like(diagnosis.subject)
+            rows = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("15s"), at).like(diagnosis.subject)
             cut = max((row[-1] for _, row in rows if not np.isnan(row[-1])), default=0.0)
             if cut:
                 lacks = f"the log of a restart with up to {plural(round(cut), 'request')} in flight"

@@ -16,7 +16,7 @@ import numpy as np
 
 from diag.core.formatting import quantity
 from diag.core.subjects import Floats, Subject, agree, instance_name, label_value
-from diag.diagnosis.diagnose import FEW
+from diag.diagnosis.onset import FEW
 from diag.diagnosis.pool_model import (
     SIGMAS,
     LengthHistogram,

@@ -233,8 +233,9 @@ class _Proposer(NamedTuple):
             change = pools.text
 
         before, assumed = self._before(fix.flag, fix.environment)
-        if fix.current:
-            before = self.value(fix.current)
+        measured = self.value(fix.current) if fix.current else None
+        if measured is not None or (fix.current and not fix.flag):
+            before, assumed = measured, False
         after, lacking = self._after(fix)
         if not _moves(fix, before, after):
             return None

@@ -82,6 +82,8 @@ def _check_alone(incident: Incident, file: Path) -> None:
         except (KeyError, ValueError, IndexError) as error:
             raise Mistake(f"'{duration}' is not a duration such as 30s or 5m", word=duration) from error
     _check_conditions(incident.every_condition, incident)
+    for signal in filter(None, (incident.began, incident.sign)):
+        _check_signal(signal, incident)
     for look in incident.looks_like:
         if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
             reason = f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"

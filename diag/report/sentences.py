@@ -8,7 +8,8 @@ from diag.core.formatting import clock, escaped, listed, moment, plural, printab
 from diag.core.incident import Fix, Source
 from diag.core.subjects import Subject, agree, in_words
 from diag.diagnosis.decision_table import Reading
-from diag.diagnosis.diagnose import Diagnosis, onset
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.onset import onset
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.roll_call import RollCall
@@ -154,7 +155,8 @@ def states(report: Report) -> str:
     names = [progress.state for progress in report.progress]
     counts = [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
     if not counts:
-        return "no engine seen"
+        unjudged = {why.subject for why in report.not_judged if "engine" in dict(why.subject or ())}
+        return f"{plural(len(unjudged), 'engine')} not judged" if unjudged else "no engine seen"
     first, _, rest = ", ".join(counts).partition(" ")
     return f"{first} engine{'s' if first != '1' else ''} {rest}"
 

@@ -13,7 +13,8 @@ from markupsafe import Markup
 from diag.core.formatting import clock, escaped, moment, quantity
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
-from diag.diagnosis.diagnose import Diagnosis, onset
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.onset import onset
 from diag.diagnosis.vitals import Vitals
 from diag.report import sentences as words
 

@@ -88,6 +88,7 @@ def test_queue_that_has_begun_a_minute_ago_is_told_in_a_look_at_a_quarter_of_an_
     report = server(tmp_path, 900, every, waiting=lambda t: 170 if t >= 820 else 0)
     assert "queue_saturation" in present(report)
     assert report.verdict in ("warning", "critical")
+    assert abs((found(report, "queue_saturation").diagnosis.since or 0) - (BEGAN + 820)) <= every + 10
 
 
 def test_replicas_are_proposed_for_what_arrives_not_for_the_backlog(tmp_path: Path) -> None:
@@ -95,6 +96,32 @@ def test_replicas_are_proposed_for_what_arrives_not_for_the_backlog(tmp_path: Pa
     report = server(tmp_path, 900, 15, waiting=lambda t: int(max(0.0, t - 300)) * 2)
     texts = [proposal.text for proposal in found(report, "queue_saturation").proposals]
     assert next(text for text in texts if "replicas" in text).startswith("Run 2 replicas")
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_cap_that_no_source_names_is_that_of_a_flat_line(tmp_path: Path, every: float) -> None:
+    """Requests wait, the KV cache has room, and 64 run at every scrape."""
+    report = server(tmp_path, 1200, every, waiting=lambda t: 170 if t >= 500 else 0)
+    fix = next(each for each in found(report, "queue_saturation").proposals if each.name == "--max-num-seqs")
+    assert (fix.before, fix.assumed, fix.needs) == (64.0, False, ())
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_replicas_where_clients_give_up_are_those_of_what_arrives(tmp_path: Path, every: float) -> None:
+    """Twelve requests a second arrive, of which four are answered: the backlog ends at the time-out of a gateway."""
+
+    def given_up(t: float) -> str:
+        answered = (7200 + t) * 4 + 8 * max(0.0, t - 500)
+        lengths = f'{{engine="0",model_name="m"}} {(7200 + t) * 4 * 125:.0f}'
+        return (
+            f'http_requests_total{{{ROUTE},status="2xx"}} {answered:.0f}\n'
+            f"vllm:request_generation_tokens_sum{lengths}\n"
+            f'vllm:request_generation_tokens_count{{engine="0",model_name="m"}} {(7200 + t) * 4:.0f}\n'
+        )
+
+    report = server(tmp_path, 1200, every, waiting=lambda t: 400 if t >= 500 else 0, beside=given_up)
+    texts = [proposal.text for proposal in found(report, "queue_saturation").proposals]
+    assert next(text for text in texts if "replicas" in text).startswith("Run 3 replicas")
 
 
 @pytest.mark.parametrize("every", [5, 15])
@@ -132,6 +159,103 @@ def test_two_outages_within_four_minutes_are_told(tmp_path: Path, every: float) 
     report = server(tmp_path, 360, every, down=((60, 100), (200, 240)))
     dead = found(report, "engine_dead").diagnosis
     assert (report.verdict, dead.severity, len(dead.episodes), dead.ongoing) == ("warning", "warning", 2, False)
+
+
+# -- an episode begins at the first scrape that shows it ---------------------------------------------------------------
+
+ROUTE = 'handler="/v1/completions",method="POST"'
+
+
+def answers(status: str, share: float, since: float) -> Callable[[float], str]:
+    """Return the counters of four answers a second, of which a share has this status from a time on."""
+
+    def beside(t: float) -> str:
+        others = share * 4 * max(0.0, t - since)
+        lines = [f'http_requests_total{{{ROUTE},status="2xx"}} {(7200 + t) * 4 - others:.0f}']
+        lines += [f'http_requests_total{{{ROUTE},status="{status}"}} {others:.0f}'] if others else []
+        return "\n".join(lines) + "\n"
+
+    return beside
+
+
+SIGNS: dict[str, tuple[float, dict[str, object]]] = {
+    "queue_saturation": (502, {"waiting": lambda t: int(max(0.0, t - 490) * 0.8)}),
+    "requests_failing": (240, {"beside": answers("5xx", 0.5, 240)}),
+    "crash_loop": (301, {"down": ((301, 381), (520, 600), (760, 840), (1000, 1080))}),
+    "engine_dead": (1101, {"down": ((1101, 2000),)}),
+}
+
+
+@pytest.mark.parametrize("incident", SIGNS)
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_an_episode_is_dated_by_the_first_scrape_that_shows_it(tmp_path: Path, incident: str, every: float) -> None:
+    """The windows that prove an incident, and the third crash of a loop, show it much later."""
+    truth, how = SIGNS[incident]
+    since = found(server(tmp_path, 1200, every, **how), incident).diagnosis.since  # type: ignore[arg-type]
+    assert since is not None
+    assert abs(since - (BEGAN + truth)) <= every + 5
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_requests_that_wait_by_habit_do_not_date_a_queue(tmp_path: Path, every: float) -> None:
+    """A few of 64 requests wait at every scrape of a busy server, long before its queue begins."""
+    report = server(tmp_path, 1200, every, waiting=lambda t: 3 if t < 800 else 170)
+    since = found(report, "queue_saturation").diagnosis.since
+    assert since is not None
+    assert abs(since - (BEGAN + 800)) <= 15
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_wave_of_refused_requests_goes_on_beyond_its_window(tmp_path: Path, every: float) -> None:
+    """A baseline that holds the wave itself would end it after eight minutes."""
+    report = server(tmp_path, 2400, every, beside=answers("4xx", 0.5, 420))
+    wave = found(report, "client_errors_surge").diagnosis
+    assert (report.verdict, wave.severity, wave.ongoing) == ("healthy", "info", True)
+    assert abs((wave.since or 0) - (BEGAN + 420)) <= every + 5
+
+
+def test_a_steady_share_of_refused_requests_is_no_wave(tmp_path: Path) -> None:
+    report = server(tmp_path, 1500, 15, beside=answers("4xx", 0.3, -7200))
+    assert "client_errors_surge" not in {each.diagnosis.incident.id for each in report.present}
+
+
+# -- a cause goes on while what it broke is not mended -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_kill_for_memory_goes_on_while_the_server_is_down(tmp_path: Path, every: float) -> None:
+    """The count of kills leaves its window after five minutes; nothing has started the server again."""
+
+    def scrapes() -> Iterator[rewriting.Scrape]:
+        t = 0.0
+        while t <= 1500:
+            kills = f'diag_host_memory_events_total{{event="oom_kill"}} {int(t >= 600)}\n'
+            shown = page(t, t + 7200, BEGAN - 7200, 0) + "diag_vllm_up 1\n" if t < 600 else "diag_vllm_up 0\n"
+            yield BEGAN + t, "h:1", shown + kills
+            t += every
+
+    killed = found(
+        doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "killed", scrapes()))])), "host_memory_exhausted"
+    )
+    assert (killed.diagnosis.primary, killed.diagnosis.ongoing, killed.diagnosis.severity) == (True, True, "critical")
+
+
+@pytest.mark.parametrize(("reset", "ongoing"), [(None, True), (900, False)])
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_memory_error_goes_on_until_the_gpu_is_reset(
+    tmp_path: Path, every: float, reset: float | None, ongoing: bool
+) -> None:
+    def errors(t: float) -> str:
+        gone = reset is not None and t >= reset
+        return (
+            'diag_gpu_up{gpu="0",uuid="G"} 1\n'
+            f'diag_gpu_xid_errors_total{{gpu="0",uuid="G",xid="94"}} {int(t >= 500)}\n'
+            f'diag_gpu_ecc_errors_total{{gpu="0",uuid="G",kind="uncorrected"}} {2 * (t >= 500 and not gone)}\n'
+        )
+
+    fault = found(server(tmp_path, 1200, every, beside=errors), "gpu_fault").diagnosis
+    assert (fault.ongoing, fault.severity) == (ongoing, "critical" if ongoing else "warning")
+    assert "Xid 94" in fault.culprits
 
 
 def crash_log(at: float) -> Callable[[float], str]:

@@ -46,6 +46,21 @@ def judged(folder: Path, scrapes: Iterable[Scrape], incident: str) -> Diagnosis:
     return next(each.diagnosis for each in report.present if each.diagnosis.incident.id == incident)
 
 
+@pytest.mark.parametrize(("every", "seconds"), [(5, 400), (15, 450), (15, 1200), (30, 1200)])
+def test_an_engine_that_died_behind_a_page_is_dated_by_its_first_503(
+    tmp_path: Path, every: float, seconds: float
+) -> None:
+    """Three answers of 503 prove it."""
+
+    def scrapes() -> Iterator[Scrape]:
+        for time, host, shown in stalled(every, seconds, []):
+            yield time, host, f"{shown}diag_vllm_health_status {200 if time < BEGUN + AT else 503}\n"
+
+    found = judged(tmp_path, scrapes(), "engine_dead")
+    assert found.since is not None
+    assert 0 <= found.since - (BEGUN + AT) <= every
+
+
 @pytest.mark.parametrize("incident", ["tp_communication_stall", "engine_stalled"])
 @pytest.mark.parametrize(("every", "seconds"), [(2, 330), (5, 400), (15, 450), (15, 1200), (30, 1200)])
 def test_a_stall_is_dated_by_the_last_token(tmp_path: Path, incident: str, every: float, seconds: float) -> None:

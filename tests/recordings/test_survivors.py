@@ -49,6 +49,34 @@ def test_adapters_whose_clients_give_up_compete_for_slots(tmp_path: Path, patien
     assert (found.state, found.ongoing) == ("present", True)
 
 
+def starving(clients: int) -> Engine:
+    """A server whose two slots stay with two adapters that always have a request running, and others that wait."""
+    draw = random.Random(5)
+    engine = Engine(Limits(adapters=2, step=0.03), BEGUN - 3600)
+    for number in range(10 + clients):
+        adapter = f"adapter{number % 2 if number < 10 else 2 + number % 4}"
+        at = BEGUN + (number / 10 if number < 10 else 300 + draw.uniform(0, 5))
+        answer = 100_000 if number < 2 else draw.randint(20, 500)
+        engine.send(Request(at, 600, answer, adapter=adapter, client=0.5))
+    return engine
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_adapters_that_never_get_a_slot_count(tmp_path: Path, every: float) -> None:
+    """The page lists those that run: as many as there are slots, and no request that finishes has waited."""
+    pages = rewriting.write(tmp_path / "recording", scrapes(starving(12), 1500, every))
+    report = doctor.run(ObserveOptions([str(pages)]))
+    (found,) = (each for each in report.present if each.diagnosis.incident.id == "lora_thrash")
+    assert (found.diagnosis.ongoing, found.diagnosis.primary) == (True, True)
+    slots = next(each for each in found.proposals if each.name == "--max-loras")
+    assert (slots.before, slots.after, slots.assumed) == (2.0, 4.0, False)
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_as_many_adapters_as_slots_do_not_starve(tmp_path: Path, every: float) -> None:
+    assert judged(tmp_path, scrapes(starving(0), 900, every), "lora_thrash").state == "absent"
+
+
 def test_adapters_with_a_slot_each_do_not(tmp_path: Path) -> None:
     assert judged(tmp_path, scrapes(adapters(4, 15, 4), 600, 15), "lora_thrash").state == "absent"
 

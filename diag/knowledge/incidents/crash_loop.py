@@ -2,7 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.knowledge.shared_fixes import READ_LOG
-from diag.signals import crashes_in_a_row, last_start_failed, not_quoted, quoted_error
+from diag.signals import crashes_in_a_row, last_start_failed, not_quoted, quoted_error, sign_of_crash
 
 CRASH_LOOP = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy"
 
@@ -32,6 +32,7 @@ incident = Incident(
         LookAlike("engine_dead", distinguish="It stays down: nothing starts it again."),
     ),
     explains=("startup_failed", "server_crashed", "engine_dead", "engine_stalled", "contract_breached"),
+    sign=sign_of_crash,
     quotes=quoted_error,
     lints=True,
     fixes=(

@@ -11,6 +11,7 @@ from diag.signals import (
     engines_lost,
     evidence_of_death,
     quoted_error,
+    sign_of_death,
     signs_of_life,
     start_under_way,
     successful_scrapes,
@@ -68,6 +69,7 @@ incident = Incident(
     ),
     crash=crashed_lately.at_least(1, judged("a server that was restarted on purpose did not crash before")),
     explains=("data_parallel_lockstep", "engine_stalled", "requests_aborted", "requests_failing", "contract_breached"),
+    sign=sign_of_death,
     quotes=quoted_error,
     fixes=(
         *LET_GO_ON,

@@ -83,7 +83,7 @@ incident = Incident(
         STACK_TRACES,
     ),
     mitigate=(
-        "Take the server out of rotation: /health keeps answering 200, so no probe does it for you.",
+        "Take the server out of rotation: vLLM answers /health with 200 while an engine stalls, so no probe does it.",
         "Let clients time out and retry on another replica: the requests that hang here will not finish.",
     ),
     hand_over=(
@@ -91,8 +91,8 @@ incident = Incident(
         "minutes",
     ),
     do_not=(
-        "Do not add load or replicas behind the same load balancer: /health answers 200, so requests keep arriving "
-        "here.",
+        "Do not add load or replicas behind the same load balancer: a probe of /health does not fail, so requests "
+        "keep arriving here.",
         "Do not trust the gauges: they keep their last values.",
     ),
 )

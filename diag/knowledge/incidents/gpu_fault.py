@@ -14,7 +14,7 @@ incident = Incident(
     per=("instance", "gpu"),
     window="1m",
     live_window="1m",
-    hold="0s",  # a fault is one event, which leaves the window a minute later
+    hold="0s",  # most faults are one event
     cause="""
         The driver lost the GPU, reported an Xid error, counted uncorrectable memory errors, or failed to remap a bad
         row. Work on this GPU fails or gives wrong results, and its peers wait for it.

@@ -2,7 +2,7 @@
 
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
 from diag.signals import (
-    adapters,
+    adapter_slots,
     adapters_kept,
     adapters_per_slot,
     deferred_share_by_reason,
@@ -11,6 +11,7 @@ from diag.signals import (
     queue_time,
     queue_time_share,
     running_value,
+    slots_for_adapters,
 )
 
 LORA = "https://docs.vllm.ai/en/latest/features/lora/"
@@ -18,11 +19,13 @@ SCHEDULING = "https://github.com/vllm-project/vllm/pull/15422"
 
 SLOTS = Fix(
     flag="--max-loras",
-    value=adapters,
+    value=slots_for_adapters,
     least=2,
     direction="raise",
+    current=adapter_slots,
     only_if=(not_set("max_cpu_loras"),),
-    change="Give every adapter that was used within five minutes a slot.",
+    change="Give every adapter that was used within five minutes a slot; where some never get one, double the slots "
+    "until no request is deferred.",
     effect="no waiting request is deferred; queue time falls",
     risk="each slot reserves memory for --max-lora-rank in every layer, which the KV cache loses; each step gathers "
     "from more adapters",
@@ -71,7 +74,7 @@ incident = Incident(
             also=(("--max-cpu-loras", adapters_kept),),
             only_if=(running_value("max_cpu_loras").at_least(1, documented("the default is --max-loras", LORA)),),
             change="Give every adapter that was used within five minutes a slot, and keep at least as many in host "
-            "memory.",
+            "memory; where some never get a slot, double the slots.",
             rollback="set the old values again and restart",
         ),
         Fix(

@@ -10,6 +10,7 @@ from diag.signals import (
     kv_cache_usage_with_next,
     most_sequences,
     not_set,
+    prefilled_per_step,
     queue_time,
     queue_time_share,
     replicas_that_run_all,
@@ -20,7 +21,10 @@ from diag.signals import (
     room_beyond_the_load,
     running_share_of_cap,
     running_value,
+    sequence_cap,
     servers,
+    shed,
+    sign_of_a_queue,
     tokens_prefilled_within_pause,
     ttft_missed_soon,
     twice_the_token_budget,
@@ -89,7 +93,9 @@ incident = Incident(
         NEAR_BANDWIDTH,
         NEAR_COMPUTE,
         ttft_missed_soon,
+        shed.at_least(1, documented("a request beyond --max-num-queued-reqs is answered 503", SCHEDULER)),
     ),
+    sign=sign_of_a_queue,
     looks_like=(
         LookAlike(
             "kv_pool_saturated",
@@ -124,6 +130,7 @@ incident = Incident(
                 value=requests_to_admit,
                 most=most,
                 direction="raise",
+                current=sequence_cap,
                 only_if=(AT_THE_CAP, is_set, reached),
                 change=change,
                 effect="fewer requests wait; KV cache usage rises",
@@ -148,7 +155,13 @@ incident = Incident(
             effect="prompt throughput rises; fewer requests wait",
             risk="steps take longer: inter-token latency grows in proportion",
             rollback="set the old value again and restart",
-            only_if=(running_share_of_cap.below(1, documented("below the cap, the cap is not the limit", SCHEDULER)),),
+            only_if=(
+                running_share_of_cap.below(1, documented("below the cap, the cap is not the limit", SCHEDULER)),
+                prefilled_per_step.below(
+                    2048, judged("a step of more tokens keeps any GPU's arithmetic busy: a longer one gains nothing")
+                ),
+                NEAR_COMPUTE.opposite,
+            ),
             why=judged("prefill is what uses up the token budget"),
         ),
         Fix(

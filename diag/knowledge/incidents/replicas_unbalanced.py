@@ -9,6 +9,7 @@ from diag.signals import (
     peers_waiting,
     requests_waiting_median,
     running_value,
+    sign_of_imbalance,
 )
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
@@ -71,6 +72,7 @@ incident = Incident(
         Effect("kv_pool_undersized", where=(overloaded,)),
     ),
     ended_by=requests_waiting_median,
+    sign=sign_of_imbalance,
     fixes=(
         Fix(
             change="Balance by the load of each replica (fewest outstanding requests, or queue length and KV cache "

@@ -11,6 +11,7 @@ from diag.signals import (
     failed_answers,
     failed_share,
     failing_feature,
+    sign_of_failing,
 )
 
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
@@ -38,6 +39,7 @@ incident = Incident(
         failing_feature.at_least(1, judged("the log names the feature")),
     ),
     escalates=MOST_FAIL,
+    sign=sign_of_failing,
     looks_like=(
         LookAlike(
             "engine_dead",

@@ -6,6 +6,7 @@ from diag.signals import (
     names_asked_in_vain,
     not_found_answers,
     refused_without_success,
+    sign_of_refusing,
     successes_before_refusals,
     unauthorized_answers,
 )
@@ -37,6 +38,7 @@ incident = Incident(
     ),
     supports=(SERVED_BEFORE, KEYS, NAMES, LIMITS, names_asked_in_vain.at_least(1, judged("the log shows the names"))),
     escalates=SERVED_BEFORE,
+    sign=sign_of_refusing,
     looks_like=(
         LookAlike("client_errors_surge", distinguish="Some clients are refused, while the requests of others succeed."),
         LookAlike("requests_failing", distinguish="HTTP 5xx are errors of the server."),

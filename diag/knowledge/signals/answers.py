@@ -237,6 +237,19 @@ failed_answers = Signal(
     culprit_promql="$failed_answers_by_route >= 1",
     culprit_label="{handler} {value}",
 )
+sign_of_failing = Signal(
+    "failing at a scrape",
+    "$failures / ($answers > 0) > bool 0.1",
+    "more than 10 % of a few answers are errors of the server: {value}",
+    "bool",
+)
+shed = Signal(
+    "requests refused by a full queue",
+    "$shed_requests",
+    "requests answered with HTTP 503 because --max-num-queued-reqs already wait: {value}",
+    "requests",
+    window_scaling="peak",
+)
 engine_errors = Signal(
     "requests that the engine ended with an error",
     "$engine_errors",

@@ -69,9 +69,13 @@ def times_the_capacity(concurrency: str) -> str:
     """Return how many servers a load needs: by its concurrency, `concurrency` servers.
 
     Clients that wait for their answers keep so many requests in flight. Those that do not leave a backlog, which grows
-    for as long as more requests arrive than are answered: then that ratio is the load, whatever the backlog.
+    for as long as more requests arrive than are answered, or until they give up: then that ratio is the load, whatever
+    the backlog.
     """
-    return f"($arrivals_per_answer_of_growing_backlog < {concurrency} or {concurrency})"
+    return (
+        f"($arrivals_per_answer_of_impatient_clients < {concurrency}"
+        f" or $arrivals_per_answer_of_growing_backlog < {concurrency} or {concurrency})"
+    )
 
 
 def waiting_for_capacity(function: str, of_all: str = "") -> str:
@@ -92,6 +96,24 @@ PARTS: tuple[Part, ...] = (
     Part(
         "arrivals_per_answer_of_growing_backlog",
         "1 + ($backlog_growth > 0.05 * $queued_highest) / ($finished_requests > 0) > 1.03",
+        "ratio",
+    ),
+    # Where clients give up, few answers are completed whatever the load: what arrives is weighed by the tokens that an
+    # answer of this server has, those that it generates are its capacity.
+    Part(
+        "tokens_per_answer_since_start",
+        "$answer_tokens_since_start / ($requests_since_start >= 10)",
+        "tokens",
+    ),
+    Part(
+        "arrivals_of_impatient_clients",
+        "$responses_ok and $requests_given_up > 0.1 * $responses_ok",
+        "requests",
+    ),
+    Part(
+        "arrivals_per_answer_of_impatient_clients",
+        "0 * $output_tokens + on (instance) group_left () ($arrivals_of_impatient_clients by (instance)"
+        " * $tokens_per_answer_since_start by (instance) / ($output_tokens by (instance) > 0)) > 1",
         "ratio",
     ),
     Part("preemptions", "sum by ($by) (increase(vllm:num_preemptions_total[$window]))", "preemptions"),

@@ -68,6 +68,19 @@ PARTS: tuple[Part, ...] = (
         ' or label_replace($adapter_sets, "le", "+Inf", "", "")))',
         "adapters",
     ),
+    # Busy adapters may keep every slot: requests of the others are deferred throughout and never run, so that those
+    # that finish say nothing of the queue. Requests that wait for a KV transfer or a grammar do finish.
+    Part(
+        "deferred_throughout",
+        "sum by ($by) (min_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window])) >= bool 1",
+        "bool",
+    ),
+    Part(
+        "adapters_starve",
+        "$deferred_throughout * ($queue_time_of_finished < bool 0.5 * $queue_time_by_gauges)"
+        " * ($lora_adapters_in_use == bool $adapter_slots)",
+        "bool",
+    ),
     Part("more_adapters_than_slots", "($lora_adapters_in_use_per_max_loras by (instance)) > 1", "ratio"),
     Part(
         "deferred_mean",
@@ -258,21 +271,30 @@ adapters = Signal(
     "LoRA adapters that ran within the last five minutes: {value}",
     "adapters",
 )
+adapter_slots = Signal(
+    "LoRA adapter slots", "$adapter_slots", "a batch holds requests of at most {value} LoRA adapters", "adapters"
+)
+slots_for_adapters = Signal(
+    "slots for LoRA adapters",
+    "(2 * $adapter_slots and $adapters_starve == 1) or $lora_adapters_in_use",
+    "slots for the LoRA adapters in use, twice as many as today where some never get one: {value}",
+    "adapters",
+)
 adapters_kept = Signal(
     "LoRA adapters to keep in host memory",
     # the larger of both: vLLM refuses to keep fewer adapters than run together
-    "($lora_adapters_in_use > $config_max_cpu_loras) or ($config_max_cpu_loras and $lora_adapters_in_use)",
+    "($slots_for_lora_adapters > $config_max_cpu_loras) or ($config_max_cpu_loras and $slots_for_lora_adapters)",
     "host memory has to hold {value} LoRA adapters",
     "adapters",
 )
 adapters_per_slot = Signal(
     "LoRA adapters in use / --max-loras",
     # slots are known and no adapter ran lately: PromQL does not tell an empty list of adapters from a missing label
-    "$lora_adapters_in_use / $adapter_slots or 0 * $adapter_slots"
+    "($lora_adapters_in_use + ($adapters_starve or 0 * $lora_adapters_in_use)) / $adapter_slots or 0 * $adapter_slots"
     # vLLM exports its adapters only if it serves some; without them, a deferred request has to wait for a KV transfer
     " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window]))"
     " unless $deferred_for_no_transfer)",
-    "within five minutes, {value} LoRA adapters ran per adapter slot",
+    "within five minutes, {value} LoRA adapters ran per adapter slot (one more if requests of others never run)",
     "ratio",
 )
 requests_deferred = Signal(

@@ -392,6 +392,18 @@ evidence_of_death = Signal(
     culprit_label="{event}",
     formerly=("evidence of death",),
 )
+sign_of_death = Signal(
+    "death at a scrape",
+    any_of(
+        page="$does_not_answer",
+        health="($health_last == bool 503)",
+        process="$no_engine_process",
+        part="$engine_process_lost",
+        log="$death_of_the_engine_in_the_log",
+    ),
+    "/metrics does not answer, /health or the log reports a dead engine, or its process is missing: {value}",
+    "bool",
+)
 tokens_or_shutdown = Signal(
     "generating, or shut down in order",
     any_of(tokens="$generates_beyond_doubt", shutdown="$shut_down_in_order", stops="$stops")

@@ -11,6 +11,7 @@ THERMAL = 'reason=~"sw_thermal|hw_thermal"'
 BRAKE = 'reason="hw_power_brake"'
 XIDS = 'xid!~"13|31|43|45"'
 """Xid 13, 31, 43 and 45 are caused by the application; all others by the hardware or the driver."""
+UNCORRECTED = 'diag_gpu_ecc_errors_total{kind="uncorrected"}'
 MUCH_MEMORY, NO_MEMORY_LEFT = 0.05, 0.02
 """Shares of a GPU's memory: more than a desktop or an agent holds; too little for the next allocation."""
 SERVER = f"{', '.join(GROUP)}, leader"
@@ -84,9 +85,10 @@ PARTS: tuple[Part, ...] = (
     Part("gpu_lost", "1 - $gpu_up", "bool"),
     Part("xid_errors", f"sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))", "errors"),
     Part("gpu_resets", "sum by ($by) (increase(diag_gpu_resets_total[$window]))", "resets"),
+    # the count begins at 0 when the GPU is reset: until then, the memory that failed is in use
     Part(
         "uncorrectable_memory_errors",
-        'sum by ($by) (increase(diag_gpu_ecc_errors_total{kind="uncorrected"}[$window]))',
+        f"sum by ($by) (increase({UNCORRECTED}[1d]) * (last_over_time({UNCORRECTED}[$window]) > bool 0))",
         "errors",
     ),
     Part("rows_not_replaced", "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))", "bool"),
@@ -281,7 +283,7 @@ gpu_faults = Signal(
     "faults",
     needs="a count of Xid errors, on AMD of resets",
     window_scaling="peak",
-    culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]) > 0,"
+    culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[1d]) > 0,"
     ' "named", "Xid $$1", "xid", "(.+)")'
     ' or label_replace(($gpu_lost) > 0, "named", "GPU lost", "", "")'
     ' or label_replace(($gpu_resets) > 0, "named", "GPU reset", "", "")'

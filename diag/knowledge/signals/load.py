@@ -70,6 +70,14 @@ PARTS: tuple[Part, ...] = (
         "round($requests_running_peak + $requests_ending_per_step or $requests_running_peak)",
         "requests",
     ),
+    # Requests wait, the KV cache has room, and as many run at every scrape: a cap holds them, whatever its value. Where
+    # the token budget or the adapters' slots hold them, their number varies, or those that wait are deferred.
+    Part(
+        "flat_at_a_cap",
+        "($requests_running_peak >= 2 and $requests_running_minimum >= 0.95 * $requests_running_peak)"
+        " and $requests_waiting_minimum >= 1 and $kv_cache_usage_mean < 0.8",
+        "requests",
+    ),
     # what the load needs: its peak with a quarter of headroom, as a power of two, by which CUDA graphs grow
     Part(
         "requests_for_the_load",
@@ -159,6 +167,7 @@ PARTS: tuple[Part, ...] = (
     # -- the queue: arrivals and starts are random counts, so their difference is by chance the root of their sum
     Part("waiting_slope", f"sum by ($by) ({waiting_for_capacity('deriv({}[$window])')})", "1/s"),
     Part("queue_growth_rate", "$waiting_slope > 2 * sqrt(2 * $first_tokens) / ($window_seconds > 0)", "1/s"),
+    Part("waiting_last", f"sum by ($by) ({waiting_for_capacity('last_over_time({}[$window])')})", "requests"),
     Part("waiting_now", "$requests_waiting_mean + $waiting_slope * $window_seconds / 2", "requests"),
 )
 
@@ -184,10 +193,16 @@ requests_running_floor = Signal(
 )
 running_share_of_cap = Signal(
     "requests running / --max-num-seqs (peak)",
-    "clamp_max($requests_in_step_peak / on (instance) group_left () $sequence_cap, 1)",
+    "clamp_max($requests_in_step_peak / on (instance) group_left () $sequence_cap, 1) or 1 + 0 * $flat_at_a_cap",
     "running requests peak at {value} of the sequence cap",
     "share",
     window_scaling="peak",
+)
+sequence_cap = Signal(
+    "--max-num-seqs in effect",
+    "0 * $requests_running_peak + on (instance) group_left () $sequence_cap or $flat_at_a_cap",
+    "at most {value} requests run at a time",
+    "requests",
 )
 requests_waiting_median = Signal(
     "requests waiting (median)",
@@ -208,6 +223,12 @@ waiting_share = Signal(
     " / (($requests_waiting_mean + $requests_running_mean) > 0 or 1 + 0 * $requests_waiting_mean)",
     "{value} of the requests in the server are waiting rather than running",
     "share",
+)
+sign_of_a_queue = Signal(
+    "queue at a scrape",
+    "$waiting_last / clamp_min($waiting_last + $running_last, 1) > bool 0.16",  # half of what a lasting queue has
+    "more than 16 % of the requests wait: {value}",
+    "bool",
 )
 queue_time_share = Signal(
     "queue time / end-to-end latency",

@@ -199,6 +199,12 @@ load_beyond_peers = Signal(
     "requests above the median of its peers: {value}",
     "requests",
 )
+sign_of_imbalance = Signal(
+    "imbalance at a scrape",
+    "($requests_per_median_of_its_peers > bool 2) * ($requests_above_the_median_of_its_peers >= bool 4)",
+    "it holds over twice as many requests as its peers, and at least 4 more: {value}",
+    "bool",
+)
 peers_waiting = Signal(
     "requests waiting (median of its peers)",
     _beside_peers(

@@ -144,6 +144,13 @@ typical_decode_share = Signal(
     "{value} of decode time is spent at a typical inter-token latency that is not that of prefills",
     "share",
 )
+prefilled_per_step = Signal(
+    "prompt tokens prefilled per step",
+    "$tokens_prefilled_per_step",
+    "a step prefills {value} prompt tokens on average",
+    "tokens",
+    context=True,
+)
 long_prefills = Signal(
     "prefills over freeze_seconds",
     "$prefills - $prefills_within_freeze_seconds",

@@ -44,10 +44,13 @@ PARTS: tuple[Part, ...] = (
     ),
     Part("unsuccessful_answers", "$refused_total + ($failed_over_http or 0 * $refused_total)", "answers"),
     Part(
+        "refused_per_answer",
+        "$refused_total / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)",
+        "share",
+    ),
+    Part(
         "refused_share",
-        f"$refused_total * ($refused_total >= bool {FEWEST_REFUSED})"
-        " / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)"
-        " or 0 * ($finished_requests == 0)",
+        f"$refused_per_answer * ($refused_total >= bool {FEWEST_REFUSED}) or 0 * ($finished_requests == 0)",
         "share",
     ),
     # the counters at the beginning of the window hold all answers since the start of the server
@@ -104,10 +107,17 @@ refused_share = Signal(
     culprit_promql="$refused_answers_by_route >= 1",
     culprit_label="{handler} {value}",
 )
+sign_of_refusing = Signal(
+    "refusing at a scrape",
+    "$refused_per_answer > bool 0.2",
+    "more than 20 % of a few answers are client errors: {value}",
+    "bool",
+)
 refused_growth = Signal(
     "refused share / refused share since the start of the server",
-    # a share below 1 % counts as 1 %
-    "$refused_share / clamp_min($refused_share_before, 0.01) or 0 * ($refused_share == 0)",
+    # A share below 1 % counts as 1 %. A wave is news for an hour: a baseline that holds it would end it. A server that
+    # was started within that hour has the beginning of the window.
+    "$refused_share / clamp_min($refused_share_before[1h] or $refused_share_before, 0.01) or 0 * ($refused_share == 0)",
     "the share of client errors is {value} times the one of all answers before",
     "ratio",
     needs=f"{FEWEST_EARLIER} answers before",

@@ -20,7 +20,7 @@ PARTS: tuple[Part, ...] = (
 most_sequences = Signal(
     "--max-num-batched-tokens",
     # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
-    "$config_max_num_batched_tokens or 2048 + 0 * $config_max_num_seqs",
+    "$config_max_num_batched_tokens or 2048 + 0 * $config_max_num_seqs or 2048 + 0 * $running_highest by (instance)",
     "a step processes up to {value} tokens, at least one per request",
     "tokens",
 )

@@ -200,8 +200,12 @@ crashes_in_a_row = Signal(
     "crashes in a row: {value}",
     "crashes",
 )
-
-
+sign_of_crash = Signal(
+    "crash at a scrape",
+    any_of(crashed="($crashes_in_a_row > bool 0)", down="$does_not_answer"),
+    "the server does not answer, or has crashed and not served for long since: {value}",
+    "bool",
+)
 startup_overdue = Signal(
     "start-up phase / its usual duration",
     f"max by ($by) ({' or '.join(f'${phase.name}_per_usual' for phase in STARTUP_PHASES if phase.usual_seconds)})",

@@ -1,0 +1,208 @@
+"""Onsets of incidents: each is judged again over short windows, and dated by its first sign."""
+
+import math
+import re
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+
+from diag.core.incident import RANK, Incident, seconds
+from diag.diagnosis.decision_table import COMPARE, LOOK, Reading
+from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants
+from diag.knowledge.formulas import expanded
+
+MOST_DATED = 12
+"""Incidents to date: each takes a few queries more."""
+MOST_EPISODES = 4
+"""Episodes of one incident to date, the last ones."""
+AVERAGES = re.compile(r"\b(rate|avg_over_time)\(")
+LOOK_BACK = 1800
+"""Seconds before an episode in which its first sign is looked for."""
+FEW = 5
+"""Servers up to which incidents are dated."""
+
+
+def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
+    """Return the time from which a condition of a present incident held without a break up to the reported instant.
+
+    Unix seconds; the first instant judged if it held from the start; None if it does not hold. A missing value is no
+    break.
+    """
+    if diagnosis.until is None:
+        return None
+    at = diagnosis.reported + 1
+    began = None
+    for instant, value in zip(reversed(diagnosis.instants[:at]), reversed(reading.history[:at]), strict=True):
+        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+            break
+        began = instant if value is not None else began
+    return began
+
+
+def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
+    """Return the time of the first sign of an episode: the first of its symptoms to hold without a break from then on.
+
+    A median or a mean over a window holds up to a window later than what it measures, so that the onset lies in the
+    window before it. A symptom that has held for longer was there before, and is no sign of this episode.
+    """
+    if since not in diagnosis.instants or seconds(diagnosis.incident.live_window) > LOOK:
+        return since
+    instants, signs = diagnosis.instants, [since]
+    place = instants.index(since)
+    for reading in diagnosis.symptoms:
+        if reading.condition in diagnosis.incident.symptoms:
+            values = reading.history[: place + 1]
+            broken = [value is None or not COMPARE[reading.condition.op](value, reading.limit) for value in values]
+            first = place + 1 - broken[::-1].index(True) if True in broken else 0
+            if 0 < first <= place and instants[first] > since - window:
+                signs.append(instants[first] - window * _share_of_window(reading, first, instants, window))
+    return max(min(signs), since - window)
+
+
+def _share_of_window(reading: Reading, first: int, instants: Sequence[float], window: float) -> float:
+    """Return the share of its window for which a mean had been off before it crossed its threshold.
+
+    A mean of a value that jumps goes in a straight line from the old value to the new one within a window.
+    """
+    signal = reading.condition.signal
+    if signal.unit == "bool" or signal.window_scaling == "peak" or not AVERAGES.search(expanded(signal.promql)):
+        return 0.0
+    before = max((at for at in range(first) if instants[at] <= instants[first] - window), default=0)
+    after = min((at for at in range(first, len(instants)) if instants[at] >= instants[first] + window), default=-1)
+    old, new = reading.history[before], reading.history[after]
+    if old is None or new is None or not COMPARE[reading.condition.op](new, reading.limit) or new == old:
+        return 0.0
+    return min(max((reading.limit - old) / (new - old), 0.0), 1.0)
+
+
+def _first_scrape(diagnosis: Diagnosis, queries: QueryCache, until: float) -> float | None:
+    """Return the first of the unbroken row of scrapes up to a time that show a sign of the incident (`Incident.sign`).
+
+    None if the row reaches back to the first sample, or as far as is looked, or the last scrape shows no sign.
+    """
+    step, end = round(queries.source.interval * 1000), round(until * 1000)
+    begin = max(queries.source.first, end - LOOK_BACK * 1000)
+    scraped = queries.source.instants
+    instants = scraped[(scraped >= begin) & (scraped <= end)]
+    if len(instants) < (end - begin) // step:  # a long range is judged at fewer instants than it was scraped
+        instants = end - step * np.arange((end - begin) // step, -1, -1, dtype=np.int64)
+    if diagnosis.incident.sign is None or not len(instants):
+        return None
+    per, window = diagnosis.incident.per, queries.live("1s")
+    row = queries.ask(diagnosis.incident.sign, per, window, instants).of(diagnosis.subject)
+    if row is None or not (row <= 0).any():
+        return None
+    clear = int(np.flatnonzero(row <= 0)[-1])
+    shown = np.flatnonzero(row[clear:] > 0)
+    return float(instants[clear + shown[0]]) / 1000 if len(shown) else None
+
+
+def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queries: QueryCache) -> float | None:
+    """Return the time at which an episode really began; None if it held from the first sample on.
+
+    `since` is the first instant that shows it, None for the first of all; `after` is the end of the episode before. An
+    incident judged over five minutes shows up to five minutes after its onset. Judged again over the live window, at
+    every scrape of the first long window that shows it, its onset can be dated to half a minute: by its first sign.
+    """
+    incident = diagnosis.incident
+    live, long = queries.live(incident.live_window).seconds, queries.window(incident).seconds
+    until = diagnosis.instants[0] if since is None else since
+    began = since
+    if long > live and (since is not None or seconds(incident.live_window) <= LOOK):
+        step = round(queries.source.interval * 1000)
+        instants = round(until * 1000) - step * np.arange((long + live) * 1000 // step, -1, -1, dtype=np.int64)
+        if since is None:
+            instants = instants[instants >= queries.source.first]
+        close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
+        again = (other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
+        starts = (
+            (since and other.instants[0]) if start is None else _first_sign(other, start, live)
+            for other in again
+            for start, _ in other.episodes
+        )
+        began = next((start for start in starts if after is None or start is None or start > after), since)
+    elif since is not None:
+        began = _first_sign(diagnosis, since, live)
+    scrape = _first_scrape(diagnosis, queries, until if began is None else began)
+    return began if scrape is None or (after is not None and scrape <= after) else scrape
+
+
+def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses; each episode has the time at which it really began, if that lies within the span.
+
+    The onsets decide which incident is the cause.
+    """
+    if len(queries.subjects(("instance",))) > FEW:
+        return tuple(diagnoses)
+    found = [*diagnoses]
+    late = (
+        place
+        for place, diagnosis in enumerate(diagnoses)
+        if diagnosis.incident.began is None
+        and (diagnosis.state == "present" or any(since is not None for since, _ in diagnosis.episodes))
+    )
+    for place in islice(late, MOST_DATED):
+        diagnosis = found[place]
+        episodes = diagnosis.episodes[:-MOST_EPISODES]
+        for since, until in diagnosis.episodes[-MOST_EPISODES:]:
+            after = episodes[-1][1] if episodes else None
+            episodes = (*episodes, (_began(diagnosis, since, after, queries), until))
+        since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
+        found[place] = diagnosis._replace(since=since, episodes=episodes)
+    return ranked(found)
+
+
+def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses; if nothing is wrong over the windows of the alerts, with what the last live windows show.
+
+    Over five minutes, an incident of one minute is not present yet. A look at the end, which lasts as long as that of
+    `diag doctor URL`, shows it.
+    """
+    is_ill = any(found.state == "present" and RANK[found.severity] for found in diagnoses)
+    if is_ill or len(queries.subjects(("instance",))) > FEW:
+        return tuple(diagnoses)
+    live = {each.id: queries.live(each.live_window).seconds for each in incidents if seconds(each.live_window) <= LOOK}
+    late = [each for each in incidents if live.get(each.id, math.inf) < queries.window(each).seconds]
+    if not late:
+        return tuple(diagnoses)
+    step, longest = round(queries.source.interval * 1000), max(live.values())
+    instants = queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1, dtype=np.int64)
+    close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
+    close.gone = queries.gone
+    shown = (found for found in diagnose(late, close) if found.state == "present" and found.ongoing)
+    begins = [found for found in shown if RANK[found.severity]]
+    now = {(found.incident.id, found.subject): found for found in dated(begins, queries)}
+    if not now:
+        return tuple(diagnoses)
+    return ranked([now.get((found.incident.id, found.subject), found) for found in diagnoses])
+
+
+def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Return a diagnosis from a short observation with onset and histories in the shortest windows.
+
+    An observation of half a minute has one live window, which shows neither how a value changed nor when.
+    """
+    is_chronic = seconds(diagnosis.incident.live_window) > LOOK
+    if len(diagnosis.instants) > 1 or is_chronic or len(queries.subjects(("instance",))) > FEW:
+        return diagnosis
+    shortest = f"{math.ceil(FEWEST_INTERVALS * queries.source.interval - 0.01)}s"  # the interval is measured
+    incident = diagnosis.incident._replace(window=shortest, live_window=shortest)
+    again = next((other for other in diagnose([incident], queries) if other.subject == diagnosis.subject), None)
+    if again is None or len(again.instants) < 2:
+        return diagnosis
+
+    def drawn(readings: Sequence[Reading], closer: Sequence[Reading]) -> tuple[Reading, ...]:
+        return tuple(one._replace(history=other.history) for one, other in zip(readings, closer, strict=True))
+
+    episodes = diagnosis.episodes
+    if again.ongoing and diagnosis.incident.began is None and episodes[-1][0] is None:
+        episodes = ((again.episodes[-1][0], episodes[-1][1]),)
+    return diagnosis._replace(
+        since=episodes[0][0],
+        episodes=episodes,
+        instants=again.instants,
+        symptoms=drawn(diagnosis.symptoms, again.symptoms),
+        supports=drawn(diagnosis.supports, again.supports),
+    )
