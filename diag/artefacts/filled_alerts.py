@@ -10,6 +10,7 @@ from diag.artefacts.message import Message, annotations
 from diag.artefacts.names import alert_name
 from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, TELEMETRY_ALERTS
 from diag.core.contract import Contract, Site
+from diag.core.formatting import printable
 from diag.core.incident import RANK, Condition
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
@@ -51,8 +52,9 @@ class DiagnosisValues(NamedTuple):
     def reading(self, condition: Condition) -> str:
         return next((reading.shown for reading in self.readings if reading.condition == condition), "?")
 
-    def culprits(self) -> str:
-        return ""
+    def culprits(self, otherwise: str) -> str:
+        found = [culprit for reading in self.readings for culprit in reading.culprits]
+        return ", ".join(map(printable, found)) or otherwise
 
     def causes(self) -> str:
         return ""

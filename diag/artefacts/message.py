@@ -52,7 +52,7 @@ class Writer(Protocol):
     def in_url(self, name: str) -> str: ...
     def place(self) -> str: ...
     def reading(self, condition: Condition) -> str: ...
-    def culprits(self) -> str: ...
+    def culprits(self, otherwise: str) -> str: ...
     def causes(self) -> str: ...
     def do_now(self) -> str: ...
     def unix(self, seconds_ago: int, scale: int) -> str: ...
@@ -66,19 +66,19 @@ def annotations(message: Message, writer: Writer) -> dict[str, str]:
     where = " ".join((writer.place(), *(f"{label} {writer.label(label)}" for label in labels[len(site.labels) :])))
     is_number = first.signal.unit != "bool" and not incident.outage
     bad = first.signal.sentence.format(value=writer.reading(first)) if is_number else incident.impact
+    bad = writer.culprits(bad) if incident.burns else bad  # which latency is late says more than the rate
     limits = _limits(message)
-    evidence = [f"{first.signal.name} {writer.reading(first)}" + (f" ({limits})" if limits else "")]
-    evidence += [
-        f"{condition.signal.name} {writer.reading(condition)} ({threshold(condition, contract)})"
-        for condition in dict.fromkeys(message.conditions)
-        if condition != first
-    ]
+    evidence = [f"{first.signal.name}: {writer.reading(first)}" + (f" ({limits})" if limits else "")]
+    for condition in dict.fromkeys(message.conditions):
+        if condition != first:
+            limit = "" if condition.signal.unit == "bool" else f" ({threshold(condition, contract)})"
+            evidence.append(f"{condition.signal.name}: {writer.reading(condition)}{limit}")
     chosen = "".join(f"&var-{label}={writer.in_url(label)}" for label in labels)
     span = f"&from={writer.unix(_HOUR, 1000)}&to={writer.unix(0, 1000)}"
     server = " ".join(f"--match '{label}=\"{writer.label(label)}\"'" for label in site.labels)
     return {
         "title": incident.title,
-        "summary": f"{incident.title} on {where}: {bad}{writer.culprits()}{writer.causes()}",
+        "summary": f"{incident.title} on {where}: {bad}{writer.causes()}",
         "do_now": writer.do_now(),
         "description": "; ".join(evidence),
         "impact": incident.impact,
@@ -127,13 +127,15 @@ class PrometheusTemplates(NamedTuple):
         value = alert_value(unit, "$v")
         return f"{{{{ with {matched} }}}}{{{{ $v := . | first | value }}}}{value}{{{{ else }}}}?{{{{ end }}}}"
 
-    def culprits(self) -> str:
+    def culprits(self, otherwise: str) -> str:
+        """Return what the signal names, such as the latencies that are late, or the other text if it names nothing."""
         signal = self.message.first.signal
-        if not signal.culprit_promql or not self.message.incident.burns:
-            return ""
+        if not signal.culprit_promql:
+            return otherwise
         found = self._of_subject(signal.culprit_promql, extra=True)
         text = _filled(signal.culprit_label, "$c", alert_value(signal.culprit_unit, "$c.Value"))
-        return f"{{{{ range $i, $c := {found} }}}}{{{{ if $i }}}}, {{{{ else }}}}; {{{{ end }}}}{text}{{{{ end }}}}"
+        each = f"{{{{ if $i }}}}, {{{{ end }}}}{text}"
+        return f"{{{{ range $i, $c := {found} }}}}{each}{{{{ else }}}}{otherwise}{{{{ end }}}}"
 
     def causes(self) -> str:
         named = self._chosen_cause({cause.id: cause.title for cause in self.message.causes}, "; likely cause: ")
@@ -164,7 +166,7 @@ class PrometheusTemplates(NamedTuple):
         return f"{{{{ with {found} }}}}{{{{ $cause := (first .).Labels.incident }}}}{head}{branches}{{{{ end }}}}"
 
     def _do_now(self, incident: Incident) -> str:
-        """Return the first action without a restart whose condition holds and whose number is known, else the advice."""
+        """Return the first action without a restart that applies and whose number is known, else the advice."""
         text = " ".join(incident.mitigate) or "Follow the runbook."
         labels = subject_labels(incident, self.message.contract.site)
         own = subject_labels(self.message.incident, self.message.contract.site)
@@ -179,17 +181,19 @@ class PrometheusTemplates(NamedTuple):
         places = {*re.findall(r"\{(\w+)\}", words)}
         culprit = next((each.signal for each in fix.only_if if each.signal.culprit_promql), None)
         if isinstance(fix.value, Signal) and "value" in places <= _PLACES and not fix.flag:
-            promql, row = self._value(fix, fix.value, incident), "(first .)"
+            promql, extra = self._value(fix, fix.value), culprit is not None
         elif fix.command and places and culprit and places <= {*re.findall(r"\{(\w+)\}", culprit.culprit_label)}:
-            promql, row = culprit.culprit_promql, "(first .)"
+            promql, extra = culprit.culprit_promql, True
         else:
             return otherwise
-        found = self._of_subject(promql, incident=incident, extra=row != "(first .)" or culprit is not None)
-        shown = alert_value(fix.value.unit if isinstance(fix.value, Signal) else "", "$v")
+        found = self._of_subject(promql, incident=incident, extra=extra)
+        unit = fix.value.unit if isinstance(fix.value, Signal) and not fix.command else ""
+        shown = alert_value(unit, "$v")
         text = _filled(words, "$f", shown)
-        return f"{{{{ with {found} }}}}{{{{ $f := first . }}}}{{{{ $v := $f.Value }}}}{text}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+        row = "{{ $f := first . }}{{ $v := $f.Value }}"
+        return f"{{{{ with {found} }}}}{row}{text}{{{{ else }}}}{otherwise}{{{{ end }}}}"
 
-    def _value(self, fix: Fix, value: Signal, incident: Incident) -> str:
+    def _value(self, fix: Fix, value: Signal) -> str:
         """Return PromQL for the value of a fix, rounded and bounded as the doctor does, if its conditions hold."""
         promql = f"${value.id}"
         rounding = {"nearest": "floor({} + 0.5)", "up": "ceil({})", "power_of_two_below": "2 ^ floor(log2({}))"}
@@ -213,7 +217,7 @@ class PrometheusTemplates(NamedTuple):
         own = [label for label in labels[len(servers) :] if not extra or label in text]
         for label in own:
             text = f'({text}) and on ({label}) label_replace(vector(1), "{label}", {{{label}}}, "", "")'
-        return _query(re.sub(r"\s+", " ", text), labels)
+        return _query(re.sub(r"\s+", " ", f"sort_desc({text})" if extra else text), labels)
 
 
 def _matchers(labels: Sequence[str]) -> str:

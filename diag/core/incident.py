@@ -354,7 +354,7 @@ class Incident(NamedTuple):
 
     @property
     def remembers(self) -> str:
-        """The time for which a refutation holds without a new value: the longest window in which the alert ends soon."""
+        """The time for which a refutation holds without a new value: that in which older samples leave the window."""
         return max((burn.short for burn in self.burns), key=seconds, default=self.window)
 
     def over(self, burn: BurnRateWindow) -> "Incident":

@@ -298,7 +298,7 @@ def generation_series(per: Sequence[str], labels: Sequence[str]) -> str:
 
 
 def model_series(labels: Sequence[str]) -> str:
-    """Return the series that names each server, up or down: model_name, namespace, pod, job, and its `place` in words."""
+    """Return the series that names each server, up or down: its model_name, namespace, pod, job, and `place`."""
     return at_site("instance:served_model:last", labels)
 
 
