@@ -109,7 +109,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     # a group that shows which rules are evaluated, for which servers, engines and GPUs
     labels = contract.site.labels
     server, ours = generation_series(("instance",), ("instance",)), generation_series(("instance",), labels)
-    generation = [
+    generation: list[Rule] = [
         {
             "record": generation_series(per, labels),
             "expr": pretty(regroup(promql, labels).replace(server, ours)),
@@ -117,10 +117,9 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
         }
         for per, promql in SUBJECTS.items()
     ]
-    served = {"record": model_series(labels), "expr": pretty(served_models(labels))}
+    generation.append({"record": model_series(labels), "expr": pretty(served_models(labels))})
     return [
         {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": generation},
-        {"name": "diag-models", "interval": INTERVAL, "rules": [served]},
         *(
             {"name": name, "interval": SLOW_INTERVAL if name == SLOW_GROUP else INTERVAL, "rules": rules}
             for name, rules in sorted(by_group.items(), key=lambda group: (group[0] != SLOW_GROUP, group[0]))
@@ -208,7 +207,9 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
     recent = series[formula(refuted.signal, incident.per, incident.ends_over, contract).name]
     former = series[formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract).name]
     confirmed = comparison(recent, refuted.opposite, contract)
-    last, lasting = (f"last_over_time({name}[{incident.remembers}])" for name in (recent, former))
+    # a window of half an hour outlives these two series, which are gone five minutes after their server
+    read = "last_over_time({}[" + incident.remembers + "])" if incident.burns else "{}"
+    last, lasting = read.format(recent), read.format(former)
     return [comparison(last, refuted, contract), f"{server} ({lasting} unless {server} {confirmed})"]
 
 

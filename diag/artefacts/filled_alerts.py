@@ -101,7 +101,7 @@ def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAl
     texts = {
         "title": ABSENT.title,
         "summary": f"diag has no metrics from {shown(instance)}",
-        "do_now": ABSENT.action,
+        "do_now": "Check that the server runs and that diag reaches it.",
         "description": re.sub(r"[^\w.,:;/()?' -]", "?", reason, flags=re.ASCII)[:_LONGEST_REASON],
         "impact": ABSENT.impact,
         "runbook_url": site.runbook_url(RUNBOOK_PAGE),
