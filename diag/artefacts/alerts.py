@@ -117,7 +117,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
         }
         for per, promql in SUBJECTS.items()
     ]
-    generation.append({"record": model_series(labels), "expr": pretty(served_models(labels))})
+    generation.append({"record": model_series(labels), "expr": served_models(labels)})
     return [
         {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": generation},
         *(
@@ -236,13 +236,10 @@ def _paged_already(alert: Alert, site: Site, known: Known) -> Iterator[str]:
     incident = alert.incident
     if alert.severity == incident.severity:
         return
-    effects: dict[tuple[str, ...], list[str]] = {}
-    for effect in (known[name] for name in incident.explains if name in known):
-        if "critical" in severities(effect):
-            effects.setdefault(shared_labels(effect, incident, site), []).append(effect.id)
-    for labels, names in effects.items():
-        paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(names)}"}}[{PAGED_LATELY}]'
-        yield f"on ({', '.join(labels)}) last_over_time({paged})"
+    effects = [name for name in incident.explains if name in known and "critical" in severities(known[name])]
+    if effects:
+        paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(effects)}"}}[{PAGED_LATELY}]'
+        yield f"on ({', '.join(site.labels)}) last_over_time({paged})"
 
 
 def keeps_firing(incident: Incident) -> float:

@@ -179,7 +179,7 @@ def test_rules_for_selected_incidents_are_minimal() -> None:
         "runbooks/kv_eviction_cascade.md",
     ]
     recorded = rule_set([each for each in load() if each.id == "kv_eviction_cascade"], Contract())
-    assert written["alerts/diag.rules.yaml"].count("record: ") == len(recorded.rules) + 3
+    assert written["alerts/diag.rules.yaml"].count("record: ") == len(recorded.rules) + 4
     with pytest.raises(BadUsage, match="there is no such incident"):
         files(load(), Contract(), ["nothing"])
 
