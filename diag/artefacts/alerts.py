@@ -224,7 +224,7 @@ def _caused(alert: Alert, site: Site, known: Known) -> Iterator[str]:
     for cause in known.values():
         worst = [each for each in severities(cause) if RANK[each] >= RANK[alert.severity]]
         if effect.id in cause.explains and worst:
-            limit = "" if cause.severity in worst else ',severity="critical"'
+            limit = ',severity="critical"' if alert.severity == "critical" else ""
             labels = ", ".join(shared_labels(cause, effect, site))
             causes.setdefault(f'on ({labels}) ALERTS{{alertstate="firing"{limit},incident=~', []).append(cause.id)
     for selector, names in causes.items():
