@@ -307,12 +307,12 @@ def served_models(labels: Sequence[str]) -> str:
     by = ", ".join(dict.fromkeys((*labels, "model_name", "namespace", "pod", "job")))
     server, known = f"on ({', '.join(labels)})", generation_series(("instance",), labels)
     places = {"": labels} if labels != ("instance",) else {'{pod!=""}': ("namespace", "pod"), '{pod=""}': labels}
-    named = "\nor ".join(
+    named = " or ".join(
         f'label_join(label_join(group by ({by}) (vllm:num_requests_running{matcher}), "server", "/",'
         f' {", ".join(map(json.dumps, names))}), "place", " at ", "model_name", "server")'
         for matcher, names in places.items()
     )
-    return f"{named}\nor {server} (last_over_time({model_series(labels)}[10m]) and {server} {known})"
+    return f"{named} or {server} (last_over_time({model_series(labels)}[10m]) and {server} {known})"
 
 
 def at_site(series: str, labels: Sequence[str]) -> str:
