@@ -4,26 +4,16 @@ Every incident is an alert: a conjunction of recorded signals and thresholds. Th
 order, so that an alert reads what was recorded at the same instant; only long ranges are recorded in a slower group.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Any, NamedTuple
-from urllib.parse import quote_plus
+from typing import Any
 
-from diag.artefacts.names import (
-    alert_label,
-    alert_name,
-    alert_value,
-    claim,
-    dashboard_uid,
-    subject_labels,
-    threshold,
-)
-from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, TELEMETRY_ALERTS
+from diag.artefacts.inhibitions import Known, named_causes, severities, shared_labels
+from diag.artefacts.message import Message, PrometheusTemplates, annotations, place_labels
+from diag.artefacts.names import alert_name
 from diag.core.contract import Contract, Site
 from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
-from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.formulas import (
     INTERVAL,
     LONG,
@@ -35,7 +25,9 @@ from diag.knowledge.formulas import (
     ending_signals,
     formula,
     generation_series,
+    model_series,
     rule_set,
+    served_models,
 )
 from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import pretty
@@ -45,10 +37,11 @@ GONE_AFTER, KEEP_FIRING = 150.0, 30.0
 
 An alert over a minute has the most left to outlast its conditions: there, one missed scrape leaves too few samples.
 """
+PAGED_LATELY = "15m"
+"""The time for which a page about an effect keeps the escalated alert of its cause from being a second page."""
 SLOW_GROUP = "diag-slow"
 Rule = dict[str, Any]
 Group = dict[str, Any]
-Known = Mapping[str, Incident]
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     # a group that shows which rules are evaluated, for which servers, engines and GPUs
     labels = contract.site.labels
     server, ours = generation_series(("instance",), ("instance",)), generation_series(("instance",), labels)
-    generation = [
+    generation: list[Rule] = [
         {
             "record": generation_series(per, labels),
             "expr": pretty(regroup(promql, labels).replace(server, ours)),
@@ -124,6 +117,7 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
         }
         for per, promql in SUBJECTS.items()
     ]
+    generation.append({"record": model_series(labels), "expr": served_models(labels)})
     return [
         {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": generation},
         *(
@@ -169,7 +163,7 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
 
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
     """Return one alerting rule as Prometheus reads it; `series` are the recorded series by the names of formulas."""
-    incident = alert.incident
+    incident, text = alert.incident, message(alert, contract, series, known)
     cases = [
         [
             comparison(series[_signal(window, condition, alert, contract)], condition, contract)
@@ -181,13 +175,14 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
     if len(cases) > 1:  # `unless` binds more tightly than `or`: without the outer brackets, it ends the last case only
         either = "\nor ".join(f"({' and '.join(case)})" for case in cases)
         holds = f"(\n{indent(either, '  ')}\n)"
+    muted = [*_caused(alert, contract.site, known), *_paged_already(alert, contract.site, known)]
     return {
         "alert": alert_name(incident.id),
-        "expr": "\nunless ".join([holds, *_over(incident, contract, series), *_caused(incident, contract.site, known)]),
+        "expr": "\nunless ".join([holds, *_over(incident, contract, series), *muted]),
         "for": incident.hold,
         "keep_firing_for": f"{keeps_firing(incident):.0f}s",
-        "labels": {"incident": incident.id, "severity": alert.severity},
-        "annotations": annotations(alert, contract),
+        "labels": {"incident": incident.id, "severity": alert.severity, **place_labels(contract.site)},
+        "annotations": annotations(text, PrometheusTemplates(text)),
     }
 
 
@@ -202,7 +197,9 @@ def alert_expressions(
 def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> list[str]:
     """Return the expressions that end an alert before its window is clear: refuted lately, or of a former process.
 
-    A signal without a value ends nothing: after a few events in a short window it has none.
+    A signal without a value ends nothing: after a few events in a short window it has none. What was refuted stays so
+    until a new value confirms it, for as long as an older window may hold the samples that it was about: neither a
+    server that is gone nor a series that ends may revive an alert.
     """
     if not incident.ends_over:
         return []
@@ -210,24 +207,39 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
     recent = series[formula(refuted.signal, incident.per, incident.ends_over, contract).name]
     former = series[formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract).name]
     confirmed = comparison(recent, refuted.opposite, contract)
-    return [comparison(recent, refuted, contract), f"{server} ({former} unless {server} {confirmed})"]
+    # a window of half an hour outlives these two series, which are gone five minutes after their server
+    read = "last_over_time({}[" + incident.remembers + "])" if incident.burns else "{}"
+    last, lasting = read.format(recent), read.format(former)
+    return [comparison(last, refuted, contract), f"{server} ({lasting} unless {server} {confirmed})"]
 
 
-def _caused(incident: Incident, site: Site, known: Known) -> Iterator[str]:
+def _caused(alert: Alert, site: Site, known: Known) -> Iterator[str]:
     """Yield the firing alerts of causes by the labels that both have: what they explain is no alert of its own.
 
-    The window of a cause is clear when its alert ends, so that an effect that still holds then is another fault.
+    The window of a cause is clear when its alert ends, so that an effect that still holds then is another fault. A
+    warning never mutes a critical alert.
     """
+    effect = alert.incident
     causes: dict[str, list[str]] = {}
     for cause in known.values():
-        if incident.id in cause.explains and _mutes(cause, incident):
-            causes.setdefault(", ".join(_shared(cause, incident, site)), []).append(cause.id)
-    for labels, names in causes.items():
-        yield f'on ({labels}) ALERTS{{alertstate="firing",incident=~"{"|".join(names)}"}}'
+        worst = [each for each in severities(cause) if RANK[each] >= RANK[alert.severity]]
+        if effect.id in cause.explains and worst:
+            limit = ',severity="critical"' if alert.severity == "critical" else ""
+            labels = ", ".join(shared_labels(cause, effect, site))
+            causes.setdefault(f'on ({labels}) ALERTS{{alertstate="firing"{limit},incident=~', []).append(cause.id)
+    for selector, names in causes.items():
+        yield f'{selector}"{"|".join(names)}"}}'
 
 
-def _shared(cause: Incident, effect: Incident, site: Site) -> list[str]:
-    return [*filter(subject_labels(effect, site).__contains__, subject_labels(cause, site))]
+def _paged_already(alert: Alert, site: Site, known: Known) -> Iterator[str]:
+    """Yield the pages of the last minutes about effects of an escalated alert: its cause is a ticket beside them."""
+    incident = alert.incident
+    if alert.severity == incident.severity:
+        return
+    effects = [name for name in incident.explains if name in known and "critical" in severities(known[name])]
+    if effects:
+        paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(effects)}"}}[{PAGED_LATELY}]'
+        yield f"on ({', '.join(site.labels)}) last_over_time({paged})"
 
 
 def keeps_firing(incident: Incident) -> float:
@@ -241,143 +253,15 @@ def keeps_firing(incident: Incident) -> float:
     return max(KEEP_FIRING, GONE_AFTER - seconds(incident.ends_over or incident.window))
 
 
-def _mutes(cause: Incident, effect: Incident) -> bool:
-    """Return True if the alert of a cause mutes that of an effect; a warning never mutes a critical alert."""
-    return RANK[cause.severity] >= RANK[effect.severity]
-
-
 def _signal(window: str, condition: Condition, alert: Alert, contract: Contract) -> str:
     """Return the name of a condition's signal in formulas."""
     return formula(condition.signal, alert.incident.per, window, contract).name
 
 
-def annotations(alert: Alert, contract: Contract) -> dict[str, str]:
-    """Return the annotations of an alert, with templates of Prometheus for values and labels."""
-    incident, site, first = alert.incident, contract.site, alert.cases[0].first
-    server = "/".join(map(alert_label, site.labels))
-    parts = [f"{label} {alert_label(label)}" for label in subject_labels(incident, site)[len(site.labels) :]]
-    measured = first.signal.sentence.format(value=alert_value(first.signal.unit))
-    others = dict.fromkeys(condition for _, condition in alert.cases[0].conditions() if condition != first)
-    also = "; ".join(claim(condition, contract) for condition in others)
-    limits = []
-    for case in alert.cases:
-        limit = "" if case.first.signal.unit == "bool" else f"threshold {threshold(case.first, contract)} "
-        limits.append(f"{limit}over {' and '.join(case.windows)}")
-    text = f"{measured} ({', or '.join(limits)})"
-    return {
-        "summary": f"{incident.title} on {' '.join((server, *parts))}",
-        "description": f"{text}; also true: {also}" if also else text,
-        "impact": incident.impact,
-        "runbook_url": site.runbook_url(incident.id),
-        "dashboard_url": dashboard_url(incident, site),
-        "doctor": doctor_command(site),
-    }
-
-
-def dashboard_url(incident: Incident, site: Site) -> str:
-    """Return the address of the incident's dashboard at the subject, from an hour ago to now, in absolute times."""
-    chosen = "".join(f"&var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in subject_labels(incident, site))
-    span = f"from={_time('(time() - 3600) * 1000')}&to={_time('time() * 1000')}"
-    return f"{site.grafana_url}/d/{dashboard_uid(incident.id)}?{span}{chosen}"
-
-
-def _time(promql: str) -> str:
-    return f'{{{{ printf "%.0f" (query "vector({promql})" | first | value) }}}}'
-
-
-def doctor_command(site: Site) -> str:
-    """Return the command that judges the server by the samples of the alert, from an hour ago until now."""
-    server = " ".join(f"--match '{label}=\"{alert_label(label)}\"'" for label in site.labels)
-    return f"diag doctor --prometheus {site.prometheus_url} {server} --from {_time('time() - 3600')}"
-
-
-def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any]]:
-    """Return Alertmanager's inhibition rules: a cause mutes its effects, a critical alert its own warning."""
-    known = {incident.id: incident for incident in incidents}
-    rules: list[dict[str, Any]] = []
-    for cause in incidents:
-        for effect in (known[name] for name in cause.explains if name in known):
-            if _mutes(cause, effect):
-                rules.append(
-                    {
-                        "source_matchers": [f'incident="{cause.id}"'],
-                        "target_matchers": [f'incident="{effect.id}"'],
-                        "equal": _shared(cause, effect, site),
-                    }
-                )
-    for incident in (incident for incident in incidents if incident.escalates):
-        own = f'incident="{incident.id}"'
-        rules.append(
-            {
-                "source_matchers": [own, 'severity="critical"'],
-                "target_matchers": [own, 'severity="warning"'],
-                "equal": [*subject_labels(incident, site)],
-            }
-        )
-    return rules
-
-
-# -- the alerts of a diagnosis, for a site without Prometheus
-
-_UNNAMED = re.compile(r"//+|[^\w.:/[\] -]", re.ASCII)
-_TIME = re.compile(r'\{\{ printf "%\.0f" \(query "vector\(([^"]*)\)" \| first \| value\) \}\}')
-_LONGEST = 100
-_LONGEST_REASON = 300
-ABSENT = TELEMETRY_ALERTS[0]
-
-
-class FilledAlert(NamedTuple):
-    """One alert: its labels with `alertname`, its annotations, and the unix seconds since which it holds."""
-
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    since: float
-
-
-def filled_alerts(diagnosis: Diagnosis, contract: Contract, now: float) -> Iterator[FilledAlert]:
-    """Yield the alerts that fire for a diagnosis: the one of its incident, and the critical one if it is critical."""
-    own = dict(diagnosis.subject)
-    site_values = own.get("instance", "").split("/")  # a site's own labels are parts of the name of its server
-    if contract.site.labels != ("instance",) and len(site_values) == len(contract.site.labels):
-        del own["instance"]
-        own = {**dict(zip(contract.site.labels, site_values, strict=True)), **own}
-    since = diagnosis.watched_since if diagnosis.since is None else diagnosis.since
-    symptoms = [reading.condition for reading in diagnosis.symptoms]
-    readings = [*diagnosis.symptoms, *diagnosis.escalation]
-    times = {"time() - 3600": now - 3600, "(time() - 3600) * 1000": (now - 3600) * 1000, "time() * 1000": now * 1000}
-    for alert in alerts(diagnosis.incident):
-        if RANK[alert.severity] > RANK[diagnosis.severity]:
-            continue
-        first = next((reading for reading in readings if reading.condition == alert.cases[0].first), readings[0])
-        signal = first.condition.signal
-        limit = "" if signal.unit == "bool" else f" (threshold {first.threshold})"
-        others = dict.fromkeys(claim(condition, contract) for condition in symptoms if condition != first.condition)
-        also = f"; also true: {'; '.join(others)}" if others else ""
-        description = f"{signal.sentence.format(value=first.shown)}{limit}{also}"
-        texts = {**annotations(alert, contract), "description": description}
-        for annotation, template in texts.items():
-            text = _TIME.sub(lambda found: f"{times[found[1]]:.0f}", template)
-            for label in re.findall(r"\$labels\.(\w+)", text):
-                value = own.get(label, "")
-                text = text.replace(alert_label(label), shown(value))
-                text = text.replace(f"{{{{ $labels.{label} | urlquery }}}}", quote_plus(value))
-            texts[annotation] = text
-        named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
-        yield FilledAlert({**named, "severity": alert.severity, **own}, texts, since)
-
-
-def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
-    """Return the alert about a server that has no telemetry."""
-    labels = {"alertname": ABSENT.name, "severity": ABSENT.severity, "instance": instance}
-    texts = {
-        "summary": f"diag has no metrics from {shown(instance)}",
-        "description": re.sub(r"[^\w.,:;/()?' -]", "?", reason, flags=re.ASCII)[:_LONGEST_REASON],
-        "impact": ABSENT.impact,
-        "runbook_url": site.runbook_url(RUNBOOK_PAGE),
-    }
-    return FilledAlert(labels, texts, now)
-
-
-def shown(label: str) -> str:
-    """Write a label's value as Prometheus writes the template of `alert_label`."""
-    return _UNNAMED.sub("?", label)[:_LONGEST]
+def message(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Message:
+    """Return what the message about an alert is made of."""
+    causes = named_causes(alert.incident, alert.severity, known)
+    first = alert.cases[0]
+    conditions = tuple(condition for _, condition in first.conditions())
+    windows = tuple((case.first, case.windows) for case in alert.cases)
+    return Message(alert.incident, contract, first.first, conditions, windows, series, tuple(causes))

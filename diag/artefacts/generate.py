@@ -6,6 +6,7 @@ from typing import Any
 
 from diag.artefacts import alerts
 from diag.artefacts.dashboards.pages import dashboards
+from diag.artefacts.inhibitions import inhibitions
 from diag.artefacts.names import GENERATED_MARK
 from diag.artefacts.recording_rules import DCGM_HEADER, KUBERNETES_HEADER, dcgm_group, kubernetes_group, normal_group
 from diag.artefacts.reference import failure_reference, lint_rule_reference, metric_reference, preflight_reference
@@ -76,7 +77,7 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
     }
     dcgm_rules = {"groups": [dcgm_group(contract.site.labels, contract.site.gpu_join)]}
     kubernetes_rules = {"groups": [kubernetes_group(contract.site.labels)]}
-    inhibit = {"inhibit_rules": alerts.inhibitions(incidents, contract.site)}
+    inhibit = {"inhibit_rules": inhibitions(incidents, contract.site)}
     texts: dict[str, tuple[str, dict[str, Any]]] = {
         "diag.rules.yaml": ("a rule file for Prometheus.", {"groups": groups}),
         "prometheusrule.yaml": ("the rules of diag.rules.yaml for the Prometheus Operator.", resource),
@@ -89,9 +90,10 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
         "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.", RELABEL),
     }
-    steps = (Path(__file__).parent / "steps.md").read_text(encoding="utf-8")
+    here = Path(__file__).parent
     return {
-        "alerts/README.md": steps,
+        "alerts/README.md": (here / "steps.md").read_text(encoding="utf-8"),
+        "alerts/templates/diag.tmpl": (here / "alertmanager.tmpl").read_text(encoding="utf-8"),
         **{f"alerts/{name}": dump(f"{GENERATED_MARK}: {head}", content) for name, (head, content) in texts.items()},
     }
 

@@ -21,26 +21,31 @@ GRAFANA_UNITS = {
     "bool": "bool_yes_no",
 }
 """Grafana's ids of the units of signals; any other number is shortened (12.3 K)."""
-PLAIN_NUMBER = '{{ printf (or (and (ge $value 100.0) "%.0f") "%.3g") $value }}'
+PLAIN_NUMBER = '{{ printf (or (and (ge VALUE 100.0) "%.0f") "%.3g") VALUE }}'
 """Whole numbers from 100 on, three digits below, as the doctor writes them; `humanize` writes 0.09 as "90m"."""
 ALERT_VALUE = {
-    "share": "{{ $value | humanizePercentage }}",
-    "seconds": "{{ $value | humanizeDuration }}",
-    "bytes": "{{ $value | humanize1024 }}B",
-    "celsius": '{{ printf "%.0f" $value }} °C',
-    "watts": '{{ printf "%.0f" $value }} W',
-    "bool": "{{ if $value }}yes{{ else }}no{{ end }}",
+    "share": "{{ VALUE | humanizePercentage }}",
+    "seconds": "{{ VALUE | humanizeDuration }}",
+    "bytes": "{{ VALUE | humanize1024 }}B",
+    "celsius": '{{ printf "%.0f" VALUE }} °C',
+    "watts": '{{ printf "%.0f" VALUE }} W',
+    "bool": "{{ if VALUE }}yes{{ else }}no{{ end }}",
 }
 TOKENS_PER_SECOND = "count:tokens/s"
 """A custom unit in Grafana: any text after `count:`."""
 
 
-def alert_label(name: str) -> str:
-    """Return a template of Prometheus for a label's value that is safe in a sentence, a chat and a shell's quotes.
+def sanitized(value: str) -> str:
+    """Return a pipeline of templates whose result is safe in a sentence, a chat and a shell's quotes.
 
     A character that no name, address or UUID has becomes a question mark; a long value is cut at 100 characters.
     """
-    return f'{{{{ $labels.{name} | reReplaceAll `//+|[^\\w.:/[\\] -]` "?" | printf "%.100s" }}}}'
+    return f'{value} | reReplaceAll `//+|[^\\w.:/[\\] -]` "?" | printf "%.100s"'
+
+
+def alert_label(name: str) -> str:
+    """Return a template of Prometheus for the sanitized value of a label."""
+    return f"{{{{ {sanitized(f'$labels.{name}')} }}}}"
 
 
 def alert_name(incident: str) -> str:
@@ -103,6 +108,6 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def alert_value(unit: str) -> str:
-    """Return the template with which Prometheus writes the value of an alert."""
-    return ALERT_VALUE.get(unit, PLAIN_NUMBER)
+def alert_value(unit: str, value: str = "$value") -> str:
+    """Return the template with which Prometheus writes the value of an alert, or another value."""
+    return ALERT_VALUE.get(unit, PLAIN_NUMBER).replace("VALUE", value)

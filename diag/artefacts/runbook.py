@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import indent
 
 from diag.artefacts.alerts import alert_expressions, keeps_firing
+from diag.artefacts.inhibitions import muting_sentences
 from diag.artefacts.names import (
     GENERATED_MARK,
     alert_name,
@@ -112,8 +113,9 @@ def _meaning(incident: Incident, incidents: Sequence[Incident], contract: Contra
         conditions += [claim(condition, contract) for condition in edge.where]
         lines.append(f"- {_links([name])}, if {' and '.join(conditions)}")
     if incident.explains:
-        muted = "While this alert fires, Alertmanager mutes those of no higher severity."
-        lines += ["", f"Explains: {_links(incident.explains)}. {muted}"]
+        lines += ["", f"Explains: {_links(incident.explains)}."]
+    if muted := muting_sentences(incident, incidents, contract.site):
+        lines += ["", " ".join(muted)]
     if incident.may_explain:
         effects = _links([edge.incident for edge in incident.may_explain])
         lines += ["", f"May explain, under a condition that their runbooks name: {effects}. It mutes none of them."]

@@ -28,6 +28,7 @@ class TelemetryAlert:
     """One alert: `hold` is its `for`, `action` the advice to the reader; `promql` may name entries of the contract."""
 
     name: str
+    title: str
     promql: str
     hold: str
     severity: str
@@ -39,6 +40,7 @@ class TelemetryAlert:
 TELEMETRY_ALERTS = (
     TelemetryAlert(
         name="VllmTelemetryAbsent",
+        title="No metrics from any vLLM server",
         promql="absent_over_time(vllm:num_requests_running[10m]) and absent_over_time(diag_vllm_up[10m])",
         hold="5m",
         severity="warning",
@@ -49,6 +51,7 @@ TELEMETRY_ALERTS = (
     ),
     TelemetryAlert(
         name="VllmBucketMissing",
+        title="Histogram without a bucket at the SLO",
         promql=" or ".join(
             f"max by (instance) (last_over_time({metric}_count[10m]))"
             f" unless on (instance) max by (instance) (last_over_time({metric}_bucket{{{edge(seconds)}}}[10m]))"
@@ -63,6 +66,7 @@ TELEMETRY_ALERTS = (
     ),
     TelemetryAlert(
         name="DiagCollectorFailed",
+        title="A collector of the exporter fails",
         promql='max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[10m])) == 0',
         hold="10m",
         severity="info",
@@ -85,8 +89,9 @@ def telemetry_group(contract: Contract) -> dict[str, Any]:
             "for": alert.hold,
             "labels": {"severity": alert.severity},
             "annotations": {
+                "title": alert.title,
                 "summary": alert.summary.replace(SERVER, server),
-                "description": alert.action,
+                "do_now": alert.action,
                 "impact": alert.impact,
                 "runbook_url": site.runbook_url(RUNBOOK_PAGE),
             },

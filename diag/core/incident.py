@@ -354,6 +354,11 @@ class Incident(NamedTuple):
             return ""
         return "4m" if self.burns else "2m"
 
+    @property
+    def remembers(self) -> str:
+        """The time for which a refutation holds without a new value: that in which older samples leave the window."""
+        return max((burn.short for burn in self.burns), key=seconds, default=self.window)
+
     def over(self, burn: BurnRateWindow) -> "Incident":
         """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms

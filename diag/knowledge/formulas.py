@@ -9,6 +9,7 @@ part stands in the expression that uses it.
 """
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -294,6 +295,24 @@ def drawn_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
 def generation_series(per: Sequence[str], labels: Sequence[str]) -> str:
     """Return the series that exists for each subject of this kind while the rules are evaluated."""
     return at_site(f"{'_'.join(per)}:{GENERATION}", labels)
+
+
+def model_series(labels: Sequence[str]) -> str:
+    """Return the series that names each server, up or down: its model_name, namespace, pod, job, and `place`."""
+    return at_site("instance:served_model:last", labels)
+
+
+def served_models(labels: Sequence[str]) -> str:
+    """Return the PromQL of that series: labels that were last seen on the server, for as long as the rules see it."""
+    by = ", ".join(dict.fromkeys((*labels, "model_name", "namespace", "pod", "job")))
+    server, known = f"on ({', '.join(labels)})", generation_series(("instance",), labels)
+    places = {"": labels} if labels != ("instance",) else {'{pod!=""}': ("namespace", "pod"), '{pod=""}': labels}
+    named = " or ".join(
+        f'label_join(label_join(group by ({by}) (vllm:num_requests_running{matcher}), "server", "/",'
+        f' {", ".join(map(json.dumps, names))}), "place", " at ", "model_name", "server")'
+        for matcher, names in places.items()
+    )
+    return f"{named} or {server} (last_over_time({model_series(labels)}[10m]) and {server} {known})"
 
 
 def at_site(series: str, labels: Sequence[str]) -> str:

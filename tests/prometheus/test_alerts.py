@@ -34,9 +34,9 @@ from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, CHRONIC, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
 
-from diag.artefacts import alerts
 from diag.artefacts.alerts import groups
 from diag.artefacts.generate import files
+from diag.artefacts.inhibitions import inhibitions, mutings
 from diag.core.contract import Contract, Site, apply_overrides
 from diag.core.incident import seconds
 from diag.core.yaml import dump
@@ -342,33 +342,36 @@ def test_an_alert_has_every_annotation() -> None:
     assert all(set(rule["annotations"]) == ANNOTATIONS for rule in every)
 
 
-ANNOTATIONS = {"summary", "description", "impact", "runbook_url", "dashboard_url", "doctor"}
+ANNOTATIONS = {"title", "do_now", "summary", "description", "impact", "runbook_url", "dashboard_url", "doctor"}
 
 
-def inhibitions(labels: tuple[str, ...] = ("instance",)) -> dict[tuple[str, str], list[str]]:
-    """The labels that must be equal, by source and target."""
-    found = alerts.inhibitions(load(), Site(labels=labels))
-    return {(" ".join(rule["source_matchers"]), " ".join(rule["target_matchers"])): rule["equal"] for rule in found}
+def muted(labels: tuple[str, ...] = ("instance",)) -> dict[tuple[str, str, str], tuple[str, ...]]:
+    """The labels that must be equal, by source, target and their severity."""
+    pairs = mutings(load(), Site(labels=labels))
+    return {(pair.source, pair.target, pair.severity): pair.equal for pair in pairs}
 
 
 def test_a_cause_mutes_its_consequences_on_the_labels_that_both_have() -> None:
-    silenced = inhibitions()
-    assert silenced['incident="kv_eviction_cascade"', 'incident="contract_breached"'] == ["instance", "engine"]
-    assert silenced['incident="gpu_fault"', 'incident="engine_stalled"'] == ["instance"]
-    pods = inhibitions(("cluster", "pod"))
-    assert pods['incident="gpu_fault"', 'incident="engine_stalled"'] == ["cluster", "pod"]
+    assert muted()["kv_eviction_cascade", "contract_breached", "critical"] == ("instance", "engine")
+    assert muted()["gpu_fault", "engine_stalled", "critical"] == ("instance",)
+    assert muted(("cluster", "pod"))["gpu_fault", "engine_stalled", "critical"] == ("cluster", "pod")
 
 
-def test_a_critical_alert_mutes_its_own_warning() -> None:
-    hot = 'incident="gpu_thermal_throttling"'
-    assert inhibitions()[f'{hot} severity="critical"', f'{hot} severity="warning"'] == ["instance", "gpu"]
+def test_a_page_mutes_the_tickets_about_its_server() -> None:
+    pages, *_ = inhibitions(load(), Site(labels=("cluster", "pod")))
+    assert pages["target_matchers"][0] == 'severity=~"warning|info"' and pages["equal"] == ["cluster", "pod"]
 
 
 def test_a_warning_never_mutes_a_critical_alert() -> None:
     known = {incident.id: incident for incident in load()}
     ticket = known["queue_saturation"]._replace(explains=("contract_breached",))
-    found = alerts.inhibitions([ticket, known["contract_breached"]], Site())
-    assert found == []
+    assert [*mutings([ticket, known["contract_breached"]], Site())] == []
+    assert ("kv_transfer_failing", "requests_failing", "warning") in muted()
+    (page,) = (rule for rule in rules() if rule.get("labels", {}) | PAGE == rule.get("labels"))
+    assert 'severity="critical",incident=~"' in page["expr"]
+
+
+PAGE = {"incident": "requests_failing", "severity": "critical"}
 
 
 @pytest.mark.prometheus

@@ -121,3 +121,36 @@ def test_a_violation_whose_cause_has_paged_never_pages(tmp_path: Path, counters:
     assert found["violated"] > 0
     assert found["pages"] == 0
     assert found["over"] < (HEALTHY + SICK) * STEP + 3 * 60, "the alert of the cause ends within three minutes"
+
+
+HISTOGRAMS = sorted({name.partition("{")[0].rpartition("_")[0] for name in LATE})
+WELL, GONE = (minutes * 60 // STEP for minutes in (16, 44))
+"""After the cure, and after the series have ended: the second half of AFTER."""
+
+
+@pytest.mark.parametrize("ends", ["", *HISTOGRAMS])
+def test_a_series_that_ends_after_the_cure_revives_no_alert(tmp_path: Path, ends: str) -> None:
+    """Killed a quarter of an hour after a bad half hour, a server leaves its long windows behind, but no guard."""
+    series = [_counter(name, grows) for name, grows in CASCADE.items()]
+    series += [_gauge(name, values) for name, values in GAUGES.items()]
+    found = []
+    for each in series:
+        is_ending = each["series"].startswith(ends)
+        found.append({**each, "values": _until(each["values"], WELL)} if is_ending else each)
+    promql = f"max(max_over_time(timestamp({firing(SLO)})[{SPAN}:{STEP}s])) or vector(0)"
+    test = {
+        "interval": f"{STEP}s",
+        "input_series": found,
+        "promql_expr_test": [{"expr": promql, "eval_time": SPAN, "exp_samples": [{"labels": "{}", "value": 0}]}],
+    }
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": list(_groups())}))
+    file = tmp_path / "test.yaml"
+    file.write_text(json.dumps({"rule_files": ["rules.yaml"], "evaluation_interval": f"{STEP}s", "tests": [test]}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _until(values: str, steps: int) -> str:
+    """The values before the cure, as many after it, and none from then on."""
+    *before, after = values.split()
+    return " ".join([*before, re.sub(r"x\d+$", f"x{steps - 1}", after), "stale", f"_x{GONE - 2}"])

@@ -26,7 +26,7 @@ from support.prometheus_server import PLACES, Server, program, serving
 from support.timelines import BEFORE, TIMES, blocks, timeline
 from support.waiting import until
 
-from diag.artefacts.alerts import filled_alerts
+from diag.artefacts.filled_alerts import filled_alerts
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
@@ -244,7 +244,8 @@ def test_watch_until_resolved_reports_the_end_on_standard_output_and_to_alertman
     labels, annotations = arrived[0]["labels"], arrived[0]["annotations"]
     severity = {"severity": "critical", "incident": HARM, "alertname": "VllmKvEvictionCascade"}
     assert labels == {**severity, "instance": "h:1", "engine": "0"}
-    assert annotations["summary"] == "KV-cache preemption cascade on h:1 engine 0"
+    assert annotations["summary"].startswith("KV-cache preemption cascade on h:1 engine 0: ")
+    assert annotations["do_now"].startswith("Lower the concurrency limit at the gateway")
     assert f"diag doctor --prometheus {server.url} --match 'instance=\"h:1\"'" in annotations["doctor"]
 
 

@@ -190,6 +190,11 @@ def _over_raw_series(rules: Path) -> Iterator[tuple[dict[str, Any], dict[str, An
 
     @cache
     def over(text: str) -> promql.Formula:
+        text = re.sub(
+            r"last_over_time\(([\w:]+)\[(\w+)\]\)",
+            lambda found: f"last_over_time({found[1]}[{found[2]}:{STEP}s])" if found[1] in texts else found[0],
+            text,
+        )
         return promql.Formula("", text, {name: over(texts[name]) for name in NAME.findall(text) if name in texts})
 
     return ((group, rule, over(rule["expr"])) for group, rule in every if "alert" in rule)

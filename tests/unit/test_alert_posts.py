@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.bad_servers import Reply, Request, serving
 
-from diag.artefacts.alerts import FilledAlert, filled_alerts, no_telemetry
+from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
 from diag.commands import watch
 from diag.commands.observe import ObserveOptions
 from diag.commands.watch import AlertPosts, WatchAlerts
@@ -180,9 +180,9 @@ def test_every_incident_has_its_alerts_without_a_template_left(labels: tuple[str
             expected = {"cluster": "eu", "pod": "pod-1"} if "cluster" in labels else {"instance": "eu/pod-1"}
             assert expected.items() <= alert.labels.items()
             assert alert.labels.keys() - expected.keys() <= {"alertname", "incident", "severity", "engine", "gpu"}
-            assert set(expected.values()) <= set(alert.annotations["summary"].replace("/", " / ").split()) | {
-                "eu/pod-1"
-            }
+            assert set(expected.values()) <= set(
+                alert.annotations["summary"].replace(": ", " : ").replace("/", " / ").split()
+            ) | {"eu/pod-1"}
 
 
 def test_a_warning_that_is_not_critical_has_no_critical_alert() -> None:

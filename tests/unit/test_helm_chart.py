@@ -168,7 +168,7 @@ def test_scrape_target_has_no_default() -> None:
         documents({**BARE, "sidecar": {}})
 
 
-def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_kubectl_apply() -> None:
+def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_the_api_server() -> None:
     rules = of_kind(
         documents(merged(SIDECAR, {"prometheusRule": {"sets": ["diag", "kubernetes", "dcgm", "normal"]}})),
         "PrometheusRule",
@@ -180,7 +180,10 @@ def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_kubec
     assert [group for rule in rules for group in rule["spec"]["groups"]] == groups
     assert any("{{" in str(group) for group in groups)
     assert len({rule["metadata"]["name"] for rule in rules}) == len(rules)
-    assert max(len(json.dumps(rule)) for rule in rules) < 256 * 2**10
+    assert max(len(json.dumps(rule)) for rule in rules) < 2**20
+    assert {json.dumps(rule["metadata"]["annotations"]) for rule in rules} == {
+        '{"argocd.argoproj.io/sync-options": "ServerSideApply=true"}'
+    }
 
 
 def test_alerts_get_the_labels_and_recorded_series_do_not() -> None:

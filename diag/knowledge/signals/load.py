@@ -13,6 +13,11 @@ ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
 BUDGETS = {"TTFT": "ttft", "inter-token latency": "itl", "end-to-end latency": "e2e"}
 """Latencies with an SLO, and the prefix of the names of their parts."""
+HISTOGRAMS = {
+    "ttft": ("vllm:time_to_first_token_seconds",),
+    "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    "e2e": ("vllm:e2e_request_latency_seconds",),
+}
 LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, name in BUDGETS.items()}
 """All observations of each latency, and those within the SLO."""
 SCATTER = 1.4
@@ -31,6 +36,10 @@ SPENDS_BUDGET_FAST = documented(
 
 def _within(metric: str, limit: str) -> str:
     return f"sum by ($by) (increase({metric}_bucket{{{edge(limit)}}}[$window]))"
+
+
+def _percentile(metric: str) -> str:
+    return f"histogram_quantile(0.99, sum by ($by, le) (increase({metric}_bucket[$window])))"
 
 
 def _burn_rate(name: str) -> str:
@@ -128,6 +137,15 @@ PARTS: tuple[Part, ...] = (
             f'label_replace(${name}_burn_rate, "latency", "{latency}", "", "")' for latency, name in BUDGETS.items()
         ),
         "ratio",
+    ),
+    *(
+        Part(f"{name}_p99", " or ".join(map(_percentile, histograms)), "seconds")
+        for name, histograms in HISTOGRAMS.items()
+    ),
+    Part(
+        "late_latencies",
+        " or ".join(f'label_replace(${name}_p99, "latency", "{latency}", "", "")' for latency, name in BUDGETS.items()),
+        "seconds",
     ),
     # -- the KV cache: a straight line through the samples of the window, its value now, and what it leaves unexplained
     Part("kv_cache_usage_slope", _usage("deriv({}[$window])"), "1/s"),
@@ -289,8 +307,9 @@ error_budget_burn_rate = Signal(
     "the error budget burns at {value} times the sustainable rate",
     "ratio",
     needs="10 responses, of which some are late",
-    culprit_promql="$burn_rates > 1",
-    culprit_label="{latency} burn rate {value}",
+    culprit_promql="$late_latencies and $burn_rates > 1",
+    culprit_label="{latency} p99 {value}",
+    culprit_unit="seconds",
 )
 
 kv_cache_usage_now = Signal(

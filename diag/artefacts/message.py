@@ -1,0 +1,262 @@
+"""The text of an alert: what, where, how bad, the likely cause, the evidence, what to do now, and the links.
+
+A message is written twice: with templates that Prometheus fills in when the alert fires (`PrometheusTemplates`), and
+with the values of a diagnosis (`DiagnosisValues`), for a site without a Prometheus. Templates query only while an alert
+is active, so they cost nothing at rest.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from diag.artefacts.names import alert_value, dashboard_uid, sanitized, subject_labels, threshold
+from diag.core.contract import Contract, Site
+from diag.core.incident import Condition, Fix, Incident, Signal, regroup
+from diag.knowledge.formulas import formula, model_series
+from diag.promql import add_matchers
+
+SERVER_PAGE = "server"
+"""The dashboard that an alert links to."""
+PLACE_LABELS = {"model": "model_name", "namespace": "namespace", "pod": "pod", "job": "job"}
+"""Labels that an alert gets beside those of its subject, and the labels of the server's series that hold them."""
+_HOUR = 3600
+_PLACES = {"value", "engine", "gpu", "instance"}
+"""Places in the text of a fix that an alert can fill in; those of a culprit come with its series."""
+
+
+class Message(NamedTuple):
+    """Everything that a message about one alert is made of.
+
+    `first` is the condition whose value the alert has; `windows` are those of each case, `causes` the incidents that
+    explain this one and whose alerts do not mute its own.
+    """
+
+    incident: Incident
+    contract: Contract
+    first: Condition
+    conditions: tuple[Condition, ...]
+    windows: tuple[tuple[Condition, tuple[str, ...]], ...]
+    series: Mapping[str, str]
+    causes: tuple[Incident, ...] = ()
+
+    @property
+    def window(self) -> str:
+        return self.windows[0][1][0]
+
+
+class Writer(Protocol):
+    """Source of the values in a message."""
+
+    def label(self, name: str) -> str: ...
+    def in_url(self, name: str) -> str: ...
+    def place(self) -> str: ...
+    def reading(self, condition: Condition) -> str: ...
+    def culprits(self, otherwise: str) -> str: ...
+    def causes(self) -> str: ...
+    def do_now(self) -> str: ...
+    def unix(self, seconds_ago: int, scale: int) -> str: ...
+
+
+def annotations(message: Message, writer: Writer) -> dict[str, str]:
+    """Return the annotations of an alert."""
+    incident, contract = message.incident, message.contract
+    site, first = contract.site, message.first
+    labels = subject_labels(incident, site)
+    where = " ".join((writer.place(), *(f"{label} {writer.label(label)}" for label in labels[len(site.labels) :])))
+    is_number = first.signal.unit != "bool" and not incident.outage
+    bad = first.signal.sentence.format(value=writer.reading(first)) if is_number else incident.impact
+    bad = writer.culprits(bad) if incident.burns else bad  # which latency is late says more than the rate
+    limits = _limits(message)
+    evidence = [f"{first.signal.name}: {writer.reading(first)}" + (f" ({limits})" if limits else "")]
+    for condition in dict.fromkeys(message.conditions):
+        if condition != first:
+            limit = "" if condition.signal.unit == "bool" else f" ({threshold(condition, contract)})"
+            evidence.append(f"{condition.signal.name}: {writer.reading(condition)}{limit}")
+    chosen = "".join(f"&var-{label}={writer.in_url(label)}" for label in labels)
+    span = f"&from={writer.unix(_HOUR, 1000)}&to={writer.unix(0, 1000)}"
+    server = " ".join(f"--match '{label}=\"{writer.label(label)}\"'" for label in site.labels)
+    return {
+        "title": incident.title,
+        "summary": f"{incident.title} on {where}: {bad}{writer.causes()}",
+        "do_now": writer.do_now(),
+        "description": "; ".join(evidence),
+        "impact": incident.impact,
+        "runbook_url": site.runbook_url(incident.id),
+        "dashboard_url": f"{site.grafana_url}/d/{dashboard_uid(SERVER_PAGE)}?var-incident={incident.id}{chosen}{span}",
+        "doctor": f"diag doctor --prometheus {site.prometheus_url} {server} --from {writer.unix(_HOUR, 1)}",
+    }
+
+
+def _limits(message: Message) -> str:
+    limits = []
+    for first, windows in message.windows:
+        limit = "" if first.signal.unit == "bool" else f"{threshold(first, message.contract)} "
+        limits.append(f"{limit}over {' and '.join(windows)}" if windows else limit.strip())
+    return ", or ".join(limits)
+
+
+# -- templates of Prometheus ------------------------------------------------------------------------------------------
+
+
+class PrometheusTemplates(NamedTuple):
+    """Writes templates that Prometheus fills in while the alert is active."""
+
+    message: Message
+
+    def label(self, name: str) -> str:
+        return f"{{{{ {sanitized(f'$labels.{name}')} }}}}"
+
+    def in_url(self, name: str) -> str:
+        return f"{{{{ $labels.{name} | urlquery }}}}"
+
+    def place(self) -> str:
+        """Return the model and the server: its namespace and pod, if the site does not name its servers itself."""
+        site = self.message.contract.site
+        named = sanitized("(first .).Labels.place")
+        server = "/".join(map(self.label, site.labels))
+        return f"{{{{ with {_served(site)} }}}}{{{{ {named} }}}}{{{{ else }}}}{server}{{{{ end }}}}"
+
+    def reading(self, condition: Condition) -> str:
+        message, unit = self.message, condition.signal.unit
+        if condition == message.first:
+            return alert_value(unit)
+        name = formula(condition.signal, message.incident.per, message.window, message.contract).name
+        labels = subject_labels(message.incident, message.contract.site)
+        matched = _query(f"{message.series[name]}{{{_matchers(labels)}}}", labels)
+        value = alert_value(unit, "$v")
+        return f"{{{{ with {matched} }}}}{{{{ $v := . | first | value }}}}{value}{{{{ else }}}}?{{{{ end }}}}"
+
+    def culprits(self, otherwise: str) -> str:
+        """Return what the signal names, such as the latencies that are late, or the other text if it names nothing."""
+        signal = self.message.first.signal
+        if not signal.culprit_promql:
+            return otherwise
+        found = self._of_subject(signal.culprit_promql, extra=True)
+        text = _filled(signal.culprit_label, "$c", alert_value(signal.culprit_unit, "$c.Value"))
+        each = f"{{{{ if $i }}}}, {{{{ end }}}}{text}"
+        return f"{{{{ range $i, $c := {found} }}}}{each}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+
+    def causes(self) -> str:
+        named = self._chosen_cause({cause.id: cause.title for cause in self.message.causes}, "; likely cause: ")
+        return f"{named}{{{{ end }}}}" if named else ""
+
+    def do_now(self) -> str:
+        own = self._do_now(self.message.incident)
+        actions = {cause.id: self._do_now(cause) for cause in self.message.causes}
+        chosen = self._chosen_cause(actions, "")
+        return f"{chosen}{{{{ else }}}}{own}{{{{ end }}}}" if chosen else own
+
+    def unix(self, seconds_ago: int, scale: int) -> str:
+        now = f"time() - {seconds_ago}" if seconds_ago else "time()"
+        promql = f"({now}) * {scale}" if scale > 1 else now
+        return f'{{{{ printf "%.0f" (query "vector({promql})" | first | value) }}}}'
+
+    def _chosen_cause(self, texts: Mapping[str, str], head: str) -> str:
+        """Return a template up to its `end` that writes the text of the first cause whose alert is active."""
+        if not texts:
+            return ""
+        site = self.message.contract.site
+        active = f'ALERTS{{incident=~"{"|".join(texts)}",{_matchers(site.labels)}}}'
+        branches = "".join(
+            f'{{{{ {"else if" if number else "if"} eq $cause "{name}" }}}}{text}'
+            for number, (name, text) in enumerate(texts.items())
+        )
+        found = f'{_query(active, site.labels)} | sortByLabel "incident"'
+        return f"{{{{ with {found} }}}}{{{{ $cause := (first .).Labels.incident }}}}{head}{branches}{{{{ end }}}}"
+
+    def _do_now(self, incident: Incident) -> str:
+        """Return the first action without a restart that applies and whose number is known, else the advice."""
+        text = " ".join(incident.mitigate) or "Follow the runbook."
+        labels = subject_labels(incident, self.message.contract.site)
+        own = subject_labels(self.message.incident, self.message.contract.site)
+        if not {*labels} <= {*own}:
+            return text
+        for fix in reversed([*takewhile(lambda fix: not fix.restart, incident.fixes)]):
+            text = self._action(fix, incident, text)
+        return text
+
+    def _action(self, fix: Fix, incident: Incident, otherwise: str) -> str:
+        words = f"{fix.change} Run: {fix.command}" if fix.command else fix.change
+        places = {*re.findall(r"\{(\w+)\}", words)}
+        culprit = next((each.signal for each in fix.only_if if each.signal.culprit_promql), None)
+        if isinstance(fix.value, Signal) and "value" in places <= _PLACES and not fix.flag:
+            promql, extra = self._value(fix, fix.value), culprit is not None
+        elif fix.command and places and culprit and places <= {*re.findall(r"\{(\w+)\}", culprit.culprit_label)}:
+            promql, extra = culprit.culprit_promql, True
+        else:
+            return otherwise
+        found = self._of_subject(promql, incident=incident, extra=extra)
+        unit = fix.value.unit if isinstance(fix.value, Signal) and not fix.command else ""
+        shown = alert_value(unit, "$v")
+        text = _filled(words, "$f", shown)
+        row = "{{ $f := first . }}{{ $v := $f.Value }}"
+        return f"{{{{ with {found} }}}}{row}{text}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+
+    def _value(self, fix: Fix, value: Signal) -> str:
+        """Return PromQL for the value of a fix, rounded and bounded as the doctor does, if its conditions hold."""
+        promql = f"${value.id}"
+        rounding = {"nearest": "floor({} + 0.5)", "up": "ceil({})", "power_of_two_below": "2 ^ floor(log2({}))"}
+        if value.unit not in ("seconds", "watts", "share"):
+            promql = rounding.get(fix.rounding, "{}").format(promql)
+            promql = f"clamp_min({promql}, {fix.least:g})" if isinstance(fix.least, int | float) else promql
+        if fix.current and fix.direction:
+            promql = f"{promql} {'<' if fix.direction == 'lower' else '>'} ${fix.current.id}"
+        for condition in fix.only_if:
+            limit = self.message.contract.limit(condition.limit)
+            promql = f"({promql}) and (${condition.signal.id} {condition.op} {limit:g})"
+        return promql
+
+    def _of_subject(self, promql: str, *, incident: Incident | None = None, extra: bool = False) -> str:
+        """Return a template that queries an expression for the subject of the alert alone."""
+        about, contract = incident or self.message.incident, self.message.contract
+        labels = subject_labels(about, contract.site)
+        servers = labels[: len(contract.site.labels)]
+        text = formula(promql, about.per, self.message.window, contract).written_out(self.message.series)
+        text = add_matchers(regroup(text, contract.site.labels), _matchers(servers))
+        own = [label for label in labels[len(servers) :] if not extra or label in text]
+        for label in own:
+            text = f'({text}) and on ({label}) label_replace(vector(1), "{label}", {{{label}}}, "", "")'
+        return _query(re.sub(r"\s+", " ", f"sort_desc({text})" if extra else text), labels)
+
+
+def _matchers(labels: Sequence[str]) -> str:
+    return ",".join(f"{label}={{{label}}}" for label in labels)
+
+
+def _query(promql: str, labels: Sequence[str]) -> str:
+    """Return the pipeline that fills the labels' values, `{instance}` for example, into PromQL and queries it."""
+    used = [label for label in labels if f"{{{label}}}" in promql]
+    text = promql.replace("%", "%%")
+    for number, label in enumerate(used, 1):
+        text = text.replace(f"{{{label}}}", f"%[{number}]q")
+    values = " ".join(f"$labels.{label}" for label in used)
+    return f"printf `{text}` {values} | query"
+
+
+def _served(site: Site) -> str:
+    """Return the pipeline with the series that names the model, namespace and pod of the alert's server."""
+    series = f"{model_series(site.labels)}{{{_matchers(site.labels)}}}"
+    return f'{_query(series, site.labels)} | sortByLabel "model_name"'
+
+
+def _filled(text: str, row: str, value: str) -> str:
+    """Write a text with `{value}` and labels of a series as templates."""
+
+    def put(found: re.Match[str]) -> str:
+        return value if found[1] == "value" else f"{{{{ {sanitized(f'{row}.Labels.{found[1]}')} }}}}"
+
+    return re.sub(r"\{(\w+)\}", put, text)
+
+
+def place_labels(site: Site) -> dict[str, str]:
+    """Return the templates of the labels that an alert gets from the server's series: its model, namespace, pod, job.
+
+    They stay the same while a server is down, so that its alert stays the same alert.
+    """
+    served = _served(site)
+    return {
+        name: f"{{{{ with {served} }}}}{{{{ (first .).Labels.{label} }}}}{{{{ end }}}}"
+        for name, label in PLACE_LABELS.items()
+        if name not in site.labels
+    }
