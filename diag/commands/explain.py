@@ -30,6 +30,7 @@ def run(name: str, folder: Path | None) -> str:
     A signal is found by its name, its id and the series that rules record of it. BadUsage if nothing has that name.
     """
     from diag.artefacts.advice import advice_or_flag, wrong_advice
+    from diag.artefacts.promql_page import judgement
     from diag.artefacts.reference import declared, lint_rule_page, preflight_page, signal_page
     from diag.artefacts.runbook import runbook
     from diag.commands.observe import site
@@ -40,7 +41,9 @@ def run(name: str, folder: Path | None) -> str:
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
     if name in by_id:
-        return runbook(by_id[name], incidents, contract, rule_set(incidents, contract))
+        incident, rules = by_id[name], rule_set(incidents, contract)
+        page = runbook(incident, incidents, contract, rules)
+        return f"{page}\n## Thresholds and PromQL\n\n{judgement(incident, incidents, contract, rules)}"
     if name in RULES:
         return lint_rule_page(RULES[name])
     if name in CHECKS:

@@ -82,6 +82,7 @@ incident = Incident(
         ),
         STACK_TRACES,
     ),
+    operations=("drain", "restart"),
     mitigate=(
         "Take the server out of rotation: /health keeps answering 200, so no probe does it for you.",
         "Let clients time out and retry on another replica: the requests that hang here will not finish.",

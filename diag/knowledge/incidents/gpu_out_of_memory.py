@@ -143,6 +143,7 @@ incident = Incident(
             why=judged("an estimate takes seconds, a start minutes"),
         ),
     ),
+    operations=("log", "rollback", "restart"),
     mitigate=(
         "If it did not start, roll back to the last configuration that did; if it died under load, restart it and "
         "limit concurrency at the gateway.",
