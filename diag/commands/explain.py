@@ -83,14 +83,19 @@ def list_incidents(folder: Path | None) -> str:
 
 
 def generate(
-    root: Path, check: bool, folder: Path | None, contract_file: Path | None, only: Sequence[str] = ()
+    root: Path,
+    check: bool,
+    folder: Path | None,
+    contract_file: Path | None,
+    only: Sequence[str] = (),
+    per_incident: bool = False,
 ) -> tuple[str, int]:
     """Write alerts, dashboards, runbooks and reference pages, or only compare them; return text and exit status."""
     from diag.artefacts.generate import differences, files, write
     from diag.commands.observe import site
 
     contract, incidents = site(folder, contract_file)
-    texts = files(incidents, contract, only)
+    texts = files(incidents, contract, only, per_incident)
     if not check:
         changed = write(root, texts)
         return "\n".join([*changed, f"{root}: {len(texts)} files, {len(changed)} of them changed"]), 0
