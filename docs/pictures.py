@@ -45,8 +45,17 @@ ENTRIES = ("index", "sick-server", "generated/incidents/index", "platform", "siz
 ILL, DOWN = "kv_cascade", "healthy"
 """Two replayed servers: the second is down when the dashboards are drawn."""
 UP_FOR, DOWN_FOR, SPAN, STEP = 150.0, 170.0, 600.0, 5.0
-DASHBOARDS = {"overview": 1260, "kv_eviction_cascade": 1300}
-COLOURS = {"red": "#d32f2f", "orange": "#b45309", "yellow": "#d9a400", "blue": "#2563a8", "green": "#15803d"}
+DASHBOARDS = {"fleet": 1260, "server": 1700}
+INCIDENT = "kv_eviction_cascade"
+COLOURS = {
+    "light-blue": "#9db8d9",
+    "dark-blue": "#1f4b85",
+    "red": "#d32f2f",
+    "orange": "#b45309",
+    "yellow": "#d9a400",
+    "blue": "#2563a8",
+    "green": "#15803d",
+}
 CHROMIUM = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 
 
@@ -143,8 +152,26 @@ def _drawn(prometheus: str, name: str) -> dict[str, Any]:
     """Return the panels of a dashboard with the answers to their queries."""
     dashboard = json.loads((ROOT / f"dashboards/{name}.json").read_text())
     now = time.time()
-    shown = [_panel(each, prometheus, now) for each in dashboard["panels"]]
+    shown = [_panel(each, prometheus, now) for each in _repeated(dashboard["panels"], prometheus, now)]
     return {"title": dashboard["title"], "panels": shown}
+
+
+def _repeated(panels: list[dict[str, Any]], prometheus: str, now: float) -> Iterator[dict[str, Any]]:
+    """Yield each panel in its place; the repeated one for each number that the incident compares, three in a row."""
+    lower = 0
+    for panel in panels:
+        place = panel["gridPos"]
+        if "repeat" not in panel:
+            yield panel | {"gridPos": place | {"y": place["y"] + lower}}
+            continue
+        known = f'incident:diag_condition:threshold{{incident="{INCIDENT}", unit!="bool"}}'
+        for at, found in enumerate(_asked(prometheus, "query", known, time=now)):
+            labels = found["metric"]
+            lower = at // 3 * place["h"]
+            text = json.dumps(panel["targets"]).replace("$signal", labels["series"])
+            own = {"x": at % 3 * 8, "y": place["y"] + lower, "w": 8, "h": place["h"]}
+            name = {"title": labels["condition"], "id": f"{panel['id']}-{at}"}
+            yield panel | name | {"targets": json.loads(text), "gridPos": own}
 
 
 def _panel(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]:
@@ -215,7 +242,8 @@ def _table(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]
 
 
 def _filled(promql: str) -> str:
-    return re.sub(r"\$(?:job|instance|model|engine|gpu)\b", ".*", promql).replace("$__rate_interval", "1m")
+    filled = promql.replace("$__rate_interval", "1m").replace("$incident", INCIDENT).replace("${state:pipe}", "none")
+    return re.sub(r"\$(?:job|instance|model|engine|gpu)\b", ".*", filled)
 
 
 def _legend(text: str, labels: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support import timelines
 from support.alert_rules import in_no_recording, rules
-from support.dashboards import PAGES, panels, plain, queries
+from support.dashboards import PAGES, SIGNAL, panels, plain, queries
 from support.paths import ROOT
 from support.prometheus_server import PLACES, Server, hasty, program, serving
 from support.scenarios import gpu, memory, workers
@@ -64,8 +64,9 @@ def test_a_dashboard_per_incident_is_written_on_request() -> None:
 @cache
 def validator() -> jsonschema.Draft7Validator:
     schema = json.loads(SCHEMA.read_text())
-    # `value?: any` in the SDK's TypeScript; its JSON schema writes every `any` as an object
+    # `any` in the SDK's TypeScript; its JSON schema writes every `any` as an object
     schema["definitions"]["DynamicConfigValue"]["properties"]["value"] = {}
+    schema["definitions"]["MatcherConfig"]["properties"]["options"] = {}
     return jsonschema.Draft7Validator(schema)
 
 
@@ -228,6 +229,8 @@ def test_every_query_filters_by_the_variables(page: str) -> None:
             elif PEERS in text:  # to see who differs takes all of them
                 chosen = "" if name in OF_ALERTS else 'job=~"$job", model_name=~"$model"'
             asked = re.findall(rf"(?<![\w:]){name}(?![\w:])(\{{[^}}]*\}})?", text)
+            if name == SIGNAL and "$signal" in text:  # which the variable names
+                asked = re.findall(r'\{__name__="\$signal"[^}]*\}', text)
             if name.startswith("{"):  # a selector that matches the metric's name
                 asked = [
                     each for each in re.findall(r"(?<![\w:])\{(?:[^}$]|\$\{[^}]*\}|\$)*\}", text) if "__name__" in each
