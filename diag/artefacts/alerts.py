@@ -278,7 +278,7 @@ def dashboard_url(incident: Incident, site: Site) -> str:
     """Return the address of Server with the incident's signals at the subject, from an hour ago to now."""
     chosen = "".join(f"&var-{label}={{{{ $labels.{label} | urlquery }}}}" for label in subject_labels(incident, site))
     span = f"from={_time('(time() - 3600) * 1000')}&to={_time('time() * 1000')}"
-    return f"{site.grafana_url}/d/{dashboard_uid('server')}?{span}{chosen}&var-incident={incident.id}"
+    return f"{site.grafana_url}/d/{dashboard_uid('server')}?{span}&var-incident={incident.id}{chosen}"
 
 
 def _time(promql: str) -> str:

@@ -222,10 +222,12 @@ def test_every_query_filters_by_the_variables(page: str) -> None:
     for text in queries(page):
         for name in metric_names(parse(plain(text))):
             chosen = 'instance=~"$instance"' if name in OF_ALERTS else 'job=~"$job", instance=~"$instance"'
-            if name in RECORDED:  # by the labels that the series has
+            if name == THRESHOLD:  # which no server has
+                chosen = ""
+            elif name in RECORDED or (
+                name.startswith("{__name__") and "${state" in text
+            ):  # by the labels that the series has
                 chosen = 'instance=~"$instance"'
-            elif name == THRESHOLD or name.startswith("{__name__"):
-                chosen = "" if name == THRESHOLD else 'instance=~"$instance"'
             elif PEERS in text:  # to see who differs takes all of them
                 chosen = "" if name in OF_ALERTS else 'job=~"$job", model_name=~"$model"'
             asked = re.findall(rf"(?<![\w:]){name}(?![\w:])(\{{[^}}]*\}})?", text)
