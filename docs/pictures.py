@@ -190,7 +190,7 @@ def _panel(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]
     for target in panel.get("targets", []):
         times = {"start": now - SPAN, "end": now, "step": STEP}
         for one in _asked(prometheus, "query_range", _filled(target["expr"]), **times):
-            values = [[unix * 1000, float(value)] for unix, value in one["values"]]
+            values = [[unix * 1000, float(value)] for unix, value in one["values"] if value != "NaN"]
             series.append({"name": _legend(target["legendFormat"], one["metric"]), "values": values})
     limit = steps[1]["value"] if len(steps) > 1 else None
     if panel["type"] == "state-timeline":
@@ -212,15 +212,22 @@ def _stat(panel: dict[str, Any], steps: list[dict[str, Any]], prometheus: str, n
 
 
 def _table(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]:
-    """Join the answers by their labels, as Grafana's transformation "merge" does."""
+    """Join the answers by the labels that all have, as Grafana's transformation "merge" does."""
     names = panel["transformations"][1]["options"]["renameByName"]
     (state, *_) = names.values()
     mapping = panel["fieldConfig"]["overrides"][0]["properties"][0]["value"][0]["options"]
     rows: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
-    for target in panel["targets"]:
-        for one in _asked(prometheus, "query", _filled(target["expr"]), time=now):
-            row = rows.setdefault(tuple(sorted(one["metric"].items())), dict(one["metric"]))
-            row[names[f"Value #{target['refId']}"]] = float(one["value"][1])
+    answers = {
+        target["refId"]: _asked(prometheus, "query", _filled(target["expr"]), time=now) for target in panel["targets"]
+    }
+    labels = [{label for one in answer for label in one["metric"]} for answer in answers.values() if answer]
+    shared = set.intersection(*labels)
+    for ref, answer in answers.items():
+        for one in answer:
+            key = tuple(sorted((label, value) for label, value in one["metric"].items() if label in shared))
+            row = rows.setdefault(key, {})
+            row |= one["metric"]
+            row[names[f"Value #{ref}"]] = float(one["value"][1])
     ordered = sorted(rows.values(), key=lambda row: -row.get(state, 0.0))
     cells = {}
     for at, row in enumerate(ordered):
