@@ -45,7 +45,7 @@ ENTRIES = ("index", "sick-server", "generated/incidents/index", "platform", "siz
 ILL, DOWN = "kv_cascade", "healthy"
 """Two replayed servers: the second is down when the dashboards are drawn."""
 UP_FOR, DOWN_FOR, SPAN, STEP = 150.0, 170.0, 600.0, 5.0
-DASHBOARDS = {"fleet": 1260, "server": 1700}
+DASHBOARDS = {"fleet": 1260}
 INCIDENT = "kv_eviction_cascade"
 COLOURS = {
     "light-blue": "#9db8d9",
