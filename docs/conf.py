@@ -12,6 +12,7 @@ project = "diag"
 copyright = "the diag contributors"
 extensions = ["myst_parser"]
 myst_heading_anchors = 3
+smartquotes = False  # it turns the dashes of a flag into one long dash
 html_theme = "furo"
 html_title = "diag"
 html_static_path = ["_static", "generated/_static"]

@@ -32,6 +32,8 @@ COPIED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "runbooks/README.md": "incidents/index.md",
+    "runbooks/oncall.md": "incidents/oncall.md",
+    "runbooks/promql.md": "incidents/promql.md",
     "runbooks/telemetry.md": "incidents/telemetry.md",
 }
 """Pages of other folders, by their name in docs/generated."""
@@ -42,6 +44,30 @@ STYLED = re.compile(
     r"|\.fine|\.present|\.scrape|\.reported|\.middle|\.end )"
 )
 """The rules of the report's style sheet that its plots need."""
+PRINTED = """
+@page { size: A4; margin: 12mm 14mm; }
+@media print {
+  html { font-size: 8.5pt; }
+  .content { width: 100%; padding: 0; }
+  body, .content > * { min-height: 0; margin-bottom: 0; padding-bottom: 0; }
+  .page, .main, .article-container { display: block; padding: 0; }
+  aside, footer, header, .theme-toggle-container, .back-to-top, .skip-to-content { display: none !important; }
+  dl, ol, p, ul, table { page-break-inside: auto !important; }
+  li, tr { break-inside: avoid; }
+  h1 { font-size: 1.5em; margin: 0 0 0.4em; }
+  h2 { font-size: 1.15em; margin: 0.7em 0 0.2em; break-after: avoid; }
+  p, ul, ol, dl, table.docutils { margin: 0.25em 0; line-height: 1.3; }
+  li > p { margin: 0.1em 0; }
+  pre { font-size: 7.5pt; line-height: 1.25; padding: 0.3em 0.5em; white-space: pre-wrap; margin: 0; }
+  div.highlight, div[class*="highlight-"] { margin: 0.2em 0; }
+  table.docutils { display: table; width: 100%; font-size: 7.5pt; }
+  table.docutils td, table.docutils th { padding: 0 5px; line-height: 1.25; }
+  table.docutils p, .table-wrapper { margin: 0 !important; }
+  figure.diag { margin: 0.2em 0; padding: 2px; }
+  figure.diag .plot { max-height: 32mm; }
+}
+"""
+"""The style of a printed page: a runbook has two at most, the on-call card one."""
 
 
 def write() -> None:
@@ -83,7 +109,7 @@ def _linked(text: str, source: Path, target: Path, pages: dict[Path, Path]) -> s
 
 
 def _with_real_case(incident: Incident, page: Path) -> str:
-    """Add a recorded case to the page of an incident; return its first plot, "" if there is no recording."""
+    """Begin the page of an incident with a recorded case; return its first plot, "" if there is no recording."""
     for recording in sorted(ROOT.glob("tests/recordings/*/recording.toml"), key=lambda file: file.parent.name):
         about = tomllib.loads(recording.read_text(encoding="utf-8"))
         if incident.id not in about["truth"]["present"]:
@@ -103,10 +129,13 @@ def _with_real_case(incident: Incident, page: Path) -> str:
         ]
         kind = "a real vLLM" if about["measured"] else "a scripted server, since it needs hardware that was not at hand"
         case = (
-            f"\n## A recorded case\n\nFrom {kind} ({about['vllm'] or 'release unknown'}):\n\n```console\n"
-            f"$ diag doctor {where}\n{terminal.render(report)}```\n\n```{{raw}} html\n{''.join(plots)}\n```\n"
+            f"\n```{{raw}} html\n{plots[0] if plots else ''}\n<details><summary>A recorded case, from {kind}"
+            f" ({about['vllm'] or 'release unknown'}): the report</summary>\n```\n\n```console\n"
+            f"$ diag doctor {where}\n{terminal.render(report)}```\n\n"
+            f"```{{raw}} html\n{''.join(plots[1:])}\n</details>\n```\n"
         )
-        page.write_text(page.read_text(encoding="utf-8") + case, encoding="utf-8")
+        head, section, rest = page.read_text(encoding="utf-8").partition("\n## Impact\n")
+        page.write_text(head + case + section + rest, encoding="utf-8")
         return plots[0] if plots else ""
     return ""
 
@@ -119,9 +148,12 @@ def _gallery(incidents: tuple[Incident, ...], plots: list[str]) -> str:
         text = f"{names}<p>{escape(incident.impact)}.</p>"
         cards.append(f'<a class="diag-card" href="{incident.id}.html">{text}{plot}</a>')
     head = "# All incidents\n\nEach page has the meaning, what to do now, look-alikes, fixes, and a recorded case."
-    telemetry = "Alerts about missing telemetry have [a page of their own](telemetry.md)."
+    telemetry = (
+        "Alerts about missing telemetry have [a page of their own](telemetry.md). To print:"
+        " [the on-call card](oncall.md). The definition of every series: [PromQL](promql.md)."
+    )
     gallery = '```{raw} html\n<div class="diag-gallery">' + "\n".join(cards) + "</div>\n```"
-    pages = "\n".join([*(incident.id for incident in incidents), "telemetry"])
+    pages = "\n".join([*(incident.id for incident in incidents), "telemetry", "oncall", "promql"])
     return f"{head} {telemetry}\n\n{gallery}\n\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
@@ -156,6 +188,6 @@ def _style() -> str:
             ".diag-card figcaption { display: none; }",
             "table.docutils { display: block; overflow-x: auto; }",
             ".content { width: 52em; max-width: 100%; }",
-            "",
+            PRINTED,
         ]
     )

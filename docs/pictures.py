@@ -45,8 +45,17 @@ ENTRIES = ("index", "sick-server", "generated/incidents/index", "platform", "siz
 ILL, DOWN = "kv_cascade", "healthy"
 """Two replayed servers: the second is down when the dashboards are drawn."""
 UP_FOR, DOWN_FOR, SPAN, STEP = 150.0, 170.0, 600.0, 5.0
-DASHBOARDS = {"overview": 1260, "kv_eviction_cascade": 1300}
-COLOURS = {"red": "#d32f2f", "orange": "#b45309", "yellow": "#d9a400", "blue": "#2563a8", "green": "#15803d"}
+DASHBOARDS = {"fleet": 1260}
+INCIDENT = "kv_eviction_cascade"
+COLOURS = {
+    "light-blue": "#9db8d9",
+    "dark-blue": "#1f4b85",
+    "red": "#d32f2f",
+    "orange": "#b45309",
+    "yellow": "#d9a400",
+    "blue": "#2563a8",
+    "green": "#15803d",
+}
 CHROMIUM = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 
 
@@ -143,8 +152,26 @@ def _drawn(prometheus: str, name: str) -> dict[str, Any]:
     """Return the panels of a dashboard with the answers to their queries."""
     dashboard = json.loads((ROOT / f"dashboards/{name}.json").read_text())
     now = time.time()
-    shown = [_panel(each, prometheus, now) for each in dashboard["panels"]]
+    shown = [_panel(each, prometheus, now) for each in _repeated(dashboard["panels"], prometheus, now)]
     return {"title": dashboard["title"], "panels": shown}
+
+
+def _repeated(panels: list[dict[str, Any]], prometheus: str, now: float) -> Iterator[dict[str, Any]]:
+    """Yield each panel in its place; the repeated one for each number that the incident compares, three in a row."""
+    lower = 0
+    for panel in panels:
+        place = panel["gridPos"]
+        if "repeat" not in panel:
+            yield panel | {"gridPos": place | {"y": place["y"] + lower}}
+            continue
+        known = f'incident:diag_condition:threshold{{incident="{INCIDENT}", unit!="bool"}}'
+        for at, found in enumerate(_asked(prometheus, "query", known, time=now)):
+            labels = found["metric"]
+            lower = at // 3 * place["h"]
+            text = json.dumps(panel["targets"]).replace("$signal", labels["series"])
+            own = {"x": at % 3 * 8, "y": place["y"] + lower, "w": 8, "h": place["h"]}
+            name = {"title": labels["condition"], "id": f"{panel['id']}-{at}"}
+            yield panel | name | {"targets": json.loads(text), "gridPos": own}
 
 
 def _panel(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]:
@@ -163,7 +190,7 @@ def _panel(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]
     for target in panel.get("targets", []):
         times = {"start": now - SPAN, "end": now, "step": STEP}
         for one in _asked(prometheus, "query_range", _filled(target["expr"]), **times):
-            values = [[unix * 1000, float(value)] for unix, value in one["values"]]
+            values = [[unix * 1000, float(value)] for unix, value in one["values"] if value != "NaN"]
             series.append({"name": _legend(target["legendFormat"], one["metric"]), "values": values})
     limit = steps[1]["value"] if len(steps) > 1 else None
     if panel["type"] == "state-timeline":
@@ -185,15 +212,22 @@ def _stat(panel: dict[str, Any], steps: list[dict[str, Any]], prometheus: str, n
 
 
 def _table(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]:
-    """Join the answers by their labels, as Grafana's transformation "merge" does."""
+    """Join the answers by the labels that all have, as Grafana's transformation "merge" does."""
     names = panel["transformations"][1]["options"]["renameByName"]
     (state, *_) = names.values()
     mapping = panel["fieldConfig"]["overrides"][0]["properties"][0]["value"][0]["options"]
     rows: dict[tuple[tuple[str, str], ...], dict[str, Any]] = {}
-    for target in panel["targets"]:
-        for one in _asked(prometheus, "query", _filled(target["expr"]), time=now):
-            row = rows.setdefault(tuple(sorted(one["metric"].items())), dict(one["metric"]))
-            row[names[f"Value #{target['refId']}"]] = float(one["value"][1])
+    answers = {
+        target["refId"]: _asked(prometheus, "query", _filled(target["expr"]), time=now) for target in panel["targets"]
+    }
+    labels = [{label for one in answer for label in one["metric"]} for answer in answers.values() if answer]
+    shared = set.intersection(*labels)
+    for ref, answer in answers.items():
+        for one in answer:
+            key = tuple(sorted((label, value) for label, value in one["metric"].items() if label in shared))
+            row = rows.setdefault(key, {})
+            row |= one["metric"]
+            row[names[f"Value #{ref}"]] = float(one["value"][1])
     ordered = sorted(rows.values(), key=lambda row: -row.get(state, 0.0))
     cells = {}
     for at, row in enumerate(ordered):
@@ -215,7 +249,8 @@ def _table(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]
 
 
 def _filled(promql: str) -> str:
-    return re.sub(r"\$(?:job|instance|model|engine|gpu)\b", ".*", promql).replace("$__rate_interval", "1m")
+    filled = promql.replace("$__rate_interval", "1m").replace("$incident", INCIDENT).replace("${state:pipe}", "none")
+    return re.sub(r"\$(?:job|instance|model|engine|gpu)\b", ".*", filled)
 
 
 def _legend(text: str, labels: dict[str, str]) -> str:

@@ -8,7 +8,14 @@ from diag.artefacts import alerts
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.inhibitions import inhibitions
 from diag.artefacts.names import GENERATED_MARK
-from diag.artefacts.recording_rules import DCGM_HEADER, KUBERNETES_HEADER, dcgm_group, kubernetes_group, normal_group
+from diag.artefacts.recording_rules import (
+    DCGM_HEADER,
+    KUBERNETES_HEADER,
+    dcgm_group,
+    kubernetes_group,
+    normal_group,
+    threshold_group,
+)
 from diag.artefacts.reference import failure_reference, lint_rule_reference, metric_reference, preflight_reference
 from diag.artefacts.runbook import runbooks
 from diag.artefacts.telemetry_alerts import telemetry_group
@@ -39,12 +46,15 @@ RULE_FILES = ("diag.rules.yaml", "prometheusrule.yaml", "inhibit_rules.yaml")
 NORMAL = "a rule file for Prometheus, of what is normal at this time of day; nothing alerts on it."
 
 
-def files(incidents: Sequence[Incident], contract: Contract, only: Sequence[str] = ()) -> dict[str, str]:
+def files(
+    incidents: Sequence[Incident], contract: Contract, only: Sequence[str] = (), per_incident: bool = False
+) -> dict[str, str]:
     """Return the text of every file by its path under the root of the artefacts.
 
-    With `only`, the rules, dashboards and runbooks of these incidents alone; BadUsage if one does not exist.
+    With `only`, the rules and runbooks of these incidents alone; BadUsage if one does not exist. `per_incident` adds
+    the dashboard of each incident.
     """
-    pages = dashboards(incidents, contract)
+    pages = dashboards(incidents, contract, per_incident)
     of_site = {**_alerts(incidents, contract), **pages, **runbooks(incidents, contract)}
     reference: dict[str, str] = {}
     if only:
@@ -52,7 +62,8 @@ def files(incidents: Sequence[Incident], contract: Contract, only: Sequence[str]
         for name in only:
             if name not in known:
                 raise BadUsage(f"--only {printable(name, 40)}: there is no such incident; diag incidents lists them")
-        wanted = [file for name in only for file in (f"dashboards/{name}.json", f"runbooks/{name}.md")]
+        own = ("dashboards/{}.json", "runbooks/{}.md") if per_incident else ("runbooks/{}.md",)
+        wanted = [file.format(name) for name in only for file in own]
         rules = _alerts([incident for incident in incidents if incident.id in only], contract)
         of_site = {file: of_site[file] for file in wanted} | {
             f"alerts/{name}": rules[f"alerts/{name}"] for name in RULE_FILES
@@ -68,7 +79,7 @@ def files(incidents: Sequence[Incident], contract: Contract, only: Sequence[str]
 
 
 def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
-    groups = [*alerts.groups(incidents, contract), telemetry_group(contract)]
+    groups = [*alerts.groups(incidents, contract), telemetry_group(contract), threshold_group(incidents, contract)]
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",

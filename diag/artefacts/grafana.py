@@ -7,6 +7,7 @@ to date. Keys: the JSON schema of Grafana's foundation SDK.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from grafanalib import core
@@ -24,7 +25,7 @@ KEYS = {
     "dashboard": "uid title description tags timezone editable graphTooltip time refresh schemaVersion"
     " panels templating annotations links",
     "panel": "type id targets title description transparent datasource gridPos links maxDataPoints transformations"
-    " interval options fieldConfig",
+    " interval options fieldConfig repeat repeatDirection maxPerRow",
     "row": "type id title gridPos collapsed panels",
     "target": "refId expr legendFormat format instant range datasource",
 }
@@ -59,6 +60,16 @@ class Threshold:
 
 
 @dataclass(frozen=True)
+class QueryVariable:
+    """A variable filled by a query; `regex` picks text and value from its result. All values, or with `initial` one."""
+
+    query: str
+    regex: str = ""
+    initial: str = ""
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
 class TableColumn:
     """One column of a table and the unit of its values."""
 
@@ -66,8 +77,13 @@ class TableColumn:
     unit: str = "short"
 
 
-def time_series(header: PanelHeader, queries: Iterable[PanelQuery], threshold: Threshold | None = None) -> Any:
-    """Return lines over time, with the threshold as a dashed line."""
+def time_series(
+    header: PanelHeader,
+    queries: Iterable[PanelQuery],
+    threshold: Threshold | None = None,
+    extra: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Return lines over time, with the threshold as a dashed line; `extra` are more keys of the panel."""
     return core.TimeSeries(
         **_panel_fields(header, queries, height=8),
         unit=header.unit,
@@ -78,7 +94,7 @@ def time_series(header: PanelHeader, queries: Iterable[PanelQuery], threshold: T
         tooltipMode="multi",
         tooltipSort="desc",
         axisSoftMin=0,
-        extraJson={"options": {"legend": {"showLegend": True}}},
+        extraJson={"options": {"legend": {"showLegend": True}}, **extra},
     )
 
 
@@ -92,13 +108,35 @@ def stat(header: PanelHeader, promql: str, threshold: Threshold | None = None, n
         reduceCalc="lastNotNull",
         noValue="0",
         textMode="name" if name else "auto",
+        extraJson={"fieldConfig": {"defaults": {"decimals": 0 if header.unit == "short" else 1}}},
     )
 
 
-def state_timeline(header: PanelHeader, queries: Iterable[PanelQuery], states: States) -> Any:
+def repeated(header: PanelHeader, queries: Iterable[PanelQuery], variable: str, units: Mapping[str, str]) -> Any:
+    """Return lines over time for each value of a variable, three in a row; the series "threshold" is a dashed line.
+
+    The legend of a series ends with its unit in brackets: `units` are Grafana's ids by that name.
+    """
+
+    def override(pattern: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+        found = _override("", properties)
+        return {**found, "matcher": {"id": "byRegexp", "options": pattern}}
+
+    dashed = {
+        "custom.lineStyle": {"fill": "dash", "dash": [8, 8]},
+        "color": {"mode": "fixed", "fixedColor": BAD},
+        "custom.fillOpacity": 0,
+    }
+    overrides = [override(f"/\\({name}\\)$/", {"unit": unit}) for name, unit in units.items()]
+    overrides.append(override("/^threshold/", dashed))
+    keys = {"repeat": variable, "repeatDirection": "h", "maxPerRow": 3, "fieldConfig": {"overrides": overrides}}
+    return time_series(header, queries, extra=keys)
+
+
+def state_timeline(header: PanelHeader, queries: Iterable[PanelQuery], states: States, height: int = 8) -> Any:
     """Return a bar for each series, in the colour of its state."""
     return core.StateTimeline(
-        **_panel_fields(header, queries, height=8),
+        **_panel_fields(header, queries, height=height),
         mappings=_value_mappings(states),
         thresholds=_threshold_steps(None),
         colorMode="thresholds",
@@ -108,11 +146,11 @@ def state_timeline(header: PanelHeader, queries: Iterable[PanelQuery], states: S
 
 
 def table(
-    header: PanelHeader, columns: Mapping[str, TableColumn], states: States, link: tuple[str, str], height: int = 9
+    header: PanelHeader, columns: Mapping[str, TableColumn], states: States, links: Mapping[str, str], height: int = 9
 ) -> Any:
     """Return a row for each subject, sorted by the first column, which is a state in its colour.
 
-    Each cell has a `link`: its title and its address.
+    Each cell has `links`: addresses by title.
     """
     state_column = next(iter(columns))
     names = {f"Value #{chr(65 + at)}": name for at, name in enumerate(columns)}
@@ -136,7 +174,11 @@ def table(
             *(_override(name, {"unit": column.unit}) for name, column in columns.items() if name != state_column),
         ],
         sortBy=[core.TableSortByField(displayName=state_column, desc=True)],
-        extraJson={"fieldConfig": {"defaults": {"links": [_link(*link)], "decimals": 2, "noValue": "-"}}},
+        extraJson={
+            "fieldConfig": {
+                "defaults": {"links": [_link(*link) for link in links.items()], "decimals": 2, "noValue": "-"}
+            }
+        },
     )
 
 
@@ -251,7 +293,7 @@ class DashboardPage:
     title: str
     description: str
     rows: Sequence[tuple[str, Sequence[Any]]]
-    variables: Mapping[str, str]
+    variables: Mapping[str, QueryVariable]
     annotations: Mapping[str, tuple[str, str, str]]
     links: Mapping[str, str]
     inputs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -262,23 +304,7 @@ def render(page: DashboardPage) -> str:
     variables: list[dict[str, Any]] = [
         {"name": "datasource", "label": "data source", "type": "datasource", "query": "prometheus", "hide": 0}
     ]
-    variables += [
-        {
-            "name": name,
-            "type": "query",
-            "query": query,
-            "definition": query,
-            "datasource": DATA_SOURCE,
-            "current": ALL,
-            "includeAll": True,
-            "multi": True,
-            "allValue": ".*",
-            "refresh": 2,
-            "sort": 1,
-            "hide": 0,
-        }
-        for name, query in page.variables.items()
-    ]
+    variables += [_query_variable(name, variable) for name, variable in page.variables.items()]
     for name, (label, value) in page.inputs.items():
         chosen = {"selected": True, "text": value, "value": value}
         variables.append(
@@ -313,6 +339,26 @@ def render(page: DashboardPage) -> str:
     )
     content = json.loads(json.dumps(dashboard, cls=DashboardEncoder))
     return json.dumps(_modernize(content), indent=1, ensure_ascii=False) + "\n"
+
+
+def _query_variable(name: str, variable: QueryVariable) -> dict[str, Any]:
+    several = not variable.initial
+    chosen = ALL if several else {"selected": True, "text": variable.initial, "value": variable.initial}
+    return {
+        "name": name,
+        "type": "query",
+        "query": variable.query,
+        "definition": variable.query,
+        "regex": variable.regex,
+        "datasource": DATA_SOURCE,
+        "current": chosen,
+        "includeAll": several,
+        "multi": several,
+        **({"allValue": ".*"} if several and not variable.hidden else {}),
+        "refresh": 2,
+        "sort": 1,
+        "hide": 2 if variable.hidden else 0,
+    }
 
 
 def _modernize(dashboard: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,8 @@ ALERT_VALUE = {
     "watts": '{{ printf "%.0f" VALUE }} W',
     "bool": "{{ if VALUE }}yes{{ else }}no{{ end }}",
 }
+COMPUTED = "N"
+"""The value of a fix in a text that knows no server: `diag doctor` computes it."""
 TOKENS_PER_SECOND = "count:tokens/s"
 """A custom unit in Grafana: any text after `count:`."""
 
@@ -56,6 +58,12 @@ def alert_name(incident: str) -> str:
 def dashboard_uid(page: str) -> str:
     """Return the uid of a dashboard: stable across releases, at most 40 characters."""
     return f"diag-{page}"
+
+
+def server_board_url(incident: str, site: Site) -> str:
+    """Return the address of the dashboard Server with the signals of an incident, "" if Grafana's is unknown."""
+    known = site.grafana_url != Site().grafana_url
+    return f"{site.grafana_url}/d/{dashboard_uid('server')}?var-incident={incident}" if known else ""
 
 
 def subject_labels(incident: Incident, site: Site) -> tuple[str, ...]:
@@ -91,9 +99,9 @@ def fix_in_markdown(fix: Fix) -> str:
     elif fix.value is None:
         typed = f"remove {fix.name}" if fix.flag else fix.name
     else:
-        value = "<computed>" if isinstance(fix.value, Signal) else fix.value
+        value = COMPUTED if isinstance(fix.value, Signal) else fix.value
         typed = f"{fix.name}={value}" if fix.environment else f"{fix.name} {value}".strip()
-    text = fix.change.replace("{value}", "`<computed>`")  # code, or Markdown takes it for an HTML tag
+    text = fix.change.replace("{value}", f"`{COMPUTED}`")
     return f"`{typed}`: {text}" if fix.name else text
 
 

@@ -1,10 +1,14 @@
 """Recording rules beside those of incidents: metrics of Kubernetes and dcgm-exporter under our names, bands."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from diag.core.incident import RecordingRule
+from diag.artefacts.names import GRAFANA_UNITS, claim
+from diag.core.contract import Contract
+from diag.core.incident import Incident, RecordingRule
 from diag.core.metric_families import THROTTLE_REASONS
 from diag.knowledge.containers import RECORDING_RULES, joined, label_list, of_pods, servers
+from diag.knowledge.formulas import SLOW_INTERVAL, formula, rule_set
 from diag.knowledge.signals import ITL
 from diag.knowledge.signals.expressions import RUNNING
 from diag.promql import pretty
@@ -305,3 +309,23 @@ def dcgm_group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
         )
         found.append({"record": rule.metric, "expr": expr, **({"labels": dict(rule.labels)} if rule.labels else {})})
     return {"name": "diag-dcgm", "rules": found}
+
+
+THRESHOLD = "incident:diag_condition:threshold"
+"""The series of the thresholds; its labels name the incident, the condition in words, its series and its unit."""
+
+
+def threshold_group(incidents: Sequence[Incident], contract: Contract) -> dict[str, Any]:
+    """Return the group that records the threshold of each recorded condition: the dashboard Server draws them."""
+    recorded = rule_set(incidents, contract).series
+    rules: dict[tuple[str, str], dict[str, Any]] = {}
+    for incident in incidents:
+        for condition in (*incident.conditions, *filter(None, (incident.escalates,))):
+            name = formula(condition.signal, incident.per, incident.windows[0], contract).name
+            if name not in recorded:
+                continue
+            labels = {"incident": incident.id, "condition": claim(condition, contract), "series": recorded[name]}
+            labels["unit"] = condition.signal.unit if condition.signal.unit in GRAFANA_UNITS else "number"
+            rule = {"record": THRESHOLD, "expr": f"vector({contract.limit(condition.limit):g})", "labels": labels}
+            rules.setdefault((incident.id, recorded[name]), rule)
+    return {"name": "diag-thresholds", "interval": SLOW_INTERVAL, "rules": [*rules.values()]}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from copy import copy
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer.exceptions import TyperException
@@ -902,12 +902,18 @@ def generate(
         list[str] | None,
         output_option("--only", metavar="ID", help="Write only the files of this incident. Repeatable."),
     ] = None,
+    dashboards: Annotated[
+        Literal["default", "incidents"],
+        output_option("--dashboards", help="incidents: also write a dashboard for each incident."),
+    ] = "default",
     configuration: ConfigurationOptions,
 ) -> None:
-    """Write Prometheus alerts, Grafana dashboards and runbooks for every incident, with your SLOs and thresholds."""
+    """Write Prometheus alerts, Grafana dashboards and runbooks, with your SLOs and thresholds."""
     from diag.commands.explain import generate as work
 
-    text, status = work(folder, check, configuration.incidents, configuration.contract, only or ())
+    text, status = work(
+        folder, check, configuration.incidents, configuration.contract, only or (), dashboards == "incidents"
+    )
     typer.echo(text)
     raise typer.Exit(status)
 

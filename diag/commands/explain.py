@@ -49,6 +49,7 @@ def run(name: str, folder: Path | None) -> str:
     or a page shows of it. BadUsage if nothing has that name.
     """
     from diag.artefacts.advice import advice_or_flag, wrong_advice
+    from diag.artefacts.promql_page import judgement
     from diag.artefacts.reference import declared, lint_rule_page, preflight_page, signal_page
     from diag.artefacts.runbook import runbook
     from diag.commands.observe import site
@@ -59,7 +60,9 @@ def run(name: str, folder: Path | None) -> str:
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
     if name in by_id:
-        return runbook(by_id[name], incidents, contract, rule_set(incidents, contract))
+        incident, rules = by_id[name], rule_set(incidents, contract)
+        page = runbook(incident, incidents, contract, rules)
+        return f"{page}\n## Thresholds and PromQL\n\n{judgement(incident, incidents, contract, rules)}"
     if name in RULES:
         return lint_rule_page(RULES[name])
     if name in CHECKS:
@@ -174,7 +177,12 @@ def list_incidents(folder: Path | None) -> str:
 
 
 def generate(
-    root: Path, check: bool, folder: Path | None, contract_file: Path | None, only: Sequence[str] = ()
+    root: Path,
+    check: bool,
+    folder: Path | None,
+    contract_file: Path | None,
+    only: Sequence[str] = (),
+    per_incident: bool = False,
 ) -> tuple[str, int]:
     """Write alerts, dashboards, runbooks and reference pages, or only compare them; return text and exit status."""
     from diag.artefacts.generate import differences, files, write
@@ -182,7 +190,7 @@ def generate(
 
     check_declarations(folder)
     contract, incidents = site(folder, contract_file)
-    texts = files(incidents, contract, only)
+    texts = files(incidents, contract, only, per_incident)
     if not check:
         changed = write(root, texts)
         return "\n".join([*changed, f"{root}: {len(texts)} files, {len(changed)} of them changed"]), 0

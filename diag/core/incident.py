@@ -19,6 +19,7 @@ from diag.core.formatting import quantity
 
 Severity = Literal["info", "warning", "critical"]
 Comparison = Literal[">", ">=", "<", "<="]
+Operation = Literal["log", "drain", "cordon", "scale", "pause", "rollback", "restart"]
 RANK: dict[Severity, int] = {"info": 0, "warning": 1, "critical": 2}
 OPPOSITE: dict[Comparison, Comparison] = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
 """The comparison that holds if one does not."""
@@ -281,7 +282,8 @@ class Incident(NamedTuple):
     15 minutes after its end. `crash` tells a crash from a restart: without it, an episode after which another process
     answers is a restart. `began` is the unix time at which it began, if a signal knows it; `sign` is above 0 at each
     scrape that shows it, however few: an episode began at the first of an unbroken row of them. `impact` is what users
-    notice, `mitigate` what helps immediately without a restart, `hand_over` what the vendor's engineers need, `do_not`
+    notice, `mitigate` what helps immediately without a restart, `operations` what an operator does for it, in this
+    order, with the commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not`
     what makes the incident worse.
     """
 
@@ -311,6 +313,7 @@ class Incident(NamedTuple):
     began: Signal | None = None
     sign: Signal | None = None
     mitigate: tuple[str, ...] = ()
+    operations: tuple[Operation, ...] = ()
     hand_over: tuple[str, ...] = ()
     do_not: tuple[str, ...] = ()
 

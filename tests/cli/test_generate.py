@@ -65,7 +65,7 @@ def test_a_second_run_changes_nothing(generated: Path) -> None:
 
 
 def test_generate_reports_and_repairs_differences_and_keeps_other_files(generated: Path) -> None:
-    changed = ("alerts/diag.rules.yaml", "dashboards/overview.json", "runbooks/gpu_fault.md")
+    changed = ("alerts/diag.rules.yaml", "dashboards/fleet.json", "runbooks/gpu_fault.md")
     before = {file: (generated / file).read_text() for file in changed}
     for file, text in before.items():
         (generated / file).write_text(text.replace("0", "1", 1) + " ")
@@ -100,7 +100,8 @@ def test_file_without_the_generated_mark_is_not_overwritten(tmp_path: Path) -> N
 def test_user_incident_gets_alert_dashboard_and_runbook_from_one_file(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "many_clients.py").write_text(OWN)
-    assert diag("generate", tmp_path, "--incidents", tmp_path / "own").returncode == 0
+    done = diag("generate", tmp_path, "--incidents", tmp_path / "own", "--dashboards", "incidents")
+    assert done.returncode == 0, done.stderr
     rules = groups_of(tmp_path / "alerts/diag.rules.yaml")
     alert = next(rule for group in rules for rule in group["rules"] if rule.get("alert") == "VllmManyClients")
     assert alert["labels"] == {"incident": "many_clients", "severity": "warning"}
@@ -149,7 +150,7 @@ def test_the_guide_to_an_incident_works_word_for_word(tmp_path: Path) -> None:
     assert "many_clients" in listed.stdout and "Gateway admits too many requests" in explained.stdout
     assert "many_clients" in diagnosed.stdout
     assert "VllmManyClients" in (tmp_path / "monitoring/alerts/diag.rules.yaml").read_text()
-    assert (tmp_path / "monitoring/dashboards/many_clients.json").exists()
+    assert (tmp_path / "monitoring/runbooks/many_clients.md").exists()
 
     done = follow(contributing, tmp_path)
     assert [result.returncode for result in done.values()] == [0] * len(done), done
@@ -175,12 +176,14 @@ def test_site_settings_are_in_all_generated_files(tmp_path: Path) -> None:
     assert diag("generate", tmp_path, "--contract", tmp_path / "diag.toml").returncode == 0
     alerts = (tmp_path / "alerts/diag.rules.yaml").read_text()
     assert "https://wiki.example/v/kv_eviction_cascade.md" in alerts
-    assert "https://grafana.example/d/diag-kv_eviction_cascade" in alerts
+    assert "https://grafana.example/d/diag-server" in alerts
     assert 'le=~"2.5|2.5[.]0"' in alerts and "by (instance" not in alerts
-    page = json.loads((tmp_path / "dashboards/kv_eviction_cascade.json").read_text())
-    assert "KV cache usage with one more request (peak) > 95 %" in [panel.get("title") for panel in page["panels"]]
-    assert "https://wiki.example/v/kv_eviction_cascade.md" in [link["url"] for link in page["links"]]
-    assert "set in" in (tmp_path / "runbooks/kv_eviction_cascade.md").read_text()
+    assert "KV cache usage with one more request (peak) > 95 %" in alerts
+    page = json.loads((tmp_path / "dashboards/server.json").read_text())
+    assert "https://wiki.example/v/${incident}.md" in [link["url"] for link in page["links"]]
+    assert "set in" in (tmp_path / "runbooks/promql.md").read_text()
+    runbook = (tmp_path / "runbooks/kv_eviction_cascade.md").read_text()
+    assert "https://grafana.example/d/diag-server?var-incident=kv_eviction_cascade" in runbook
 
 
 @pytest.mark.parametrize("folder", ["/dev/null/x", "/proc/x"])

@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from support import timelines
 from support.alert_rules import in_no_recording, rules
-from support.dashboards import PAGES, panels, plain, queries
+from support.dashboards import PAGES, SIGNAL, panels, plain, queries
 from support.paths import ROOT
 from support.prometheus_server import PLACES, Server, hasty, program, serving
 from support.scenarios import gpu, memory, workers
 from support.timelines import blocks
 from support.waiting import until
 
+from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.dashboards.shared import DashboardScope
 from diag.artefacts.generate import files
+from diag.artefacts.recording_rules import THRESHOLD, threshold_group
 from diag.core.contract import Contract, Site
 from diag.core.incident import Incident
 from diag.knowledge.catalog import load
@@ -40,24 +42,37 @@ OF_ALERTS = {"ALERTS", "ALERTS_FOR_STATE"}
 EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
 
 
-def test_dashboards_are_one_per_incident_an_overview_gpus_and_capacity() -> None:
-    assert set(PAGES) == {incident.id for incident in load()} | {"overview", "gpus", "capacity"}
-    uids = [content["uid"] for content in PAGES.values()]
-    assert uids == [f"diag-{name}" for name in PAGES]
-    assert all(len(uid) <= 40 for uid in uids)
+def test_four_dashboards_of_at_most_80_panels_and_400_kilobytes() -> None:
+    assert set(PAGES) == {"fleet", "server", "gpus", "capacity"}
+    assert [content["uid"] for content in PAGES.values()] == [f"diag-{name}" for name in PAGES]
+    assert sum(len(panels(page)) for page in PAGES) <= 80
+    assert sum(file.stat().st_size for file in (ROOT / "dashboards").iterdir()) < 400_000
+
+
+BOARDS = {
+    name.removeprefix("dashboards/").removesuffix(".json"): json.loads(text)
+    for name, text in dashboards(load(), Contract(), per_incident=True).items()
+}
+"""All dashboards that `diag generate --dashboards incidents` writes."""
+
+
+def test_a_dashboard_per_incident_is_written_on_request() -> None:
+    assert BOARDS.keys() == PAGES.keys() | {incident.id for incident in load()}
+    assert all(len(content["uid"]) <= 40 for content in BOARDS.values())
 
 
 @cache
 def validator() -> jsonschema.Draft7Validator:
     schema = json.loads(SCHEMA.read_text())
-    # `value?: any` in the SDK's TypeScript; its JSON schema writes every `any` as an object
+    # `any` in the SDK's TypeScript; its JSON schema writes every `any` as an object
     schema["definitions"]["DynamicConfigValue"]["properties"]["value"] = {}
+    schema["definitions"]["MatcherConfig"]["properties"]["options"] = {}
     return jsonschema.Draft7Validator(schema)
 
 
-@EVERY_PAGE
+@pytest.mark.parametrize("page", BOARDS)
 def test_a_page_is_valid(page: str) -> None:
-    assert [error.message for error in validator().iter_errors(PAGES[page])] == []
+    assert [error.message for error in validator().iter_errors(BOARDS[page])] == []
 
 
 @EVERY_PAGE
@@ -71,10 +86,7 @@ def test_every_dashboard_variable_is_used(page: str) -> None:
 
 @EVERY_PAGE
 def test_every_used_dashboard_variable_is_defined(page: str) -> None:
-    known = {variable["name"] for variable in PAGES[page]["templating"]["list"]} | {
-        "__rate_interval",
-        "__url_time_range",
-    }
+    known = {variable["name"] for variable in PAGES[page]["templating"]["list"]} | {"__rate_interval"}
     used = set(re.findall(r"\$\{?([a-zA-Z_]\w*)", " ".join(queries(page))))  # $1 is label_replace's, and left alone
     assert used <= known
 
@@ -100,7 +112,7 @@ def test_every_panel_has_a_description_and_none_is_named_twice(page: str) -> Non
 def test_every_threshold_of_an_incident_is_a_line_on_its_page(incident: Incident) -> None:
     lines = {
         panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
-        for panel in panels(incident.id)
+        for panel in BOARDS[incident.id]["panels"]
         if panel["type"] == "timeseries" and len(panel["fieldConfig"]["defaults"]["thresholds"]["steps"]) > 1
     }
     for condition in incident.every_condition:
@@ -121,37 +133,25 @@ GRAFANA_UNITS = {
 @EVERY_INCIDENT
 def test_a_panel_of_a_signal_has_the_signals_unit(incident: Incident) -> None:
     """A signal of another unit is a plain number."""
-    shown = {panel["title"]: unit(panel) for panel in panels(incident.id) if panel["type"] == "timeseries"}
+    shown = {panel["title"]: unit(panel) for panel in BOARDS[incident.id]["panels"] if panel["type"] == "timeseries"}
     for condition in incident.every_condition:
         expected = GRAFANA_UNITS.get(condition.signal.unit, "short")
         title = rf"(.*: )?{re.escape(condition.signal.name)} ([<>]=?|=) .+"
         assert {unit for name, unit in shown.items() if re.fullmatch(title, name)} == {expected}
 
 
-COUNTS = {
-    *("Critical alerts", "Warning alerts", "Highest error budget burn rate", "Error budget burn rate"),
-    *(
-        "Servers up / all",
-        "Incidents now",
-        "Requests waiting",
-        "Requests",
-        "Servers",
-        "GPU faults",
-        "CPU cores used per worker",
-    ),
-    *("Decode batch", "Prompt length", "Answer length"),
-}
-"""The panels beside those of signals that show plain numbers; a column of Servers has a unit of its own."""
-MEASURED = {
+UNITS = {
     "Generation throughput": "count:tokens/s",
     "Token throughput": "count:tokens/s",
     "KV cache usage": "percentunit",
+    "Preemptions": "ops",
     "GPU utilisation": "percentunit",
     "GPU power": "watt",
     "GPU power / limit": "percentunit",
     "SM clock": "hertz",
-    "Time to first token (TTFT), p95": "s",
-    "Inter-token latency (ITL), mean": "s",
+    **dict.fromkeys(
+        ("Time to first token (TTFT)", "Inter-token latency (ITL)", "End-to-end latency", "Queue time"), "s"
+    ),
     "Finished requests": "reqps",
     "Temperature margin": "celsius",
     "Share of time throttled": "percentunit",
@@ -162,15 +162,27 @@ MEASURED = {
     "Energy per million tokens": "kwatth",
     "Cost per million output tokens": "currencyUSD",
 }
-SIGNALS = {condition.signal.name for incident in load() for condition in incident.every_condition}
+COUNTS = {
+    *("Critical alerts", "Warning alerts", "Highest error budget burn rate", "Error budget burn rate"),
+    *("Servers up / all", "Incidents now", "Requests waiting", "Requests", "Servers", "GPU faults", "Active NVLinks"),
+    *("CPU cores used per worker", "Decode batch", "Prompt length", "Answer length"),
+    "$signal",
+}
+"""Panels of plain numbers; a column of Servers, and a series of a signal, have units of their own."""
 
 
 @EVERY_PAGE
 def test_every_number_has_a_unit_unless_it_is_a_count(page: str) -> None:
     numbers = [panel for panel in panels(page) if panel["type"] not in {"text", "state-timeline"}]
-    own = {panel["title"]: unit(panel) for panel in numbers if not any(name in panel["title"] for name in SIGNALS)}
-    assert own == {title: MEASURED.get(title, "short") for title in own}
-    assert own.keys() <= MEASURED.keys() | COUNTS
+    own = {panel["title"]: unit(panel) for panel in numbers}
+    assert own == {title: UNITS.get(title, "short") for title in own}
+    assert own.keys() <= UNITS.keys() | COUNTS
+
+
+def test_latencies_are_quantiles() -> None:
+    shown = {panel["title"]: panel["targets"] for panel in panels("server")}
+    for title in ("Time to first token (TTFT)", "Inter-token latency (ITL)", "End-to-end latency", "Queue time"):
+        assert [re.findall(r"p\d\d", target["legendFormat"])[-1] for target in shown[title]] == ["p50", "p95", "p99"]
 
 
 def unit(panel: dict[str, Any]) -> str:
@@ -180,7 +192,7 @@ def unit(panel: dict[str, Any]) -> str:
 
 
 def test_the_columns_of_the_servers_table_have_units_and_states_are_words() -> None:
-    (table,) = (panel for panel in panels("overview") if panel["title"] == "Servers")
+    (table,) = (panel for panel in panels("fleet") if panel["title"] == "Servers")
     overrides = table["fieldConfig"]["overrides"]
     values = {
         override["matcher"]["options"]["names"][0]: {part["id"]: part["value"] for part in override["properties"]}
@@ -193,7 +205,9 @@ def test_the_columns_of_the_servers_table_have_units_and_states_are_words() -> N
         "waiting": "short",
         "KV cache usage": "percentunit",
         "throughput": "count:tokens/s",
-        "TTFT p95": "s",
+        "TTFT p50": "s",
+        "TTFT p99": "s",
+        "ITL p99": "s",
         "error budget burn rate": "short",
     }
     names = {value: shown["text"] for value, shown in values["state"]["mappings"][0]["options"].items()}
@@ -208,13 +222,21 @@ def test_every_query_filters_by_the_variables(page: str) -> None:
     for text in queries(page):
         for name in metric_names(parse(plain(text))):
             chosen = 'instance=~"$instance"' if name in OF_ALERTS else 'job=~"$job", instance=~"$instance"'
-            if name in RECORDED:  # by the labels that the series has
+            if name == THRESHOLD:  # which no server has
+                chosen = ""
+            elif name in RECORDED or (
+                name.startswith("{__name__") and "${state" in text
+            ):  # by the labels that the series has
                 chosen = 'instance=~"$instance"'
             elif PEERS in text:  # to see who differs takes all of them
                 chosen = "" if name in OF_ALERTS else 'job=~"$job", model_name=~"$model"'
             asked = re.findall(rf"(?<![\w:]){name}(?![\w:])(\{{[^}}]*\}})?", text)
+            if name == SIGNAL and "$signal" in text:  # which the variable names
+                asked = re.findall(r'\{__name__="\$signal"[^}]*\}', text)
             if name.startswith("{"):  # a selector that matches the metric's name
-                asked = [each for each in re.findall(r"(?<![\w:])\{[^}]*\}", text) if "__name__" in each]
+                asked = [
+                    each for each in re.findall(r"(?<![\w:])\{(?:[^}$]|\$\{[^}]*\}|\$)*\}", text) if "__name__" in each
+                ]
             assert asked and all(chosen in matchers for matchers in asked), (name, asked)
 
 
@@ -229,23 +251,47 @@ def test_no_query_is_too_long_to_be_read() -> None:
     assert {title: length for title, length in longest.items() if length > 1000} == {}
 
 
-def test_the_first_row_says_what_is_wrong_where_and_since_when_with_a_link_to_the_incident() -> None:
-    (row, table, *_) = json.loads((ROOT / "dashboards/overview.json").read_text())["panels"]
-    assert row["title"] == "What is wrong, worst first"
+def test_the_fleet_says_what_is_wrong_where_and_since_when_with_links_to_server_and_runbook() -> None:
+    site = Site(runbook_base_url="https://wiki.example/v")
+    page = json.loads(dashboards(load(), Contract(site=site))["dashboards/fleet.json"])
+    (table,) = (panel for panel in page["panels"] if panel["title"] == "Incidents now")
     assert table["transformations"][1]["options"]["renameByName"] == {"Value #A": "severity", "Value #B": "since"}
-    (link,) = table["fieldConfig"]["defaults"]["links"]
-    assert link["url"].startswith("/d/diag-${__data.fields.incident}?var-instance=${__data.fields.instance")
-    assert "${__url_time_range}" in link["url"]
+    signals, runbook = table["fieldConfig"]["defaults"]["links"]
+    assert signals["url"].startswith(
+        "/d/diag-server?var-incident=${__data.fields.incident}&var-instance=${__data.fields"
+    )
+    assert "${__url_time_range}" in signals["url"]
+    assert runbook["url"].startswith("https://wiki.example/v/${__data.fields.incident}")
 
 
-@pytest.mark.parametrize("page", [incident.id for incident in load()])
-def test_the_page_of_an_incident_begins_with_what_to_do(page: str) -> None:
-    incident = next(each for each in load() if each.id == page)
-    _, actions, introduction, *_ = json.loads((ROOT / f"dashboards/{page}.json").read_text())["panels"]
+def test_server_has_a_panel_for_each_number_that_the_chosen_incident_compares() -> None:
+    (signals,) = (panel for panel in panels("server") if panel["title"] == "$signal")
+    assert (signals["repeat"], signals["repeatDirection"]) == ("signal", "h")
+    variables = {variable["name"]: variable for variable in PAGES["server"]["templating"]["list"]}
+    assert not variables["incident"]["multi"] and variables["signal"]["hide"] == 2
+    pattern = re.compile(variables["signal"]["regex"].strip("/").replace("(?<", "(?P<"))
+    group = threshold_group(load(), Contract())
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for incident in load():
+        lines = [
+            f'{THRESHOLD}{{condition="{rule["labels"]["condition"]}", series="{rule["labels"]["series"]}"}}'
+            for rule in group["rules"]
+            if rule["labels"]["incident"] == incident.id
+        ]
+        found = [pattern.search(line) for line in lines]
+        assert found and all(match and match["value"] in recorded for match in found)
+        shown = {match["text"] for match in found if match}
+        for condition in incident.symptoms:
+            assert any(text.startswith(condition.signal.name) for text in shown), (condition.signal.name, shown)
+
+
+@EVERY_INCIDENT
+def test_the_page_of_an_incident_begins_with_what_to_do_and_has_no_action_under_a_condition(incident: Incident) -> None:
+    _, actions, *_ = BOARDS[incident.id]["panels"]
     content = actions["options"]["content"]
-    assert content.startswith("**Do now**")
     assert all(step in content for step in (*incident.mitigate, *incident.do_not))
-    assert 'instance=~"${instance:regex}"' in introduction["options"]["content"]
+    assert f"diag explain {incident.id}" in content
+    assert not any(fix.change in content for fix in incident.fixes)
 
 
 # -- answered by a real Prometheus ------------------------------------------------------------------------------------
@@ -329,7 +375,7 @@ def test_one_of_two_servers_down_is_red(
     answering: tuple[float | None, ...], shown: tuple[str, str], down: float
 ) -> None:
     """The series is named "1 / 2", and its value, the servers down, is at the red threshold."""
-    (panel,) = (each for each in panels("overview") if each["title"] == "Servers up / all")
+    (panel,) = (each for each in panels("fleet") if each["title"] == "Servers up / all")
     assert panel["targets"][0]["legendFormat"] == "{{answering}} / {{known}}"
     assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1] == {"value": 1, "color": "red"}
     now = round(time.time()) * 1000
@@ -355,12 +401,12 @@ def test_matchers_are_added_to_every_selector_but_not_to_strings() -> None:
 
 
 def test_the_variables_are_the_labels_that_identify_a_server() -> None:
-    page = json.loads(files(load(), Contract(site=Site(labels=("cluster", "pod"))))["dashboards/overview.json"])
+    page = json.loads(files(load(), Contract(site=Site(labels=("cluster", "pod"))))["dashboards/fleet.json"])
     names = [variable["name"] for variable in page["templating"]["list"]]
     assert names == ["datasource", "job", "cluster", "pod", "model"]
     assert "instance" not in json.dumps([panel["targets"] for panel in page["panels"] if panel["type"] != "row"])
 
 
 def test_a_job_that_identifies_a_server_is_one_variable() -> None:
-    page = json.loads(files(load(), Contract(site=Site(labels=("job", "instance"))))["dashboards/overview.json"])
+    page = json.loads(files(load(), Contract(site=Site(labels=("job", "instance"))))["dashboards/fleet.json"])
     assert [variable["name"] for variable in page["templating"]["list"]] == ["datasource", "job", "instance", "model"]

@@ -150,7 +150,7 @@ def test_the_alerts_of_a_site_fire_for_its_names(tmp_path: Path, prefix: str) ->
     assert evaluated(file, held).incidents == {"queue_saturation"}
     chosen = only("queue_saturation", tmp_path, file)
     assert fired(chosen, held, {dict(key)["__name__"] for key in held}, tmp_path).incidents == {"queue_saturation"}
-    assert "vllm:" not in re.sub(r"[a-z]+_vllm:", "", texts["dashboards/kv_eviction_cascade.json"])
+    assert "vllm:" not in re.sub(r"[a-z]+_vllm:", "", texts["dashboards/server.json"])
 
 
 def test_vmalert_fires_for_renamed_metrics_and_for_nothing_else_of_a_sick_server() -> None:

@@ -7,6 +7,9 @@ from typing import Any
 from support.paths import ROOT
 
 PAGES = {file.stem: json.loads(file.read_text()) for file in sorted((ROOT / "dashboards").glob("*.json"))}
+INCIDENT, SIGNAL = "kv_eviction_cascade", "instance_engine:preemptions_per_finished_request:5m"
+"""The incident that Server shows in tests, and one of its series."""
+STATE = "instance_engine:steps_with_long_prefills:1m"
 
 
 def panels(page: str) -> list[dict[str, Any]]:
@@ -20,5 +23,8 @@ def queries(page: str) -> Iterator[str]:
 
 
 def plain(promql: str) -> str:
-    """Fill in the variables that are numbers and durations."""
-    return promql.replace("$__rate_interval", "1m").replace("$gpu_cost", "2.5")
+    """Fill in the variables that are numbers, durations and names of series."""
+    names = {"$__rate_interval": "1m", "$gpu_cost": "2.5", "$incident": INCIDENT, "$signal": SIGNAL}
+    for name, value in {**names, "${state:pipe}": STATE}.items():
+        promql = promql.replace(name, value)
+    return promql

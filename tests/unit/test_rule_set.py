@@ -63,7 +63,8 @@ def test_every_expression_is_short_enough_to_be_read() -> None:
     assert max(len(promql.pretty(rule["expr"]).splitlines()) for rule in incidents) <= 18
     assert max(len(rule["expr"].splitlines()) for rule in rules("record")) <= 15
     ids = {rule["labels"]["incident"] for rule in incidents}
-    assert sum(len(rule["expr"].splitlines()) for group in groups() for rule in group["rules"]) < 45 * len(ids)
+    judging = [group for group in groups() if group["name"] != "diag-thresholds"]
+    assert sum(len(rule["expr"].splitlines()) for group in judging for rule in group["rules"]) < 45 * len(ids)
 
 
 def test_a_function_over_raw_samples_is_written_at_most_twice() -> None:
@@ -175,11 +176,12 @@ def test_rules_for_selected_incidents_are_minimal() -> None:
         "alerts/diag.rules.yaml",
         "alerts/inhibit_rules.yaml",
         "alerts/prometheusrule.yaml",
-        "dashboards/kv_eviction_cascade.json",
         "runbooks/kv_eviction_cascade.md",
     ]
+    with_board = files(load(), Contract(), ["kv_eviction_cascade"], per_incident=True)
+    assert with_board.keys() - written.keys() == {"dashboards/kv_eviction_cascade.json"}
     recorded = rule_set([each for each in load() if each.id == "kv_eviction_cascade"], Contract())
-    assert written["alerts/diag.rules.yaml"].count("record: ") == len(recorded.rules) + 4
+    assert written["alerts/diag.rules.yaml"].count("record: ") == len(recorded.rules) + 3 + 4
     with pytest.raises(BadUsage, match="there is no such incident"):
         files(load(), Contract(), ["nothing"])
 

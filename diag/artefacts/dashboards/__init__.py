@@ -1,1 +1,1 @@
-"""Contents of the dashboards: an overview, a page per incident, a page of GPUs and ranks."""
+"""Contents of the dashboards: Fleet, Server, GPUs and ranks, Capacity; a page per incident on request."""

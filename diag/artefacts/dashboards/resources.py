@@ -1,6 +1,6 @@
 """The dashboards of resources: GPUs and tensor-parallel ranks; capacity and the cost of tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from diag.artefacts import grafana
@@ -16,12 +16,11 @@ from diag.artefacts.dashboards.shared import (
     legend,
     line_panels,
     links,
-    symptom_panel,
 )
 from diag.artefacts.grafana import DashboardPage, PanelHeader, PanelQuery
 from diag.artefacts.names import GENERATED_MARK, dashboard_uid
 from diag.core.contract import Contract
-from diag.core.incident import Incident, Signal
+from diag.core.incident import Signal
 from diag.knowledge.signals import (
     all_reduce_share,
     bandwidth_share,
@@ -74,27 +73,25 @@ GPU_PANELS = (
         {"PCIe": PCIE, "NVLink": NVLINK},
     ),
     LinePanel(
+        PanelHeader("Active NVLinks", "Healthy: steady, the same on all GPUs. One fewer: a link is down."),
+        ("gpu",),
+        {"": "min by ($by) (diag_gpu_nvlink_active_links)"},
+    ),
+    LinePanel(
         PanelHeader("GPU faults", "Healthy: 0."), ("gpu",), {"Xid": XID, "resets": RESETS, "uncorrected ECC": ECC}
     ),
 )
 
 
-def gpus_page(incidents: Sequence[Incident], contract: Contract, series: Mapping[str, str]) -> DashboardPage:
+def gpus_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
     """Return the page of GPUs and tensor-parallel ranks: which one differs from its peers."""
     scope = DashboardScope(contract, ("gpu",), series)
-    alerted = [
-        symptom_panel(condition, incident, scope)
-        for incident in incidents
-        if "gpu" in incident.per
-        for condition in incident.symptoms
-    ]
     return DashboardPage(
         uid=dashboard_uid("gpus"),
         title="vLLM / GPUs and ranks",
         description=f"{GENERATED_MARK}. Which GPU or rank differs from its peers.",
         rows=[
             ("By rank: look for the row that differs", _by_rank(scope)),
-            ("Signals that alert", grafana.fit(alerted)),
             ("GPUs", line_panels(GPU_PANELS, scope)),
         ],
         variables=scope.variable_queries(),

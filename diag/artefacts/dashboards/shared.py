@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diag.artefacts import grafana
-from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, Threshold
+from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, QueryVariable, Threshold
 from diag.artefacts.names import (
     GRAFANA_UNITS,
-    TOKENS_PER_SECOND,
     capitalized,
     claim,
     expression,
@@ -19,7 +18,7 @@ from diag.artefacts.names import (
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, Signal, regroup
 from diag.knowledge.formulas import DRAWN, DRAWN_OVER, comparison, formula
-from diag.knowledge.signals import KV_USAGE
+from diag.knowledge.signals import KV_USAGE, error_budget_burn_rate
 from diag.knowledge.signals.gpu import THERMAL
 from diag.knowledge.signals.peers import MODEL
 from diag.promql import metric_names, parse
@@ -89,8 +88,13 @@ class DashboardScope:
 
         return _WORD.sub(with_matchers, promql)
 
-    def variable_queries(self) -> dict[str, str]:
-        """Return the query of each variable, restricted by the variables before it."""
+    @property
+    def server(self) -> str:
+        """The matchers of the chosen servers."""
+        return ", ".join(f'{label}=~"${label}"' for label in self.site.labels)
+
+    def variable_queries(self) -> dict[str, QueryVariable]:
+        """Return each variable, whose query is restricted by the variables before it."""
         queries = {"job": "label_values(up, job)"}
         chosen = ['job=~"$job"']
         for label in (label for label in self.site.labels if label != "job"):
@@ -100,11 +104,12 @@ class DashboardScope:
         matchers = ", ".join(chosen)
         own = {"model": ("vllm:num_requests_running", "model_name"), "engine": ("vllm:num_requests_running", "engine")}
         own["gpu"] = ("diag_gpu_utilization_ratio", "gpu")
-        return queries | {
+        queries |= {
             name: f"label_values({metric}{{{matchers}}}, {label})"
             for name, (metric, label) in own.items()
             if name in self.variables
         }
+        return {name: QueryVariable(query) for name, query in queries.items()}
 
 
 def legend(labels: tuple[str, ...]) -> str:
@@ -136,6 +141,24 @@ class LinePanel:
     header: PanelHeader
     labels: tuple[str, ...]
     promql: Mapping[str, str | Signal]
+    threshold: Threshold | None = None
+
+
+def quantiles(histogram: str) -> dict[str, str]:
+    """Return the p50, p95 and p99 of a histogram, by their names; `histogram` is PromQL of the rates of its buckets."""
+    return {
+        f"p{quantile}": f"histogram_quantile(0.{quantile}, sum by ($by, le) ({histogram}))" for quantile in (50, 95, 99)
+    }
+
+
+BUCKETS = {
+    "TTFT": "rate(vllm:time_to_first_token_seconds_bucket[$window])",
+    "ITL": "rate(vllm:inter_token_latency_seconds_bucket[$window])"
+    " or rate(vllm:time_per_output_token_seconds_bucket[$window])",
+    "E2E": "rate(vllm:e2e_request_latency_seconds_bucket[$window])",
+    "queue": "rate(vllm:request_queue_time_seconds_bucket[$window])",
+}
+"""The buckets of vLLM's latencies."""
 
 
 def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
@@ -150,53 +173,12 @@ def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
             for part, asked in spec.promql.items()
         }
         queries = [PanelQuery(text, f"{name} {part}".strip()) for part, text in written.items()]
-        found.append(grafana.time_series(spec.header, queries))
+        found.append(grafana.time_series(spec.header, queries, spec.threshold))
     return found
 
 
-def server_and_gpus(scope: DashboardScope, width: int = 24) -> list[Any]:
-    """Return panels of the work of vLLM, then of its GPUs."""
-    requests = {state: f"sum by ($by) (vllm:num_requests_{state})" for state in ("running", "waiting")}
-    power = {"drawn": "max by ($by) (diag_gpu_power_watts)", "limit": "max by ($by) (diag_gpu_power_limit_watts)"}
-
-    def header(title: str, description: str, unit: str = "short") -> PanelHeader:
-        return PanelHeader(title, description, unit, width)
-
-    return line_panels(
-        [
-            LinePanel(
-                header("Requests", "Healthy: few requests wait; the running ones follow the load."),
-                ("engine",),
-                requests,
-            ),
-            LinePanel(
-                header("Token throughput", "Healthy: above 0 while requests run.", TOKENS_PER_SECOND),
-                ("engine",),
-                {"generated": GENERATED, "prompt": PROMPT},
-            ),
-            LinePanel(
-                header("KV cache usage", "Healthy: below 90 %, or full without preemptions.", "percentunit"),
-                ("engine",),
-                {"": KV_CACHE_USAGE},
-            ),
-            LinePanel(
-                header("GPU utilisation", "Healthy: high under load. At low power: busy-waiting.", "percentunit"),
-                ("gpu",),
-                {"": "max by ($by) (diag_gpu_utilization_ratio)"},
-            ),
-            LinePanel(
-                header("GPU power", "Normal: at the limit under load. Low at high utilisation: busy-waiting.", "watt"),
-                ("gpu",),
-                power,
-            ),
-            LinePanel(
-                header("SM clock", "Healthy: steady under load. A sawtooth: thermal throttling.", "hertz"),
-                ("gpu",),
-                {"": SM_CLOCK},
-            ),
-        ],
-        scope,
-    )
+def burn_rate(scope: DashboardScope) -> str:
+    return scope.recorded(error_budget_burn_rate, ("instance", "engine"))
 
 
 def worst_severity(matchers: str, by: Sequence[str], *, pending: bool = True) -> str:

@@ -101,6 +101,7 @@ incident = Incident(
         ),
         *MORE_KV_CAPACITY,
     ),
+    operations=("drain", "restart"),
     mitigate=(
         "Drop the request that has waited longest, at the gateway or by its client: all others then go on at once.",
         "Have the gateway give up requests that have had no token for a minute.",

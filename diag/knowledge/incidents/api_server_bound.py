@@ -86,6 +86,7 @@ incident = Incident(
             why=documented("request logging is off by default from 0.10.1 on", SCALE_OUT),
         ),
     ),
+    operations=("scale",),
     mitigate=(
         "Move some of the clients to another replica.",
         "Request less work per token: no logprobs, one completion per prompt, no very long prompts.",

@@ -58,6 +58,7 @@ incident = Incident(
             why=judged("an alert without any action is noise"),
         ),
     ),
+    operations=("scale",),
     mitigate=("Shed or divert load at the gateway: the longest prompts first, then batch clients.",),
     hand_over=("the SLO of diag.toml, the dashboard of the last six hours, and the output of `diag doctor`",),
     do_not=(

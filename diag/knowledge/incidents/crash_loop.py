@@ -60,6 +60,7 @@ incident = Incident(
             why=judged("if a server starts well and crashes later, its load is the cause"),
         ),
     ),
+    operations=("log", "drain", "rollback"),
     mitigate=(
         "Roll back to the last configuration or image that served.",
         "Take the server out of rotation: requests that reach it between two crashes are lost.",

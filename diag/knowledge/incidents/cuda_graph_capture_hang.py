@@ -86,6 +86,7 @@ incident = Incident(
             why=documented("no CUDA graphs are captured", GRAPHS),
         ),
     ),
+    operations=("log", "rollback", "restart"),
     mitigate=("Send the traffic to the replicas that are ready; this one will not become ready by itself.",),
     hand_over=(
         "the stack trace of every rank (`py-spy dump --pid <pid>`), the log from its first line, `nvidia-smi topo "

@@ -91,6 +91,7 @@ incident = Incident(
             why=reported("an engine that schedules no token returns without the collective", DRIFT),
         ),
     ),
+    operations=("drain", "restart"),
     mitigate=(
         "Take the server out of rotation: /health keeps answering 200.",
         "Let clients time out and retry on another server: the requests that hang here will not finish.",

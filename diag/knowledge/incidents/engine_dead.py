@@ -81,6 +81,7 @@ incident = Incident(
             why=judged("a dead engine does not recover"),
         ),
     ),
+    operations=("log", "drain", "restart"),
     mitigate=(
         "Take the server out of rotation: a load balancer that only checks TCP keeps sending requests to it.",
         "If the host itself is lost, start a replica on another one.",

@@ -91,6 +91,7 @@ incident = Incident(
             why=judged("the same error on the same GPU with different programs is a hardware error"),
         ),
     ),
+    operations=("log", "drain", "cordon", "restart"),
     mitigate=(
         "Take the server out of rotation until it has started again.",
         "If it dies again at once, stop the client whose request it was working on.",

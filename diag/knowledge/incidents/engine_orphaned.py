@@ -55,6 +55,7 @@ incident = Incident(
             why=judged("the kernel ends no children of a killed process by itself"),
         ),
     ),
+    operations=("drain", "restart"),
     mitigate=("Take the server out of rotation until it is started again.",),
     hand_over=("who or what ended the API server: `dmesg -T | tail -100`, the shell's or the supervisor's log",),
     do_not=("Do not start the server again first: it fails for lack of GPU memory.",),

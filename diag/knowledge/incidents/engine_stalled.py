@@ -82,6 +82,7 @@ incident = Incident(
         ),
         STACK_TRACES,
     ),
+    operations=("drain", "restart"),
     mitigate=(
         "Take the server out of rotation: vLLM answers /health with 200 while an engine stalls, so no probe does it.",
         "Let clients time out and retry on another replica: the requests that hang here will not finish.",

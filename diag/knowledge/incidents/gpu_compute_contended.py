@@ -43,6 +43,7 @@ incident = Incident(
             ),
         ),
     ),
+    operations=("cordon",),
     mitigate=("Stop the other process if it is yours, or ask its owner to move it.",),
     hand_over=("the output of `nvidia-smi pmon -c 5`, with the owners of the processes",),
 )

@@ -50,6 +50,7 @@ incident = Incident(
             why=judged("a GPU that failed once under load is likely to fail again"),
         ),
     ),
+    operations=("cordon",),
     mitigate=(
         "Drain the host and move its load: results computed since the fault may be wrong.",
         "On a host with several servers, only those on this GPU are affected: `nvidia-smi` lists the processes.",

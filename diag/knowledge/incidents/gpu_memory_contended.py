@@ -68,6 +68,7 @@ incident = Incident(
             why=documented("the value is a share of the whole GPU, also if other processes use it", CONSERVING_MEMORY),
         ),
     ),
+    operations=("cordon",),
     mitigate=("Ask the owner of the process to move it; do not kill processes that you do not own.",),
     hand_over=(
         "the process list of the GPU with owners (`nvidia-smi --query-compute-apps=pid,process_name,used_memory "

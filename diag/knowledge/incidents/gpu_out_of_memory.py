@@ -143,6 +143,7 @@ incident = Incident(
             why=judged("an estimate takes seconds, a start minutes"),
         ),
     ),
+    operations=("log", "rollback", "restart"),
     mitigate=(
         "Restart it and limit concurrency at the gateway; if it never served, roll back to the last configuration that "
         "started.",

@@ -41,6 +41,7 @@ incident = Incident(
             why=documented("the signal comes from outside the GPU", NVML),
         ),
     ),
+    operations=("drain", "scale"),
     mitigate=("If users notice, move load to another rack; the GPU itself is healthy.",),
     hand_over=(
         "the time, the rack and the PSU or PDU readings, for the data centre operator rather than the GPU vendor",

@@ -75,6 +75,7 @@ incident = Incident(
             why=judged("airflow is the cause; a lower power limit only mitigates it"),
         ),
     ),
+    operations=("drain", "cordon"),
     mitigate=(
         "Lower the power limit (nvidia-smi -pl), unless it is the board's lowest: it needs no restart and steadies the "
         "clocks at once.",

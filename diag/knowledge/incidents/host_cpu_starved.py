@@ -60,6 +60,7 @@ incident = Incident(
             why=documented("2 + N cores for N GPUs at least", CPU_RESOURCES),
         ),
     ),
+    operations=("scale", "cordon"),
     mitigate=("Send part of the traffic to another replica.",),
     hand_over=("`cat /proc/pressure/cpu`, the container's cpu.max and cpu.stat, and `top -H` for 10 s",),
     do_not=("Do not add GPUs and do not tune the scheduler: the GPU has time to spare.",),

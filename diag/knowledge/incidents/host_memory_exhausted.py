@@ -115,6 +115,7 @@ incident = Incident(
             why=documented("memory.max is the limit at which the kernel kills", CGROUP),
         ),
     ),
+    operations=("log", "drain", "scale"),
     mitigate=(
         "Take the server out of rotation and start a replica elsewhere while there is time.",
         "Send it fewer long prompts, images and streams at a time: requests in flight are held in host memory.",

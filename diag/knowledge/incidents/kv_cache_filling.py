@@ -56,6 +56,7 @@ incident = Incident(
         ),
         *(fix._replace(expects=(full_soon.opposite,)) for fix in MORE_KV_CAPACITY),
     ),
+    operations=("scale",),
     mitigate=("Add a replica, or limit the concurrency at the gateway, before requests are preempted.",),
     hand_over=("KV cache usage and requests running over an hour, and the lengths of prompts and outputs",),
     do_not=("Do not raise --max-num-seqs: more requests fill the KV cache sooner.",),

@@ -122,6 +122,7 @@ incident = Incident(
             why=judged("long prompts hold most of the KV cache"),
         ),
     ),
+    operations=("scale",),
     mitigate=(
         "Lower the concurrency limit at the gateway until no request waits: preemptions end within a minute of that.",
         "Divert the longest prompts first: they hold most of the KV cache.",

@@ -60,6 +60,7 @@ incident = Incident(
             why=documented("the buffer is allocated in host memory", OFFLOADING),
         ),
     ),
+    operations=("scale", "drain"),
     mitigate=(
         "Start a replica with a smaller buffer and drain this server before the kernel kills it: the buffer fills with "
         "each KV block that is stored.",

@@ -46,6 +46,7 @@ incident = Incident(
     explains=("requests_aborted", "contract_breached"),
     ended_by=requests_waiting_median,
     fixes=MORE_KV_CAPACITY,
+    operations=("scale",),
     mitigate=("Lower the concurrency limit at the gateway, or add a replica: no setting serves more from this cache.",),
     hand_over=("the request rate, the prompt and output lengths, and the KV cache size from the log",),
     do_not=("Do not raise --max-num-seqs: the KV cache, not the cap, limits how many requests run.",),

@@ -88,6 +88,7 @@ incident = Incident(
             why=reported("the previous prompt's answer was returned", WRONG_TOKENS),
         ),
     ),
+    operations=("drain",),
     mitigate=(
         "Route around the pair that fails: take the prefill or decode instance that the log names out of the router.",
         "If all pairs fail, serve without disaggregation for the time being.",

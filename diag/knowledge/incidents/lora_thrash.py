@@ -85,6 +85,7 @@ incident = Incident(
             why=reported("requests of adapters without a slot stay in the queue", SCHEDULING),
         ),
     ),
+    operations=("scale",),
     mitigate=("Route the adapters whose requests wait to another replica.",),
     hand_over=("the number of adapters, the requests of each per minute, --max-loras and --max-lora-rank",),
     do_not=(

@@ -76,6 +76,7 @@ incident = Incident(
             why=judged("vLLM 0.32 handles MultiModalCacheMissError so; 0.11 ends its input thread"),
         ),
     ),
+    operations=("drain", "restart"),
     mitigate=(
         "Take the server out of rotation while requests hang: /health keeps answering 200.",
         "Have clients retry on another replica: another one's caches are not affected.",

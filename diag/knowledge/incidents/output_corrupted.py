@@ -98,6 +98,7 @@ incident = Incident(
             why=judged("each of these has been the cause in public reports"),
         ),
     ),
+    operations=("drain",),
     mitigate=("Take the server out of rotation: what it answers is not to be trusted.",),
     hand_over=(
         "a prompt that reproduces it with its parameters, the release of vLLM, the launch command, model and "

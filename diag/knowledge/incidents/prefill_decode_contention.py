@@ -124,6 +124,7 @@ incident = Incident(
         ),
         POOLS_BY_LENGTH,
     ),
+    operations=("scale",),
     mitigate=(
         "Divert prompts of more than a few thousand tokens to a separate server while short requests stream here.",
     ),

@@ -178,6 +178,7 @@ incident = Incident(
             why=judged("a server at the capacity of its hardware needs another replica"),
         ),
     ),
+    operations=("scale",),
     mitigate=("Shed or divert load at the gateway: batch clients first.",),
     hand_over=(
         "the request rate at the gateway, and the running values of --max-num-seqs and --max-num-batched-tokens",

@@ -111,6 +111,7 @@ incident = Incident(
             why=documented("vLLM has internal, hybrid and external load balancing", DATA_PARALLEL),
         ),
     ),
+    operations=("drain",),
     mitigate=(
         "Lower the weight of this replica at the load balancer, or send it no new requests until its queue is empty.",
     ),

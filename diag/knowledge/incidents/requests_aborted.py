@@ -77,6 +77,7 @@ incident = Incident(
             why=judged("the latency of a long answer is its length times the inter-token latency"),
         ),
     ),
+    operations=("scale",),
     mitigate=("Stop retries at the gateway, or have them wait longer each time: a retried request starts anew.",),
     hand_over=("the time-outs of every proxy between client and server, and the age at which requests end there",),
     do_not=("Do not lower the time-outs to shed load: what was computed until then is lost. Limit the concurrency.",),

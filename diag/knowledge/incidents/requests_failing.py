@@ -94,6 +94,7 @@ incident = Incident(
             why=judged("requests that worked before fail because something has changed"),
         ),
     ),
+    operations=("drain", "rollback"),
     mitigate=(
         "Send the failing kind of request (route, feature) to another replica; if all kinds fail, take this server "
         "out of the load balancer once another replica is seen to answer them.",

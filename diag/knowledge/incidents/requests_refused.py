@@ -85,6 +85,7 @@ incident = Incident(
             why=judged("the metric groups all client errors as 4xx; the access log has the status"),
         ),
     ),
+    operations=("drain", "rollback"),
     mitigate=(
         "Send the requests to a replica that answers them; if all replicas refuse them, undo the last change of "
         "clients, gateway, keys or flags.",

@@ -40,6 +40,7 @@ incident = Incident(
             why=judged("a new start does not remove the cause of the crash"),
         ),
     ),
+    operations=("log",),
     mitigate=("Watch it for 15 minutes before it gets its full share of requests again.",),
     hand_over=("the log from the last normal line before the crash to the next start, and `dmesg -T | tail -100`",),
 )

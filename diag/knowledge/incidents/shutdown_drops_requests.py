@@ -99,6 +99,7 @@ incident = Incident(
             why=documented("the preStop hook counts within the grace period", GRACE),
         ),
     ),
+    operations=("pause",),
     mitigate=(
         "Have the gateway retry the requests that failed on another replica: those without a first token are safe to "
         "repeat.",

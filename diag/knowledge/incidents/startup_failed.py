@@ -37,6 +37,7 @@ incident = Incident(
             why=judged("a start that failed because of its settings fails again with them"),
         ),
     ),
+    operations=("log", "rollback"),
     mitigate=("Roll back to the last configuration or image that started.",),
     hand_over=("the log from its first line to the error, the image digest and the launch command",),
     do_not=("Do not let the supervisor restart it endlessly: every attempt loads the weights again.",),

@@ -90,6 +90,7 @@ incident = Incident(
             ),
         ),
     ),
+    operations=("pause",),
     mitigate=("Keep the old replica in rotation until this one is ready.",),
     hand_over=(
         "the timeline of phases that `diag doctor --log` prints, and where the weights and the compile cache are "

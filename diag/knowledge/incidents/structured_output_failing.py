@@ -71,6 +71,7 @@ incident = Incident(
             why=reported("each backend fails in its own way: xgrammar out of step, outlines at compiling", NO_BACKEND),
         ),
     ),
+    operations=("drain",),
     mitigate=("Route requests with a schema to another replica, and retry those that got HTTP 500.",),
     hand_over=("the schema and the parameters of a request that fails, its lines in the log, and the release",),
     do_not=("Do not restart the server for it alone: the same requests fail again.",),

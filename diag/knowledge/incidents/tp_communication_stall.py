@@ -123,6 +123,7 @@ incident = Incident(
         ),
         STACK_TRACES,
     ),
+    operations=("drain", "restart"),
     mitigate=(
         "Take the server out of rotation, save the stack traces, then restart it: no such stall has been seen to "
         "recover by itself, unless a process was merely stopped.",

@@ -63,6 +63,7 @@ incident = Incident(
             rollback="upgrade again",
         ),
     ),
+    operations=("pause", "rollback"),
     mitigate=("Send part of the traffic to servers that still run the earlier release.",),
     hand_over=(
         "both releases, and both logs of a start: attention backend, compilation, KV cache size",

@@ -73,6 +73,7 @@ incident = Incident(
             why=documented("the scheduler resumes once all memory is back", SLEEP),
         ),
     ),
+    operations=("drain", "restart"),
     mitigate=("Take the server out of rotation: every answer since the wake-up is wrong, whatever its status.",),
     hand_over=("the calls of /sleep, /wake_up and /collective_rpc with their times, and one prompt with its answer",),
     do_not=("Do not keep the answers since the wake-up: caches, logs of rollouts and training data have them, too.",),
