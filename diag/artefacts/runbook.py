@@ -40,7 +40,7 @@ EXIT_STATUS = {"warning": 1, "critical": 2}
 @cache
 def operations() -> Mapping[str, Mapping[str, str]]:
     """Return what each operation is for (`what`), and its command on each platform."""
-    return read(PACKAGE / "artefacts" / "operations.toml", Mapping[str, Mapping[str, str]])
+    return read(PACKAGE / "artefacts" / "operations.toml", dict[str, dict[str, str]])
 
 
 def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
