@@ -54,9 +54,7 @@ class Scraped:
 
     def measured(self, at: float) -> Measurement:
         """Return what the page, scraped at that unix time, and /health measure of their server."""
-        if not self.up:
-            return Measurement(at, page=False, answers=True)
-        seen = measure(at, named_as_ours(self.page)[0])
+        seen = measure(at, named_as_ours(self.page)[0]) if self.up else Measurement(at, page=False, answers=True)
         return seen if self.health is None else seen._replace(health=self.health)
 
 
@@ -111,6 +109,11 @@ class PageReader:
         return self._info[1]
 
 
+def health_alone(problem: str, server: VllmServer) -> Scraped:
+    """Return what a server says that answers at /health while its page is missing."""
+    return Scraped(b"", False, problem, {}, server.facts, health=server.health)
+
+
 class PageScraper:
     """Scrapes one server for the exporter; used from one thread."""
 
@@ -130,7 +133,10 @@ class PageScraper:
                 self._facts_of = self._reader.start
                 scraped = self._reader.read(scraped.page, self.server.facts, self.server.health)
         except (Failure, NotMetrics) as error:
-            raise CollectorFailed(f"{self.server.address.shown}: {error}", is_answer(error)) from error
+            problem = f"{self.server.address.shown}: {error}"
+            if self.server.health is None:
+                raise CollectorFailed(problem, is_answer(error)) from error
+            return health_alone(problem, self.server)
 
         if not self._reader.unreadable:
             return scraped

@@ -20,6 +20,8 @@ from diag.vllm.running_config import ServerFacts, from_server_info, number
 
 ACCEPT = "text/plain;version=0.0.4"
 SMALL = 2**20
+DEAD = 503
+"""HTTP status of GET /health whose engine is dead."""
 HEALTH_SECONDS, HEALTH_WAIT = 4.0, 0.5
 """Time limit of a GET /health, and the seconds for which a page that has come waits for it. A busy server answers it
 late: then its health is not measured."""
@@ -65,16 +67,21 @@ class VllmServer:
     _asked: Future[int | None] | None = None
 
     def page(self) -> bytes:
-        """Read the /metrics page and find its path first, and /health beside it.
+        """Read the /metrics page and find its path first, and /health beside it, also if there is no page.
 
         Raises Failure or NotMetrics if there is no page.
         """
         self.health = None
         asked = self._ask_health() if self.path else None  # both at once
-        page = self._read_page()
-        with suppress(StillRunning):
-            self.health = (asked or self._ask_health()).result(HEALTH_WAIT)
-        return page
+        reached = True
+        try:
+            return self._read_page()
+        except Failure as failure:
+            reached = failure.reached
+            raise
+        finally:
+            with suppress(StillRunning):
+                self.health = (asked or self._ask_health()).result(HEALTH_WAIT) if reached else None
 
     def health_samples(self) -> list[tuple[str, tuple[str, ...], float]]:
         """Return the sample about /health beside the last page: name, no labels, value; none if it is not measured."""
@@ -92,7 +99,7 @@ class VllmServer:
             response = self.client.send(Request(path, most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False))
         except Failure:
             return None
-        return response.status if _is_vllms_health(response) else None
+        return response.status if _is_vllms_health(response, bool(self.path)) else None
 
     def _read_page(self) -> bytes:
         if self.path:
@@ -172,19 +179,19 @@ class VllmServer:
         return Probe(success, time.monotonic() - begin, response.first_byte if success else None)
 
 
-def _is_vllms_health(response: Response) -> bool:
+def _is_vllms_health(response: Response, has_page: bool) -> bool:
     """Return True if vLLM itself has answered GET /health, and no proxy or gateway before it.
 
     vLLM answers with 200 or, for a dead engine alone, 503, both without a body. A proxy says in a body why it refuses a
     request; Envoy names the time of an answer that it passes on. A 200 without a body may be that of any gateway, so it
-    has to name vLLM's HTTP server, uvicorn.
+    has to name vLLM's HTTP server, uvicorn, as any answer has to if no page has shown yet that this is vLLM.
     """
-    if response.status not in (200, 503) or response.body:
+    if response.status not in (200, DEAD) or response.body:
         return False
-    if "x-envoy-upstream-service-time" in response.headers:
-        return True
     server = response.headers.get("server", "").lower()
-    return "uvicorn" in server or (response.status == 503 and "envoy" not in server)
+    if "uvicorn" in server or not has_page:
+        return "uvicorn" in server
+    return "x-envoy-upstream-service-time" in response.headers or (response.status == DEAD and "envoy" not in server)
 
 
 def _page_problem(response: Response, path: str) -> str:

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.bad_servers import Answer, Reply, Request, on_metrics, serving
+from support.bad_servers import PAGE, Answer, Reply, Request, on_metrics, serving
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
+from diag.exporter.log.corroboration import Measurement
+from diag.exporter.vllm_page import PageScraper
 from diag.http.address import Credentials, parse
 from diag.http.client import Client, Manner
 from diag.http.vllm_server import HEALTH_WAIT, VllmServer
@@ -156,3 +159,43 @@ def test_page_without_health_has_no_sample_of_it() -> None:
     names = {labels["__name__"] for block in seen.samples.select([]) for labels in block.labels}
     assert "diag_vllm_health_status" not in names
     assert "vllm:num_requests_running" in names
+
+
+def without_page(health: Reply, first: int = 0) -> Answer:
+    """Answer /health, and /metrics only the `first` times: after that the connection ends without an answer."""
+
+    def answer(request: Request) -> Reply | None:
+        if request.path == "/health":
+            return health
+        if request.path == "/metrics":
+            return Reply(PAGE) if request.count <= first else None
+        return Reply(b"", 404)
+
+    return answer
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_dead_engine_counts_although_the_page_is_missing(first: int) -> None:
+    report = judged(without_page(Reply(b"", 503, UVICORN), first))
+    assert report.verdict == "critical"
+    assert "engine_dead" in present(report)
+
+
+def test_no_page_and_a_good_health_is_no_server_to_judge() -> None:
+    with pytest.raises(Unreachable):
+        judged(without_page(Reply(b"", 200, UVICORN)))
+
+
+def test_an_unknown_server_without_a_page_has_no_dead_engine() -> None:
+    with pytest.raises(Unreachable):
+        judged(without_page(Reply(b"", 503, {"server": "nginx"})))
+
+
+def test_exporter_keeps_the_health_without_a_page() -> None:
+    with serving(without_page(Reply(b"", 503, UVICORN), first=1)) as server:
+        scraper = PageScraper(parse(server.url), 2.0)
+        assert scraper.scrape().up
+        alone = scraper.scrape()
+    assert (alone.up, alone.page, alone.health) == (False, b"", 503)
+    assert "closed the connection" in alone.problem
+    assert alone.measured(0.0) == Measurement(0.0, page=False, answers=True, health=503)

@@ -5,7 +5,7 @@ from itertools import chain
 
 from diag.core.metric_families import Sample
 from diag.exporter.page import CollectionResult, HostPage, ServerView
-from diag.exporter.vllm_page import PageReader, Scraped, is_answer, is_ours
+from diag.exporter.vllm_page import PageReader, Scraped, health_alone, is_answer, is_ours
 from diag.exposition import NotMetrics
 from diag.http.failure import Failure
 from diag.http.vllm_server import VllmServer
@@ -42,7 +42,9 @@ class JoinedPages:
             self._seen = self._seen or (self._host.has_server and not is_answer(error))
             if not self._seen:
                 raise
-            nothing = CollectionResult[Scraped](None, str(error), time.monotonic() - begin, is_answer(error))
+            health = None if self._server.health is None else health_alone(str(error), self._server)
+            answered = is_answer(error) or health is not None
+            nothing = CollectionResult[Scraped](health, str(error), time.monotonic() - begin, answered)
             raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, SECONDS)))) from error
         self._seen = True
         parts = self._host_page.parts(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)

@@ -14,7 +14,7 @@ from diag.exposition.rendering import labelled, plain
 from diag.exposition.scrapes import Target
 from diag.http.client import run_in_thread
 from diag.http.failure import SCALES, Failure
-from diag.http.vllm_server import Probe, VllmServer
+from diag.http.vllm_server import DEAD, Probe, VllmServer
 from diag.vllm.running_config import ServerFacts
 
 T = TypeVar("T")
@@ -114,10 +114,10 @@ class ScrapedServer:
             reason = printable(str(error))
             hint = "use the address of the server itself"
             self.failure = error if isinstance(error, Failure) else Failure(reason, hint)
-            beside = ServerPage(b"", error.beside if isinstance(error, Unanswered) else ())
-            if SCALES in reason and not beside.samples:
+            beside = ServerPage(b"", error.beside if isinstance(error, Unanswered) else self.server.health_samples())
+            if SCALES in reason and not isinstance(error, Unanswered):
                 beside = beside._replace(samples=[("diag_vllm_elastic_scaling", (), 1.0)])
-            if beside.samples:
+            if isinstance(error, Unanswered) or SCALES in reason or self.server.health == DEAD:
                 self.answered, self.published = True, self.published or self.probed is not None
                 beside = self._with_probe(beside)
             if self.sink:
