@@ -21,7 +21,7 @@ from diag.diagnosis import telemetry_checks as telemetry
 from diag.diagnosis.build_report import build_report
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.proposals import Running
-from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.query_cache import VERSIONS, QueryCache
 from diag.diagnosis.report import Observed, ObservedServer, Report
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
 from diag.diagnosis.telemetry_checks import not_measured
@@ -37,7 +37,6 @@ FEW = 20
 """Servers up to which all evidence is read of each."""
 REPRESENTATIVES = 2
 """Servers on which an incident cannot be judged that are read in full, and as many on which it is absent."""
-VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
 
 
 def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Contract, launch: str = "") -> Report:

@@ -21,6 +21,7 @@ ENGINES = (
 )
 GPUS = 'count by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[$window]))'
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
+VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
 PARTS = {"engine": ENGINES, "gpu": GPUS}
 """Queries that list the engines and GPUs of the instances, by label. dcgm-exporter has no diag_gpu_up."""
 

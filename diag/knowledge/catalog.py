@@ -99,7 +99,7 @@ def _place(file: Path, word: object) -> str:
         *sorted((PACKAGE / "knowledge" / "signals").glob("*.py")),
         Path(str(shared_fixes.__file__)),
     ):
-        if word and (line := python_line(declaring, word)):
+        if word and declaring.is_file() and (line := python_line(declaring, word)):
             return f"{shown_path(declaring)}:{line}"
     return str(shown_path(file))
 

@@ -23,8 +23,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import exists, only_writer, read_text, refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import LARGEST, Rows, Subject, instance_name, label_value
-from diag.diagnosis.fleet import VERSIONS
-from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, VERSIONS, QueryCache
 from diag.knowledge.signals import RUNNING
 from diag.knowledge.signals.expressions import configured
 from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate

@@ -12,8 +12,8 @@ import numpy as np
 from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
 from diag.core.subjects import label_value
-from diag.diagnosis.fleet import VERSIONS
 from diag.diagnosis.proposals import command_in, written
+from diag.diagnosis.query_cache import VERSIONS
 from diag.diagnosis.report import Finding
 from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache

@@ -53,7 +53,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_generate_writes_all_files_into_any_folder(generated: Path) -> None:
     names = {str(file.relative_to(generated)) for file in generated.rglob("*") if file.is_file()}
     folders = ("alerts", "dashboards", "runbooks")
-    committed = {str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).iterdir()}
+    committed = {str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).rglob("*.*")}
     assert names == committed | {f"docs/{name}.md" for name in ("failures", "lint-rules", "metrics", "preflight")}
 
 
@@ -104,7 +104,7 @@ def test_user_incident_gets_alert_dashboard_and_runbook_from_one_file(tmp_path: 
     assert done.returncode == 0, done.stderr
     rules = groups_of(tmp_path / "alerts/diag.rules.yaml")
     alert = next(rule for group in rules for rule in group["rules"] if rule.get("alert") == "VllmManyClients")
-    assert alert["labels"] == {"incident": "many_clients", "severity": "warning"}
+    assert alert["labels"].items() >= {"incident": "many_clients", "severity": "warning"}.items()
     page = json.loads((tmp_path / "dashboards/many_clients.json").read_text())
     assert "requests waiting (median) > 5" in [panel.get("title") for panel in page["panels"]]
     runbook = (tmp_path / "runbooks/many_clients.md").read_text()

@@ -26,7 +26,7 @@ INSTANTS = (END - 660_000, END)
 INCIDENTS = load()
 RARE = re.compile(
     r"^ALERTS|ALERTS_FOR_STATE|(incident|instance)\) \(ALERTS|> [01]$|offset 1d|before_the_upgrade|nvlink_(bytes|max)"
-    "|pcie_throughput"
+    "|pcie_throughput|diag_condition:threshold"
 )
 """What there is only where rules are evaluated, after an event, or on other GPUs."""
 

@@ -112,12 +112,12 @@ def replay(rules: Path, start: int, end: int, server: Server) -> dict[str, int]:
 
 
 def _without_what_vmalert_refuses(rules: Path, folder: Path) -> Path:
-    """Copy the alerts without `keep_firing_for`, and without annotations that `query`: 1.79 has neither in a replay."""
+    """Copy the alerts without `keep_firing_for`, labels and annotations that `query`: 1.79 has none in a replay."""
     groups = alerts_alone(rules)
     for rule in (rule for group in groups for rule in group["rules"]):
         rule.pop("keep_firing_for", None)
-        annotations = rule.get("annotations", {})
-        rule["annotations"] = {name: text for name, text in annotations.items() if "query" not in text}
+        for texts in ("labels", "annotations"):
+            rule[texts] = {name: text for name, text in rule.get(texts, {}).items() if "query" not in text}
     copy = folder / rules.name
     copy.write_text(json.dumps({"groups": groups}), encoding="utf-8")
     return copy

@@ -139,7 +139,7 @@ KILOWATT_HOURS = 1e6 / 3.6e6
 COST = f"$${GPU_COST} / 3600 * {GPUS} / {OUTPUT} * 1e6"
 SATURATION: Mapping[str, str | Signal] = {
     "KV cache": KV_CACHE_USAGE,
-    "sequence cap": running_share_of_cap,
+    "sequence cap": running_share_of_cap._replace(promql="$share_of_known_cap"),
     "memory bandwidth": bandwidth_share,
     "compute": compute_share,
     "all-reduces over NVLink": nvlink_share,

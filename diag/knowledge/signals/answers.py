@@ -95,7 +95,7 @@ PARTS: tuple[Part, ...] = (
     *_with_births("refused_answers", REFUSED),
     Part("served_answers", f"sum by ($by) (increase({SERVED}[$window]))", "answers"),
     # a full queue refuses requests with 503 where --max-num-queued-reqs is set: the load is shed on purpose
-    Part("shed_requests", "sum by ($by) (increase(vllm:admission_rejections_total[$window]))", "requests"),
+    Part("shed_requests", "sum by (instance) (increase(vllm:admission_rejections_total[$window]))", "requests"),
     Part("failed_over_http", "sum by ($by) ($failed_answers_by_route) or 0 * $served_answers", "answers"),
     Part(
         "failed_and_not_shed",
@@ -245,7 +245,7 @@ sign_of_failing = Signal(
 )
 shed = Signal(
     "requests refused by a full queue",
-    "$shed_requests",
+    "0 * $requests_running_peak + on (instance) group_left () $shed_requests",  # the API server refuses for all engines
     "requests answered with HTTP 503 because --max-num-queued-reqs already wait: {value}",
     "requests",
     window_scaling="peak",

@@ -79,6 +79,11 @@ PARTS: tuple[Part, ...] = (
         "round($requests_running_peak + $requests_ending_per_step or $requests_running_peak)",
         "requests",
     ),
+    Part(
+        "share_of_known_cap",
+        "clamp_max($requests_in_step_peak / on (instance) group_left () $sequence_cap, 1)",
+        "share",
+    ),
     # Requests wait, the KV cache has room, and as many run at every scrape: a cap holds them, whatever its value. Where
     # the token budget or the adapters' slots hold them, their number varies, or those that wait are deferred.
     Part(
@@ -211,7 +216,7 @@ requests_running_floor = Signal(
 )
 running_share_of_cap = Signal(
     "requests running / --max-num-seqs (peak)",
-    "clamp_max($requests_in_step_peak / on (instance) group_left () $sequence_cap, 1) or 1 + 0 * $flat_at_a_cap",
+    "$share_of_known_cap or 1 + 0 * $flat_at_a_cap",
     "running requests peak at {value} of the sequence cap",
     "share",
     window_scaling="peak",
