@@ -1,4 +1,4 @@
-"""Which alert mutes which: Alertmanager's inhibition rules, and the sentences about them in a runbook.
+"""Mutings of alerts by alerts: Alertmanager's inhibition rules, and the sentences about them in a runbook.
 
 While a page about a server is open, the tickets about that server wait: the message of the page names the cause. A
 page about a cause mutes pages about its effects, and a ticket about a cause mutes tickets about its effects.

@@ -1,4 +1,4 @@
-"""What a person gets: recorded incidents in a real Prometheus, through a real Alertmanager, to local receivers.
+"""Messages as a person gets them: recorded incidents in a real Prometheus, through a real Alertmanager, to local receivers.
 
 The goldens are the messages as they are read: one for each trouble, whose text alone says what, where, how bad, since
 when and what to do.

@@ -181,7 +181,7 @@ def test_rules_for_selected_incidents_are_minimal() -> None:
     with_board = files(load(), Contract(), ["kv_eviction_cascade"], per_incident=True)
     assert with_board.keys() - written.keys() == {"dashboards/kv_eviction_cascade.json"}
     recorded = rule_set([each for each in load() if each.id == "kv_eviction_cascade"], Contract())
-    assert written["alerts/diag.rules.yaml"].count("record: ") == len(recorded.rules) + 3 + 4
+    assert written["alerts/diag.rules.yaml"].count("record: ") == len(recorded.rules) + 4 + 4
     with pytest.raises(BadUsage, match="there is no such incident"):
         files(load(), Contract(), ["nothing"])
 

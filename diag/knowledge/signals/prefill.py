@@ -18,7 +18,7 @@ def _name(seconds: float) -> str:
 
 def _itl_within(matcher: str) -> str:
     """Return the inter-token latencies at or below an edge of the histogram, which vLLM renamed."""
-    return " or ".join(f"sum by ($by) (increase({name}_bucket{{{matcher}}}[$window]))" for name in ITL)
+    return f"sum by ($by) ({' or '.join(f'increase({name}_bucket{{{matcher}}}[$window])' for name in ITL)})"
 
 
 def _median(name: str) -> str:
