@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -58,35 +61,47 @@ MISTAKES = [
 ]
 
 
-def copy_with(folder: Path, name: str, old: str, new: str) -> Path:
-    """Copy the package by links, with one mistake in one file; each copy has its own bytecode."""
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Copy the package by links."""
     for source in (ROOT / "diag").rglob("*"):
-        target = folder / source.relative_to(ROOT)
+        target = tmp_path / source.relative_to(ROOT)
         if source.is_file() and "__pycache__" not in source.parts:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(source)
-    text = (ROOT / "diag" / name).read_text(encoding="utf-8")
+    return tmp_path
+
+
+@contextmanager
+def mistaken(file: Path, old: str, new: str) -> Iterator[None]:
+    """Make one mistake in one file of the copy."""
+    source = file.readlink()
+    text = source.read_text(encoding="utf-8")
     assert old in text
-    (folder / "diag" / name).unlink()
-    (folder / "diag" / name).write_text(text.replace(old, new, 1), encoding="utf-8")
-    return folder
+    file.unlink()
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    bytecode = Path(cache_from_source(str(file)))
+    bytecode.unlink(missing_ok=True)  # files of one second and one size look the same to Python
+    yield
+    file.unlink()
+    file.symlink_to(source)
+    bytecode.unlink(missing_ok=True)
 
 
 @pytest.mark.slow
-def test_a_mistake_in_a_file_of_diag_is_one_sentence(tmp_path: Path) -> None:
+def test_a_mistake_in_a_file_of_diag_is_one_sentence(copy: Path) -> None:
     """`diag incidents` reads every declaration; each mistake in turn is made in a copy of the package."""
     wrong = []
-    for at, (name, old, new, sentence) in enumerate(MISTAKES):
-        folder = copy_with(tmp_path / str(at), name, old, new)
-        cached = {"PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode" / str(at))}
-        done = subprocess.run(
-            [sys.executable, "-c", "from diag.__main__ import main; main()", "incidents"],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), **cached},
-        )
+    for name, old, new, sentence in MISTAKES:
+        with mistaken(copy / "diag" / name, old, new):
+            done = subprocess.run(
+                [sys.executable, "-c", "from diag.__main__ import main; main()", "incidents"],
+                check=False,
+                capture_output=True,
+                text=True,
+                cwd=copy,
+                env={**os.environ, "PYTHONPATH": str(copy)},
+            )
         elsewhere = sentence.startswith(("the rule", "sentence must"))
         is_sentence = done.stderr.startswith(f"diag: diag/{name}:") or elsewhere
         if done.returncode != 64 or sentence not in done.stderr or not is_sentence or done.stderr.count("\n") != 1:
