@@ -6,7 +6,7 @@ are not counted; KV blocks count as a whole.
 """
 
 from diag.core.incident import Part, Signal, reported
-from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, SLOWEST_MEMBER, any_of, renamed
 
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
@@ -51,8 +51,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "mean_kv_cache_usage_of_the_engine",
-        "max by (instance, engine) (avg_over_time(vllm:kv_cache_usage_perc[$window]))"
-        " or max by (instance, engine) (avg_over_time(vllm:gpu_cache_usage_perc[$window]))",
+        f"max by (instance, engine) ({renamed('avg_over_time', KV_USAGE)})",
         "share",
     ),
     Part(

@@ -36,6 +36,11 @@ CONFIG = (
 """Settings of a running server that expressions read, each as the part `config_NAME`."""
 
 
+def renamed(function: str, names: tuple[str, ...], suffix: str = "") -> str:
+    """Return a range function of a metric under the name that the release gives it, with `suffix` behind the name."""
+    return " or ".join(f"{function}({name}{suffix}[$window])" for name in names)
+
+
 SLOWEST_MEMBER = "the slowest member: in tensor parallelism, each step waits for it"
 ANY_MEMBER = "the largest value: one member that shows it is enough"
 EVERY_MEMBER = "the largest value: it is 0 only if all members are"
@@ -57,6 +62,11 @@ def setting_value(setting: str) -> str:
 def edge(limit: str) -> str:
     """Return the matcher of a histogram bucket, whose edge is written 1 or 1.0 by different exporters."""
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
+
+
+def within(limit: str, *names: str) -> str:
+    """Return the observations at or below an edge of a histogram, under the name that the release gives it."""
+    return f"sum by ($by) ({renamed('increase', names, f'_bucket{{{edge(limit)}}}')})"
 
 
 def any_of(**signs: str) -> str:
@@ -189,16 +199,6 @@ PARTS: tuple[Part, ...] = (
     Part("queued_lowest", "sum by ($by) ($queued_minimum_by_series)", "requests"),
     Part("queued_highest", "sum by ($by) ($queued_peak_by_series)", "requests"),
     # -- inter-token latency, whose histogram vLLM renamed
-    Part(
-        "itl_count",
-        "sum by ($by) (increase(vllm:inter_token_latency_seconds_count[$window]))"
-        " or sum by ($by) (increase(vllm:time_per_output_token_seconds_count[$window]))",
-        "tokens",
-    ),
-    Part(
-        "itl_sum",
-        "sum by ($by) (increase(vllm:inter_token_latency_seconds_sum[$window]))"
-        " or sum by ($by) (increase(vllm:time_per_output_token_seconds_sum[$window]))",
-        "seconds",
-    ),
+    Part("itl_count", f"sum by ($by) ({renamed('increase', ITL, '_count')})", "tokens"),
+    Part("itl_sum", f"sum by ($by) ({renamed('increase', ITL, '_sum')})", "seconds"),
 )

@@ -117,14 +117,7 @@ PARTS: tuple[Part, ...] = (
         "1 + (count by ($by) ($api_server_process_cores > 0.05) or 1 + 0 * sum by ($by) ($own_process_cores))",
         "processes",
     ),
-    Part(
-        "itl_mean",
-        "sum by ($by) (increase(vllm:inter_token_latency_seconds_sum[$window]))"
-        " / (sum by ($by) (increase(vllm:inter_token_latency_seconds_count[$window])) > 0)"
-        " or sum by ($by) (increase(vllm:time_per_output_token_seconds_sum[$window]))"
-        " / (sum by ($by) (increase(vllm:time_per_output_token_seconds_count[$window])) > 0)",
-        "seconds",
-    ),
+    Part("itl_mean", "$itl_sum / ($itl_count > 0)", "seconds"),
     # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set
     Part("corrupted_requests", "sum by ($by) (increase(vllm:corrupted_requests_total[$window]))", "requests"),
     Part("corrupted_of_model", f"$corrupted_requests by ($by, {MODEL})", "requests"),

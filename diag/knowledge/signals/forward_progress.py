@@ -12,7 +12,7 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, renamed
 from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
@@ -36,12 +36,7 @@ PARTS: tuple[Part, ...] = (
     # A prefill in chunks with nothing to decode yields no token until it ends, but each chunk takes KV blocks, and
     # every step reports its gauges. Running and waiting do not count: they move in a scheduler's deadlock too.
     Part("tokens_and_requests_counted", "$output_tokens + $prompt_tokens + $finished_requests", "events"),
-    Part(
-        "kv_cache_usage_changes",
-        "sum by ($by) (changes(vllm:kv_cache_usage_perc[$window]))"
-        " or sum by ($by) (changes(vllm:gpu_cache_usage_perc[$window]))",
-        "changes",
-    ),
+    Part("kv_cache_usage_changes", f"sum by ($by) ({renamed('changes', KV_USAGE)})", "changes"),
     # unknown if no token is processed and the release exports no KV cache usage, which a prefill changes
     Part(
         "nothing_moves",

@@ -7,7 +7,7 @@ adds what a straight line leaves unexplained. Requests that only grow, token by 
 """
 
 from diag.core.incident import BurnRateWindow, Part, Signal, documented, judged
-from diag.knowledge.signals.expressions import edge, times_the_capacity, waiting_for_capacity
+from diag.knowledge.signals.expressions import ITL, times_the_capacity, waiting_for_capacity, within
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
@@ -15,7 +15,7 @@ BUDGETS = {"TTFT": "ttft", "inter-token latency": "itl", "end-to-end latency": "
 """Latencies with an SLO, and the prefix of the names of their parts."""
 HISTOGRAMS = {
     "ttft": ("vllm:time_to_first_token_seconds",),
-    "itl": ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    "itl": ITL,
     "e2e": ("vllm:e2e_request_latency_seconds",),
 }
 LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, name in BUDGETS.items()}
@@ -32,10 +32,6 @@ SPENDS_BUDGET_FAST = documented(
     f"{SLOW_BURN.factor:g}",
     WORKBOOK,
 )
-
-
-def _within(metric: str, limit: str) -> str:
-    return f"sum by ($by) (increase({metric}_bucket{{{edge(limit)}}}[$window]))"
 
 
 def _percentile(metric: str) -> str:
@@ -126,15 +122,14 @@ PARTS: tuple[Part, ...] = (
     ),
     # -- the latency SLO
     Part("ttft_count", "$first_tokens", "requests"),
-    Part("ttft_within_slo", _within("vllm:time_to_first_token_seconds", "$ttft_seconds"), "requests"),
+    Part("ttft_within_slo", within("$ttft_seconds", "vllm:time_to_first_token_seconds"), "requests"),
     Part(
         "itl_within_slo",
-        f"{_within('vllm:inter_token_latency_seconds', '$itl_seconds')}"
-        f" or {_within('vllm:time_per_output_token_seconds', '$itl_seconds')}",
+        within("$itl_seconds", *ITL),
         "tokens",
     ),
     Part("e2e_count", "sum by ($by) (increase(vllm:e2e_request_latency_seconds_count[$window]))", "requests"),
-    Part("e2e_within_slo", _within("vllm:e2e_request_latency_seconds", "$e2e_seconds"), "requests"),
+    Part("e2e_within_slo", within("$e2e_seconds", "vllm:e2e_request_latency_seconds"), "requests"),
     *(Part(f"{name}_burn_rate", _burn_rate(name), "ratio") for name in BUDGETS.values()),
     Part(
         "burn_rates",

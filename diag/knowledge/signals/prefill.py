@@ -4,21 +4,15 @@ from itertools import pairwise
 
 from diag.core.contract import STALL_BUCKETS
 from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import ITL, edge
+from diag.knowledge.signals.expressions import ITL, KV_USAGE, renamed, within
 
 PAUSE_EDGES = (*STALL_BUCKETS, 80)
 """Edges of the histogram of inter-token latencies, in seconds."""
-FREEZE = edge("$freeze_seconds")
 
 
 def _name(seconds: float) -> str:
     """Return an edge as part of a name: 2_5_s."""
     return f"{seconds:g}_s".replace(".", "_")
-
-
-def _itl_within(matcher: str) -> str:
-    """Return the inter-token latencies at or below an edge of the histogram, which vLLM renamed."""
-    return f"sum by ($by) ({' or '.join(f'increase({name}_bucket{{{matcher}}}[$window])' for name in ITL)})"
 
 
 def _median(name: str) -> str:
@@ -27,8 +21,8 @@ def _median(name: str) -> str:
 
 PARTS: tuple[Part, ...] = (
     Part("itl_median", f"{_median(ITL[0])} or {_median(ITL[1])}", "seconds"),
-    Part("itl_within_freeze_seconds", _itl_within(FREEZE), "tokens"),
-    *(Part(f"itl_within_{_name(above)}", _itl_within(edge(f"{above:g}")), "tokens") for above in PAUSE_EDGES),
+    Part("itl_within_freeze_seconds", within("$freeze_seconds", *ITL), "tokens"),
+    *(Part(f"itl_within_{_name(above)}", within(f"{above:g}", *ITL), "tokens") for above in PAUSE_EDGES),
     # 0 if the server lacks the edge
     *(
         Part(f"pauses_over_{_name(above)}", f"$itl_count - ($itl_within_{_name(above)} or $itl_count)", "pauses")
@@ -52,12 +46,7 @@ PARTS: tuple[Part, ...] = (
         "seconds",
     ),
     # -- prefills: vLLM counts a prompt's tokens at its first token, its length and prefill time when it finishes
-    Part(
-        "kv_cache_usage_growth",
-        "sum by ($by) (delta(vllm:kv_cache_usage_perc[$window]))"
-        " or sum by ($by) (delta(vllm:gpu_cache_usage_perc[$window]))",
-        "share",
-    ),
+    Part("kv_cache_usage_growth", f"sum by ($by) ({renamed('delta', KV_USAGE)})", "share"),
     # The KV cache takes a prompt step by step. Each running request may also have taken a block that is not yet full.
     Part(
         "unbooked_prompt_tokens",
@@ -72,24 +61,24 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         "prefills_within_freeze_seconds",
-        f"sum by ($by) (increase(vllm:request_prefill_time_seconds_bucket{{{FREEZE}}}[$window]))",
+        within("$freeze_seconds", "vllm:request_prefill_time_seconds"),
         "requests",
     ),
     Part("prefills", "sum by ($by) (increase(vllm:request_prefill_time_seconds_count[$window]))", "requests"),
     Part("prompts", "sum by ($by) (increase(vllm:request_prompt_tokens_count[$window]))", "requests"),
     Part(
         "prompts_within_500_tokens",
-        f"sum by ($by) (increase(vllm:request_prompt_tokens_bucket{{{edge('500')}}}[$window]))",
+        within("500", "vllm:request_prompt_tokens"),
         "requests",
     ),
     Part(
         "late_first_tokens",
-        f"$first_tokens - sum by ($by) (increase(vllm:time_to_first_token_seconds_bucket{{{FREEZE}}}[$window]))",
+        f"$first_tokens - {within('$freeze_seconds', 'vllm:time_to_first_token_seconds')}",
         "requests",
     ),
     Part(
         "first_tokens_after_10_s",
-        f"$first_tokens - sum by ($by) (increase(vllm:time_to_first_token_seconds_bucket{{{edge('10')}}}[$window]))",
+        f"$first_tokens - {within('10', 'vllm:time_to_first_token_seconds')}",
         "requests",
     ),
     Part("long_prefills_done", "$prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)", "requests"),
