@@ -11,24 +11,26 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from support.bad_servers import Reply, Request, serving
 from support.live import server
+from support.sampling import THOROUGH
 from support.waiting import until
 
 pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 """Runs a command that sees no process of this host, as a sidecar without a shared PID namespace."""
-sidecar = pytest.mark.skipif(
-    subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode != 0,
-    reason="no PID namespace can be made here: run as root",
-)
+CAN_BE_ALONE = subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode == 0
+sidecar = pytest.mark.skipif(not CAN_BE_ALONE, reason="no PID namespace can be made here: run as root")
 LATE = 5.0
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -63,47 +65,61 @@ def doctor(*words: str, before: tuple[str, ...] = ()) -> tuple[str, set[str]]:
     return report["verdict"], present
 
 
-@pytest.mark.parametrize("reply", ["late", "missing"])
-def test_idle_engine_whose_health_is_not_measured_is_not_dead(vllm: server.Server, reply: str) -> None:
-    """A busy server answers /health late, and a gateway may not pass it on."""
+def at_once(looks: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """Each look takes thirty seconds, mostly waiting."""
+    with ThreadPoolExecutor(len(looks)) as together:
+        return dict(zip(looks, together.map(lambda look: look(), looks.values()), strict=True))
+
+
+def front(vllm: server.Server, health: Callable[[], Reply]) -> Callable[[Request], Reply]:
+    """The pages of the server, with other answers of /health."""
 
     def answer(request: Request) -> Reply:
         if request.path == "/health":
-            time.sleep(LATE if reply == "late" else 0)
-            return Reply(b"", 200 if reply == "late" else 404)
+            return health()
         with urllib.request.urlopen(vllm.url + request.path, timeout=30) as page:
             return Reply(page.read())
 
-    with serving(answer) as front:
-        verdict, present = doctor(front.url, "--log", str(vllm.log))
-    assert verdict != "critical"
-    assert "engine_dead" not in present
+    return answer
 
 
-def test_idle_engine_is_healthy(vllm: server.Server) -> None:
-    assert doctor(vllm.url, "--log", str(vllm.log)) == ("healthy", set())
+def late() -> Reply:
+    time.sleep(LATE)
+    return Reply(b"", 200)
 
 
-@pytest.mark.parametrize(
-    ("before", "log"),
-    [
-        pytest.param((), False, id="processes, no log"),
-        pytest.param(ALONE, True, id="no processes, log", marks=sidecar),
-        pytest.param((), True, id="processes, log", marks=pytest.mark.nightly),
-        pytest.param(ALONE, False, id="no processes, no log", marks=[sidecar, pytest.mark.nightly]),
-    ],
-)
-def test_dead_engine_is_named_live(dead: server.Server, before: tuple[str, ...], log: bool) -> None:
-    words = (dead.url, "--log", str(dead.log)) if log else (dead.url,)
-    verdict, present = doctor(*words, before=before)
-    assert (verdict, "engine_dead" in present) == ("critical", True)
+def test_idle_engine_is_healthy_and_not_dead_where_its_health_is_not_measured(vllm: server.Server) -> None:
+    """A busy server answers /health late, and a gateway may not pass it on."""
+    log = ("--log", str(vllm.log))
+    with serving(front(vllm, late)) as slow, serving(front(vllm, lambda: Reply(b"", 404))) as without:
+        urls = {"measured": vllm.url, "late": slow.url, "missing": without.url}
+        found = at_once({name: partial(doctor, url, *log) for name, url in urls.items()})
+    assert found.pop("measured") == ("healthy", set())
+    assert [
+        name for name, (verdict, present) in found.items() if verdict == "critical" or "engine_dead" in present
+    ] == []
 
 
-def test_dead_engine_is_named_from_a_recording(dead: server.Server, tmp_path: Path) -> None:
-    words = (DIAG, "record", dead.url, str(tmp_path / "recording"), "--for", "20", "--every", "2")
+def recorded(url: str, folder: Path) -> tuple[str, set[str]]:
+    words = (DIAG, "record", url, str(folder), "--for", "20", "--every", "2")
     subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
-    verdict, present = doctor(str(tmp_path / "recording"))
-    assert (verdict, "engine_dead" in present) == ("critical", True)
+    return doctor(str(folder))
+
+
+def test_dead_engine_is_named_live_and_from_a_recording(dead: server.Server, tmp_path: Path) -> None:
+    log = ("--log", str(dead.log))
+    looks = {
+        "processes, no log": partial(doctor, dead.url),
+        "recording": partial(recorded, dead.url, tmp_path / "recording"),
+        **({"no processes, log": partial(doctor, dead.url, *log, before=ALONE)} if CAN_BE_ALONE else {}),
+    }
+    if THOROUGH:
+        looks["processes, log"] = partial(doctor, dead.url, *log)
+        looks["no processes, no log"] = partial(doctor, dead.url, before=ALONE)
+    found = at_once(looks)
+    assert [
+        name for name, (verdict, present) in found.items() if verdict != "critical" or "engine_dead" not in present
+    ] == []
 
 
 @sidecar

@@ -21,6 +21,7 @@ import pytest
 from support import bad_servers
 from support.live import blocked_calls, load, server, slow_weights
 from support.scenarios import PHASES
+from support.waiting import until
 
 from diag.commands.exporter import Exporter, ExporterOptions
 from diag.exporter.process.collector import ProcessCollector
@@ -154,8 +155,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
 
 def a_rank_waits_for_the_lock(vllm: server.Server) -> None:
     wait_for_title(vllm, "VLLM::Worker_TP1")
-    time.sleep(10)
-    (waits,) = suspects(stacks(vllm))
+    (waits,) = until(lambda: suspects(stacks(vllm)))
     assert waits == ("worker", "1", "waits for a lock file that another process holds or has left behind")
 
 
@@ -173,7 +173,7 @@ def follow(exporter: Exporter, vllm: server.Server) -> list[str]:
     seen: list[str] = []
     ready = threading.Thread(target=server.wait_until_ready, args=(vllm,))
     ready.start()
-    while ready.is_alive() or seen[-1:] != ["ready"]:
+    while vllm.process.poll() is None and (ready.is_alive() or seen[-1:] != ["ready"]):
         now = phase(exporter.page(8))
         seen += [now] if now not in ("", *seen[-1:]) else []
         time.sleep(0.2)
