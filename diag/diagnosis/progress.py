@@ -97,6 +97,12 @@ NO_USAGE = (
     "KV cache usage"
 )
 TOO_SHORT = "too few scrapes to see whether anything moves; observe it for longer"
+OFTEN, INTERMITTENT = (
+    0.75,
+    "scrapes fail again and again, and those that succeed are too far apart to see whether anything moves; mend the "
+    "page or the network first",
+)
+"""The share of successful scrapes below which those that fail are the reason, and its words."""
 COUNTERS = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:request_success_total")
 UNCOUNTED = "its page lacks {}: without it nobody sees whether anything moves"
 CLAIMED = (
@@ -227,7 +233,9 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
         counted = (f"sum by ($by) (last_over_time({name}[$window]))" for name in COUNTERS)
         rows = zip(COUNTERS, (queries.ask(each, ENGINE, queries.whole).of(subject) for each in counted), strict=True)
         lacks = [name for name, row in rows if row is None]
-        return UNCOUNTED.format(listed(lacks)) if lacks else TOO_SHORT
+        if lacks:
+            return UNCOUNTED.format(listed(lacks))
+        return INTERMITTENT if (last.instance(successful_scrapes, queries.whole) or 1.0) < OFTEN else TOO_SHORT
     if state[0] != "busy":
         if last.engine(asleep):
             level = last.engine(sleep_level) or 0.0

@@ -86,6 +86,18 @@ def test_one_scrape_is_unknown(tmp_path: Path) -> None:
     assert "too few scrapes" in report.not_judged[0].sentence
 
 
+def test_scrapes_that_fail_again_and_again_are_the_reason(tmp_path: Path) -> None:
+    """Scraped every 15 s, and of three scrapes two fail."""
+    first = list(re.scrapes("healthy"))[::2]
+    missed = [
+        (15 * at + float(first[0][0]), instance, page if (len(first) - 1 - at) % 3 == 0 else "")
+        for at, (_, instance, page) in enumerate(first)
+    ]
+    report = judged(re.write(tmp_path, missed))
+    assert report.verdict == "unknown"
+    assert "scrapes fail again and again" in report.not_judged[0].sentence
+
+
 def test_scrapes_a_minute_apart_are_judged(tmp_path: Path) -> None:
     first = list(re.scrapes("healthy"))
     slow = [(first[0][0] + 60 * at, name, page) for at, (_, name, page) in enumerate(first[::10])]
