@@ -13,7 +13,7 @@ from support.paths import ROOT
 
 INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/flags.py"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
-ADVICE, ROCM = "knowledge/advice.toml", "knowledge/rocm.toml"
+ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
     (
@@ -58,6 +58,15 @@ MISTAKES = [
     (ADVICE, '\ntruth = "', '\ntruht = "', "advice has no key 'truht'"),
     (ADVICE, '\nnames = ["', '\nnames = [3, "', "advice.names must be a text, not 3"),
     (ROCM, "[words]", "[wordes]", "has no key 'wordes'; its keys are commands, words (did you mean words?)"),
+    (
+        LOG,
+        'name = "load_weights"',
+        'name = "load_weight"',
+        "'load_weight' is no stage (did you mean load_weights?)",
+    ),
+    (LOG, "'{cuda}", "'{cude}", "begins names 'cude', which is no part (did you mean cuda?)"),
+    (LOG, "begins = 'Watchdog", "begins = '(Watchdog", "pattern.begins must be a regular expression, not '(Watch"),
+    (LOG, "begins = 'Watchdog caught", "begins = 'Watchdog (caught)", "pattern.begins must be without groups, (?:...)"),
 ]
 
 
