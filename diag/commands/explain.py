@@ -151,9 +151,13 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.preflight.check import PreflightCheck
     from diag.preflight.checks import CHECKS
     from diag.vllm.gpus import gpus
+    from diag.vllm.memory.architectures import families
+    from diag.vllm.memory.config import aliases
+    from diag.vllm.memory.encoders import encoders
 
     incidents = load(folder, check_all=True)
-    for read_table in (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice):
+    memory = families, encoders, aliases
+    for read_table in (known_failures.table, other_engines.programs, rocm.table, gpus, *memory, waits, wrong_advice):
         read_table()
     read(patterns.FILE, patterns.Checked)
     for kind, declared in (

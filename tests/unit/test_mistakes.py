@@ -13,6 +13,8 @@ from support.paths import ROOT
 
 INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/flags.py"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
+FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
+ENCODERS = "vllm/memory/encoders.toml"
 ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
@@ -67,6 +69,10 @@ MISTAKES = [
     (LOG, "'{cuda}", "'{cude}", "begins names 'cude', which is no part (did you mean cuda?)"),
     (LOG, "begins = 'Watchdog", "begins = '(Watchdog", "pattern.begins must be a regular expression, not '(Watch"),
     (LOG, "begins = 'Watchdog caught", "begins = 'Watchdog (caught)", "pattern.begins must be without groups, (?:...)"),
+    (FAMILIES, '"qwen2moe"', '"qwen2_moe"', "family.names has 'qwen2_moe', which is written as 'qwen2moe'"),
+    (FAMILIES, "\nqk_norm =", "\nqk_norms =", "family has no key 'qk_norms'"),
+    (ENCODERS, '"merge and project"', '"merge and projekt"', "(did you mean merge and project?)"),
+    (ALIASES, '["n_embd", "d_model"]', '"n_embd"', "hidden_size must be a list of texts, not 'n_embd'"),
 ]
 
 
