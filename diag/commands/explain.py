@@ -143,6 +143,7 @@ def near(name: str, ids: Sequence[str]) -> list[str]:
 def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     """Check every declaration and read every table, as no other start of diag does; return all incidents."""
     from diag.artefacts.advice import wrong_advice
+    from diag.core.metric_families import families
     from diag.diagnosis.roll_call import waits
     from diag.exporter.log import patterns
     from diag.knowledge import known_failures, other_engines, rocm
@@ -151,13 +152,22 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.preflight.check import PreflightCheck
     from diag.preflight.checks import CHECKS
     from diag.vllm.gpus import gpus
-    from diag.vllm.memory.architectures import families
+    from diag.vllm.memory import architectures
     from diag.vllm.memory.config import aliases
     from diag.vllm.memory.encoders import encoders
 
     incidents = load(folder, check_all=True)
-    memory = families, encoders, aliases
-    for read_table in (known_failures.table, other_engines.programs, rocm.table, gpus, *memory, waits, wrong_advice):
+    memory = architectures.families, encoders, aliases
+    for read_table in (
+        known_failures.table,
+        other_engines.programs,
+        rocm.table,
+        gpus,
+        *memory,
+        waits,
+        wrong_advice,
+        families,
+    ):
         read_table()
     read(patterns.FILE, patterns.Checked)
     for kind, declared in (

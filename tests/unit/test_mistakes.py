@@ -14,7 +14,7 @@ from support.paths import ROOT
 INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/flags.py"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
-ENCODERS = "vllm/memory/encoders.toml"
+ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
 ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
@@ -73,6 +73,13 @@ MISTAKES = [
     (FAMILIES, "\nqk_norm =", "\nqk_norms =", "family has no key 'qk_norms'"),
     (ENCODERS, '"merge and project"', '"merge and projekt"', "(did you mean merge and project?)"),
     (ALIASES, '["n_embd", "d_model"]', '"n_embd"', "hidden_size must be a list of texts, not 'n_embd'"),
+    (METRICS, 'labels = ["collector"]', 'labels = ["colector"]', "[labels] lacks (did you mean collector?)"),
+    (
+        METRICS,
+        'kind = "counter"',
+        'kind = "count"',
+        "kind must be gauge or counter, not 'count' (did you mean counter?)",
+    ),
 ]
 
 
