@@ -157,24 +157,11 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.vllm.memory.encoders import encoders
 
     incidents = load(folder, check_all=True)
-    memory = architectures.families, encoders, aliases
-    for read_table in (
-        known_failures.table,
-        other_engines.programs,
-        rocm.table,
-        gpus,
-        *memory,
-        waits,
-        wrong_advice,
-        families,
-    ):
+    tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
+    for read_table in (*tables, architectures.families, encoders, aliases):
         read_table()
     read(patterns.FILE, patterns.Checked)
-    for kind, declared in (
-        (Part | Signal, DECLARED),
-        (LintRule, RULES),
-        (PreflightCheck, CHECKS),
-    ):
+    for kind, declared in ((Part | Signal, DECLARED), (LintRule, RULES), (PreflightCheck, CHECKS)):
         for name, declaration in declared.items():
             try:
                 typed(declaration, kind)
