@@ -151,6 +151,7 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.lint.rules import RULES
     from diag.preflight.check import PreflightCheck
     from diag.preflight.checks import CHECKS
+    from diag.report.coverage import sentences
     from diag.vllm.gpus import gpus
     from diag.vllm.memory import architectures
     from diag.vllm.memory.config import aliases
@@ -158,7 +159,7 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
 
     incidents = load(folder, check_all=True)
     tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
-    for read_table in (*tables, architectures.families, encoders, aliases):
+    for read_table in (*tables, architectures.families, encoders, aliases, sentences):
         read_table()
     read(patterns.FILE, patterns.Checked)
     for kind, declared in ((Part | Signal, DECLARED), (LintRule, RULES), (PreflightCheck, CHECKS)):

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import get_args
 
 import pytest
 from support.dashboards import plain
@@ -23,6 +24,7 @@ from diag.promql import Expression, parse
 from diag.promql.facts import selectors
 from diag.promql.nodes import Selector
 from diag.promql.samples import NAME
+from diag.report.coverage import sentences
 from diag.verify import changes, compare
 from diag.vllm.running_config import FLAGS
 
@@ -145,6 +147,11 @@ def test_every_phase_is_read() -> None:
 def test_every_label_is_explained() -> None:
     assert {label for family in families().values() for label in family.labels} == label_meanings().keys()
     assert label_meanings()["reason"] == ", ".join(THROTTLE_REASONS)
+
+
+def test_every_defect_of_telemetry_has_a_sentence() -> None:
+    kinds = {kind for group in get_args(telemetry_checks.DefectKind) for kind in get_args(group)}
+    assert sentences().keys() == kinds | {"port"}
 
 
 @pytest.mark.parametrize(("name", "family"), families().items(), ids=list(families()))

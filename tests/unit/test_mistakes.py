@@ -15,6 +15,7 @@ INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signa
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
 ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
+DEFECTS = "report/defects.toml"
 ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
@@ -80,6 +81,7 @@ MISTAKES = [
         'kind = "count"',
         "kind must be gauge or counter, not 'count' (did you mean counter?)",
     ),
+    (DEFECTS, "\nended =", "\nendet =", ":4: endet must be ended, gone, gaps or slow, r"),
 ]
 
 
