@@ -11,7 +11,7 @@ from diag.core.contract import Contract
 from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Part, Signal, regroup
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
-from diag.core.metric_families import FAMILIES, LABELS
+from diag.core.metric_families import families, label_meanings
 from diag.knowledge.formulas import formula, parts_first, rule_set
 from diag.knowledge.known_failures import FILES, PLACE, table
 from diag.knowledge.signals import DECLARED
@@ -283,7 +283,6 @@ A value that the exporter cannot know has no sample; it is never written as 0, -
 signals and incidents that read a metric; `diag explain INCIDENT` prints the runbook of an incident.
 """
 BY_THE_DOCTOR = "`diag doctor` reads it to describe a server."
-DESCRIBED_BELOW = {"event": "a log event, see below", "field": "a field of a log event", "phase": "a phase, see below"}
 
 
 def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str]) -> str:
@@ -293,7 +292,7 @@ def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str
     """
     readers = _readers(incidents)
     sections: dict[str, list[tuple[str, ...]]] = {}
-    for name, family in FAMILIES.items():
+    for name, family in families().items():
         section = next(title for prefix, title in SECTIONS.items() if name.startswith(prefix))
         signals = sorted({signal.name for signal, _ in readers.get(name, [])})
         users = sorted({incident.id for _, incident in readers.get(name, [])})
@@ -319,7 +318,7 @@ def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str
         sections.setdefault(section, []).append(cells)
     columns = ("metric", "type", "labels", "unit", "meaning", "signals", "incidents, or what it is for")
     tables = [_table(title, columns, rows) for title, rows in sections.items()]
-    labels = [(f"`{name}`", DESCRIBED_BELOW.get(name, meaning)) for name, meaning in LABELS.items()]
+    labels = [(f"`{name}`", meaning) for name, meaning in label_meanings().items()]
     phases = [
         (f"`{phase.name}`", phase.meaning, quantity(phase.usual_seconds, "seconds") if phase.usual_seconds else "")
         for phase in STARTUP_PHASES

@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.cli.help import FIRST_STEPS, NOTES, AppHelp, CommandHelp
+from diag.cli.help import AppHelp, CommandHelp
 from diag.cli.options import (
     HERE,
     LONGEST_PAUSE,
@@ -66,7 +66,6 @@ app = typer.Typer(
     context_settings={"max_content_width": 100},
     help="Diagnose vLLM servers: incident, cause, ruled-out causes, and the flag to change with its new value."
     " diag only reads; it never changes a server.",
-    epilog=FIRST_STEPS,
 )
 
 
@@ -112,9 +111,7 @@ def command(panel: str, name: str = "", takes_flags: bool = False) -> Callable[[
     def register(function: Callable[..., None]) -> object:
         shown_name = name or function.__name__
         settings = {"ignore_unknown_options": takes_flags}
-        decorate = app.command(
-            shown_name, cls=CommandHelp, rich_help_panel=panel, epilog=NOTES[shown_name], context_settings=settings
-        )
+        decorate = app.command(shown_name, cls=CommandHelp, rich_help_panel=panel, context_settings=settings)
         return decorate(Grouped(function))
 
     return register

@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from diag.core.contract import Contract
-from diag.core.declarations import Mistake, typed
+from diag.core.declarations import Mistake, read, typed
 from diag.core.errors import BadDeclaration, BadUsage
 from diag.core.formatting import plural, printable
 from diag.core.incident import Incident, Part, Signal
@@ -143,24 +143,26 @@ def near(name: str, ids: Sequence[str]) -> list[str]:
 def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     """Check every declaration and read every table, as no other start of diag does; return all incidents."""
     from diag.artefacts.advice import wrong_advice
+    from diag.core.metric_families import families
     from diag.diagnosis.roll_call import waits
-    from diag.exporter.log.patterns import PATTERNS, Pattern
+    from diag.exporter.log import patterns
     from diag.knowledge import known_failures, other_engines, rocm
     from diag.lint.rule import LintRule
     from diag.lint.rules import RULES
     from diag.preflight.check import PreflightCheck
     from diag.preflight.checks import CHECKS
+    from diag.report.coverage import sentences
     from diag.vllm.gpus import gpus
+    from diag.vllm.memory import architectures
+    from diag.vllm.memory.config import aliases
+    from diag.vllm.memory.encoders import encoders
 
     incidents = load(folder, check_all=True)
-    for read_table in (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice):
+    tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
+    for read_table in (*tables, architectures.families, encoders, aliases, sentences):
         read_table()
-    for kind, declared in (
-        (Part | Signal, DECLARED),
-        (LintRule, RULES),
-        (PreflightCheck, CHECKS),
-        (Pattern, {pattern.begins: pattern for pattern in PATTERNS}),
-    ):
+    read(patterns.FILE, patterns.Checked)
+    for kind, declared in ((Part | Signal, DECLARED), (LintRule, RULES), (PreflightCheck, CHECKS)):
         for name, declaration in declared.items():
             try:
                 typed(declaration, kind)

@@ -18,7 +18,7 @@ from diag.commands.observe import ObserveOptions, site
 from diag.core.contract import Contract
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.http.address import from_environment, is_here, parse
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
 from diag.lint.rule import is_open
@@ -175,7 +175,7 @@ def _local_gpus(command: Command) -> tuple[GpuSamples, str]:
     samples, problem = gpu_samples(command)
     found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     for family, labels, value in samples:
-        found.setdefault(family, []).append((dict(zip(FAMILIES[family].labels, labels, strict=True)), value))
+        found.setdefault(family, []).append((dict(zip(families()[family].labels, labels, strict=True)), value))
     return found, problem
 
 
@@ -187,7 +187,7 @@ def _of_server(known: PreflightFacts, options: PreflightOptions) -> PreflightFac
     name = observed.instances[0]
     launch, address = options.launch or observed.launch.get(name, ""), parse(options.target)
     gpus: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for family in (each for each in FAMILIES if each.startswith("diag_gpu_") and each in observed.samples.names):
+    for family in (each for each in families() if each.startswith("diag_gpu_") and each in observed.samples.names):
         vector = promql.evaluate(family, observed.samples, observed.instants[-1:])
         rows = zip(vector.labels, vector.values, vector.present, strict=True)
         gpus[family] = [(dict(labels), float(row[0])) for labels, row, there in rows if there[0]]

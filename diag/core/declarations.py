@@ -103,7 +103,8 @@ def typed(value: Any, kind: Any, place: Place = ()) -> Any:
                 return tuple(typed(each, one, (*place, at)) for at, (each, one) in pairs)
     elif inspect.isclass(origin) and issubclass(origin, Mapping):
         if isinstance(value, Mapping):
-            return {key: typed(_named(each, key, inside[1]), inside[1], (*place, key)) for key, each in value.items()}
+            named = {typed(key, inside[0], (*place, key)): _named(each, key, inside[1]) for key, each in value.items()}
+            return {key: typed(each, inside[1], (*place, key)) for key, each in named.items()}
     elif origin is re.Pattern:
         try:
             return re.compile(value)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from diag.core.metric_families import FAMILIES, Sample
+from diag.core.metric_families import Sample, families
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -22,7 +22,7 @@ def render(samples: Iterable[Sample]) -> bytes:
     for sample in samples:
         by_family.setdefault(sample[0], []).append(sample)
     lines: list[str] = []
-    for name in filter(by_family.__contains__, FAMILIES):
+    for name in filter(by_family.__contains__, families()):
         for at, (_, labels, value) in enumerate(by_family[name]):
             head = _HEADS.get((name, labels))
             if head is None:
@@ -51,14 +51,14 @@ MOST_HEADS = 20_000
 def labelled(samples: Iterable[Sample]) -> "Iterator[tuple[dict[str, str], float]]":
     """Yield the labels, with `__name__`, and the value of each sample."""
     for name, labels, value in samples:
-        yield {"__name__": name, **dict(zip(FAMILIES[name].labels, labels, strict=True))}, float(value)
+        yield {"__name__": name, **dict(zip(families()[name].labels, labels, strict=True))}, float(value)
 
 
 def plain(samples: Iterable[Sample]) -> bytes:
     """Write samples as bare lines, for a page that only diag reads; prometheus_client takes a while to load."""
     lines = []
     for name, labels, value in samples:
-        pairs = zip(FAMILIES[name].labels, labels, strict=True)
+        pairs = zip(families()[name].labels, labels, strict=True)
         text = ",".join(f'{label}="{text.translate(_ESCAPES)}"' for label, text in pairs)
         lines.append(f"{name}{f'{{{text}}}' if text else ''} {value!r}\n")
     return "".join(lines).encode()
@@ -77,7 +77,7 @@ class _Registry:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         name, labels, value = self._sample
-        family = FAMILIES[name]
+        family = families()[name]
         kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
         metric = kind(name, family.help, labels=family.labels)
         metric.add_metric(labels, value)

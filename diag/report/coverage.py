@@ -1,14 +1,17 @@
 """Sentences about the telemetry behind a report: source, what was judged, what is missing, defects and their repair."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import escaped, listed, moment, number, printable, quantity
 from diag.core.metric_prefix import relabelling
 from diag.core.subjects import Subject
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import NormalReading, Report
-from diag.diagnosis.telemetry_checks import FAMILIES, TelemetryDefect
+from diag.diagnosis.telemetry_checks import FAMILIES, DefectKind, TelemetryDefect
 from diag.diagnosis.vitals import MEASURES, Vitals
 from diag.report.sentences import TimeFormat, folded, found_nothing, grouped, is_fleet, log_endings, place, states
 
@@ -16,84 +19,12 @@ MANY = 5
 """The most unknown incidents of one subject that are listed with the signals that they lack."""
 FEW = 3
 """Servers above which a defect of every server is reported as one of "all servers"."""
-SENTENCES = {
-    "ended": (
-        "nothing was scraped after {time}, so this report shows the state at that time; check in Prometheus, Status >"
-        " Targets, whether these servers still exist"
-    ),
-    "gone": (
-        "no longer scraped: {servers}, since {time} or earlier, so their state is unknown; unless they were stopped on"
-        " purpose, check the service discovery of Prometheus"
-    ),
-    "gaps": (
-        "scrapes missing: {servers}, up to {percent:.0f} % of them; what happened in these gaps is unknown. A failed"
-        " scrape would leave up = 0, so Prometheus was down or overloaded, or its service discovery had lost these"
-        " targets"
-    ),
-    "slow": (
-        "scraped only every {number:.0f} s: {servers}; too rare for the alerts {names}, which fire late or never: set"
-        " scrape_interval to 15s"
-    ),
-    "renamed": (
-        "metrics stored as {prefix}... instead of {usual}..., which no rule matches: {servers}; judged all the same;"
-        ' add to the scrape job {relabelling} (alerts/relabel.yaml), or state prefix = "{prefix}" in diag.toml, [site]'
-    ),
-    "double": (
-        "several targets have the same instance label, so that sums count twice: {servers}{jobs}; scrape each server"
-        " once, or, if they are different servers, name the labels that distinguish them in diag.toml, [site] labels"
-    ),
-    "aliases": (
-        "the same server is scraped as several instances, each diagnosed and alerted on: {groups}; scrape it once,"
-        " through `diag exporter` where there is one"
-    ),
-    "silent": (
-        "requests are served under /v1/, but there are no vLLM metrics: {servers}; if that is vLLM and no proxy, it"
-        " runs with --disable-log-stats: remove that flag"
-    ),
-    "collectors": (
-        "collectors of `diag exporter` that failed all the time: {groups}; its standard error has the reason"
-    ),
-    "not joined": (
-        "dcgm-exporter's metrics exist, but are not joined with {servers}: load alerts/dcgm.yaml, and name the labels"
-        " that they share in diag.toml, [site] gpu_join"
-    ),
-    "no gpu": (
-        "no GPU telemetry, though other servers have it: {servers}; scrape `diag exporter` there too, instead of vLLM"
-    ),
-    "no throttling": (
-        "GPU telemetry without throttle reasons: {servers}; dcgm-exporter leaves them out by default, and the head of"
-        " alerts/dcgm.yaml has the lines that enable them"
-    ),
-    "no start": (
-        "no process_start_time_seconds, so that a restart shows only as counters that fall: {servers}; if the scrape"
-        " configuration drops it, keep it; otherwise vLLM runs several API servers, which write no statistics to the"
-        " log either: --api-server-count 1 restores both"
-    ),
-    "claimed": (
-        "the log of {servers} conflicts with its metrics: the same process goes on answering, though the log claims"
-        ' {claims}; these lines are ignored. The first one: "{line}"{place}, {time}. A client may have written'
-        " it, or the log is that of another server or of another time zone (--log-timezone)"
-    ),
-    "port": (
-        "the log is not that of {servers}, which answers: its server could not start because the port was taken,"
-        ' perhaps by this one: "{line}"{place}, {time}. Give it another --port, or name the log of the one that answers'
-    ),
-    "unproven": (
-        "the log of {servers} claims {claims}, and nothing that is measured proves or refutes it yet: the page of an"
-        ' idle server proves its API server alone. The first line: "{line}"{place}, {time}'
-    ),
-    "survived": (
-        "the log of {servers} claims {claims}, and shows the same server at work afterwards; these lines are ignored."
-        ' The first one: "{line}"{place}, {time}. A client may have written it, or the log is that of several servers'
-    ),
-    "stray": (
-        "engines of an unknown server, whose API server has ended, run on the host of {servers}: {names}; end none"
-        " before it is known whose it is (--log may prove that it is this server's)"
-    ),
-    "log alone": (
-        "only the log shows what is wrong with {servers}: none of its pages came, and its processes were not seen"
-    ),
-}
+
+
+@cache
+def sentences() -> Mapping[DefectKind | Literal["port"], str]:
+    """Return the sentences about defects by their kind."""
+    return read(PACKAGE / "report" / "defects.toml", dict[DefectKind | Literal["port"], str])
 
 
 def source(report: Report, written_as: TimeFormat) -> str:
@@ -217,7 +148,7 @@ def defect_sentence(defect: TelemetryDefect) -> str:
     )
     is_port = defect.kind == "claimed" and "ddress already in use" in line
     are_all = defect.of_all and len(defect.servers) > FEW
-    return SENTENCES["port" if is_port else defect.kind].format(
+    return sentences()["port" if is_port else defect.kind].format(
         servers=f"all {len(defect.servers):,} servers"
         if are_all
         else listed(list(map(printable, sorted(defect.servers)))),

@@ -252,11 +252,11 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
     for flag, value in sorted(settled.numbers.items()):
         yield row("diag_vllm_config", value, flag=flag)
     for info in (labels for labels in table.labels if labels["__name__"] == "diag_gpu_info"):
-        from diag.core.metric_families import FAMILIES  # noqa: PLC0415  # most pages name no GPU
+        from diag.core.metric_families import families  # noqa: PLC0415  # most pages name no GPU
         from diag.vllm.work import gpu_samples  # noqa: PLC0415
 
         for name, labels, value in gpu_samples(info.get("name", ""), (info.get("gpu", ""), info.get("uuid", ""))):
-            yield row(name, value, **dict(zip(FAMILIES[name].labels, labels, strict=True)))
+            yield row(name, value, **dict(zip(families()[name].labels, labels, strict=True)))
 
 
 def scrape_notes(table: ScrapeTable) -> Iterator[str]:

@@ -15,7 +15,7 @@ from support.cli import diag
 from support.paths import RECORDINGS, ROOT
 
 PACKAGE = str(ROOT / "diag") + "/"
-DECLARATIONS = {"exporter/log/patterns.py", "knowledge/signals/log.py"}
+DECLARATIONS = {"knowledge/signals/log.py"}
 """Files that are read when they are imported; nothing in them runs later."""
 ELSEWHERE = {"diagnosis/fleet.py", "diagnosis/proposals.py"}
 """Files that the page names for a Prometheus, and for a server with an incident."""

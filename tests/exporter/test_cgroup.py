@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support.processes import TP2, serving
 
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.exporter.process import table
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.process.kernel import control_group
@@ -51,7 +51,7 @@ def found(folder: Path, groups: str, ours: str = "0::/elsewhere\n", pressure: st
     write(folder / "proc", proc | ({"pressure/cpu": pressure} if pressure else {}))
     group = control_group(7, folder / "proc", folder / "sys")
     samples = list(group.samples())
-    assert all(len(labels) == len(FAMILIES[name].labels) for name, labels, _ in samples)
+    assert all(len(labels) == len(families()[name].labels) for name, labels, _ in samples)
     return {" ".join([name.removeprefix("diag_host_"), *labels]): value for name, labels, value in samples}
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.paths import LOGS, RECORDINGS
 
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.exporter.log import tail as following
 from diag.exporter.log.parse_line import LineParser, read_timed_lines
 from diag.exporter.log.patterns import EVENTS, PHASES
@@ -44,7 +44,7 @@ class Told:
     def __init__(self, state: ServerLog | LogTail, now: float = NOW) -> None:
         samples = state.samples(now) if isinstance(state, ServerLog) else state.collect().samples
         render(samples)
-        assert all(len(labels) == len(FAMILIES[name].labels) for name, labels, _ in samples)
+        assert all(len(labels) == len(families()[name].labels) for name, labels, _ in samples)
         self._of = {(name, labels): value for name, labels, value in samples}
         assert len(self._of) == len(samples)
 

@@ -12,7 +12,7 @@ from support.paths import LOGS
 from support.sampling import some
 
 from diag.exporter.log.parse_line import read_timed_lines, split_redrawn
-from diag.exporter.log.patterns import PATTERNS, Pattern
+from diag.exporter.log.patterns import Pattern, patterns
 from diag.exporter.log.recognise import recognise
 from diag.exporter.log.server_log import ServerLog
 
@@ -227,7 +227,7 @@ def is_of_a_shutdown(pattern: Pattern) -> bool:
 
 
 @pytest.mark.parametrize(
-    "pattern", [each for each in PATTERNS if each.logger and each.kind == "event" and not is_of_a_shutdown(each)]
+    "pattern", [each for each in patterns() if each.logger and each.kind == "event" and not is_of_a_shutdown(each)]
 )
 def test_event_counts_only_from_the_source_files_that_log_it(pattern: object) -> None:
     texts = [case.split("\t") for case in (LOGS / "texts.tsv").read_text(encoding="utf-8").splitlines()]

@@ -13,7 +13,7 @@ from support.bad_servers import PAGE, Reply, on_metrics, pages, serving, talking
 from support.paths import MODELS
 
 from diag.commands.exporter import Exporter, ExporterOptions
-from diag.core.metric_families import FAMILIES, Collected
+from diag.core.metric_families import Collected, families
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
 from diag.exposition.rendering import render
@@ -307,10 +307,10 @@ def test_a_problem_leaves_the_samples_that_there_are() -> None:
 
 
 def test_every_family_can_be_read_back() -> None:
-    samples = [(name, tuple("x" for _ in family.labels), 1.0) for name, family in FAMILIES.items()]
+    samples = [(name, tuple("x" for _ in family.labels), 1.0) for name, family in families().items()]
     target = Target("h:1")
     assert target.add(0, render(samples)) == ""
-    assert {each["__name__"] for each in target.table().labels} == set(FAMILIES)
+    assert {each["__name__"] for each in target.table().labels} == set(families())
 
 
 def test_a_probe_is_sent_and_shown() -> None:

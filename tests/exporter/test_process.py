@@ -19,7 +19,7 @@ import pytest
 from support.live import server as live
 from support.processes import TP2, engine, serving
 
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.exporter.process import collector, stacks, table
 from diag.exporter.process.collector import ProcessCollector, children
 from diag.exporter.process.server import Owner, find_server
@@ -95,7 +95,7 @@ def test_the_samples_are_those_of_the_contract(tmp_path: Path) -> None:
         pids = seen(processes, SERVER, ENGINE, ("worker", "0"))
         collected = processes.collect()
         assert collected.problem == ""
-        assert all(len(labels) == len(FAMILIES[name].labels) for name, labels, _ in collected.samples)
+        assert all(len(labels) == len(families()[name].labels) for name, labels, _ in collected.samples)
         page = render(collected.samples).decode()
         assert f'{STOPPED}{{pid="{pids["worker", "0"]}",rank="0",role="worker"}} 0.0' in page
         assert page.count(f"\n{CPU}{{") == page.count(f"\n{STOPPED}{{") == 3

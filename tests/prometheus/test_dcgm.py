@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from diag.artefacts import recording_rules
-from diag.core.metric_families import FAMILIES, THROTTLE_REASONS
+from diag.core.metric_families import THROTTLE_REASONS, families
 
 PLACES = ("PATH", "DIAG_PROMETHEUS3")
 SERVER, BY_POD = ("instance",), ("namespace", "pod")
@@ -227,7 +227,7 @@ def test_every_rule_is_expected_above() -> None:
 def test_metrics_have_the_labels_of_our_page() -> None:
     """`max by` keeps the server's, gpu and uuid; the rule gives the others, or keeps them as well."""
     for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING):
-        assert FAMILIES[record.metric].labels == ("gpu", "uuid", *record.labels, *record.kept), record.metric
+        assert families()[record.metric].labels == ("gpu", "uuid", *record.labels, *record.kept), record.metric
 
 
 def test_total_is_summed_if_dcgm_lacks_it(promtool: Promtool) -> None:
@@ -356,7 +356,7 @@ def test_each_field_is_a_default_or_is_switched_on() -> None:
 
 @pytest.mark.fast
 def test_every_gpu_metric_is_recorded_or_listed_as_left_out() -> None:
-    metrics = {name for name in FAMILIES if name.startswith(METRIC)}
+    metrics = {name for name in families() if name.startswith(METRIC)}
     rules = {record.metric for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING)}
     left_out = set(re.findall(r"diag_gpu_\w+", recording_rules.DCGM_HEADER))
     assert metrics - rules == left_out, "a GPU metric has a rule in DCGM_RULES, or DCGM_HEADER names it"

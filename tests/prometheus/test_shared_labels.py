@@ -17,7 +17,7 @@ from support.timelines import recording
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.diagnosis.fleet import judge
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
@@ -173,7 +173,7 @@ def site(begin: float, end: float) -> Block:
     series: dict[frozenset[tuple[str, str]], list[float]] = {}
     for second in TIMES:
         for name, values, value in one(float(second)):
-            labels = zip(FAMILIES[name].labels, values, strict=True)
+            labels = zip(families()[name].labels, values, strict=True)
             series.setdefault(frozenset({("__name__", name), *labels}), []).append(value)
     healthy = recording("healthy")
     page = healthy.looped(TIMES.astype(float), healthy.whole)

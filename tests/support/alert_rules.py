@@ -14,7 +14,7 @@ from support.rule_files import groups_of
 
 from diag import promql
 from diag.core.incident import Incident, seconds
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.knowledge.catalog import load
 
 INCIDENTS = {incident.id: incident for incident in load()}
@@ -68,7 +68,7 @@ def in_no_recording(metrics: Iterable[str]) -> set[str]:
     recorded = {
         dict(key)["__name__"] for recording in ALL_RECORDINGS for key in timelines.recording(recording.name).series
     }
-    unknown = {*metrics} - recorded - set(FAMILIES) - {"ALERTS"}
+    unknown = {*metrics} - recorded - set(families()) - {"ALERTS"}
     return {name for name in unknown if not name.startswith((*OLD_NAMES.values(), *CONNECTORS, "{"))}
 
 

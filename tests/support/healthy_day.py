@@ -15,7 +15,7 @@ from support.paths import RECORDINGS
 from support.scenarios import GIB, PHASES, Beside, config, gpu, log, workers
 from support.timelines import LEAD, STEP, Key, Series
 
-from diag.core.metric_families import FAMILIES, Sample
+from diag.core.metric_families import Sample, families
 from diag.promql import STALE, Block, Labels, metric_names, parse
 from diag.promql.samples import Floats, Millis
 from diag.sources.recording.reader import read
@@ -214,7 +214,7 @@ def _exporter(course: Course) -> Block:
 
 def _labels(sample: Sample) -> Labels:
     name, values, _ = sample
-    return {"__name__": name, **dict(zip(FAMILIES[name].labels, values, strict=True))}
+    return {"__name__": name, **dict(zip(families()[name].labels, values, strict=True))}
 
 
 def _gpu(index: int, course: Course) -> Beside:

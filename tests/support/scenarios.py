@@ -9,7 +9,7 @@ from support.paths import MODELS
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
-from diag.core.metric_families import FAMILIES, Sample
+from diag.core.metric_families import Sample, families
 from diag.diagnosis.report import Finding, Report
 from diag.exposition.rendering import render
 from diag.vllm import work
@@ -151,7 +151,7 @@ def gpu(index: int = 0, **changes: object) -> Beside:
 def _sample(index: int, key: str, value: float) -> Sample:
     name, _, rest = key.partition(":")
     labels = (str(index), f"GPU-{index}", *(rest.split(",") if rest else ()))
-    assert len(labels) == len(FAMILIES[f"diag_gpu_{name}"].labels), key
+    assert len(labels) == len(families()[f"diag_gpu_{name}"].labels), key
     return f"diag_gpu_{name}", labels, value
 
 

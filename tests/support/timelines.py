@@ -33,7 +33,7 @@ from support.scenarios import (
 )
 from support.thinning import truth
 
-from diag.core.metric_families import FAMILIES, Sample
+from diag.core.metric_families import Sample, families
 from diag.promql import STALE, Block, is_stale
 from diag.sources.recording.reader import read
 
@@ -206,7 +206,7 @@ def _sampled(beside: tuple[Beside, ...], times: Floats) -> Series:
     series: Series = {}
     for at, second in enumerate(times):
         for name, values, value in (sample for each in beside for sample in each(float(second))):
-            labels = zip(FAMILIES[name].labels, values, strict=True)
+            labels = zip(families()[name].labels, values, strict=True)
             key = frozenset({("__name__", name), *labels})
             series.setdefault(key, np.full(times.size, np.nan))[at] = value
     return series

@@ -3,7 +3,7 @@
 import pytest
 from support.paths import MODELS
 
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.vllm.running_config import ServerFacts, settle
 from diag.vllm.work import gpu_samples, server_samples
 
@@ -13,7 +13,7 @@ def work(flags: str = "", name: str = "llama-3.1-8b", **facts: object) -> dict[s
     given = {"launch": f"vllm serve {MODELS / name} {flags}", "version": "0.32.0"} | facts
     server = ServerFacts(**given)  # type: ignore[arg-type]
     samples = server_samples(settle({}, server), server)
-    assert all(len(labels) == len(FAMILIES[family].labels) for family, labels, _ in samples)
+    assert all(len(labels) == len(families()[family].labels) for family, labels, _ in samples)
     return {" ".join([family.removeprefix("diag_vllm_"), *labels]): value for family, labels, value in samples}
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
+from typing import get_args
 
 import pytest
 from support.dashboards import plain
@@ -13,7 +14,7 @@ from diag import signals
 from diag.core.contract import Contract
 from diag.core.incident import Signal
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
-from diag.core.metric_families import FAMILIES, LABELS
+from diag.core.metric_families import THROTTLE_REASONS, families, label_meanings
 from diag.diagnosis import telemetry_checks
 from diag.diagnosis.query_cache import ENGINES, GPUS, INSTANCES
 from diag.exporter.process.kernel import EVENTS
@@ -23,6 +24,7 @@ from diag.promql import Expression, parse
 from diag.promql.facts import selectors
 from diag.promql.nodes import Selector
 from diag.promql.samples import NAME
+from diag.report.coverage import sentences
 from diag.verify import changes, compare
 from diag.vllm.running_config import FLAGS
 
@@ -86,7 +88,7 @@ def matches(selector: Selector, label: str, value: str) -> bool:
 
 def metrics(selector: Selector) -> set[str]:
     """The families of the exporter that a selector can read."""
-    return {family for family in FAMILIES if matches(selector, NAME, family)}
+    return {family for family in families() if matches(selector, NAME, family)}
 
 
 def values_of(label: str) -> set[str]:
@@ -97,14 +99,14 @@ def values_of(label: str) -> set[str]:
 
 def test_every_metric_of_ours_in_an_expression_is_a_family() -> None:
     named = {m.value for s in selected() for m in s.matchers if m.label == NAME and m.op == "="}
-    assert {name for name in named if name.startswith("diag_")} <= FAMILIES.keys()
+    assert {name for name in named if name.startswith("diag_")} <= families().keys()
 
 
 def test_every_label_that_an_expression_matches_is_one_of_its_family() -> None:
     for selector in selected():
         for family in metrics(selector):
             labels = {matcher.label for matcher in selector.matchers} - OF_OTHERS - {NAME}
-            assert labels <= set(FAMILIES[family].labels), selector
+            assert labels <= set(families()[family].labels), selector
 
 
 @pytest.mark.parametrize("label", DECLARED)
@@ -127,7 +129,7 @@ def test_a_flag_that_a_condition_reads_is_published() -> None:
 def test_metric_family_is_read_or_states_its_purpose() -> None:
     read = {family for selector in selected() for family in metrics(selector)}
     unread = "what no signal reads says in `unread` what it is for"
-    assert {name for name, family in FAMILIES.items() if not family.unread} == read, unread
+    assert {name for name, family in families().items() if not family.unread} == read, unread
 
 
 def test_log_event_is_read_or_has_a_reason_to_be_counted() -> None:
@@ -143,12 +145,18 @@ def test_every_phase_is_read() -> None:
 
 
 def test_every_label_is_explained() -> None:
-    assert {label for family in FAMILIES.values() for label in family.labels} == LABELS.keys()
+    assert {label for family in families().values() for label in family.labels} == label_meanings().keys()
+    assert label_meanings()["reason"] == ", ".join(THROTTLE_REASONS)
 
 
-@pytest.mark.parametrize(("name", "family"), FAMILIES.items(), ids=list(FAMILIES))
+def test_every_defect_of_telemetry_has_a_sentence() -> None:
+    kinds = {kind for group in get_args(telemetry_checks.DefectKind) for kind in get_args(group)}
+    assert sentences().keys() == kinds | {"port"}
+
+
+@pytest.mark.parametrize(("name", "family"), families().items(), ids=list(families()))
 def test_a_help_text_is_a_sentence_that_names_the_unit(name: str, family: object) -> None:
-    text = FAMILIES[name].help
+    text = families()[name].help
     assert re.fullmatch(r"[A-Z0-9].*\.", text)
     units = {"seconds": "seconds", "bytes": "bytes", "celsius": "Celsius", "watts": "watts", "hertz": "hertz"}
     units |= {"joules": "joules", "ratio": "0 to 1"}

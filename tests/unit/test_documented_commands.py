@@ -13,7 +13,7 @@ from support.paths import ROOT
 from typer.main import get_command
 
 from diag.cli.app import app
-from diag.cli.help import NOTES
+from diag.cli.help import notes
 from diag.core.contract import read
 
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "deploy/**/*.md", "alerts/*.md", "runbooks/*.md")
@@ -37,8 +37,8 @@ def typed() -> Iterator[str]:
                 yield from TYPED.findall(block)
         for block in INDENTED.findall(text):
             yield from TYPED.findall(block)
-    for notes in NOTES.values():
-        yield from TYPED.findall(notes)
+    for each in notes().values():
+        yield from TYPED.findall(each.text())
 
 
 def accept(words: list[str]) -> None:
@@ -49,6 +49,10 @@ def accept(words: list[str]) -> None:
 @pytest.mark.parametrize("line", sorted(set(typed())))
 def test_documented_command_is_accepted(line: str) -> None:
     accept(shlex.split(line.removesuffix("&"), comments=True))
+
+
+def test_every_command_has_notes() -> None:
+    assert notes().keys() == COMMANDS.keys()
 
 
 def test_options_in_documentation_text_exist() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from diag import promql
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Part, Signal
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula, parts_first
 from diag.knowledge.signals import DECLARED
@@ -25,7 +25,7 @@ def labels_of(node: nodes.Node, named: Mapping[str, Labels]) -> Labels:
     """Return the labels by which series of an expression may differ; `named` are those of recorded parts."""
     match node:
         case nodes.Selector(text=text):
-            own = FAMILIES[text].labels if text in FAMILIES else ()
+            own = families()[text].labels if text in families() else ()
             of_vllm = ("engine",) if text.startswith("vllm:") and text != "vllm:cache_config_info" else ()
             return named.get(text, frozenset(() if text in ONE_OF else ("instance", *own, *of_vllm)))
         case nodes.Range(selector):

@@ -15,7 +15,7 @@ from re import _parser  # type: ignore[attr-defined]
 import pytest
 
 from diag.exporter import log
-from diag.exporter.log.patterns import PATTERNS, Pattern
+from diag.exporter.log.patterns import Pattern, patterns
 from diag.exporter.log.recognise import MOST_SEARCHED, read_values
 
 OTHERS = (
@@ -45,7 +45,7 @@ def expressions() -> Iterator[tuple[str, str, int]]:
                 yield name, value.pattern if isinstance(value.pattern, str) else value.pattern.decode(), value.flags
             elif name == "_LOOKED_FOR":
                 yield from ((name, regex.pattern, 0) for regex, _ in value)
-    yield from ((pattern.begins, pattern.begins, 0) for pattern in PATTERNS)
+    yield from ((pattern.begins, pattern.begins, 0) for pattern in patterns())
 
 
 @cache
@@ -183,5 +183,5 @@ def test_every_expression_is_linear() -> None:
 
 
 def test_the_numbers_of_a_line_are_looked_for_at_its_beginning_only() -> None:
-    pattern = Pattern("event", "x", "", frozenset(), numbers=r"(?P<n>\d+)")
+    pattern = Pattern("event", "", (), "x", numbers=r"(?P<n>\d+)")
     assert read_values(pattern, "x" * (MOST_SEARCHED - 1) + "12") == {"n": "1"}

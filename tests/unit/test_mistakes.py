@@ -13,7 +13,10 @@ from support.paths import ROOT
 
 INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/flags.py"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
-ADVICE, ROCM = "knowledge/advice.toml", "knowledge/rocm.toml"
+FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
+ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
+DEFECTS = "report/defects.toml"
+ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
     (
@@ -58,6 +61,27 @@ MISTAKES = [
     (ADVICE, '\ntruth = "', '\ntruht = "', "advice has no key 'truht'"),
     (ADVICE, '\nnames = ["', '\nnames = [3, "', "advice.names must be a text, not 3"),
     (ROCM, "[words]", "[wordes]", "has no key 'wordes'; its keys are commands, words (did you mean words?)"),
+    (
+        LOG,
+        'name = "load_weights"',
+        'name = "load_weight"',
+        "'load_weight' is no stage (did you mean load_weights?)",
+    ),
+    (LOG, "'{cuda}", "'{cude}", "begins names 'cude', which is no part (did you mean cuda?)"),
+    (LOG, "begins = 'Watchdog", "begins = '(Watchdog", "pattern.begins must be a regular expression, not '(Watch"),
+    (LOG, "begins = 'Watchdog caught", "begins = 'Watchdog (caught)", "pattern.begins must be without groups, (?:...)"),
+    (FAMILIES, '"qwen2moe"', '"qwen2_moe"', "family.names has 'qwen2_moe', which is written as 'qwen2moe'"),
+    (FAMILIES, "\nqk_norm =", "\nqk_norms =", "family has no key 'qk_norms'"),
+    (ENCODERS, '"merge and project"', '"merge and projekt"', "(did you mean merge and project?)"),
+    (ALIASES, '["n_embd", "d_model"]', '"n_embd"', "hidden_size must be a list of texts, not 'n_embd'"),
+    (METRICS, 'labels = ["collector"]', 'labels = ["colector"]', "[labels] lacks (did you mean collector?)"),
+    (
+        METRICS,
+        'kind = "counter"',
+        'kind = "count"',
+        "kind must be gauge or counter, not 'count' (did you mean counter?)",
+    ),
+    (DEFECTS, "\nended =", "\nendet =", ":4: endet must be ended, gone, gaps or slow, r"),
 ]
 
 

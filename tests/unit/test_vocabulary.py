@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
 
-from diag.core.metric_families import FAMILIES
+from diag.core.metric_families import families
 
 PHRASES = [
     tuple(line.split("  ", 1))
@@ -118,9 +118,9 @@ def test_a_hand_written_page_has_no_pronoun_for_a_person_or_a_program(file: Path
     assert [line for line in lines if PRONOUNS.search(line)] == []
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families())
 def test_a_help_text_names_its_subject(name: str) -> None:
-    text = FAMILIES[name].help
+    text = families()[name].help
     assert not OBLIQUE.match(text) and not PRONOUNS.search(text)
     assert found(text) == []
 

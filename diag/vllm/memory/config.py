@@ -4,45 +4,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from itertools import combinations
 from typing import Any
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.errors import BadUsage
 from diag.vllm.command.free_text import hidden
 
 MOST = 2**30
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "decoder_attention_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "multi_query_group_num", "num_attention_groups"),
-    "head_dim": ("attention_head_dim", "kv_channels", "dim_head"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
-    "vocab_size": ("padded_vocab_size",),
-    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_routed_experts"),
-    "num_experts_per_tok": ("top_k_experts", "moe_topk", "moe_top_k", "moe_k", "num_experts_per_token"),
-    "moe_intermediate_size": ("expert_ffn_hidden_size", "expert_ffn_size"),
-    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
-    "shared_expert_intermediate_size": (
-        *("moe_shared_expert_intermediate_size", "shared_intermediate_size"),
-        *("share_expert_dim", "share_expert_dims"),
-    ),
-    "first_k_dense_replace": ("num_dense_layers", "first_k_dense"),
-    "mamba_heads": ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads"),
-    "mamba_head_dim": ("mamba_d_head", "mamba_headdim"),
-    "mamba_groups": ("mamba_n_groups", "mamba_ngroups", "n_groups"),
-    "mamba_state": ("mamba_d_state", "ssm_state_size", "state_size"),
-    "mamba_conv": ("mamba_d_conv", "conv_kernel"),
-    "mamba_width": ("mamba_d_ssm",),
-    "mamba_expand": ("expand",),
-    "mamba_rank": ("mamba_dt_rank", "time_step_rank"),
-    "intermediate_size_mlp": ("dense_intermediate_size",),
-    "moe_latent_size": ("routed_expert_hidden_size",),
-    "positions": ("max_position_embeddings", "n_positions", "max_target_positions"),
-}
-"""Other names of a field, by the name that diag uses; the first one that a file has counts."""
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
 """Objects with the fields of the language part."""
+
+
+@cache
+def aliases() -> Mapping[str, tuple[str, ...]]:
+    """Return other names of a field, by the name that diag uses; the first one that a file has counts."""
+    return read(PACKAGE / "vllm" / "memory" / "aliases.toml", dict[str, tuple[str, ...]])
 
 
 class Config:
@@ -62,10 +40,10 @@ class Config:
 
     def _spelled(self, name: str) -> str:
         """Return the name under which the file has a field."""
-        self.asked.update((name, *ALIASES.get(name, ())))
+        self.asked.update((name, *aliases().get(name, ())))
         if self.fields.get(name) is not None:
             return name
-        return next((other for other in ALIASES.get(name, ()) if self.fields.get(other) is not None), name)
+        return next((other for other in aliases().get(name, ()) if self.fields.get(other) is not None), name)
 
     def has(self, *names: str) -> bool:
         """Return True if the file has one of these fields, whatever its spelling."""

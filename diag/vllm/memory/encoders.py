@@ -1,23 +1,24 @@
 """Vision and audio encoders: the count of their numbers, by the fields of vision_config and audio_config."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.config import MOST, Config
 
 Connector = Literal["merger", "projector", "merge and project", "linear", "none"]
 
 
-@dataclass(frozen=True)
-class Encoder:
+class Encoder(NamedTuple):
     """Properties of an encoder that are not in config.json: a gated feed-forward part, and the way to the text.
 
     A merger joins neighbouring patches and maps them by two matrices, the first of them square; a projector has two
-    matrices, the second one square.
+    matrices, the second one square. `names` are the stems of model_types.
     """
 
+    names: tuple[str, ...] = ()
     gated: bool = False
     connector: Connector = "projector"
     merge: int = 1
@@ -26,32 +27,10 @@ class Encoder:
     """True for blocks of two feed-forward parts, attention with relative positions and a convolution."""
     numbers: int = 0
     """The count of an encoder whose layers no field describes; 0 otherwise."""
-    defaults: Mapping[str, int] = field(default_factory=dict)
+    defaults: Mapping[str, int] = {}
     """Defaults of Transformers for fields that the official files leave out."""
 
 
-_QWEN = Encoder(connector="merger", merge=2)
-ENCODERS: Mapping[str, Encoder] = {
-    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "kimik25", "moonvit"), _QWEN),
-    **dict.fromkeys(("paddleocrvl", "qwen3omnimoevisionencoder"), _QWEN),
-    **dict.fromkeys(("qwen25vl", "qwen25omnivisionencoder"), Encoder(gated=True, connector="merger", merge=2)),
-    "pixtral": Encoder(
-        gated=True,
-        connector="merge and project",
-        defaults={"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096, "patch_size": 16},
-    ),
-    **dict.fromkeys(("gemma3naudio", "gemma4audio"), Encoder(connector="linear", conformer=True)),
-    "gemma3nvision": Encoder(connector="linear", numbers=294_130_000),  # MobileNet V5 300M, not checked with timm
-    **dict.fromkeys(("gemma4", "gemma4vision"), Encoder(gated=True, connector="linear")),
-    **dict.fromkeys(("siglipvisionmodel", "siglip", "qwen2audioencoder"), Encoder(connector="linear")),
-    "whisper": Encoder(connector="none"),
-    "glmasrencoder": Encoder(merge=2),
-    **dict.fromkeys(("internvl", "internvit6b", "siglip2visionmodel"), Encoder(merge=2)),
-    **dict.fromkeys(
-        ("glm4v", "glm4vmoe", "glm46v", "glmocr", "dotsocr"), Encoder(gated=True, connector="merger", merge=2)
-    ),
-}
-"""Encoders by the stem of their model_type, or else of the model's; another one is read like that of Llava."""
 _TIMM: Mapping[str, Mapping[str, int]] = {
     f"vit_{name}_patch16_224": {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 4 * hidden}
     for name, hidden, layers in (("small", 384, 12), ("base", 768, 12), ("large", 1024, 24), ("huge", 1280, 32))
@@ -76,9 +55,16 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+@cache
+def encoders() -> Mapping[str, Encoder]:
+    """Return the encoders by the stem of their model_type, or else of the model's; others are read like Llava's."""
+    rows = read(PACKAGE / "vllm" / "memory" / "encoders.toml", tuple[Encoder, ...], "encoder")
+    return {name: row for row in rows for name in row.names}
+
+
 def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: int) -> int:
     """Return the count of an encoder's numbers, with its way to the language part; 0 if it names no layers."""
-    kind = ENCODERS.get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
+    kind = encoders().get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
     args = fields.get("args")
     named = _TIMM.get(str(args.get("model")), {}) if isinstance(args, dict) else {}
     config = Config({**kind.defaults, **named, **fields}, outer.place)

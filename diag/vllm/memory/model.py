@@ -17,7 +17,7 @@ from diag.core.files import expanded, read_bytes, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.architectures import FAMILIES, LLAMA, Architecture, gives_vectors, stem
+from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
 from diag.vllm.memory.layers import experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer, UnknownLayers
@@ -144,7 +144,7 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     # the language part of a model with encoders, or the model that JinaEmbeddingsV5Model extends
     kinds = [*inner.list("architectures")[:1], inner.fields.get("model_type")]
     kinds += [outer.fields.get("model_type")] if gives_vectors(architecture) else []
-    known = (FAMILIES.get(stem(str(kind))) for kind in (architecture, *kinds))
+    known = (families().get(stem(str(kind))) for kind in (architecture, *kinds))
     family = next((each for each in known if each), None)
     given = {name: value for name, value in {**outer.fields, **inner.fields}.items() if value is not None}
     if given.get("head_dim") == 0:  # latent attention without rotary keys: GLM 5 Next
