@@ -55,8 +55,7 @@ def memory_share(facts: PreflightFacts) -> Iterator[Outcome]:
     if facts.ledger is None:
         raise NotChecked(facts.no_ledger)
     setup = facts.ledger.setup
-    fixed = setup.kv_cache_bytes is not None
-    if fixed:
+    if setup.kv_cache_bytes is not None:
         raise NotChecked("--kv-cache-memory-bytes sets the KV cache, whatever the share")
     message = (
         f"--gpu-memory-utilization {setup.utilization:g}, and diag.toml gives this server {quantity(share, 'share')}"

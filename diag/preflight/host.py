@@ -257,7 +257,9 @@ def disk_room(facts: PreflightFacts) -> Iterator[Outcome]:
     if facts.running or facts.weight_files or facts.no_folder:
         return
     facts.on_host()
-    folder = _download_folder(facts)
+    command = facts.launch()
+    home = command.environment.get("HF_HOME") or "~/.cache/huggingface"
+    folder = expanded(command.get("--download-dir") or command.environment.get("HF_HUB_CACHE") or f"{home}/hub")
     rows = {row.name: row.size for row in facts.ledger.rows} if facts.ledger else {}
     weights, free = rows.get(WEIGHTS), machine.disk_free(folder)
     if weights is None:
@@ -268,13 +270,6 @@ def disk_room(facts: PreflightFacts) -> Iterator[Outcome]:
         yield failed(message, "HF_HOME=FOLDER on a larger disk, or --download-dir")
     else:
         yield passed(f"{gibibytes(free, 0)} free for weights of {gibibytes(size, 0)}")
-
-
-def _download_folder(facts: PreflightFacts) -> Path:
-    command = facts.launch()
-    given, environment = command.get("--download-dir"), command.environment
-    home = environment.get("HF_HOME") or "~/.cache/huggingface"
-    return expanded(given or environment.get("HF_HUB_CACHE") or f"{home}/hub")
 
 
 @check(
