@@ -190,7 +190,7 @@ def candidates(steps: Sequence[Step], at: Step, limits: Limits, running: Mapping
     """Judge all candidates at a step that has samples; `running` is what runs on each instance."""
     assert at.queries is not None
     yield _judge_client(at, limits)
-    yield _judge_compute(steps, at, at.queries)
+    yield _judge_compute(steps, at.queries)
     for binder in BINDERS:
         yield from _judge_binder(binder, at.queries, running)
     if breaches := at.breaches(limits.contract):  # if no resource is at its limit, the SLO itself is the limit
@@ -255,7 +255,7 @@ def _judge_client(at: Step, limits: Limits) -> BoundBy:
     )
 
 
-def _judge_compute(steps: Sequence[Step], at: Step, queries: QueryCache) -> BoundBy:
+def _judge_compute(steps: Sequence[Step], queries: QueryCache) -> BoundBy:
     """Judge whether a larger batch still serves more: tokens/s against tokens in a step, over the steps of the ramp."""
     roof = max(ceiling_shares(queries), key=lambda shares: shares.nearest, default=None)
     if value(queries, runs_on_cpu.promql):

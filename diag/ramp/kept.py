@@ -4,7 +4,6 @@ Results of an older diag lack fields: what they do not tell is None, "" or empty
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -184,7 +183,7 @@ def _optional(value: object) -> float | None:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _ABSURD or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _ABSURD:
         raise ValueError
     return float(value)
 
@@ -277,7 +276,8 @@ def _traffic(before: RampResult, after: RampResult) -> Iterator[Difference]:
     for field, name in names.items():
         old, new, factor = before.lengths[field], after.lengths[field], 1.0
         if old is None or new is None:
-            (old, new), factor = (_mean(ramp.ceiling, field) for ramp in (before, after)), SAME_LENGTHS
+            ceilings, factor = (before.ceiling, after.ceiling), SAME_LENGTHS
+            old, new = (getattr(step, field) / step.served if step and step.served else None for step in ceilings)
         if old and new and max(old, new) > factor * min(old, new):
             yield Difference("traffic", f"{name} a request", number(old), number(new))
     for field, name in {"prefix_tokens": "shared prefix tokens", "length_spread": "spread of the lengths"}.items():
@@ -288,9 +288,3 @@ def _traffic(before: RampResult, after: RampResult) -> Iterator[Difference]:
     then, now = before.others, after.others
     if then is not None and now is not None and before.ceiling and abs(now - then) > OTHERS * before.ceiling.served:
         yield Difference("traffic", "requests/s of others", number(then), number(now))
-
-
-def _mean(step: LoadStep | None, field: str) -> float | None:
-    if step is None or not step.served:
-        return None
-    return (step.prompt_tokens if field == "prompt_tokens" else step.output_tokens) / step.served
