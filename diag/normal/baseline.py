@@ -9,7 +9,6 @@ normal speed can be looked up for any load.
 """
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -264,12 +263,7 @@ def _parse_server(server: Mapping[str, Any]) -> Normal:
 
 
 def _number(value: object) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or abs(value) > LARGEST
-    ):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise ValueError(f"{value!r} should be a number")
     return float(value)
 

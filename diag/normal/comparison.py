@@ -46,7 +46,8 @@ MEASURES = (
     Measure("joules_per_token", "GPU energy (J / output token)", "J", "higher", ("running", "prompt_tokens"), 0.0),
     Measure("prefix_hit_share", "prefix cache hit rate", "share", "lower", ("running", "prompt_tokens"), 0.1),
 )
-START = Measure("startup_seconds", "start-up phase {}", "seconds", "higher", (), 10.0)
+LEAST_OF_START = 10.0
+"""Seconds by which a phase of a start has to differ to be notable (judged)."""
 
 
 class LoadLikeness(NamedTuple):
@@ -236,9 +237,9 @@ def _startups(
             band = _Band.of(np.array(before))
             yield NormalReading(
                 subject=(("instance", instance),),
-                measure=START.name.format(phase),
-                unit=START.unit,
-                worse=START.worse,
+                measure=f"start-up phase {phase}",
+                unit="seconds",
+                worse="higher",
                 value=spent,
                 normal=band.median,
                 spread=band.spread,
@@ -247,5 +248,5 @@ def _startups(
                 version=closest.version,
                 own_version=kind.version,
                 windows=len(before),
-                notable=band.is_notable(spent, START.least),
+                notable=band.is_notable(spent, LEAST_OF_START),
             )
