@@ -8,7 +8,6 @@ from typing import Literal
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import escaped, listed, moment, number, printable, quantity
 from diag.core.metric_prefix import relabelling
-from diag.core.subjects import Subject
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import NormalReading, Report
 from diag.diagnosis.telemetry_checks import FAMILIES, DefectKind, TelemetryDefect
@@ -117,11 +116,8 @@ def undecided(report: Report) -> list[str]:
         lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in without.items()]
         return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
 
-    unknown: dict[Subject, list[Diagnosis]] = {}
-    for diagnosis in report.undecided:
-        unknown.setdefault(diagnosis.subject, []).append(diagnosis)
     lines = []
-    for subject, diagnoses in unknown.items():
+    for subject, diagnoses in grouped((diagnosis.subject, diagnosis) for diagnosis in report.undecided).items():
         if len(diagnoses) > MANY:
             names = ", ".join(diagnosis.incident.id for diagnosis in diagnoses)
             lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")

@@ -35,10 +35,8 @@ def render(report: Report) -> str:
         words.detailed(report), key=lambda found: (not found.diagnosis.primary, -RANK[found.diagnosis.severity])
     )
     servers = fleet_rows(report, moment) if words.is_fleet(report) else []
-    absent: dict[str, list[Diagnosis]] = {}
-    for finding in report.findings:
-        if finding.diagnosis.state == "absent":
-            absent.setdefault(finding.diagnosis.incident.id, []).append(finding.diagnosis)
+    diagnoses = (finding.diagnosis for finding in report.findings)
+    absent = words.grouped((each.incident.id, each) for each in diagnoses if each.state == "absent")
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
     return page(
         TEMPLATE.name,

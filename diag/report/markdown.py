@@ -54,7 +54,7 @@ def render(report: Report, verbose: bool = False) -> str:
         "Thresholds": list(report.contract),
         "Notes": coverage.notes(report),
     }
-    parts += [_list(title, texts) for title, texts in footer.items() if texts]
+    parts += [bullets(title, texts) for title, texts in footer.items() if texts]
     return "\n\n".join(parts) + "\n"
 
 
@@ -98,13 +98,13 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
         _lines("Fix", [_proposal(actions.fix)] if actions.fix else []),
         f"Relaunch:\n\n{fence}\n{relaunch}\n{fence}" if relaunch else "",
         table(("evidence", "value", "threshold", "holds"), evidence),
-        _list("Log", words.quoted(finding)),
-        _list("Ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis)]),
-        _list("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
-        _list("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
+        bullets("Log", words.quoted(finding)),
+        bullets("Ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis)]),
+        bullets("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
+        bullets("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
         _lines("Alternatives", [_proposal(proposal) for proposal in actions.alternatives]),
-        _list("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
-        _list("Do not", actions.do_not),
+        bullets("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
+        bullets("Do not", actions.do_not),
     ]
     return [part for part in parts if part]
 
@@ -119,7 +119,8 @@ def _proposal(proposal: Proposal) -> str:
     return f"- {code(change)} {text}" if change else f"- {text}"
 
 
-def _list(title: str, texts: Sequence[str]) -> str:
+def bullets(title: str, texts: Sequence[str]) -> str:
+    """Return sentences as a list below a title, "" if there are none."""
     return _lines(title, [f"- {escape(text)}" for text in texts])
 
 

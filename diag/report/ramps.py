@@ -13,7 +13,7 @@ from diag.core.formatting import escaped, listed, number, plural, quantity
 from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
 from diag.ramp.kept import RampResult
 from diag.report.layout import labelled, one_line_each, paragraph, shortened, table
-from diag.report.markdown import escape
+from diag.report.markdown import bullets, escape
 from diag.report.markdown import table as markdown_table
 
 SCHEMA = "diag.ramps/1"
@@ -191,7 +191,7 @@ def render_markdown(found: RampComparison) -> str:
         if section.rows:
             parts.append(markdown_table(section.head, [tuple(map(escape, row)) for row in section.rows]))
         elif section.texts:
-            parts.append("\n".join([f"{section.label}:", "", *(f"- {escape(text)}" for text in section.texts)]))
+            parts.append(bullets(section.label, section.texts))
     return "\n\n".join(parts) + "\n"
 
 

@@ -18,6 +18,7 @@ from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
 Key = TypeVar("Key")
+Item = TypeVar("Item")
 TimeFormat = Callable[[float], str]
 """Formats unix seconds: `clock` for a report that is read now, `moment` for one that is read another day."""
 FEW_SERVERS = 5
@@ -76,9 +77,9 @@ def folded(lines: Sequence[str], most: int = 8) -> list[str]:
     return [*lines[:most], *([f"... and {rest:,} more"] if rest > 0 else [])]
 
 
-def grouped(pairs: Iterable[tuple[Key, str]]) -> dict[Key, list[str]]:
+def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
     """Group the second items of pairs by the first, in the order of the first items."""
-    groups: dict[Key, list[str]] = {}
+    groups: dict[Key, list[Item]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
@@ -166,10 +167,8 @@ def alike(report: Report) -> list[list[Finding]]:
     primaries = [finding for finding in report.present if finding.diagnosis.primary]
     if not is_fleet(report):
         return [[finding] for finding in primaries]
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in primaries:
-        groups.setdefault((finding.diagnosis.incident.id, finding.diagnosis.severity), []).append(finding)
-    return list(groups.values())
+    pairs = (((finding.diagnosis.incident.id, finding.diagnosis.severity), finding) for finding in primaries)
+    return list(grouped(pairs).values())
 
 
 def detailed(report: Report) -> list[Finding]:

@@ -169,7 +169,11 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
 
     written_as = words.time_format(report)
     earlier = [format_period([episode], written_as) for episode in reversed(diagnosis.one_by_one[:-1])]
-    evidence = one_line_each(evidence_rows(diagnosis, culprits=True), 0, label="Evidence", width=LABEL, right=(1,))
+    is_log = bool(report.observed.endings) and finding.failure is not None
+    rows = evidence_rows(diagnosis, culprits=True)
+    if is_log:  # the cause says more than what every incident of its kind is
+        rows = [row for row in rows if row[1] not in ("yes", "no")]
+    evidence = one_line_each(rows, 0, label="Evidence", width=LABEL, right=(1,))
 
     log: Forms = [[]]
     if finding.quotes:  # the shorter forms cut the log line, but not its place
@@ -179,15 +183,6 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         room = line_width() - LABEL - 2
         texts += [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
         log = [form for text in texts if len(form := labelled("Log", [text], LABEL)) <= QUOTE]
-    is_log = bool(report.observed.endings) and bool(finding.failure)
-    if is_log and finding.failure:  # the cause says more than what every incident of its kind is
-        evidence = one_line_each(
-            [row for row in evidence_rows(diagnosis, culprits=True) if row[1] not in ("yes", "no")],
-            0,
-            label="Evidence",
-            width=LABEL,
-            right=(1,),
-        )
     sure = f"{finding.basis}{f' (line {finding.quotes[0].line})' if finding.quotes and finding.quotes[0].line else ''}"
     means = finding.failure.means if finding.failure else ""
     if finding.failure and finding.failure.seen:

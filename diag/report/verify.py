@@ -16,7 +16,7 @@ from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.json import observed
 from diag.report.layout import labelled, paragraph, table
-from diag.report.markdown import escape
+from diag.report.markdown import bullets, escape
 from diag.report.markdown import table as markdown_table
 from diag.verify.changes import GATEWAY_LIMIT
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
@@ -211,8 +211,7 @@ def render_markdown(verification: Verification) -> str:
 def _markdown_section(section: _Section) -> str:
     if section.rows:
         return markdown_table((section.label, "before -> after", ""), [tuple(map(escape, row)) for row in section.rows])
-    items = (f"- {escape(text)}" for text in section.texts)
-    return "\n".join([f"{section.label.capitalize()}:", "", *items]) if section.texts else ""
+    return bullets(section.label.capitalize(), section.texts)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
