@@ -14,7 +14,6 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
 from diag.diagnosis.report import Finding, Report
-from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.report import sentences as words
 from diag.report import unshown
@@ -270,13 +269,10 @@ class FleetRow(NamedTuple):
 
 def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     """Return a row for every server, the worst first."""
-    present: dict[str, list[Diagnosis]] = {}
-    for finding in report.present:
-        if RANK[finding.diagnosis.severity]:
-            present.setdefault(instance_name(finding.diagnosis.subject), []).append(finding.diagnosis)
-    states: dict[str, list[str]] = {}
-    for progress in report.progress:
-        states.setdefault(instance_name(progress.subject), []).append(progress.state)
+    harmful = (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity])
+    present = words.grouped((instance_name(diagnosis.subject), diagnosis) for diagnosis in harmful)
+    engines_of = ((instance_name(progress.subject), progress.state) for progress in report.progress)
+    states: dict[str, list[str]] = words.grouped(engines_of)
     states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
     not_judged = {instance_name(each.subject) for each in report.not_judged}
     unseen = {missing.server for missing in report.health.missing}
@@ -315,13 +311,9 @@ def merge_by_cause(
         if found.property.kind != "hour"
         for name in found.servers
     }
-    groups: dict[SharedLabel | str, list[FleetRow]] = {}
-    for row in rows:
-        incident = row.incidents.partition(", ")[0]
-        groups.setdefault(shared.get((incident, row.name), row.name), []).append(row)
-
+    pairs = ((shared.get((row.incidents.partition(", ")[0], row.name), row.name), row) for row in rows)
     merged = []
-    for cause, group in groups.items():
+    for cause, group in words.grouped(pairs).items():
         if isinstance(cause, str):
             merged += group[:1]
             continue

@@ -51,23 +51,14 @@ class Undecided(NamedTuple):
 
 def undecided(report: Report) -> list[Undecided]:
     """Return what cannot be told of servers whose users are affected; servers with the same incidents together."""
-    by_server: dict[str, list[int]] = {}
-    suspects = report.health.suspects
-    for number, suspect in enumerate(suspects):
-        by_server.setdefault(instance_name(suspect.diagnosis.subject), []).append(number)
+    by_server = grouped((instance_name(suspect.diagnosis.subject), suspect) for suspect in report.health.suspects)
     alike = grouped(
-        (
-            (
-                "" if is_fleet(report) else name,
-                *dict.fromkeys(suspects[number].diagnosis.incident.id for number in numbers),
-            ),
-            name,
-        )
-        for name, numbers in by_server.items()
+        (("" if is_fleet(report) else name, *dict.fromkeys(each.diagnosis.incident.id for each in suspects)), name)
+        for name, suspects in by_server.items()
     )
     found = []
     for (_, *incidents), names in alike.items():
-        own = [suspects[number] for number in by_server[names[0]]]
+        own = by_server[names[0]]
         signs: dict[str, Reading] = {}
         for sign in (sign for suspect in own for sign in suspect.signs):
             signs.setdefault(sign.condition.signal.name, sign)
