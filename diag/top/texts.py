@@ -285,10 +285,7 @@ def _parts(
 
 def _labels_by_gpu(queries: QueryCache, instance: str, promql: str, label: str) -> dict[Part, list[str]]:
     """Return the values that a label has in the series of each GPU."""
-    found: dict[Part, list[str]] = {}
-    for gpu, text in sorted(_series(queries, instance, promql, ("gpu", label))):
-        found.setdefault((gpu,), []).append(text)
-    return found
+    return words.grouped(((gpu,), text) for gpu, text in sorted(_series(queries, instance, promql, ("gpu", label))))
 
 
 def _series(queries: QueryCache, instance: str, promql: str, by: tuple[str, ...]) -> dict[Part, float]:
