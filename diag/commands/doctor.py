@@ -68,12 +68,10 @@ def _compared(
         from diag.normal.comparison import by_baseline
 
         known = read(file)  # an error in it is reported before servers are scraped
-        snapshot = look(options, contract, incidents, only_suspects=only_suspects)
-        report = _with_vitals(snapshot) if with_vitals else snapshot.report
-        return report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
-
     snapshot = look(options, contract, incidents, only_suspects=only_suspects)
     report = _with_vitals(snapshot) if with_vitals else snapshot.report
+    if file:
+        return report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
     diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
     unhealthy = list(dict.fromkeys(instance_name(diagnosis.subject) for diagnosis in diagnoses))
     if not unhealthy or report.observed.endings or len(report.observed.servers) < 2:

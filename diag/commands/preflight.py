@@ -15,7 +15,6 @@ from diag.commands import budget
 from diag.commands.budget import BudgetOptions
 from diag.commands.lint import gpu_samples, ignored_rules, judge
 from diag.commands.observe import ObserveOptions, site
-from diag.core.contract import Contract
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
 from diag.core.metric_families import families
@@ -66,14 +65,17 @@ class PreflightOptions:
 def run(options: PreflightOptions) -> Preflight:
     """Return the results; BadUsage for a target that is no launch, Unreachable for a server that does not answer."""
     contract, incidents = site(None, options.contract)
-    _check_ids(contract)
-    file = options.ramp or contract.preflight.ramp
+    for name in contract.preflight.ignore:
+        if name not in CHECKS and name not in RULES:
+            problem = f"[preflight.ignore] no check is called '{name}' (docs/preflight.md lists them)"
+            raise BadContract(f"{contract.origin}: {problem}")
+    file, url = options.ramp or contract.preflight.ramp, options.alertmanager
     known = PreflightFacts(
         contract=contract,
         incidents=incidents,
         version=options.vllm_version or versions()[-1],
         prometheus=_prometheus(options.prometheus) if options.prometheus else None,
-        alertmanager=_alertmanager(options.alertmanager) if options.alertmanager else None,
+        alertmanager=partial(Alertmanager(url, os.environ).get, seconds=_SECONDS) if url else None,
         ramp=kept.read(Path(file)) if file else None,
         bench=options.bench,
     )
@@ -88,14 +90,6 @@ def print_report(found: Preflight, form: Literal["terminal", "json", "markdown"]
     shown = {"json": text.render_json, "markdown": text.render_markdown}.get(form)
     sys.stdout.write(shown(found) if shown else text.render(found, verbose=verbose))
     return STATUS[found.answer]
-
-
-def _check_ids(contract: Contract) -> None:
-    for name in contract.preflight.ignore:
-        if name not in CHECKS and name not in RULES:
-            raise BadContract(
-                f"{contract.origin}: [preflight.ignore] no check is called '{name}' (docs/preflight.md lists them)"
-            )
 
 
 # -- a launch ----------------------------------------------------------------------------------------------------------
@@ -211,10 +205,6 @@ def _of_server(known: PreflightFacts, options: PreflightOptions) -> PreflightFac
 
 
 # -- Prometheus and Alertmanager ---------------------------------------------------------------------------------------
-
-
-def _alertmanager(url: str) -> Ask:
-    return partial(Alertmanager(url, os.environ).get, seconds=_SECONDS)
 
 
 def _prometheus(url: str) -> Ask:
