@@ -105,7 +105,7 @@ PARTS: tuple[Part, ...] = (
     Part("least_free_gpu_memory", "min by ($by) (min_over_time(diag_gpu_memory_free_bytes[$window]))", "bytes"),
     # at its start vLLM wants its share to be free, even if --kv-cache-memory-bytes sets the size of the KV cache
     Part(
-        "gpu_memory_promised_twice",
+        "gpu_memory_booked_twice",
         "($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
         " + on (instance) group_left () $config_gpu_memory_utilization > bool 1",
         "bool",
@@ -315,7 +315,7 @@ gpu_memory_overbooked = Signal(
     "GPU memory booked more than once",
     # a share that others leave is no answer as long as the GPU may be full
     f"($least_free_gpu_memory / ($gpu_memory_total > 0) < {NO_MEMORY_LEFT}) * 0 + 1"
-    " or $gpu_memory_promised_twice == 1 or ($gpu_memory_promised_twice and $least_free_gpu_memory)",
+    " or $gpu_memory_booked_twice == 1 or ($gpu_memory_booked_twice and $least_free_gpu_memory)",
     "the GPU is full, or its other processes leave less than this vLLM's share of it: {value}",
     "bool",
 )
