@@ -157,7 +157,7 @@ class PrometheusTemplates(NamedTuple):
         if not texts:
             return ""
         site = self.message.contract.site
-        active = f'ALERTS{{incident=~"{"|".join(texts)}",{_matchers(site.labels)}}}'
+        active = f'ALERTS{{alertstate="firing",incident=~"{"|".join(texts)}",{_matchers(site.labels)}}}'
         branches = "".join(
             f'{{{{ {"else if" if number else "if"} eq $cause "{name}" }}}}{text}'
             for number, (name, text) in enumerate(texts.items())

@@ -25,6 +25,7 @@ from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import NOTHING, known_failure
 from diag.knowledge.signals.answers import failed_share
+from diag.vllm.command.free_text import hidden
 
 ENDS_OPEN = {
     "starting": "its log ends in the middle of the start, without an error.{usual} Whether the start goes on, hangs, "
@@ -222,7 +223,7 @@ def _why_unknown(ending: LogEnding) -> str:
     if dump:
         frames = re.findall(r'File "[^"]*/(vllm/[^"]+)", line (\d+) in (\w+)', ending.context.nearby)
         place = f" Its innermost frame in vLLM: {':'.join(frames[0][:2])}, {frames[0][2]}." if frames else ""
-        return WATCHDOG.format(at=dump["at"], reason=dump["reason"], place=place)
+        return WATCHDOG.format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
     usual = f" {USUAL[ending.phase]}" if ending.phase in USUAL else ""
     return ENDS_OPEN[ending.state].format(last=ending.last, usual=usual)
 

@@ -235,7 +235,8 @@ def _judge_engine(subject: Subject, queries: QueryCache) -> Progress | str:
         lacks = [name for name, row in rows if row is None]
         if lacks:
             return UNCOUNTED.format(listed(lacks))
-        return INTERMITTENT if (last.instance(successful_scrapes, queries.whole) or 1.0) < OFTEN else TOO_SHORT
+        succeed = last.instance(successful_scrapes, queries.whole)
+        return TOO_SHORT if succeed is None or succeed >= OFTEN else INTERMITTENT
     if state[0] != "busy":
         if last.engine(asleep):
             level = last.engine(sleep_level) or 0.0

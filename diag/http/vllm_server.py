@@ -76,8 +76,8 @@ class VllmServer:
         reached = True
         try:
             return self._read_page()
-        except Failure as failure:
-            reached = failure.reached
+        except Failure as failure:  # an answer without a page shows no vLLM, unless a page has come before
+            reached = bool(self.path) if isinstance(failure, WrongAnswer) else failure.reached
             raise
         finally:
             with suppress(StillRunning):
@@ -117,7 +117,7 @@ class VllmServer:
             if problem:
                 tried.append((shown, problem, response.status))
                 continue
-            if other := program_of_page(response.body[:SMALL]):
+            if other := program_of_page(response.body):
                 raise WrongAnswer(f"is no vLLM server: its metrics are those of {other}", ONLY_JUDGES)
             self.path = path
             if self.address.path.rstrip("/") not in ("", shown):

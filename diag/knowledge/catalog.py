@@ -17,6 +17,7 @@ from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, Mistake, did_you_mean, executed, python_line, shown_path, typed
 from diag.core.errors import BadDeclaration, Unsupported
 from diag.core.files import exists
+from diag.core.formatting import printable
 from diag.core.incident import RANK, Condition, Fix, Incident, Signal, seconds
 from diag.knowledge import incidents as ours
 from diag.knowledge import shared_fixes
@@ -124,7 +125,7 @@ def _run(file: Path) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's file may raise anything, which is no crash of ours
-        sentence = executed(error, file.parent) or f"{file}: {type(error).__name__}: {error}"
+        sentence = executed(error, file.parent.resolve()) or f"{file}: {type(error).__name__}: {error}"
         raise BadDeclaration(sentence) from error
     return module
 
@@ -133,6 +134,8 @@ def _incident_of(module: ModuleType, file: Path) -> Incident:
     incident = getattr(module, "incident", None)
     if not isinstance(incident, Incident):
         raise BadDeclaration(f"{shown_path(file)}: must define a variable `incident` of type diag.incident.Incident")
+    if not isinstance(incident.id, str):
+        raise BadDeclaration(f"{shown_path(file)}: id must be a text, not {printable(repr(incident.id), 60)}")
     return incident
 
 

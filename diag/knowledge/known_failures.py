@@ -122,11 +122,16 @@ class FailureKind(NamedTuple):
             at = near.start(1) if near.re.groups and near[1] is not None else near.start()
             first = context.nearby.rfind("\n", 0, at) + 1
             whole = context.nearby[first:].partition("\n")[0]
-            head = _HEAD.match(whole)
-            start = max(head.end() if head and head.end() <= at - first else 0, at - first - BEFORE_SEEN)
-            seen = "" if text and text in whole else printable(hidden(whole[start:].strip()), MOST_SEEN)
+            seen = "" if text and text in whole else self._seen(hidden(whole))
             values |= {"": seen, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
         return values if all(_holds(each, values) for each in self.figures) else None
+
+    def _seen(self, line: str) -> str:
+        """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
+        head, place = _HEAD.match(line), re.search(self.nearby, line)
+        at = place.start() if place else len(line)
+        start = max(head.end() if head and head.end() <= at else 0, at - BEFORE_SEEN if place else 0)
+        return printable(line[start:].strip(), MOST_SEEN)
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
@@ -189,7 +194,7 @@ def platform_of(text: str, context: LogContext) -> str:
 
 
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
-_AMOUNT = re.compile(r"(?P<number>[\d.]{1,12}) ?(?P<unit>[KMGT]?i?)(?:B|bytes)?$")
+_AMOUNT = re.compile(r"(?P<number>\d{1,12}(?:\.\d{1,12})?) ?(?P<unit>[KMGT]?i?)(?:B|bytes)?$")
 _UNITS = {"": 1.0, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -276,7 +281,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     first, *others = _ALTERNATIVES.split(text)
     with_values = ""
     for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
-        with suppress(ValueError):
+        with suppress(ValueError, ArithmeticError):
             with_values += (separator if with_values else "") + PLACE.sub(value, clause)
     with_values = f"{with_values[:1].upper()}{with_values[1:]}"
     return with_values if with_values.endswith(".") else f"{with_values}."

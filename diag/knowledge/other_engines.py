@@ -13,6 +13,8 @@ OF_VLLM = re.compile(
     r"|\bvllm (?:serve|: error)|/vllm/|\bvllm\.(?:v1|engine|entry)"
 )
 """A line that vLLM wrote, or one that names its code."""
+BEGINNING = 2**20
+"""Bytes of a page in which the metrics of other programs are looked for."""
 ONLY_JUDGES = "diag judges vLLM alone"
 
 
@@ -32,9 +34,9 @@ def programs() -> tuple[Program, ...]:
 
 def program_of_page(page: bytes) -> str:
     """Return the name of the program whose metrics page this is; "" for vLLM's, diag's and any unknown one."""
-    text = page.decode(errors="replace")
-    if re.search(r"vllm[:_]\w*num_requests|^(?:# TYPE )?(?:diag_|vllm:)", text, re.MULTILINE):
+    if re.search(rb"vllm[:_]\w*num_requests|^(?:# TYPE )?(?:diag_|vllm:)", page, re.MULTILINE):
         return ""
+    text = page[:BEGINNING].decode(errors="replace")
     for each in programs():
         if re.search(rf"^(?:# (?:TYPE|HELP) )?(?:{each.metrics.pattern})", text, re.MULTILINE):
             return f"{each.name}{each.hint}"

@@ -91,6 +91,49 @@ def test_a_secret_around_an_error_is_hidden() -> None:
     assert "sk-012" not in found.seen
 
 
+PLAIN = LogContext(
+    "(EngineCore pid=9) INFO 11-20 03:12:00 [core.py:97] Initializing a V1 LLM engine (v0.11.0) with config:"
+    " model='m', revision=None, tokenizer_revision=None, vision_config=None, dtype=torch.bfloat16\n"
+    "INFO 11-20 03:12:10 [loggers.py:127] Engine 000: Avg prompt throughput: 812.1 tokens/s, took 12.1 seconds",
+    "cuda",
+)
+
+
+@pytest.mark.parametrize("phase", ["process_start", "load_weights", "profile_memory", "capture_graphs", "ready"])
+def test_the_log_of_a_plain_server_decides_nothing(phase: str) -> None:
+    """The lines that every log of a text model has are no evidence."""
+    context = PLAIN._replace(phase=phase)
+    deciding = [each.id for each in table() if each.nearby and each.values(each.example, "", context)]
+    assert deciding == []
+
+
+def test_a_secret_is_hidden_before_its_line_is_cut() -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50.00 MiB."
+    key = "correct-horse-battery-staple-9913-kilo-lima"
+    nearby = f"non-default args: {{'max_num_seqs': 512, 'api_key': ['{key}'], 'port': 80, 'model': 'Qwen-VL-7B'}}"
+    found = known_failure([line], "", "", "", LogContext(nearby, "cuda", "profile_memory"))
+    assert found is not None
+    assert "Qwen-VL-7B" in found.seen
+    assert "staple" not in found.seen
+
+
+def test_a_search_around_an_error_does_not_begin_with_anything() -> None:
+    """It would take the square of the time: 46 s for a log of 150 kB."""
+    assert [each.id for each in table() if each.nearby.startswith(("[\\s\\S]*", ".*", "(?=[\\s\\S]*"))] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Attempting to allocate 1.9.6G. That was not possible. There are 2.31G free",
+        "To serve at least one request with the model's max seq len (131072), (0.00 GiB KV cache is needed, which is"
+        " larger than the available KV cache memory (8.00 GiB).",
+    ],
+)
+def test_odd_numbers_of_an_error_are_no_crash(text: str) -> None:
+    known_failure([text], "", "")
+
+
 @pytest.mark.parametrize("failure", KINDS)
 def test_a_pattern_is_bounded_and_an_advice_can_be_followed(failure: FailureKind) -> None:
     outside_of_classes = re.sub(r"(?<!\\)\[[^]]*\]", "x", failure.pattern.pattern)

@@ -122,6 +122,32 @@ def test_load_is_over_when_the_server_was_stopped(tmp_path: Path) -> None:
     assert report_on(tmp_path, [*queue, *stop]).verdict == "no_incident"
 
 
+def test_load_is_over_while_the_server_is_off(tmp_path: Path) -> None:
+    """The next server starts ten minutes after an orderly shutdown."""
+    still = [*busy(10, 120), stats(120, 0.0, 0.0, 1, 0)]
+    off = [
+        "INFO:     Shutting down",
+        "INFO:     Application shutdown complete.",
+        "INFO:     Finished server process [1]",
+    ]
+    again = [f"INFO {at(720)} [api_server.py:1272] vLLM API server version 0.33.0"]
+    report = report_on(tmp_path, [*still, *off, *again, *READY, *busy(750, 900)])
+    assert "engine_stalled" not in incidents(report)
+
+
+@pytest.mark.parametrize(("running", "is_stalled"), [(1, False), (2, True)])
+def test_a_request_whose_client_gave_up_does_not_run(tmp_path: Path, running: int, is_stalled: bool) -> None:
+    aborted = f"INFO {at(125)} [async_llm.py:431] Request chatcmpl-9 aborted."
+    probes = [line for second in range(130, 330, 10) for line in (HEALTH, f"INFO {at(second)} [x.py:1] -")]
+    report = report_on(tmp_path, [*busy(10, 120), stats(120, 0.0, 0.0, running, 0), aborted, *probes])
+    assert ("engine_stalled" in incidents(report)) == is_stalled
+
+
+def test_a_torn_stats_line_is_no_crash(tmp_path: Path) -> None:
+    torn = stats(120, 30.5, 345.2, 2, 0).replace("30.5 tokens", "30.5.1 tokens")
+    assert incidents(report_on(tmp_path, [*busy(10, 120), torn])) == []
+
+
 def test_refused_grammars_are_their_own_incident(tmp_path: Path) -> None:
     lines = []
     for request in range(6):
@@ -153,6 +179,16 @@ def test_a_kernel_line_names_the_process_that_vanished(tmp_path: Path) -> None:
     assert report.present[0].failure is not None
     assert report.present[0].failure.id == "kernel_killed_for_memory"
     assert report.present[0].basis == "named by the error"
+
+
+def test_a_kernel_line_of_another_day_ends_no_server(tmp_path: Path) -> None:
+    killed = "Nov 18 03:12:44 node kernel: Out of memory: Killed process 702 (python3) total-vm:923423kB"
+    died = (
+        f"(EngineCore pid=88) ERROR {at(125)} [multiproc_executor.py:284] Worker proc VllmWorker-0 died unexpectedly,"
+    )
+    report = report_on(tmp_path, [killed, *busy(30, 120), f"{died} shutting down executor."])
+    failure = report.present[0].failure
+    assert failure is None or "killed_for_memory" not in failure.id
 
 
 @pytest.mark.parametrize(

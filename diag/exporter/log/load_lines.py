@@ -25,12 +25,15 @@ DONE = "vllm:request_success_total"
 """Answered requests; the log tells no reason for which one finished, so the series has no label for it."""
 LINE = re.compile(
     r"(?:Engine (?P<engine>\d{1,6}): |\d{1,6} Engines Aggregated: )?"
-    r"Avg prompt throughput: (?P<prompt>[\d.]{1,20}) tokens/s,"
-    r" Avg generation throughput: (?P<output>[\d.]{1,20}) tokens/s, Running: (?P<running>\d{1,9}) reqs,"
+    r"Avg prompt throughput: (?P<prompt>\d{1,15}(?:\.\d{1,6})?) tokens/s,"
+    r" Avg generation throughput: (?P<output>\d{1,15}(?:\.\d{1,6})?) tokens/s, Running: (?P<running>\d{1,9}) reqs,"
     r"(?: Swapped: \d{1,9} reqs,)? (?P<kind>Waiting|Pending): (?P<waiting>\d{1,9}) reqs,?"
     r"(?: Deferred: (?P<deferred>\d{1,9}) reqs,)?(?: KV fetch: [^,]{1,60}, [^,]{1,60}, [^,]{1,60},)?"
-    r"(?: Preemptions: \d{1,9},)?(?: \w{1,20} KV cache usage: (?P<usage>[\d.]{1,9})%)?"
+    r"(?: Preemptions: \d{1,9},)?(?: \w{1,20} KV cache usage: (?P<usage>\d{1,4}(?:\.\d{1,6})?)%)?"
 )
+
+ABORTED = re.compile(r"Request \S{1,200} aborted\.")
+"""What vLLM says of a client that gave up (0.8 and later, with --enable-log-requests)."""
 
 
 @dataclass
@@ -63,6 +66,11 @@ class EngineLoad:
         self.highest_usage = max(self.highest_usage, 1.0 if self.usage is None else self.usage)
         self.is_still = not (prompt or output) and line["kind"] == "Waiting"
 
+    def give_up(self) -> None:
+        """Take one request out, whose client gave up: where none is left, nobody knows whether the engine is well."""
+        self.waiting, self.running = (self.waiting - 1, self.running) if self.waiting else (0, max(0, self.running - 1))
+        self.is_still = self.is_still and self.running > 0
+
     def is_known(self, now: float) -> bool:
         """Return True if the line still tells the load at a moment."""
         return self.is_still or now - self.at <= OVERDUE
@@ -89,6 +97,8 @@ class LoadLines:
         """Read a stats line; `answers` are the successful ones of the access log so far, None without any answer."""
         line = LINE.match(text)
         if line is None:
+            if ABORTED.match(text) and len(self.engines) == 1:
+                next(iter(self.engines.values())).give_up()
             return
         self._settled = self._settled if self.engines else answers or 0
         engine = str(int(line["engine"] or 0))

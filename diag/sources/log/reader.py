@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, timedelta, timezone, tzinfo
+from functools import partial
 
 from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
@@ -39,6 +40,8 @@ OF_CHOICES = re.compile(
     r"|Available KV cache memory|Unknown vLLM environment|compute capability|Encoder cache will"
 )
 """Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
+SAME_END = 600.0
+"""Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
 """Last lines whose times refute a zone, and seconds by which clocks may differ."""
 DUE = 0.9
@@ -75,7 +78,8 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         )
         facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
-        context = ending.context._replace(nearby=nearby(lines, log.reason_number))
+        near = nearby(lines, log.reason_number, partial(_time, zone=own, written=each.written))
+        context = ending.context._replace(nearby=near)
         yield replace(observation(origin, [target], facts), endings={each.name: ending._replace(context=context)})
     if others and is_alone:
         raise Unreachable("; ".join(others))
@@ -118,7 +122,7 @@ def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: f
     reason, clock, known, load = log.reason, ProbeClock(), log.load_lines, log.load_at
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
     for place, line in enumerate(plain):
-        before = log.reached
+        before, served = log.reached, log.state == "serving"
         if log.load_lines != known:
             known, load = log.load_lines, log.load_at
         for part in split_redrawn(line.text):
@@ -129,7 +133,7 @@ def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: f
                 samples.pop()
             log.withdrawn = None
         at = log.reached
-        if at - before > EVERY and samples and at >= horizon:
+        if served and at - before > EVERY and samples and at >= horizon:
             samples.extend(_quiet(samples[-1][1], load, before, at))
         is_due = not samples or (at >= horizon and at - samples[-1][0] >= DUE * EVERY)
         if at and (
@@ -182,8 +186,11 @@ class ProbeClock:
         return min(self._pending * self._seconds / self._probes, KEPT)
 
 
-def nearby(lines: Sequence[Line], number: int) -> str:
-    """Return the lines around the one with a number, or the last ones, and those of other programs further off."""
+def nearby(lines: Sequence[Line], number: int, time: Callable[[str], float | None]) -> str:
+    """Return the lines around the one with a number, or the last ones, and those of other programs further off.
+
+    `time` tells the unix time of a line. What another program logged long before has not ended this server.
+    """
     at = next((place for place in range(len(lines) - 1, -1, -1) if lines[place].number == number), len(lines) - 1)
     at = at if number else len(lines) - 1
     first, last = max(0, at - BEFORE), at + AFTER
@@ -192,8 +199,20 @@ def nearby(lines: Sequence[Line], number: int) -> str:
         before = (line.text[:LONGEST_NEARBY] for line in lines[max(0, at - distance) : first])
         return [text for text in before if words.search(text)][-MOST_FAR:]
 
-    around = (line.text[:LONGEST_NEARBY] for line in lines[first:last])
-    return "\n".join([*kept(OF_START, OF_CHOICES), *kept(FAR, OF_OTHERS), *around])
+    ended = next(filter(None, (time(line.text[:LONGEST_NEARBY]) for line in reversed(lines[first : at + 1]))), None)
+
+    def is_of_this_end(text: str) -> bool:
+        if ended is None or not OF_OTHERS.search(text):
+            return True
+        logged = time(text)
+        return logged is None or abs(logged - ended) <= SAME_END
+
+    around = [line.text[:LONGEST_NEARBY] for line in lines[first:last]]
+    return "\n".join([*kept(OF_START, OF_CHOICES), *filter(is_of_this_end, [*kept(FAR, OF_OTHERS), *around])])
+
+
+def _time(text: str, zone: tzinfo | None, written: float) -> float | None:
+    return next((part.at for part in LineParser(zone).parse(text, written) if part.at), None)
 
 
 def _quiet(
