@@ -43,7 +43,8 @@ def _loaded(folder: Path, monkeypatch: pytest.MonkeyPatch, *defines: str) -> Ite
     gc.collect(1)  # the exporters of this file; all that earlier files left in caches would take half a second a test
     for thread in threading.enumerate():
         if thread.name == "diag-xid":
-            *_, stop = thread._args  # type: ignore[attr-defined]  # only the thread itself still knows its event
+            # only the thread itself still knows its event, and forgets it as it ends
+            *_, stop = getattr(thread, "_args", None) or (threading.Event(),)
             stop.set()
             thread.join(5)
     place = folder / "script"
