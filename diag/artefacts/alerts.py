@@ -1,11 +1,13 @@
 """Prometheus rules from the declarations: the doctor and the alerts judge by the same expressions.
 
 Every incident is an alert: a conjunction of recorded signals and thresholds. The rules of a group are evaluated in
-order, so that an alert reads what was recorded at the same instant; only long ranges are recorded in a slower group.
+order, so that an alert reads what was recorded at the same instant, and an effect the alerts of its causes; only long
+ranges are recorded in a slower group.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from textwrap import indent
 from typing import Any
 
@@ -89,8 +91,9 @@ def alerts(incident: Incident) -> list[Alert]:
 
 def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     """Return the rule groups of all incidents: those that depend on each other together, records before alerts."""
-    found = [alert for incident in incidents for alert in alerts(incident)]
     known = {incident.id: incident for incident in incidents}
+    causes = {name: [cause.id for cause in incidents if name in cause.explains] for name in known}
+    found = [alert for name in TopologicalSorter(causes).static_order() for alert in alerts(known[name])]
     recorded = rule_set(incidents, contract)
     reads = {
         alert: [
