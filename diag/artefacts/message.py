@@ -153,14 +153,11 @@ class PrometheusTemplates(NamedTuple):
         return f'{{{{ printf "%.0f" (query "vector({promql})" | first | value) }}}}'
 
     def _chosen_cause(self, texts: Mapping[str, str], head: str) -> str:
-        """Return a template up to its `end` that writes the text of the first cause whose alert is pending or firing.
-
-        A cause that sets in after its effect is still pending when the message about the effect is sent.
-        """
+        """Return a template up to its `end` that writes the text of the first cause whose alert is active."""
         if not texts:
             return ""
         site = self.message.contract.site
-        active = f'ALERTS{{incident=~"{"|".join(texts)}",{_matchers(site.labels)}}}'
+        active = f'ALERTS{{alertstate="firing",incident=~"{"|".join(texts)}",{_matchers(site.labels)}}}'
         branches = "".join(
             f'{{{{ {"else if" if number else "if"} eq $cause "{name}" }}}}{text}'
             for number, (name, text) in enumerate(texts.items())
