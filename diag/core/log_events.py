@@ -266,7 +266,8 @@ class LogEnding(NamedTuple):
     server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
     without secrets; `lines` are the last lines of each event; `context` is what stands around the line that
     ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx;
-    `load` are the requests and tokens of the last stats lines, in words, "" without one.
+    `load` are the requests and tokens of the last stats lines, in words, "" without one. `is_still`: the server was at
+    work, and its last stats line reports requests and no token.
     """
 
     state: LogState
@@ -281,6 +282,7 @@ class LogEnding(NamedTuple):
     failed: int = 0
     answered: int = 0
     load: str = ""
+    is_still: bool = False
 
 
 STARTING = tuple(phase.name for phase in STARTUP_PHASES if phase.name != READY)

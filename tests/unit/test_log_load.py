@@ -91,14 +91,30 @@ def test_idle_silence_is_no_stall(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        [stats(110, 0, 0, 1, 0)],  # the log ends there: ten seconds without a token prove nothing
         [stats(110, 0, 0, 1, 0), *busy(120, 200)],  # a long prefill
         [stats(110, 300, 900, 16, 40), stats(120, 300, 900, 16, 20), *busy(130, 400)],  # a burst
         [f"INFO {at(4000)} [launcher.py:46] Route: /health, Methods: GET"],  # a line was due and did not come
+        [stats(110, 0, 0, 0, 0), *busy(8000, 8100)],  # two hours without a request
     ],
 )
 def test_a_healthy_end_is_not_called_ill(tmp_path: Path, end: list[str]) -> None:
     assert report_on(tmp_path, [*busy(30, 110), *end]).verdict == "no_incident"
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (8, 8), (0, 3)])
+def test_a_log_that_ends_with_requests_and_no_token_does_not_tell(tmp_path: Path, running: int, waiting: int) -> None:
+    """Ten seconds without a token are a hang or a long prefill, and no line would come in either case."""
+    queue = [stats(second, 300, 900, 8, 8) for second in range(30, 330, 10)]
+    report = report_on(tmp_path, [*queue, stats(330, 0, 0, running, waiting)])
+    assert report.verdict == "unknown"
+    assert f"{running} running, {waiting} waiting, 0 tokens/s" in report.not_judged[0].why
+
+
+def test_a_crash_before_hours_of_idleness_is_over(tmp_path: Path) -> None:
+    died = f"ERROR {at(120)} [async_llm.py:708] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    again = [f"INFO {at(180)} [api_server.py:1272] vLLM API server version 0.33.0", *READY]
+    idle = [*busy(200, 300), stats(300, 0, 0, 0, 0)]
+    assert report_on(tmp_path, [*busy(30, 110), died, *again, *idle, *busy(8000, 8100)]).verdict == "no_incident"
 
 
 @FORMS

@@ -57,6 +57,19 @@ def range_functions(node: nodes.Node) -> Iterator[tuple[object, ...]]:
             yield from range_functions(expr)
 
 
+def test_causes_are_evaluated_before_their_effects() -> None:
+    """An effect reads the alerts of its causes at the same instant: its message names them, or they mute it."""
+    order = [[each["labels"].get("incident") for each in group["rules"] if "alert" in each] for group in groups()]
+    swapped = [
+        (cause.id, effect)
+        for cause in load()
+        for effect in cause.explains
+        for names in order
+        if {cause.id, effect} <= {*names} and names.index(cause.id) > names.index(effect)
+    ]
+    assert swapped == []
+
+
 def test_every_expression_is_short_enough_to_be_read() -> None:
     incidents = [rule for rule in rules("alert") if "incident" in rule["labels"]]
     assert max(len(rule["expr"].splitlines()) for rule in incidents) <= 12

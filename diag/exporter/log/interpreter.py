@@ -477,6 +477,7 @@ class LogInterpreter:
             latest.count("5xx"),
             len(latest),
             self.load.words(self.latest or 0.0),
+            state == "serving" and self.load.is_still,
         )
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:

@@ -121,6 +121,11 @@ class LoadLines:
             f"{running} running, {waiting} waiting, {rate:,.0f} tokens/s ({quantity(before, 'seconds')} before the end)"
         )
 
+    @property
+    def is_still(self) -> bool:
+        """True if the last line of an engine reported requests and no token."""
+        return any(load.is_still and load.running + load.waiting > 0 for load in self.engines.values())
+
     def frozen(self) -> "LoadLines":
         """Return a copy that further lines do not change."""
         other = LoadLines()

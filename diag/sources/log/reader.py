@@ -112,6 +112,16 @@ def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float
     return max((at for at in times if at is not None), default=0.0)
 
 
+def _first_judged(lines: Sequence[Line], zone: tzinfo | None, written: float, horizon: float) -> int:
+    """Return the index behind the last line whose time is before the horizon, 0 without one."""
+    parser = LineParser(zone)
+    for place in range(len(lines) - 1, -1, -1):
+        parts = parser.parse(lines[place].text[:LONGEST_NEARBY], written)
+        if any(part.at is not None and part.at < horizon for part in parts):
+            return place + 1
+    return 0
+
+
 def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
     """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end.
 
@@ -121,8 +131,11 @@ def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: f
     horizon = min(_latest(plain, zone, written), written) - KEPT  # what is older is not judged
     reason, clock, known, load = log.reason, ProbeClock(), log.load_lines, log.load_at
     untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
+    first = _first_judged(plain, zone, written, horizon)
     for place, line in enumerate(plain):
         before, served = log.reached, log.state == "serving"
+        if place == first and before:  # a silence that begins here shows what was true so far
+            samples.append((before, _readings(log, before)))
         if log.load_lines != known:
             known, load = log.load_lines, log.load_at
         for part in split_redrawn(line.text):
