@@ -111,7 +111,7 @@ def test_a_log_that_ends_with_requests_and_no_token_does_not_tell(tmp_path: Path
 
 
 def test_a_crash_before_hours_of_idleness_is_over(tmp_path: Path) -> None:
-    died = f"ERROR {at(120)} [async_llm.py:708] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    died = f"ERROR {at(120)} [async_llm.py:708] vllm.v1.engine.exceptions.EngineDeadError: EngineCore died."
     again = [f"INFO {at(180)} [api_server.py:1272] vLLM API server version 0.33.0", *READY]
     idle = [*busy(200, 300), stats(300, 0, 0, 0, 0)]
     assert report_on(tmp_path, [*busy(30, 110), died, *again, *idle, *busy(8000, 8100)]).verdict == "no_incident"
