@@ -11,7 +11,6 @@ from support.paths import GOLDENS, ROOT, TESTS
 from support.sampling import THOROUGH
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
-from xdist.workermanage import WorkerController
 
 OPTIONAL = ("test_promqltest", "test_kubernetes")
 """Prometheus' own scripts are never shipped, and a Kubernetes API server takes ten minutes to build."""
@@ -39,24 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("golden")
 
 
-class TwoLive(LoadFileScheduling):
-    """The tests of a file run in one process: they share servers, and what was judged of recordings.
-
-    Live tests mostly wait, so they run in two processes beside the others; more would wait for each other's servers.
-    """
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        takes_live = node in self.nodes[:2]
-        for scope in self.workqueue:
-            if scope.startswith("tests/live/") == takes_live:
-                self.workqueue.move_to_end(scope, last=False)
-                break
-        super()._assign_work_unit(node)
-
-
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """The tests of a file run in one process: they share servers, and what was judged of recordings."""
     config.option.loadscopereorder = False  # those in tests/unit, which are the quickest, come last
-    return TwoLive(config, log)
+    return LoadFileScheduling(config, log)
 
 
 gc.set_threshold(100_000)  # as `diag` itself has it: a third of the time of a collection went into looking for garbage

@@ -38,11 +38,14 @@ ENDS_OPEN = {
     "says that vLLM failed: {last}",
     "failed": "its start failed, and no incident fits what the log says of it. The last line: {last}",
     "dead": "its engine died, and no incident fits what the log says of it. The last line: {last}",
-    "serving": "its last stats line reports requests and no token: {load}. vLLM writes no further line while nothing "
-    "moves, so that the engine hangs, or the log ends in a long prefill or a compilation. The server itself decides it "
-    "(diag doctor URL), and so does a longer log: 40 s without a stats line, which the probes in its access log show",
 }
 """Reasons why a log alone does not show the health of its server, by the state in which the log ends."""
+STILL = (
+    "its last stats line reports requests and no token: {load}. vLLM writes no further one while nothing moves: the "
+    "engine hangs, or the log ends during a long prefill or a compilation. Ask the server itself (diag doctor URL), or "
+    "read more of the log: two minutes without a stats line are a hang"
+)
+"""The reason where the server was at work."""
 USUAL = {
     "load_weights": "If the process is gone, the usual cause in this phase is the kernel's OOM killer: raise the "
     "memory limit above the size of the model's files.",
@@ -211,6 +214,8 @@ def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
 
 
 def _why_unknown(ending: LogEnding) -> str:
+    if ending.is_still:
+        return STILL.format(load=ending.load)
     known = (
         known_failure([ending.last], "", "", context=ending.context)
         if ending.state in ("starting", "script failed")
@@ -228,7 +233,7 @@ def _why_unknown(ending: LogEnding) -> str:
         place = f" Its innermost frame in vLLM: {':'.join(frames[0][:2])}, {frames[0][2]}." if frames else ""
         return WATCHDOG.format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
     usual = f" {USUAL[ending.phase]}" if ending.phase in USUAL else ""
-    return ENDS_OPEN[ending.state].format(last=ending.last, usual=usual, load=ending.load)
+    return ENDS_OPEN[ending.state].format(last=ending.last, usual=usual)
 
 
 def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterator[str]:
@@ -246,18 +251,19 @@ def _failed_requests(ending: LogEnding, observed: Observed, name: str) -> Iterat
 def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryCache) -> Report:
     """Return the report on logs without a server: the incidents that they show, and how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
-    idled = {name for name, ending in observed.endings if ending.state in ("shut down", "stopped") or ending.is_still}
+    ended = {name for name, ending in observed.endings if ending.state in ("shut down", "stopped")}
+    still = {name for name, ending in observed.endings if ending.is_still}
     told = [
         each
         for each in findings
         if each.diagnosis.state != "unknown"
         and each.diagnosis.incident.id not in TIMED
         and instance_name(each.diagnosis.subject) not in lost
-        and not (instance_name(each.diagnosis.subject) in idled and _is_of_load(each.diagnosis))
+        and not (instance_name(each.diagnosis.subject) in ended | still and _is_of_load(each.diagnosis))
     ]
     ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
     suspects = health([each.diagnosis for each in findings], (), queries, observed.not_measured).suspects
-    at_work = {name for name, ending in observed.endings if ending.state == "serving"}
+    at_work = {name for name, ending in observed.endings if ending.state == "serving"} - still
     seen = OF_A_LOG._replace(
         suspects=tuple(
             each for each in suspects if instance_name(each.diagnosis.subject) in at_work and _lacks_preemptions(each)
@@ -266,7 +272,7 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
     not_judged = tuple(
         NotJudged(_why_unknown(ending), (("instance", name),))
         for name, ending in observed.endings
-        if ending.state in ENDS_OPEN and (ending.is_still or ending.state != "serving") and name not in ill
+        if (name in still or ending.state in ENDS_OPEN) and name not in ill
     )
     notes = tuple(
         note

@@ -108,6 +108,13 @@ def test_a_log_that_ends_with_requests_and_no_token_does_not_tell(tmp_path: Path
     report = report_on(tmp_path, [*queue, stats(330, 0, 0, running, waiting)])
     assert report.verdict == "unknown"
     assert f"{running} running, {waiting} waiting, 0 tokens/s" in report.not_judged[0].why
+    later = [f"INFO {at(second)} [x.py:1] -" for second in range(340, 460, 10)]  # the two minutes that the reason names
+    assert incidents(report_on(tmp_path, [*queue, stats(330, 0, 0, running, waiting), *later]))
+
+
+def test_load_is_not_claimed_where_nothing_moves(tmp_path: Path) -> None:
+    full = [stats(second, 12, 80, 8, 20, k=97.0) for second in range(30, 630, 10)]
+    assert report_on(tmp_path, [*full, stats(630, 0, 0, 8, 20, k=97.0)]).verdict == "unknown"
 
 
 def test_a_crash_before_hours_of_idleness_is_over(tmp_path: Path) -> None:
