@@ -81,9 +81,10 @@ def suspects(found: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 @contextmanager
 def blocked(folder: Path, call: str) -> Iterator[None]:
+    """How soon a rank is at that call depends on what else the machine does: the call says when it stands still."""
     (folder / call).touch()
     try:
-        time.sleep(8)
+        until((folder / call).with_suffix(blocked_calls.ENTERED).exists)
         yield
     finally:
         (folder / call).unlink()
@@ -161,11 +162,18 @@ def a_rank_waits_for_the_lock(vllm: server.Server) -> None:
 
 def a_call_that_does_not_return_is_named(vllm: server.Server, calls: Path) -> None:
     with blocked(calls, "worker"):
-        found = stacks(vllm, 8)
+        found = until(lambda: with_suspect(vllm))
         assert [each[:2] for each in suspects(found)] == [("worker", "1")]
         assert "held (blocked_calls.py:" in json.dumps(found)
     with blocked(calls, "queue"):
-        assert suspects(stacks(vllm, 8)) == [("engine", "0", "waits for room in a queue that nobody empties")]
+        found = until(lambda: with_suspect(vllm))
+        assert suspects(found) == [("engine", "0", "waits for room in a queue that nobody empties")]
+
+
+def with_suspect(vllm: server.Server) -> dict[str, Any] | None:
+    """A look that names a process: one at the moment that a call begins to stand still may still see it work."""
+    found = stacks(vllm, 8)
+    return found if suspects(found) else None
 
 
 def follow(exporter: Exporter, vllm: server.Server) -> list[str]:

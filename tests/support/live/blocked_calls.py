@@ -1,4 +1,7 @@
-"""A plugin of vLLM whose calls do not return while a file exists in the folder that BLOCKED_CALLS names."""
+"""A plugin of vLLM whose calls do not return while a file exists in the folder that BLOCKED_CALLS names.
+
+A call that stands still says so in a file beside it.
+"""
 
 import os
 import queue
@@ -7,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "BLOCKED_CALLS"
+ENTERED = ".entered"
 
 
 def held(call: str) -> None:
     """Stand still in user code, as at a breakpoint."""
-    while (Path(os.environ[FOLDER]) / call).exists():
+    file = Path(os.environ[FOLDER]) / call
+    if file.exists():
+        file.with_suffix(ENTERED).touch()
+    while file.exists():
         time.sleep(0.05)
 
 
@@ -19,7 +26,9 @@ def full_queue() -> None:
     """Stand still in a queue that nobody empties."""
     full: queue.Queue[int] = queue.Queue(1)
     full.put(0)
-    while (Path(os.environ[FOLDER]) / "queue").exists():
+    file = Path(os.environ[FOLDER]) / "queue"
+    file.with_suffix(ENTERED).touch()
+    while file.exists():
         try:
             full.put(1, timeout=30)
         except queue.Full:
