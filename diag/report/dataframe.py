@@ -1,4 +1,4 @@
-"""The signals of a time range as a table, raw numbers for analysis: the only importer of pandas."""
+"""Signals of a time range, and conditions of a diagnosis, as tables for analysis: the only importer of pandas."""
 
 from collections.abc import Sequence
 from typing import TextIO
@@ -9,11 +9,13 @@ import pandas as pd
 from diag.core.incident import Incident
 from diag.core.subjects import Rows
 from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import Finding
 
 SUBJECT = ("instance", "engine", "gpu")
 VALUES = ("signal", "unit", "window", "value")
 _BEGINS_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 COLUMNS = ("time", *SUBJECT, *VALUES)
+CONDITIONS = ("incident", "state", "subject", "signal", "value", "threshold")
 
 
 def write(incidents: Sequence[Incident], queries: QueryCache, out: TextIO) -> int:
@@ -55,6 +57,23 @@ def signals(incidents: Sequence[Incident], queries: QueryCache) -> pd.DataFrame:
     known = frame.reindex(columns=["time", *SUBJECT, *more, *VALUES]).dropna(subset=["value"])
     order = ["time", *SUBJECT, *more, "signal", "window"]
     return known.sort_values(order, kind="stable", ignore_index=True)
+
+
+def conditions(findings: Sequence[Finding]) -> pd.DataFrame:
+    """Return a row per condition of each incident on each subject: `CONDITIONS`; NaN where nothing was measured."""
+    rows = [
+        (
+            found.diagnosis.incident.id,
+            found.diagnosis.state,
+            ",".join(f"{label}={value}" for label, value in sorted(found.diagnosis.subject)),
+            reading.condition.signal.name,
+            np.nan if reading.value is None else reading.value,
+            reading.limit,
+        )
+        for found in findings
+        for reading in found.diagnosis.symptoms
+    ]
+    return pd.DataFrame(rows, columns=list(CONDITIONS))
 
 
 def _cell(label: str | None) -> str | None:
