@@ -1,18 +1,16 @@
 """Rules about the container or the pod that runs vLLM: its cache, probes, shutdown, GPUs, memory and autoscaler."""
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterator, Sequence
+from pathlib import PurePosixPath
 
 from diag.core.formatting import gibibytes, plural
 from diag.lint.memory import offloaded
 from diag.lint.removed import V1
 from diag.lint.rule import Example, LintTarget, Match, at_least, is_open, number, rule
 from diag.vllm.flags.registry import release
+from diag.vllm.metric_names import SUFFIX, known
 
-_METRICS = Path(__file__).parents[1] / "vllm" / "metric_names.json"
 _SHORTEST_START = 60.0
 """Seconds: imports, weights, profiling and CUDA graphs take longer, also for models of a few billion parameters."""
 _SLOW_PATHS = {
@@ -21,21 +19,9 @@ _SLOW_PATHS = {
 }
 _DISTRIBUTED = re.compile(r"\bray\b|multi-node|LeaderWorkerSet|RayCluster|RayService")
 _TOKEN = re.compile(r"(?<![\w:])(vllm:)?([a-z][a-z0-9_]*)(?=\s*[{\[)]|\s*$)")
-_SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
 
 _SCALED = "{kind: ScaledObject, spec: {triggers: [{type: prometheus, metadata: {query: 'sum(vllm:batch_size)'}}]}}"
 _ROOT, _DISABLED = "VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE"
-
-
-@cache
-def _metrics() -> Mapping[str, tuple[str, str]]:
-    """Return every metric of vLLM without its suffix, with the first and the last release that exports it."""
-    content = json.loads(_METRICS.read_text(encoding="utf-8"))["metrics"]
-    found: dict[str, tuple[str, str]] = {}
-    for name, (first, last) in content.items():
-        known = found.get(_SUFFIX.sub("", name), (first, last))
-        found[_SUFFIX.sub("", name)] = min(known[0], first, key=release), max(known[1], last, key=release)
-    return found
 
 
 def _manifest(container: str, pod: str = "", more: str = "", args: str = "") -> str:
@@ -226,7 +212,7 @@ def memory_limit_too_low(target: LintTarget) -> Iterator[Match]:
 def autoscaler_metric_missing(target: LintTarget) -> Iterator[Match]:
     for query in target.command.pod.metrics if target.command.pod else ():
         for prefix, name in _TOKEN.findall(query):
-            exported = _metrics().get(f"vllm:{_SUFFIX.sub('', name)}")
+            exported = known().get(f"vllm:{SUFFIX.sub('', name)}")
             if prefix and not exported:
                 yield Match(f"No known vLLM release exports vllm:{name[:60]}")
             elif prefix and exported and not _is_exported(exported, target.version):
@@ -237,7 +223,7 @@ def autoscaler_metric_missing(target: LintTarget) -> Iterator[Match]:
 
 
 def _is_exported(releases: tuple[str, str], version: str) -> bool:
-    newest = max((last for _, last in _metrics().values()), key=release)
+    newest = max((last for _, last in known().values()), key=release)
     return at_least(version, releases[0]) and (at_least(releases[1], version) or releases[1] == newest)
 
 
