@@ -20,7 +20,7 @@ def test_readme_has_two_setup_commands_and_one_for_live_use() -> None:
     commands = [line for line in README if line.startswith("    $ ")]
     assert len(commands) == 3
     assert "tests/recordings/kv_cascade" in commands[0]
-    assert "pytest" in commands[1]
+    assert commands[1].endswith(".ci/tests")
     assert "http://" in commands[2]
 
 
