@@ -150,7 +150,7 @@ def build_report(
             Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure, is_of_start)
         )
     diagnoses = [finding.diagnosis for finding in findings]
-    observed = observed._replace(notes=(*observed.notes, *ignored_notes(diagnoses, contract, observed.end)))
+    observed = observed._replace(notes=(*ignored_notes(diagnoses, contract, observed.end), *observed.notes))
     if observed.endings:
         return _log_report(observed, findings, queries)
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")

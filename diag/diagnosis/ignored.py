@@ -29,7 +29,7 @@ def ignored_notes(diagnoses: Sequence[Diagnosis], contract: Contract, end: float
     for name in dict.fromkeys(each.incident.id for each in diagnoses if each.state == "present"):
         entry = contract.ignored.get(name)
         if entry and name in ignored:
-            yield f"{name} is ignored until {entry.until} ({contract.origin}): {entry.reason}"
+            yield f"{name} is ignored until {entry.until}: {entry.reason} ({contract.origin})"
         elif entry:
             yield f"{name} counts again: [ignore.{name}] of {contract.origin} ended on {entry.until}; remove it"
 
