@@ -105,8 +105,8 @@ class Contract:
     """One entry for each placeholder that an expression may use; `origin` is the file, "" for the defaults.
 
     `ignored_rules` are the ids of lint rules that [lint] ignores, with the place that names them. `baseline` is the
-    baseline file, "" for none. `ignored` are accepted incidents. `stated` are the entries that the file sets. The default SLOs are so wide that a server
-    which violates them is of no use to any client.
+    baseline file, "" for none. `ignored` are accepted incidents. `stated` are the entries that the file sets. The
+    default SLOs are so wide that a server which violates them is of no use to any client.
     """
 
     freeze_seconds: float = _entry(1.0, "stream pause threshold", "seconds", STALL_BUCKETS)
@@ -310,7 +310,9 @@ class _File(NamedTuple):
             if not all(isinstance(text, str) for text in table.values()):
                 raise self.bad("site", written, f"{written} must be a table of texts, not {_shown(value)}")
             if name == "severity_overrides" and not {*table.values()} <= {*RANK}:
-                raise self.bad("site", written, f"{written} must have severities ({', '.join(RANK)}), not {_shown(value)}")
+                raise self.bad(
+                    "site", written, f"{written} must have severities ({', '.join(RANK)}), not {_shown(value)}"
+                )
             if name == "extra_labels" and not all(map(_LABEL.fullmatch, table)):
                 raise self.bad("site", written, f"{written} must have names of labels, not {_shown(value)}")
             return dict(table)

@@ -1,4 +1,4 @@
-"""Incidents that a site accepts in diag.toml, [ignore]: they are no part of the verdict, and every report names them."""
+"""Incidents that a site accepts in diag.toml, [ignore]: no part of the verdict, and named in every report."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime

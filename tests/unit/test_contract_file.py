@@ -48,8 +48,8 @@ def test_a_site_names_its_labels_and_its_pages(tmp_path: Path) -> None:
 
 
 def test_the_spelling_of_the_chart_and_settings_of_the_command_line_are_entries_of_the_site(tmp_path: Path) -> None:
-    text = "[site]\nsiteLabels = ['namespace', 'pod']\nrunbookBaseUrl = 'https://w/{page}'\n[site.extraLabels]\nteam = 'a'\n"
-    by_file = contract(tmp_path, text).site
+    text = "[site]\nsiteLabels = ['namespace', 'pod']\nrunbookBaseUrl = 'https://w/{page}'\n"
+    by_file = contract(tmp_path, f"{text}[site.extraLabels]\nteam = 'a'\n").site
     settings = ["siteLabels=namespace,pod", "runbookBaseUrl=https://w/{page}", "extraLabels.team=a"]
     assert by_file == with_settings(Contract(), settings).site
     assert (by_file.labels, by_file.extra_labels) == (("namespace", "pod"), {"team": "a"})

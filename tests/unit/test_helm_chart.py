@@ -225,7 +225,9 @@ def test_values_make_the_rules_and_links_that_diag_generate_makes_of_the_same_na
     rules = of_kind(made, "PrometheusRule")
     assert [group for each in rules for group in each["spec"]["groups"]] == resource["spec"]["groups"]
     assert {each["metadata"]["labels"]["release"] for each in rules} == {resource["metadata"]["labels"]["release"]}
-    boards = {name: text for each in of_kind(made, "ConfigMap") for name, text in each["data"].items() if name[-1] == "n"}
+    boards = {
+        name: text for each in of_kind(made, "ConfigMap") for name, text in each["data"].items() if name[-1] == "n"
+    }
     assert {name: json.loads(text) for name, text in boards.items()} == {
         name: json.loads(generated[f"dashboards/{name}"]) for name in boards
     }
@@ -235,7 +237,10 @@ def test_an_overridden_severity_is_that_of_the_only_alert() -> None:
     made = of_kind(documents(merged(SIDECAR, SITE)), "PrometheusRule")
     alerts = [rule for each in made for group in each["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
     overridden = SITE["severityOverrides"]
-    found = {name: [each["labels"]["severity"] for each in alerts if each["labels"].get("incident") == name] for name in overridden}
+    found = {
+        name: [each["labels"]["severity"] for each in alerts if each["labels"].get("incident") == name]
+        for name in overridden
+    }
     assert found == {name: [severity] for name, severity in overridden.items()}
     settings = [f"severityOverrides.{name}={severity}" for name, severity in overridden.items()]
     incidents = {each.id: each for each in apply_overrides(load(), with_settings(Contract(), settings))}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from diag.artefacts.runbook import PLATFORMS, operations
 from diag.cli.app import app
 from diag.core import formatting
-from diag.core.contract import Contract
+from diag.core.contract import PAGE, PUBLISHED, Contract
 from diag.core.incident import Condition, Incident
 from diag.knowledge.catalog import load
 from diag.promql import parse
@@ -213,8 +213,10 @@ def test_a_placeholder_stands_in_code(file: Path) -> None:
 def test_every_incident_is_in_the_index_and_every_alert_has_its_page() -> None:
     index = (ROOT / "runbooks" / "README.md").read_text()
     assert all(f"[{incident.id}]({incident.id}.md)" in index for incident in load())
-    pages = re.findall(r"runbook_url: (runbooks/\S+)", (ROOT / "alerts" / "diag.rules.yaml").read_text())
-    assert pages and all((ROOT / page).is_file() for page in pages)
+    published = re.escape(PUBLISHED).replace(re.escape(PAGE), "(.*)")
+    urls = re.findall(r"runbook_url: (\S+)", (ROOT / "alerts" / "diag.rules.yaml").read_text())
+    found = [re.fullmatch(published, url) for url in urls]
+    assert found and all(page and (ROOT / "runbooks" / f"{page[1]}.md").is_file() for page in found)
 
 
 def test_commands_in_runbooks_exist() -> None:
