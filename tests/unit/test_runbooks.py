@@ -65,6 +65,14 @@ def test_runbook_has_every_section_in_order(incident: Incident) -> None:
     assert all(section(incident, title).strip() for title in titles)
 
 
+def test_runbook_fits_on_two_printed_pages_and_the_card_on_one() -> None:
+    """`nox -s pictures` prints them all in Chromium and counts: 9,100 characters with 87 lines are two pages."""
+    texts = {file.stem: file.read_text() for file in RUNBOOKS if file.stem not in ("README", "promql")}
+    assert {name: len(text) for name, text in texts.items() if len(text) > 9_300} == {}
+    assert {name: text.count("\n") for name, text in texts.items() if text.count("\n") > 95} == {}
+    assert texts["oncall"].count("\n") <= 60
+
+
 @EVERY_INCIDENT
 def test_two_commands_show_whether_it_is_real(incident: Incident) -> None:
     shown = section(incident, "Is it real")
