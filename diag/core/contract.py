@@ -310,9 +310,7 @@ class _File(NamedTuple):
             if not all(isinstance(text, str) for text in table.values()):
                 raise self.bad("site", written, f"{written} must be a table of texts, not {_shown(value)}")
             if name == "severity_overrides" and not {*table.values()} <= {*RANK}:
-                raise self.bad(
-                    "site", written, f"{written} must have severities ({', '.join(RANK)}), not {_shown(value)}"
-                )
+                raise self.bad("site", written, f"{written} must have severities, {', '.join(RANK)}: {_shown(value)}")
             if name == "extra_labels" and not all(map(_LABEL.fullmatch, table)):
                 raise self.bad("site", written, f"{written} must have names of labels, not {_shown(value)}")
             return dict(table)
@@ -336,10 +334,11 @@ def with_settings(contract: Contract, settings: Sequence[str]) -> Contract:
     for setting in settings:
         path, equals, text = setting.partition("=")
         name, _, key = path.partition(".")
-        if not equals:
+        table = entries.setdefault(name, {}) if key else {}
+        if not equals or not isinstance(table, dict):
             raise BadContract(f"--set {printable(setting, 60)}: must be NAME=VALUE, such as grafanaUrl=https://grafana")
         if key:
-            entries.setdefault(name, {})[key] = text
+            table[key] = text
         else:
             is_list = name.lower().replace("_", "") in ("labels", "sitelabels", "gpujoin", "disabledincidents")
             entries[name] = text.split(",") if is_list else text

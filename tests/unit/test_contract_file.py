@@ -57,8 +57,9 @@ def test_the_spelling_of_the_chart_and_settings_of_the_command_line_are_entries_
         "https://w/kv",
         "https://w/kv.md",
     ]
-    with pytest.raises(BadContract, match=r"--set grafanaUrl: must be NAME=VALUE"):
-        with_settings(Contract(), ["grafanaUrl"])
+    for wrong in (["grafanaUrl"], ["extraLabels=x", "extraLabels.team=a"]):
+        with pytest.raises(BadContract, match=r"--set (grafanaUrl|extraLabels.team=a): must be NAME=VALUE"):
+            with_settings(Contract(), wrong)
 
 
 def test_slo_can_be_an_additional_bucket(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_the_threshold_that_escalates_has_a_key_of_its_own(tmp_path: Path) -> No
         ("[site]\nrunbok = 'x'\n", ":2", "[site] has no key 'runbok'"),
         ("[site]\nrunbookBaseUrl = 'https://x/{y}'\n", ":2", "runbookBaseUrl must be a URL"),
         ("[site]\ndisabledIncidents = 'x'\n", ":2", "disabledIncidents must be a list of incidents"),
-        ("[site]\nseverity_overrides = {a = 'page'}\n", ":2", "must have severities (info, warning, critical)"),
+        ("[site]\nseverity_overrides = {a = 'page'}\n", ":2", "must have severities, info, warning, critical"),
         ("[site]\nextra_labels = {a = 1}\n", ":2", "extra_labels must be a table of texts"),
         ("[site]\nextra_labels = {'a b' = 'x'}\n", ":2", "extra_labels must have names of labels"),
         ("[ignore.x]\nreason = ''\nuntil = 2099-01-01\n", ":2", "reason must be a text that says why"),
