@@ -47,12 +47,12 @@ def alert_reference(incidents: Sequence[Incident]) -> str:
 
 # Alerts: pages and tickets
 
-A page means that users suffer or are about to: failing answers, a stall, a spent error budget, a server that is dead or
-soon will be, a GPU that loses much of its clock. A ticket is work for the day. An alert fires once its conditions have held over the window, and for the time of `for`
-after that; `bench/alerts.md` has the seconds that were measured until each fired and was gone. An alert with the
-condition in the last column has a second rule with a higher severity. To change a severity or to leave an alert out,
-see [SLOs and thresholds](slo.md#site-names-and-addresses); to be left alone for a while, see
-[Silence an incident](silencing.md).
+A page means that users suffer or are about to: failing answers, a stall, a spent error budget, a server that is dead
+or soon will be, a GPU that loses much of its clock. A ticket is work for the day. An alert fires once its conditions
+have held over the window, and for the time of `for` after that; `bench/alerts.md` has the seconds that were measured
+until each fired and was gone. An alert with the condition in the last column has a second rule with a higher severity.
+To change a severity or to leave an alert out, see [SLOs and thresholds](slo.md#site-names-and-addresses); to be left
+alone for a while, see [Silence an incident](silencing.md).
 
 | alert | reaches | severity | window | `for` | ends after recovery, beyond its window | severity needs |
 |---|---|---|---|---|---|---|

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import date, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadContract
@@ -68,10 +67,10 @@ class Site(NamedTuple):
     grafana_url: str = "http://localhost:3000"
     prometheus_url: str = "{{ $externalURL }}"
     prefix: str = OWN
-    extra_labels: Mapping[str, str] = MappingProxyType({})
-    rule_labels: Mapping[str, str] = MappingProxyType({})
+    extra_labels: Mapping[str, str] = {}
+    rule_labels: Mapping[str, str] = {}
     disabled_incidents: tuple[str, ...] = ()
-    severity_overrides: Mapping[str, Severity] = MappingProxyType({})
+    severity_overrides: Mapping[str, Severity] = {}
 
     def runbook_url(self, page: str) -> str:
         """Return the address of a runbook: its file under the base, or the base with the name in place of {page}."""
