@@ -1,5 +1,6 @@
 """The tasks of a contributor: `nox -l` lists them, `nox -s fast` runs one."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def package(session: nox.Session) -> None:
     session.run("python", "-m", "venv", "--clear", "--without-pip", str(empty))
     session.run("python", "-m", "pip", "--python", str(empty), "install", "-q", *_built("*.whl"))
     session.run("cyclonedx-py", "environment", str(empty), "--output-reproducible", "-o", "dist/diag.cdx.json")
-    session.run("python", "-c", "import helm_python; helm_python.package('deploy/helm/diag', destination='dist')")
+    session.run("python", ".ci/package-chart", "dist", *filter(None, [os.environ.get("GITHUB_REPOSITORY")]))
 
 
 def _resolve(session: nox.Session, resolution: str, *more: str) -> None:

@@ -96,6 +96,13 @@ def site(chromium: Any) -> None:
             page = chromium.new_page(viewport={"width": width, "height": 900})
             page.goto((BUILD / f"{name}.html").as_uri())
             picture(page, f"site-{name.replace('/', '-')}-{width}", most)
+    printed = chromium.new_page()
+    for file in sorted((BUILD / "generated" / "incidents").glob("*.html")):
+        printed.goto(file.as_uri())
+        pages = len(re.findall(rb"/Type\s*/Page\b", printed.pdf(prefer_css_page_size=True)))
+        most = 1 if file.stem == "oncall" else 2
+        if pages > most and file.stem not in ("index", "promql"):
+            raise SystemExit(f"{file.stem}: {pages} printed pages, at most {most}")
 
 
 # -- dashboards, drawn from a real Prometheus that scrapes replayed servers -------------------------------------------

@@ -107,6 +107,8 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     for series, record in recorded.rules.items():
         by_group[placed[series]].append({"record": series, "expr": pretty(record.promql)})
     for alert in found:
+        if alert.incident.id in contract.site.disabled_incidents:
+            continue
         by_group[placed[alert]].append(rule(alert, contract, recorded.series, known))
 
     # a group that shows which rules are evaluated, for which servers, engines and GPUs
@@ -184,7 +186,12 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
         "expr": "\nunless ".join([holds, *_over(incident, contract, series), *muted]),
         "for": incident.hold,
         "keep_firing_for": f"{keeps_firing(incident):.0f}s",
-        "labels": {"incident": incident.id, "severity": alert.severity, **place_labels(contract.site)},
+        "labels": {
+            **contract.site.extra_labels,
+            "incident": incident.id,
+            "severity": alert.severity,
+            **place_labels(contract.site),
+        },
         "annotations": annotations(text, PrometheusTemplates(text)),
     }
 
@@ -210,9 +217,9 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
     recent = series[formula(refuted.signal, incident.per, incident.ends_over, contract).name]
     former = series[formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract).name]
     confirmed = comparison(recent, refuted.opposite, contract)
-    # a window of half an hour outlives these two series, which are gone five minutes after their server
-    read = "last_over_time({}[" + incident.remembers + "])" if incident.burns else "{}"
-    last, lasting = read.format(recent), read.format(former)
+    # a window of half an hour outlives the second series, which is gone five minutes after its server
+    last = f"last_over_time({recent}[{incident.remembers}])"
+    lasting = f"last_over_time({former}[{incident.remembers}])" if incident.burns else former
     return [comparison(last, refuted, contract), f"{server} ({lasting} unless {server} {confirmed})"]
 
 

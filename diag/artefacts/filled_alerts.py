@@ -84,7 +84,7 @@ def filled_alerts(
             named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
             named |= {"severity": alert.severity, **({"model": model} if model else {})}
             texts = annotations(_message(alert, diagnosis, contract), values)
-            yield FilledAlert({**named, **own}, texts, since)
+            yield FilledAlert({**contract.site.extra_labels, **named, **own}, texts, since)
 
 
 def _message(alert: Alert, diagnosis: Diagnosis, contract: Contract) -> Message:
@@ -97,7 +97,7 @@ def _message(alert: Alert, diagnosis: Diagnosis, contract: Contract) -> Message:
 
 def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
     """Return the alert about a server that has no telemetry."""
-    labels = {"alertname": ABSENT.name, "severity": ABSENT.severity, "instance": instance}
+    labels = {**site.extra_labels, "alertname": ABSENT.name, "severity": ABSENT.severity, "instance": instance}
     texts = {
         "title": ABSENT.title,
         "summary": f"diag has no metrics from {shown(instance)}",

@@ -16,7 +16,13 @@ from diag.artefacts.recording_rules import (
     normal_group,
     threshold_group,
 )
-from diag.artefacts.reference import failure_reference, lint_rule_reference, metric_reference, preflight_reference
+from diag.artefacts.reference import (
+    alert_reference,
+    failure_reference,
+    lint_rule_reference,
+    metric_reference,
+    preflight_reference,
+)
 from diag.artefacts.runbook import runbooks
 from diag.artefacts.telemetry_alerts import telemetry_group
 from diag.core.contract import Contract
@@ -72,6 +78,7 @@ def files(
         reference = {
             "docs/failures.md": failure_reference(),
             "docs/lint-rules.md": lint_rule_reference(),
+            "docs/paging.md": alert_reference(incidents),
             "docs/metrics.md": metric_reference(incidents, pages),
             "docs/preflight.md": preflight_reference(),
         }
@@ -83,7 +90,7 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "diag", "labels": {"app.kubernetes.io/name": "diag"}},
+        "metadata": {"name": "diag", "labels": {"app.kubernetes.io/name": "diag", **contract.site.rule_labels}},
         "spec": {"groups": groups},
     }
     dcgm_rules = {"groups": [dcgm_group(contract.site.labels, contract.site.gpu_join)]}

@@ -48,7 +48,8 @@ def judgement(incident: Incident, incidents: Sequence[Incident], contract: Contr
     ]
     expressions = alert_expressions(incident, incidents, contract, rules)
     blocks = [line for text in expressions for line in ("```promql", *text.splitlines(), "```", "")]
-    return "\n".join([*rows, "", "Rationale of the fixes:", "", *fixes, "", *blocks])
+    at_once = [f"The alert has no `for`: {incident.immediate}.", ""] if incident.immediate else []
+    return "\n".join([*rows, "", *at_once, "Rationale of the fixes:", "", *fixes, "", *blocks])
 
 
 def definitions(series: Sequence[str], rules: RuleSet) -> str:

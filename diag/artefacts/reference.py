@@ -1,12 +1,14 @@
-"""Reference pages: docs/failures.md, docs/lint-rules.md, docs/preflight.md and docs/metrics.md, and the pages of
-`diag explain` on a lint rule, a preflight check or a signal.
+"""Reference pages: docs/failures.md, docs/lint-rules.md, docs/paging.md, docs/preflight.md and docs/metrics.md, and the
+pages of `diag explain` on a lint rule, a preflight check or a signal.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 
-from diag.artefacts.names import GENERATED_MARK, claim
+from diag.artefacts.alerts import Alert, alerts, keeps_firing
+from diag.artefacts.names import GENERATED_MARK, alert_name, claim
+from diag.artefacts.telemetry_alerts import TELEMETRY_ALERTS
 from diag.core.contract import Contract
 from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Part, Signal, regroup
@@ -23,6 +25,57 @@ from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read
 from diag.vllm.command.writings import FORMS
+
+# -- alerts
+
+_ROUTES: Mapping[str, str] = {"critical": "page", "warning": "ticket", "info": "no person"}
+
+
+def alert_reference(incidents: Sequence[Incident]) -> str:
+    """Return docs/paging.md: whom each alert reaches and how soon, and why some pages wait for nothing."""
+    found = sorted(
+        (alert for incident in incidents for alert in alerts(incident)),
+        key=lambda alert: [*_ROUTES].index(alert.severity),
+    )
+    rows = [_alert_row(alert) for alert in found]
+    rows += [
+        f"| {alert.name} | {_ROUTES[alert.severity]} | {alert.severity} |  | {alert.hold} | 0 s |  |"
+        for alert in TELEMETRY_ALERTS
+    ]
+    reasons = [f"- `{incident.id}`: {incident.immediate}." for incident in incidents if incident.immediate]
+    return f"""<!-- {GENERATED_MARK} -->
+
+# Alerts: pages and tickets
+
+A page means that users suffer or are about to: failing answers, a stall, a spent error budget, a server that is dead
+or soon will be, a GPU that loses much of its clock. A ticket is work for the day. An alert fires once its conditions
+have held over the window, and for the time of `for` after that; `bench/alerts.md` has the seconds that were measured
+until each fired and was gone. An alert with the condition in the last column has a second rule with a higher severity.
+To change a severity or to leave an alert out, see [SLOs and thresholds](slo.md#site-names-and-addresses); to be left
+alone for a while, see [Silence an incident](silencing.md).
+
+| alert | reaches | severity | window | `for` | ends after recovery, beyond its window | severity needs |
+|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+## Pages that wait for nothing
+
+These critical alerts have no `for`:
+
+{chr(10).join(reasons)}
+"""
+
+
+def _alert_row(alert: Alert) -> str:
+    incident = alert.incident
+    windows = ", ".join(dict.fromkeys(" and ".join(case.windows) for case in alert.cases))
+    escalates = incident.escalates if alert.severity != incident.severity else None
+    needs = claim(escalates, Contract()) if escalates else ""
+    return (
+        f"| {alert_name(incident.id)} | {_ROUTES[alert.severity]} | {alert.severity} | {windows} | {incident.hold} |"
+        f" {keeps_firing(incident):.0f} s | {needs} |"
+    )
+
 
 # -- lint rules
 

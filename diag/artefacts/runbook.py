@@ -12,6 +12,7 @@ from functools import cache
 from diag.artefacts.alerts import keeps_firing
 from diag.artefacts.inhibitions import muting_sentences
 from diag.artefacts.names import (
+    CARD,
     COMPUTED,
     GENERATED_MARK,
     alert_name,
@@ -31,8 +32,6 @@ from diag.knowledge.formulas import RuleSet, formula, rule_set
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released
 
-CARD = "oncall"
-"""The file of the on-call card."""
 PLATFORMS = ("Kubernetes", "compose", "systemd")
 EXIT_STATUS = {"warning": 1, "critical": 2}
 

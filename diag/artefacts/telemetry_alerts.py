@@ -87,7 +87,7 @@ def telemetry_group(contract: Contract) -> dict[str, Any]:
             "alert": alert.name,
             "expr": pretty(telemetry_expression(alert, contract)),
             "for": alert.hold,
-            "labels": {"severity": alert.severity},
+            "labels": {**site.extra_labels, "severity": alert.severity},
             "annotations": {
                 "title": alert.title,
                 "summary": alert.summary.replace(SERVER, server),

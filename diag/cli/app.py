@@ -903,13 +903,27 @@ def generate(
         Literal["default", "incidents"],
         output_option("--dashboards", help="incidents: also write a dashboard for each incident."),
     ] = "default",
+    settings: Annotated[
+        list[str] | None,
+        config_option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A value as of the chart (docs/slo.md): grafanaUrl=URL, siteLabels=namespace,pod. Repeatable.",
+        ),
+    ] = None,
     configuration: ConfigurationOptions,
 ) -> None:
     """Write Prometheus alerts, Grafana dashboards and runbooks, with your SLOs and thresholds."""
     from diag.commands.explain import generate as work
 
     text, status = work(
-        folder, check, configuration.incidents, configuration.contract, only or (), dashboards == "incidents"
+        folder,
+        check,
+        configuration.incidents,
+        configuration.contract,
+        only or (),
+        dashboards == "incidents",
+        settings or (),
     )
     typer.echo(text)
     raise typer.Exit(status)

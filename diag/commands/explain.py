@@ -185,13 +185,14 @@ def generate(
     contract_file: Path | None,
     only: Sequence[str] = (),
     per_incident: bool = False,
+    settings: Sequence[str] = (),
 ) -> tuple[str, int]:
     """Write alerts, dashboards, runbooks and reference pages, or only compare them; return text and exit status."""
     from diag.artefacts.generate import differences, files, write
     from diag.commands.observe import site
 
     check_declarations(folder)
-    contract, incidents = site(folder, contract_file)
+    contract, incidents = site(folder, contract_file, settings)
     texts = files(incidents, contract, only, per_incident)
     if not check:
         changed = write(root, texts)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diag.core.contract import Contract, apply_overrides, find, renamed_thresholds
+from diag.core.contract import Contract, apply_overrides, find, renamed_thresholds, with_settings
 from diag.core.formatting import plural
 from diag.core.incident import Incident
 from diag.core.metric_prefix import OWN
@@ -40,9 +40,11 @@ class ObserveOptions(SourceOptions):
     contract: Path | None = None
 
 
-def site(incident_folder: Path | None, contract_file: Path | None) -> tuple[Contract, tuple[Incident, ...]]:
+def site(
+    incident_folder: Path | None, contract_file: Path | None, settings: Sequence[str] = ()
+) -> tuple[Contract, tuple[Incident, ...]]:
     """Return the contract, and diag's incidents and the site's own with the site's thresholds."""
-    contract, incidents = find(contract_file), load(incident_folder)
+    contract, incidents = with_settings(find(contract_file), settings), load(incident_folder)
     for sentence in renamed_thresholds(incidents, contract):
         print(f"diag: {sentence}", file=sys.stderr)  # the report itself goes to standard output
     return contract, apply_overrides(incidents, contract)

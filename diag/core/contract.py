@@ -10,19 +10,21 @@ and an invalid file is refused with the line of the mistake:
 [lint]        ignore = ["no_model"]          ids of rules whose findings `diag lint` drops
 [baseline]    file = "normal.json"           the file that `diag baseline save` wrote, beside diag.toml
 [preflight]   gpu_memory_share = 0.5         what `diag preflight` compares a launch with: the entries of `Intentions`
+[ignore.kv_pool_saturated]                   an incident that is accepted, with the reason and the last day
 """
 
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadContract
 from diag.core.files import exists, read_toml
 from diag.core.formatting import printable, quantity
-from diag.core.incident import Condition, Incident, LookAlike, judged
+from diag.core.incident import RANK, Condition, Incident, LookAlike, Severity, judged
 from diag.core.metric_prefix import ANY, OWN
 
 ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -43,23 +45,44 @@ def _entry(default: float, meaning: str, unit: str, buckets: tuple[float, ...] =
     return field(default=default, metadata={"meaning": meaning, "unit": unit, "buckets": buckets})
 
 
+PAGE = "{page}"
+PUBLISHED = f"https://diag.readthedocs.io/en/stable/generated/incidents/{PAGE}.html"
+"""The runbooks of the published documentation."""
+_SITE_LABELS = "site_labels"
+"""The name of `Site.labels` in the chart and of the option --set."""
+
+
 class Site(NamedTuple):
     """The names of servers in this site's Prometheus, and the URLs of its pages.
 
     labels: the labels that identify a server. gpu_join: the labels that dcgm-exporter's series share with the server's.
     prefix: the prefix of vLLM's metrics. The URLs are bases without a slash at the end; a Prometheus fills in its own
-    URL if none is given.
+    URL if none is given. extra_labels: labels of every alert. rule_labels: labels of the PrometheusRule.
+    disabled_incidents: those without an alert. severity_overrides: severities by incident, of its only alert then.
     """
 
     labels: tuple[str, ...] = ("instance",)
     gpu_join: tuple[str, ...] = ("namespace", "pod")
-    runbook_base_url: str = "runbooks"
+    runbook_base_url: str = PUBLISHED
     grafana_url: str = "http://localhost:3000"
     prometheus_url: str = "{{ $externalURL }}"
     prefix: str = OWN
+    extra_labels: Mapping[str, str] = {}
+    rule_labels: Mapping[str, str] = {}
+    disabled_incidents: tuple[str, ...] = ()
+    severity_overrides: Mapping[str, Severity] = {}
 
     def runbook_url(self, page: str) -> str:
-        return f"{self.runbook_base_url}/{page}.md"
+        """Return the address of a runbook: its file under the base, or the base with the name in place of {page}."""
+        base = self.runbook_base_url
+        return base.replace(PAGE, page) if PAGE in base else f"{base}/{page}.md"
+
+
+class Ignored(NamedTuple):
+    """An incident that the site accepts: why, and until which day (UTC, inclusive)."""
+
+    reason: str
+    until: date
 
 
 class Intentions(NamedTuple):
@@ -81,8 +104,8 @@ class Contract:
     """One entry for each placeholder that an expression may use; `origin` is the file, "" for the defaults.
 
     `ignored_rules` are the ids of lint rules that [lint] ignores, with the place that names them. `baseline` is the
-    baseline file, "" for none. `stated` are the entries that the file sets. The default SLOs are so wide that a server
-    which violates them is of no use to any client.
+    baseline file, "" for none. `ignored` are accepted incidents. `stated` are the entries that the file sets. The
+    default SLOs are so wide that a server which violates them is of no use to any client.
     """
 
     freeze_seconds: float = _entry(1.0, "stream pause threshold", "seconds", STALL_BUCKETS)
@@ -97,6 +120,7 @@ class Contract:
     ignored_rules: Mapping[str, str] = field(default_factory=dict)
     baseline: str = ""
     preflight: Intentions = field(default_factory=Intentions)
+    ignored: Mapping[str, Ignored] = field(default_factory=dict)
     origin: str = ""
     stated: frozenset[str] = frozenset()
 
@@ -152,7 +176,7 @@ class _File(NamedTuple):
     tables: Mapping[str, Any]
 
     def contract(self) -> Contract:
-        known = ("contract", "limits", "site", "lint", "baseline", "preflight")
+        known = ("contract", "limits", "site", "lint", "baseline", "preflight", "ignore")
         for name in self.tables:
             if name not in known:
                 tables = ", ".join(f"[{table}]" for table in known)
@@ -166,7 +190,7 @@ class _File(NamedTuple):
         buckets = [self._number("contract", "buckets", bucket) for bucket in listed]
         entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
 
-        site = self._site()
+        site = Site(**self.site_entries())
         limits: dict[str, dict[str, float]] = {}
         for incident in self._table("limits"):
             limits[incident] = {}
@@ -188,6 +212,7 @@ class _File(NamedTuple):
             ignored_rules=dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}"),
             baseline=str(self.path.parent / baseline) if baseline else "",
             preflight=self._intentions(),
+            ignored={name: self._ignored(name) for name in self._table("ignore")},
             origin=str(self.path),
             stated=frozenset(entries),
         )
@@ -246,26 +271,78 @@ class _File(NamedTuple):
                 raise self.bad("preflight.ignore", name, f"{name} must be the reason as a text, not {_shown(reason)}")
         return Intentions(**numbers, ramp=str(self.path.parent / ramp) if ramp else "", ignore=ignore)
 
-    def _site(self) -> Site:
+    def _ignored(self, incident: str) -> Ignored:
+        table = f"ignore.{incident}"
+        entry = self._table(table, Ignored._fields)
+        reason, until = entry.get("reason"), entry.get("until")
+        if not isinstance(reason, str) or not reason.strip():
+            raise self.bad(table, "reason", f"reason must be a text that says why, not {_shown(reason)}")
+        if not isinstance(until, date) or isinstance(until, datetime):
+            raise self.bad(table, "until", f"until must be the last day, such as 2027-01-31, not {_shown(until)}")
+        return Ignored(" ".join(reason.split()), until)
+
+    def site_entries(self) -> dict[str, Any]:
+        """Return the entries of [site] by their names in `Site`; each key may also have the chart's spelling."""
         site: dict[str, Any] = {}
-        for name, value in self._table("site", Site._fields).items():
-            site[name] = value
-            if name in ("labels", "gpu_join"):
-                labels = value if isinstance(value, list) else []
-                if not labels or not all(isinstance(label, str) and _LABEL.fullmatch(label) for label in labels):
-                    raise self.bad("site", name, f"{name} must be a list of label names, not {_shown(value)}")
-                if len(set(labels)) < len(labels) or {"engine", "gpu", "le"} & set(labels):
-                    raise self.bad("site", name, f"{name} must list each label once, and none of engine, gpu and le")
-                site[name] = tuple(labels)
-            elif name == "prefix":
-                if not isinstance(value, str) or not re.fullmatch(ANY, value):
-                    reason = f'{name} must end in vllm: or vllm_, such as "kserve_vllm:", not {_shown(value)}'
-                    raise self.bad("site", name, reason)
-            elif not isinstance(value, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", value):
-                raise self.bad("site", name, f"{name} must be a URL with http:// or https://, not {_shown(value)}")
-            else:
-                site[name] = value.rstrip("/")
-        return Site(**site)
+        for written, value in self._table("site").items():
+            name = re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", written)
+            name = "labels" if name == _SITE_LABELS else name
+            if name not in Site._fields:
+                raise self.bad("site", written, f"has no key '{written}'; its keys are {', '.join(Site._fields)}")
+            site[name] = self._site_entry(written, name, value)
+        return site
+
+    def _site_entry(self, written: str, name: str, value: Any) -> Any:
+        if name in ("labels", "gpu_join"):
+            labels = value if isinstance(value, list) else []
+            if not labels or not all(isinstance(label, str) and _LABEL.fullmatch(label) for label in labels):
+                raise self.bad("site", written, f"{written} must be a list of label names, not {_shown(value)}")
+            if len(set(labels)) < len(labels) or {"engine", "gpu", "le"} & set(labels):
+                raise self.bad("site", written, f"{written} must list each label once, and none of engine, gpu and le")
+            return tuple(labels)
+        if name == "disabled_incidents":
+            if not isinstance(value, list) or not all(isinstance(incident, str) for incident in value):
+                raise self.bad("site", written, f"{written} must be a list of incidents, not {_shown(value)}")
+            return tuple(value)
+        if name in ("extra_labels", "rule_labels", "severity_overrides"):
+            table = value if isinstance(value, dict) else {"": None}
+            if not all(isinstance(text, str) for text in table.values()):
+                raise self.bad("site", written, f"{written} must be a table of texts, not {_shown(value)}")
+            if name == "severity_overrides" and not {*table.values()} <= {*RANK}:
+                raise self.bad("site", written, f"{written} must have severities, {', '.join(RANK)}: {_shown(value)}")
+            if name == "extra_labels" and not all(map(_LABEL.fullmatch, table)):
+                raise self.bad("site", written, f"{written} must have names of labels, not {_shown(value)}")
+            return dict(table)
+        if name == "prefix":
+            if not isinstance(value, str) or not re.fullmatch(ANY, value):
+                reason = f'{written} must end in vllm: or vllm_, such as "kserve_vllm:", not {_shown(value)}'
+                raise self.bad("site", written, reason)
+            return value
+        address = value.replace(PAGE, "page") if isinstance(value, str) and name == "runbook_base_url" else value
+        if not isinstance(address, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", address):
+            raise self.bad("site", written, f"{written} must be a URL with http:// or https://, not {_shown(value)}")
+        return value.rstrip("/")
+
+
+def with_settings(contract: Contract, settings: Sequence[str]) -> Contract:
+    """Return the contract with entries of [site] from the command line; BadContract for one that is invalid.
+
+    A setting is written as Helm's --set: `grafanaUrl=URL`, `siteLabels=namespace,pod`, `extraLabels.team=inference`.
+    """
+    entries: dict[str, Any] = {}
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        name, _, key = path.partition(".")
+        table = entries.setdefault(name, {}) if key else {}
+        if not equals or not isinstance(table, dict):
+            raise BadContract(f"--set {printable(setting, 60)}: must be NAME=VALUE, such as grafanaUrl=https://grafana")
+        if key:
+            table[key] = text
+        else:
+            is_list = name.lower().replace("_", "") in ("labels", "sitelabels", "gpujoin", "disabledincidents")
+            entries[name] = text.split(",") if is_list else text
+    given = _File(Path("--set"), "", {"site": entries}).site_entries()
+    return replace(contract, site=contract.site._replace(**given)) if given else contract
 
 
 def _shown(value: object) -> str:
@@ -273,13 +350,17 @@ def _shown(value: object) -> str:
 
 
 def apply_overrides(incidents: Sequence[Incident], contract: Contract) -> tuple[Incident, ...]:
-    """Return the incidents with the site's thresholds; BadContract for a threshold of no incident."""
+    """Return the incidents with the site's thresholds and severities; BadContract where there is no such incident."""
     known = [incident.id for incident in incidents]
-    for name in contract.limits:
+    site = contract.site
+    places = [(f"[limits.{name}]", name) for name in contract.limits]
+    places += [(f"[ignore.{name}]", name) for name in contract.ignored]
+    places += [("disabledIncidents", name) for name in site.disabled_incidents]
+    places += [("severityOverrides", name) for name in site.severity_overrides]
+    for place, name in places:
         if name not in known:
-            raise BadContract(
-                f"{contract.origin}: [limits.{name}]: there is no incident '{name}'; diag incidents lists them"
-            )
+            there = f"{contract.origin}: {place}" if contract.origin else place
+            raise BadContract(f"{there}: there is no incident '{printable(name, 40)}'; diag incidents lists them")
     return tuple(_overridden(incident, contract) for incident in incidents)
 
 
@@ -326,9 +407,11 @@ def _overridden(incident: Incident, contract: Contract) -> Incident:
             refuted_by=own(look_alike.refuted_by) if look_alike.refuted_by else None,
         )
 
+    severity = contract.site.severity_overrides.get(incident.id)
     return incident._replace(
         symptoms=tuple(map(own, incident.symptoms)),
         supports=tuple(map(own, incident.supports)),
         looks_like=tuple(map(own_look_alike, incident.looks_like)),
-        escalates=own(incident.escalates, ESCALATES) if incident.escalates else None,
+        escalates=own(incident.escalates, ESCALATES) if incident.escalates and not severity else None,
+        severity=severity or incident.severity,
     )

@@ -273,16 +273,17 @@ class Incident(NamedTuple):
     """One incident: present if every symptom and every look-alike's `requires` holds.
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
-    `hold` the alert's `for`; with `burns`, burn-rate windows instead of `window`, except for the critical alert of
-    `escalates`. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is not the first.
-    `explains` names incidents that are consequences of this one in any case, `may_explain` those that are under a
-    condition. `telemetry`: the incident is about the telemetry and not about the server, and is reported after all
-    others. The culprits of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause.
-    `outage`: while it lasts, requests fail or stand still, so each episode counts, however short, and is a warning for
-    15 minutes after its end. `crash` tells a crash from a restart: without it, an episode after which another process
-    answers is a restart. `began` is the unix time at which it began, if a signal knows it; `sign` is above 0 at each
-    scrape that shows it, however few: an episode began at the first of an unbroken row of them. `impact` is what users
-    notice, `mitigate` what helps immediately without a restart, `operations` what an operator does for it, in this
+    `hold` the alert's `for`, `immediate` the reason why a critical alert has none; with `burns`, burn-rate windows
+    instead of `window`, except for the critical alert of `escalates`. `ended_by` is the signal of the symptom that
+    shows soonest that it is over, if that is not the first. `explains` names incidents that are consequences of this
+    one in any case, `may_explain` those that are under a condition. `telemetry`: the incident is about the telemetry
+    and not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
+    `lints`: a wrong launch command may be the cause. `outage`: while it lasts, requests fail or stand still, so each
+    episode counts, however short, and is a warning for 15 minutes after its end. `crash` tells a crash from a restart:
+    without it, an episode after which another process answers is a restart. `began` is the unix time at which it began,
+    if a signal knows it; `sign` is above 0 at each scrape that shows it, however few: an episode began at the first of
+    an unbroken row of them. `impact` is what users notice, `mitigate` what helps immediately without a restart,
+    `operations` what an operator does for it, in this
     order, with the commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not`
     what makes the incident worse.
     """
@@ -304,6 +305,7 @@ class Incident(NamedTuple):
     window: str = "5m"
     live_window: str = "30s"
     hold: str = "1m"
+    immediate: str = ""
     burns: tuple[BurnRateWindow, ...] = ()
     quotes: Signal | None = None
     lints: bool = False
@@ -360,7 +362,8 @@ class Incident(NamedTuple):
     @property
     def remembers(self) -> str:
         """The time for which a refutation holds without a new value: that in which older samples leave the window."""
-        return max((burn.short for burn in self.burns), key=seconds, default=self.window)
+        leaves = f"{seconds(self.window) - seconds(self.ends_over or self.window):.0f}s"
+        return max((burn.short for burn in self.burns), key=seconds, default=leaves)
 
     def over(self, burn: BurnRateWindow) -> "Incident":
         """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""

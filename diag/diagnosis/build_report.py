@@ -12,6 +12,7 @@ from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis, diagnose
 from diag.diagnosis.health import OF_A_LOG, Suspect, health
+from diag.diagnosis.ignored import ignored_notes, ignored_present, without_ignored
 from diag.diagnosis.onset import begun, by_scrapes, dated
 from diag.diagnosis.progress import INSTANCE, NotJudged, judge
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
@@ -94,6 +95,8 @@ def build_report(
     """
     progress, unknown = judge(queries) if not observed.endings else ((), ())
     judged = judged or queries
+    contract = queries.contract
+    incidents = without_ignored(incidents, contract, observed.end)
     models = {server.name: server.model for server in observed.servers}
     endings = dict(observed.endings)
     findings = []
@@ -146,12 +149,15 @@ def build_report(
         findings.append(
             Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure, is_of_start)
         )
+    diagnoses = [finding.diagnosis for finding in findings]
+    observed = observed._replace(notes=(*ignored_notes(diagnoses, contract, observed.end), *observed.notes))
     if observed.endings:
         return _log_report(observed, findings, queries)
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
-    seen = health([finding.diagnosis for finding in findings], progress, queries, observed.not_measured)
+    seen = health(diagnoses, progress, queries, observed.not_measured)
+    seen = seen._replace(ignored=ignored_present(diagnoses, contract, observed.end))
     return Report(
         observed=observed._replace(
             defects=(*observed.defects, *claims(queries, "claimed"), *log_alone(ill, queries), *strays(queries))
@@ -160,9 +166,9 @@ def build_report(
         progress=progress,
         findings=tuple(findings),
         not_judged=not_judged,
-        contract=tuple(queries.contract.lines()),
+        contract=tuple(contract.lines()),
         health=seen,
-        slo_is_default=queries.contract.stated.isdisjoint(SLOS),
+        slo_is_default=contract.stated.isdisjoint(SLOS),
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )

@@ -46,11 +46,15 @@ class Suspect(NamedTuple):
 
 
 class HealthEvidence(NamedTuple):
-    """The parts of health that were seen on every server, what was not seen, and the suspects, the worst first."""
+    """The parts of health that were seen on every server, what was not seen, and the suspects, the worst first.
+
+    `ignored` are incidents that are present and that diag.toml accepts.
+    """
 
     seen: tuple[str, ...] = ()
     missing: tuple[NotSeen, ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    ignored: tuple[Diagnosis, ...] = ()
 
     def of(self, server: str) -> "HealthEvidence":
         """Return the health of one server."""
@@ -58,7 +62,8 @@ class HealthEvidence(NamedTuple):
         names = {each.name for each in missing}
         seen = tuple(part.name for part in PARTS if part.name not in names)
         suspects = (each for each in self.suspects if instance_name(each.diagnosis.subject) == server)
-        return HealthEvidence(seen, missing, tuple(suspects))
+        ignored = (each for each in self.ignored if instance_name(each.subject) == server)
+        return HealthEvidence(seen, missing, tuple(suspects), tuple(ignored))
 
     @property
     def lacking(self) -> tuple[str, ...]:

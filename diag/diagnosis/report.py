@@ -214,4 +214,4 @@ def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged], hea
         return "warning"
     if not_judged:
         return "unknown"
-    return "no_incident" if health.missing else "healthy"
+    return "no_incident" if health.missing or health.ignored else "healthy"

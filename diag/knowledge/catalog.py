@@ -82,6 +82,10 @@ def _check_alone(incident: Incident, file: Path) -> None:
             seconds(duration)
         except (KeyError, ValueError, IndexError) as error:
             raise Mistake(f"'{duration}' is not a duration such as 30s or 5m", word=duration) from error
+    pages_at_once = seconds(incident.hold) == 0 and (incident.severity == "critical" or bool(incident.escalates))
+    if pages_at_once != bool(incident.immediate.strip()):
+        reason = "a critical alert with a `hold` of 0s needs the reason as `immediate`, and no other alert has one"
+        raise Mistake(reason, word="hold")
     _check_conditions(incident.every_condition, incident)
     for signal in filter(None, (incident.began, incident.sign)):
         _check_signal(signal, incident)

@@ -80,7 +80,10 @@ def pass_without_health(report: Report) -> str:
     """Return the first words of a report that found nothing, and saw less than health needs."""
     if report.observed.endings:
         return NO_FAILURE
-    return f"{NO_INCIDENT}  (not seen: {listed(list(report.health.lacking), most=MOST_NAMED)})"
+    ignored = list(dict.fromkeys(each.incident.id for each in report.health.ignored))
+    lists = {"ignored": ignored, "not seen": list(report.health.lacking)}
+    named = "; ".join(f"{head}: {listed(names, most=MOST_NAMED)}" for head, names in lists.items() if names)
+    return f"{NO_INCIDENT}  ({named})"
 
 
 def not_seen(report: Report) -> list[str]:

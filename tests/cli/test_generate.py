@@ -54,7 +54,8 @@ def test_generate_writes_all_files_into_any_folder(generated: Path) -> None:
     names = {str(file.relative_to(generated)) for file in generated.rglob("*") if file.is_file()}
     folders = ("alerts", "dashboards", "runbooks")
     committed = {str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).rglob("*.*")}
-    assert names == committed | {f"docs/{name}.md" for name in ("failures", "lint-rules", "metrics", "preflight")}
+    references = ("failures", "lint-rules", "metrics", "paging", "preflight")
+    assert names == committed | {f"docs/{name}.md" for name in references}
 
 
 def test_a_second_run_changes_nothing(generated: Path) -> None:

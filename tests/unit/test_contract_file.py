@@ -7,7 +7,7 @@ import pytest
 from support.paths import ROOT
 
 from diag.commands.observe import site
-from diag.core.contract import Contract, Site, apply_overrides, read
+from diag.core.contract import Contract, Site, apply_overrides, read, with_settings
 from diag.core.errors import BadContract
 from diag.core.incident import Incident
 from diag.knowledge.catalog import load
@@ -45,6 +45,21 @@ def test_a_site_names_its_labels_and_its_pages(tmp_path: Path) -> None:
     assert contract(tmp_path, text).site == Site(
         ("cluster", "pod"), ("node",), "https://wiki.example/vllm", "https://grafana.example", prefix="kserve_vllm:"
     )
+
+
+def test_the_spelling_of_the_chart_and_settings_of_the_command_line_are_entries_of_the_site(tmp_path: Path) -> None:
+    text = "[site]\nsiteLabels = ['namespace', 'pod']\nrunbookBaseUrl = 'https://w/{page}'\n"
+    by_file = contract(tmp_path, f"{text}[site.extraLabels]\nteam = 'a'\n").site
+    settings = ["siteLabels=namespace,pod", "runbookBaseUrl=https://w/{page}", "extraLabels.team=a"]
+    assert by_file == with_settings(Contract(), settings).site
+    assert (by_file.labels, by_file.extra_labels) == (("namespace", "pod"), {"team": "a"})
+    assert [by_file.runbook_url("kv"), Site(runbook_base_url="https://w").runbook_url("kv")] == [
+        "https://w/kv",
+        "https://w/kv.md",
+    ]
+    for wrong in (["grafanaUrl"], ["extraLabels=x", "extraLabels.team=a"]):
+        with pytest.raises(BadContract, match=r"--set (grafanaUrl|extraLabels.team=a): must be NAME=VALUE"):
+            with_settings(Contract(), wrong)
 
 
 def test_slo_can_be_an_additional_bucket(tmp_path: Path) -> None:
@@ -92,6 +107,14 @@ def test_the_threshold_that_escalates_has_a_key_of_its_own(tmp_path: Path) -> No
         ("[site]\nrunbook_base_url = 'javascript:x'\n", ":2", "runbook_base_url must be a URL"),
         ("[site]\nprefix = 'kserve_'\n", ":2", "prefix must end in vllm: or vllm_"),
         ("[site]\nrunbok = 'x'\n", ":2", "[site] has no key 'runbok'"),
+        ("[site]\nrunbookBaseUrl = 'https://x/{y}'\n", ":2", "runbookBaseUrl must be a URL"),
+        ("[site]\ndisabledIncidents = 'x'\n", ":2", "disabledIncidents must be a list of incidents"),
+        ("[site]\nseverity_overrides = {a = 'page'}\n", ":2", "must have severities, info, warning, critical"),
+        ("[site]\nextra_labels = {a = 1}\n", ":2", "extra_labels must be a table of texts"),
+        ("[site]\nextra_labels = {'a b' = 'x'}\n", ":2", "extra_labels must have names of labels"),
+        ("[ignore.x]\nreason = ''\nuntil = 2099-01-01\n", ":2", "reason must be a text that says why"),
+        ("[ignore.x]\nreason = 'a'\nuntil = '2099-01-01'\n", ":3", "until must be the last day, such as 2027-01-31"),
+        ("[ignore]\nx = 'a'\n", ":2", "[ignore.x] must be a table"),
         ("site = 3\n", ":1", "[site] must be a table"),
         (f"[limits]\n{CASCADE} = 3\n", ":2", f"[limits.{CASCADE}] must be a table"),
         (
@@ -112,6 +135,8 @@ def test_invalid_diag_toml_is_refused_with_its_line(tmp_path: Path, text: str, p
     ("text", "sentence"),
     [
         ("[limits.kv_evictions]\nescalates = 1\n", "[limits.kv_evictions]: there is no incident 'kv_evictions'"),
+        ("[site]\ndisabledIncidents = ['x']\n", "disabledIncidents: there is no incident 'x'"),
+        ("[ignore.x]\nreason = 'a'\nuntil = 2099-01-01\n", "[ignore.x]: there is no incident 'x'"),
         (
             f"[limits.{CASCADE}]\nescalates = 1\n",
             f"[limits.{CASCADE}] has no threshold 'escalates'; it has 'preemptions /",

@@ -17,6 +17,10 @@ import yaml
 from support.helm import CHART, Document, Values, documents, merged, of_kind, texts, validate, without_directives
 from support.paths import ROOT
 
+from diag.artefacts.generate import files
+from diag.core.contract import Contract, apply_overrides, read, with_settings
+from diag.knowledge.catalog import load
+
 DOCS = (ROOT / "docs" / "kubernetes.md").read_text()
 DOCS_OF_THE_PROBE = (ROOT / "docs" / "exporter.md").read_text()
 EXAMPLE = ROOT / "deploy" / "kubernetes-sidecar.yaml"
@@ -57,10 +61,15 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "monitor.scrapeTimeout": ("sidecar", "4s"),
     "monitor.podTargetLabels": ("sidecar", ["model"]),
     "monitor.endpoint": ("sidecar", {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}),
+    "runbookBaseUrl": ("sidecar", "https://wiki.example/vllm"),
+    "grafanaUrl": ("sidecar", "https://grafana.example"),
+    "siteLabels": ("sidecar", ["namespace", "pod"]),
+    "ruleLabels": ("sidecar", {"release": "kube-prometheus-stack"}),
+    "disabledIncidents": ("sidecar", ["gpu_fault"]),
+    "severityOverrides": ("sidecar", {"queue_saturation": "info"}),
+    "extraLabels": ("sidecar", {"team": "inference"}),
     "prometheusRule.enabled": ("sidecar", True),
-    "prometheusRule.labels": ("sidecar", {"release": "kube-prometheus-stack"}),
     "prometheusRule.sets": ("sidecar", ["dcgm", "normal"]),
-    "prometheusRule.alertLabels": ("sidecar", {"team": "inference"}),
     "dashboards.enabled": ("sidecar", True),
     "dashboards.labels": ("sidecar", {"grafana": "vllm"}),
     "dashboards.annotations": ("sidecar", {"grafana_folder": "Inference"}),
@@ -88,6 +97,8 @@ SWITCHES: dict[str, tuple[str, Any]] = {
 """Of every value: another one than the default, and a mode in which it changes something."""
 PROBES = ("livenessProbe", "readinessProbe")
 MAPS = ("containerSecurityContext", "resources", "livenessProbe", "readinessProbe", "labels", "annotations")
+OF_ALERTS = ("runbookBaseUrl", "grafanaUrl", "ruleLabels", "disabledIncidents", "severityOverrides", "extraLabels")
+"""Values that change the rules only."""
 
 
 def leaves(values: Values, above: str = "") -> Iterator[str]:
@@ -132,6 +143,7 @@ def test_each_value_changes_objects_which_stay_valid(path: str) -> None:
     mode, value = SWITCHES[path]
     section = path.partition(".")[0]
     shown = {section: {"enabled": True}} if section in ("prometheusRule", "dashboards", "networkPolicy") else {}
+    shown = {"prometheusRule": {"enabled": True}} if path in OF_ALERTS else shown
     base = merged(merged(BARE, MODES[mode]), {} if path.endswith(".enabled") else shown)
     found = documents(merged(base, setting(path, value)))
     assert found != documents(base)
@@ -155,6 +167,9 @@ def test_each_value_changes_objects_which_stay_valid(path: str) -> None:
             {"monitor": {"kind": "ServiceMonitor"}, "sidecar": {"namespaces": ["chat"]}},
             "monitor.kind: a Service selects",
         ),
+        ({"disabledIncidents": ["gpu_fire"]}, 'there is no incident "gpu_fire"'),
+        ({"severityOverrides": {"gpu_fault": "page"}}, "at '/severityOverrides/gpu_fault': value must be one of"),
+        ({"siteLabels": ["pod"], "monitor": {"kind": "Annotations"}}, "siteLabels: only a PodMonitor"),
     ],
     ids=lambda case: case[:30] if isinstance(case, str) else "",
 )
@@ -177,6 +192,8 @@ def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_the_a
         ROOT / "alerts" / name for name in ("diag.rules.yaml", "kubernetes.yaml", "dcgm.yaml", "normal.rules.yaml")
     ]
     groups = [group for file in files for group in yaml.load(file.read_text(), Loader=yaml.CSafeLoader)["groups"]]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        rule.get("annotations", {}).pop("dashboard_url", None)  # without grafanaUrl
     assert [group for rule in rules for group in rule["spec"]["groups"]] == groups
     assert any("{{" in str(group) for group in groups)
     assert len({rule["metadata"]["name"] for rule in rules}) == len(rules)
@@ -186,13 +203,67 @@ def test_the_rules_are_those_of_the_rule_files_each_group_small_enough_for_the_a
     }
 
 
-def test_alerts_get_the_labels_and_recorded_series_do_not() -> None:
-    values = {"prometheusRule": {"alertLabels": {"team": "inference", "severity": "none"}}}
-    made = of_kind(documents(merged(SIDECAR, values)), "PrometheusRule")
-    rules = [rule for each in made for group in each["spec"]["groups"] for rule in group["rules"]]
-    teams = {("alert" in rule, rule.get("labels", {}).get("team")) for rule in rules}
-    assert teams == {(True, "inference"), (False, None)}
-    assert "none" not in {rule.get("labels", {}).get("severity") for rule in rules}
+WEB: Values = {"runbookBaseUrl": "https://wiki.example/vllm", "grafanaUrl": "https://grafana.example/"}
+SITE: Values = {
+    **WEB,
+    "disabledIncidents": ["gpu_fault", "crash_loop"],
+    "severityOverrides": {"queue_saturation": "info", "requests_failing": "critical"},
+    "extraLabels": {"team": "inference", "severity": "none"},
+    "ruleLabels": {"release": "kube-prometheus-stack"},
+}
+
+
+def test_values_make_the_rules_and_links_that_diag_generate_makes_of_the_same_names(tmp_path: Path) -> None:
+    """diag.toml takes the chart's names too; severities also change which cause mutes, which a chart cannot compute."""
+    flat = dict(SITE) | {"severityOverrides": {}}
+    lines = [f"{name} = {json.dumps(value).replace(': ', ' = ')}" for name, value in flat.items()]
+    (tmp_path / "diag.toml").write_text("[site]\n" + "\n".join(lines) + "\n")
+    contract = read(tmp_path / "diag.toml")
+    generated = files(load(), contract)
+    (resource,) = yaml.load_all(generated["alerts/prometheusrule.yaml"], Loader=yaml.CSafeLoader)
+    made = documents(merged(SIDECAR, flat), most_dashboards=None)
+    rules = of_kind(made, "PrometheusRule")
+    assert [group for each in rules for group in each["spec"]["groups"]] == resource["spec"]["groups"]
+    assert {each["metadata"]["labels"]["release"] for each in rules} == {resource["metadata"]["labels"]["release"]}
+    boards = {
+        name: text for each in of_kind(made, "ConfigMap") for name, text in each["data"].items() if name[-1] == "n"
+    }
+    assert {name: json.loads(text) for name, text in boards.items()} == {
+        name: json.loads(generated[f"dashboards/{name}"]) for name in boards
+    }
+
+
+def test_an_overridden_severity_is_that_of_the_only_alert() -> None:
+    made = of_kind(documents(merged(SIDECAR, SITE)), "PrometheusRule")
+    alerts = [rule for each in made for group in each["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    overridden = SITE["severityOverrides"]
+    found = {
+        name: [each["labels"]["severity"] for each in alerts if each["labels"].get("incident") == name]
+        for name in overridden
+    }
+    assert found == {name: [severity] for name, severity in overridden.items()}
+    settings = [f"severityOverrides.{name}={severity}" for name, severity in overridden.items()]
+    incidents = {each.id: each for each in apply_overrides(load(), with_settings(Contract(), settings))}
+    assert {name: (incidents[name].severity, incidents[name].escalates) for name in overridden} == {
+        name: (severity, None) for name, severity in overridden.items()
+    }
+
+
+def test_a_message_has_no_link_to_an_unknown_grafana() -> None:
+    made = of_kind(documents(SIDECAR), "PrometheusRule")
+    alerts = [rule for each in made for group in each["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
+    assert not any("dashboard_url" in rule["annotations"] for rule in alerts)
+    assert all(rule["annotations"]["runbook_url"].startswith("https://") for rule in alerts)
+
+
+def test_site_labels_are_the_instance_of_the_target() -> None:
+    own = {"monitor": {"endpoint": {"relabelings": [{"action": "labeldrop", "regex": "container"}]}}}
+    (monitor,) = of_kind(documents(merged(BARE, {**own, "siteLabels": ["namespace", "pod"]})), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["relabelings"] == [
+        *own["monitor"]["endpoint"]["relabelings"],
+        {"sourceLabels": ["namespace", "pod"], "separator": "/", "targetLabel": "instance"},
+    ]
 
 
 def test_every_dashboard_is_a_config_map_for_grafanas_sidecar() -> None:

@@ -1,7 +1,11 @@
 """The release workflow: it names what it uses of others by commit, and runs the tasks that contributors run."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+import helm_python
 import yaml
 from support.paths import ROOT
 
@@ -20,7 +24,7 @@ def test_every_action_is_named_by_a_whole_commit_and_its_release() -> None:
 
 def test_only_the_publishing_job_may_sign_and_it_runs_no_repository_code() -> None:
     signing = {name for name, job in JOBS.items() if "id-token" in job["permissions"]}
-    assert signing == {"publish", "github"}
+    assert signing == {"registry", "publish", "github"}
     checked_out = {
         name for name, job in JOBS.items() if any("checkout" in step.get("uses", "") for step in job["steps"])
     }
@@ -33,6 +37,29 @@ def test_release_workflow_runs_the_tasks_of_a_contributor() -> None:
     tasks = {task for names in named for task in names.split()}
     assert tasks == {"package", "installed", "oldest"}
     assert tasks <= sessions
+
+
+def test_a_pushed_image_has_two_architectures_an_sbom_and_a_signature() -> None:
+    built, joined = JOBS["image"], "\n".join(step.get("run", "") for step in JOBS["registry"]["steps"])
+    runs = "\n".join(step.get("run", "") for step in built["steps"])
+    architectures = [each["architecture"] for each in built["strategy"]["matrix"]["include"]]
+    assert all(option in runs for option in ("--push", "--sbom=true", "--provenance=mode=max"))
+    assert all(f'"$image:$version-{name}"' in joined for name in architectures)
+    signed = [step["with"] for step in JOBS["registry"]["steps"] if "attest" in step.get("uses", "")]
+    assert [each["push-to-registry"] for each in signed] == [True, True]
+
+
+def test_every_script_of_the_workflow_is_valid_shell() -> None:
+    for step in STEPS:
+        assert subprocess.run(["bash", "-n", "-c", step.get("run", "")], check=False).returncode == 0
+
+
+def test_a_packaged_chart_names_the_image_of_its_repository(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / ".ci" / "package-chart", tmp_path, "Owner/Diag"], check=True)
+    with helm_python.Chart.load(tmp_path / f"diag-{__version__}.tgz") as chart:
+        values = {"mode": "daemonset", "prometheusRule": {"enabled": False}, "dashboards": {"enabled": False}}
+        made = chart.render(values, name="diag", namespace="inference")
+    assert f"image: ghcr.io/owner/diag:{__version__}\n" in made["diag/templates/workload.yaml"]
 
 
 def test_the_chart_and_the_example_images_have_the_version_of_the_package() -> None:

@@ -18,7 +18,7 @@ from diag.artefacts.dashboards.shared import (
     worst_severity,
 )
 from diag.artefacts.grafana import GOOD, DashboardPage, PanelHeader, PanelQuery, TableColumn, Threshold
-from diag.artefacts.names import GENERATED_MARK, TOKENS_PER_SECOND, dashboard_uid
+from diag.artefacts.names import CARD, GENERATED_MARK, TOKENS_PER_SECOND, dashboard_uid
 from diag.core.contract import Contract
 from diag.knowledge.incidents.contract_breached import incident as slo_violated
 
@@ -48,7 +48,7 @@ def fleet_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         ],
         variables=scope.variable_queries(),
         annotations=annotations(scope),
-        links=links("README", contract.site),
+        links=links(CARD, contract.site),
     )
 
 
@@ -73,8 +73,7 @@ def _firing(scope: DashboardScope) -> Any:
     }
     chosen = "&".join(f"var-{label}=${{__data.fields.{label}:percentencode}}" for label in scope.by())
     shown = {"signals": f"/d/{SERVER}?var-incident=${{__data.fields.incident}}&{chosen}&${{__url_time_range}}"}
-    if (runbook := scope.site.runbook_url("${__data.fields.incident}")).startswith("http"):
-        shown["runbook"] = runbook
+    shown["runbook"] = scope.site.runbook_url("${__data.fields.incident}")
     description = "Healthy: one row without an incident. A row opens the server with the signals of its incident."
     return grafana.table(PanelHeader("Incidents now", description, width=24), columns, STATES, shown, height=7)
 

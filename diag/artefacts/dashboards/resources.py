@@ -18,7 +18,7 @@ from diag.artefacts.dashboards.shared import (
     links,
 )
 from diag.artefacts.grafana import DashboardPage, PanelHeader, PanelQuery
-from diag.artefacts.names import GENERATED_MARK, dashboard_uid
+from diag.artefacts.names import CARD, GENERATED_MARK, dashboard_uid
 from diag.core.contract import Contract
 from diag.core.incident import Signal
 from diag.knowledge.signals import (
@@ -96,7 +96,7 @@ def gpus_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         ],
         variables=scope.variable_queries(),
         annotations=annotations(scope),
-        links=links("README", contract.site),
+        links=links(CARD, contract.site),
     )
 
 
@@ -216,7 +216,7 @@ def capacity_page(contract: Contract, series: Mapping[str, str]) -> DashboardPag
         ],
         variables=scope.variable_queries(),
         annotations=annotations(scope),
-        links=links("README", contract.site),
+        links=links(CARD, contract.site),
         inputs={GPU_COST: ("$ per GPU and hour", "1")},
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from diag.artefacts import grafana
 from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, QueryVariable, Threshold
 from diag.artefacts.names import (
+    CARD,
     GRAFANA_UNITS,
     capitalized,
     claim,
@@ -239,6 +240,5 @@ def annotations(scope: DashboardScope) -> dict[str, tuple[str, str, str]]:
 
 
 def links(page: str, site: Site) -> dict[str, str]:
-    """Return links to all dashboards of diag, and to the runbook if it is on the web."""
-    runbook = site.runbook_url(page)
-    return {"vLLM dashboards": "", **({"runbook": runbook} if runbook.startswith("http") else {})}
+    """Return links to all dashboards of diag, and to the runbook or the on-call card."""
+    return {"vLLM dashboards": "", "on-call card" if page == CARD else "runbook": site.runbook_url(page)}

@@ -14,6 +14,7 @@ incident = Incident(
     window="1m",
     live_window="15s",
     hold="0s",
+    immediate="the third crash in a row is minutes after the first one: the count is the wait",
     cause="""
         A supervisor restarts the server each time it ends: a setting that cannot work, memory that does not suffice, a
         probe that kills it before it is ready, or a request that kills the engine whenever clients send it again. The

@@ -20,6 +20,7 @@ incident = Incident(
     window="1m",
     live_window="15s",
     hold="0s",
+    immediate="the line in the log is the failure itself, written once, and the engine ends with it",
     cause="""
         A kernel read memory that is not its own, a library of CUDA refused a call, or a rank did not reach a collective
         in time. After such an error nothing works on this device until the process has ended: the engine dies, or hangs

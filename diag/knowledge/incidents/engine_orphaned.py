@@ -16,6 +16,7 @@ incident = Incident(
     window="1m",
     live_window="15s",
     hold="0s",
+    immediate="a process with another parent never returns to its own: waiting proves nothing more",
     cause="""
         The API server was killed (SIGKILL, out of memory) and its engine was not: the kernel gives the engine another
         parent, and it waits for requests that no process can send any more. It keeps its GPU memory and host memory,

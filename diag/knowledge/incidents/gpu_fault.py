@@ -14,7 +14,8 @@ incident = Incident(
     per=("instance", "gpu"),
     window="1m",
     live_window="1m",
-    hold="0s",  # most faults are one event
+    hold="0s",
+    immediate="a lost GPU does not come back, and an Xid error or an uncorrectable memory error is one event",
     cause="""
         The driver lost the GPU, reported an Xid error, counted uncorrectable memory errors, or failed to remap a bad
         row. Work on this GPU fails or gives wrong results, and its peers wait for it.

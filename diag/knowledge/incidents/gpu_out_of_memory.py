@@ -28,6 +28,7 @@ incident = Incident(
     per=("instance",),
     window="1m",
     hold="0s",
+    immediate="the line in the log is the failure itself, written once: it leaves the window before a `for` is over",
     cause="""
         vLLM plans with the share --gpu-memory-utilization of the whole GPU: weights, activations of the largest step
         and CUDA graphs (inside that share since 0.20, outside of it before); the rest becomes the KV cache. One of

@@ -30,6 +30,7 @@ incident = Incident(
     severity="critical",
     per=("instance",),
     hold="0s",
+    immediate="the kernel kills within the minutes that are left, and a kill that happened is one event",
     window="1m",
     cause="""
         The memory in use nears the limit of the server's cgroup (a container's memory limit), or all that the host has.

@@ -12,6 +12,7 @@ incident = Incident(
     window="1m",
     live_window="15s",
     hold="0s",
+    immediate="a crash is one event; the second one within 15 minutes is no transient",
     cause="""
         The engine or the whole server ended by itself: a CUDA error, memory that ran out, a kill by the kernel or by a
         signal. A supervisor started it again. Until the reason is known, it may end again at any moment.

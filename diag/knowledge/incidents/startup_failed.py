@@ -11,6 +11,7 @@ incident = Incident(
     per=("instance",),
     window="1m",
     hold="0s",
+    immediate="the log states that the start ended with an error; a supervisor's next start hides it in a minute",
     cause="""
         A worker or the engine raised an error before the server was ready: an unsupported setting on this hardware, too
         little memory, a missing model, or a flag that this release does not have. The root cause is logged above the

@@ -17,6 +17,7 @@ incident = Incident(
     per=("instance",),
     window="2m",
     hold="0s",
+    immediate="three lines of the log and more within two minutes: the window is the wait",
     cause="""
         A grammar restricts the next token at each step. Where it refuses a token that was generated, vLLM ends
         the request with an error (older releases go on, without structure). It happens where other parameters of a

@@ -166,10 +166,12 @@ PARTS: tuple[Part, ...] = (
     Part("counter_resets", "sum by ($by) (resets(vllm:time_to_first_token_seconds_count[$window]))", "restarts"),
     Part(
         "requests_lost",
-        "$first_tokens_seen - $requests_completed_seen - $running_highest and ($counter_resets == 0)",
+        "$first_tokens_seen - $requests_completed_seen - $running_highest and ($counter_resets == 0) and $ends_counted",
         "requests",
     ),
-    Part("requests_given_up", "clamp_min($responses_ok - $requests_completed, 0)", "requests"),
+    # a counter of finished requests that has ended grows by less and less in the window: its requests are not given up
+    Part("ends_counted", "sum by ($by) (last_over_time(vllm:request_success_total[2m]))", "requests"),
+    Part("requests_given_up", "clamp_min($responses_ok - $requests_completed, 0) and $ends_counted", "requests"),
     # The ages at which requests were given up: vLLM's HTTP server times every response, the engine those that finish.
     # Both histograms have the edges 0.5, 1, 1.5, 2, 2.5, 5, 10, 30 and 60 s. Responses of other routes and errors end
     # within the first of them.

@@ -21,6 +21,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if eq .Values.mode "sidecar" }}{{ toYaml .Values.sidecar.podLabels }}{{ else }}{{ include "diag.ownLabels" . }}{{ end }}
 {{- end }}
 
+{{- /* The address of a runbook, of a list: the base and the page. */}}
+{{- define "diag.runbook" -}}
+{{- $base := index . 0 | trimSuffix "/" }}{{ $page := index . 1 }}
+{{- ternary (replace "{page}" $page $base) (printf "%s/%s.md" $base $page) (contains "{page}" $base) }}
+{{- end }}
+
 {{- define "diag.metadata" -}}
 name: {{ include "diag.fullname" . }}
 namespace: {{ .Release.Namespace }}
@@ -30,6 +36,14 @@ labels:
 
 {{- /* What the schema cannot say: values that are right alone and wrong together. */}}
 {{- define "diag.checks" -}}
+{{- range $name := concat .Values.disabledIncidents (keys .Values.severityOverrides) }}
+{{- if not (contains (printf "incident: %s\n" $name) ($.Files.Get "files/diag.rules.yaml")) }}
+{{- fail (printf "disabledIncidents, severityOverrides: there is no incident %q; diag incidents lists them" $name) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.siteLabels (not (has .Values.monitor.kind (list "PodMonitor" "ServiceMonitor"))) }}
+{{- fail "siteLabels: only a PodMonitor or ServiceMonitor of the chart writes them; set instance in the relabelings of your scrape job" }}
+{{- end }}
 {{- $url := urlParse .Values.vllm.url }}
 {{- if and (eq .Values.mode "standalone") (has $url.hostname (list "127.0.0.1" "localhost" "::1")) }}
 {{- fail "vllm.url: in mode standalone no vLLM runs at 127.0.0.1; name the Service of vLLM, such as http://vllm.inference:8000" }}
