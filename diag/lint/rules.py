@@ -1,6 +1,7 @@
 """All lint rules, their findings in a launch command, and the corrected command."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from diag.core.declarations import Mistake
 from diag.lint import advice, conflicts, flags, host, memory, parallel, pods, removed, values, weights, words
@@ -39,12 +40,31 @@ for _module in (advice, conflicts, flags, host, memory, parallel, pods, removed,
 def lint(target: LintTarget) -> tuple[LintFinding, ...]:
     """Return every finding in a command, errors first.
 
-    The error of vLLM's own parser is a finding only if no rule found an error.
+    The error of vLLM's own parser is a finding only if no rule found an error. Of a release that is assumed, or of a
+    build that is not vLLM's own, the flags are not certain: an error about them is a warning.
     """
-    findings = ordered(finding for rule in RULES.values() for finding in rule.findings(target))
+    findings = ordered(_soften(finding, target) for rule in RULES.values() for finding in rule.findings(target))
     refused = host.refused_by_the_parser.id
     explained = any(finding.severity == "error" and finding.rule != refused for finding in findings)
     return tuple(finding for finding in findings if not (explained and finding.rule == refused))
+
+
+_OF_A_RELEASE = {removed.removed_flag.id, flags.taken_for_another.id, values.not_a_choice.id}
+"""Errors that depend on the release."""
+_OF_A_BUILD = {*_OF_A_RELEASE, flags.unknown_flag.id, flags.flag_of_a_later_release.id, flags.ambiguous_flag.id}
+"""Errors that another build of a release may not have."""
+
+
+def _soften(finding: LintFinding, target: LintTarget) -> LintFinding:
+    if finding.severity != "error":
+        return finding
+    if target.build and finding.rule in _OF_A_BUILD:
+        why = f"{finding.why}; {target.build} is a build of its own, which may have other flags"
+    elif target.is_assumed and finding.rule in _OF_A_RELEASE:
+        why = f"{finding.why}, if the server runs {target.version}: nothing names its release (--vllm-version sets it)"
+    else:
+        return finding
+    return replace(finding, severity="warning", why=why)
 
 
 def ordered(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:

@@ -3,15 +3,16 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from diag.core.errors import BadUsage
-from diag.vllm.command.keywords import from_variables, line, split, unread
+from diag.core.errors import BadUsage, NoLaunch
+from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
+from diag.vllm.flags.registry import known
 
 FORMS: Mapping[str, str] = {
     "a shell command or script": "`vllm serve`, `python -m vllm.entrypoints...`, `docker run`, `kubectl run`, `ssh`,"
@@ -38,6 +39,7 @@ EXPECTED = (
 )
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
+_SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
@@ -54,17 +56,42 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     """
     if _FROM.match(text):
         return _from_dockerfile(text, version)
-    if suffix == ".json" or is_yaml(text):
-        found = tuple(containers(parse(text, "the text"), version))
+    is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
+    if suffix == ".json" or (not is_code and is_yaml(text)):
+        documents = parse(text, "the text")
+        found = tuple(containers(documents, version)) or tuple(_from_engine(documents, version))
         if not found:
-            raise BadUsage(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
+            raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
         return found
-    if suffix == ".py" or is_python(text):
+    if suffix == ".ipynb":
+        text = _notebook(text)
+        if not is_python(text):
+            return ()
+    if suffix == ".py" or (suffix != ".sh" and is_python(text)):
         found = tuple(engines(text, version))
         if not found:
-            raise BadUsage(f"the Python source starts no vLLM: {EXPECTED}")
+            raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
         return found
     return _from_variables(text, version)
+
+
+def _from_engine(documents: Sequence[Any], version: str) -> Iterator[Writing]:
+    """Yield the engine of Triton's vLLM backend: its model.json has the arguments of the engine."""
+    for document in documents:
+        keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
+        if "--model" in keys and all(key in known() for key in keys):
+            yield Writing("Triton's model.json", line(command_line(document, version), {}))
+
+
+def _notebook(text: str) -> str:
+    """Return the code of a notebook; a line that begins with ! is a shell's."""
+    try:
+        cells = json.loads(text).get("cells", [])
+        code = ["".join(cell.get("source", "")) for cell in cells if cell.get("cell_type") == "code"]
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        raise BadUsage("the notebook cannot be read: it is no JSON") from None
+    whole = "\n".join(code)
+    return whole if is_python(whole) else _SHELL_LINE.sub("", whole)
 
 
 def notation(text: str) -> str:
@@ -113,7 +140,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
         if worker:
             return (Writing("a Dockerfile, by its variables", line(worker, unread(stage.environment))),)
-        raise BadUsage("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
+        raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words])),)
 
 
