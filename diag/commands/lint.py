@@ -33,7 +33,7 @@ from diag.lint.rule import (
     is_open,
     ranks,
 )
-from diag.lint.rules import RULES, corrected, is_known, lint, ordered
+from diag.lint.rules import RULES, corrected, is_known, lint, of_assumed, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
@@ -65,6 +65,8 @@ _OWN = re.compile(
 _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
 """vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
 TAG, ASSUMED = "the image's tag", "the newest known"
+OLDER = ("0.10.2", "0.20.2")
+"""Releases that an unnamed one may be as well."""
 
 
 @dataclass(frozen=True)
@@ -261,23 +263,31 @@ def judge_all(
         shares = any(
             other.container and other.container is command.container for other in again if other is not again[at]
         )
-        facts = _Facts(gpu, tenant_share, here, source, shares)
+        facts = _Facts(gpu, tenant_share, here, shares)
         lint_target, notes = _gather(command, known_release, parser, chosen, facts)
         lint_target = replace(lint_target, beside=beside)
         targets.append(lint_target)
         if first:
             lint_target = replace(lint_target, command=command._replace(more=more))
-        reports.append(_report(lint_target, chosen, source, parser, python, ignored, notes))
+        findings = _of_branches(lint_target)
+        if source == ASSUMED and any(finding.severity == "error" for finding in findings):
+            older = []
+            for one in OLDER:
+                before = by_release.setdefault(one, read_commands(one))
+                older.append(
+                    _of_branches(replace(lint_target, version=one, command=before[at])) if at < len(before) else ()
+                )
+            findings = of_assumed(findings, older, chosen)
+        reports.append(_report(lint_target, findings, chosen, source, parser, python, ignored, notes))
     return tuple(reports)
 
 
 class _Facts(NamedTuple):
-    """The options of a judgement, and the source of the release."""
+    """The options of a judgement, and if another server starts in the same container."""
 
     gpu: str
     tenant_share: float | None
     here: bool
-    source: str
     shares_container: bool
 
 
@@ -312,7 +322,6 @@ def _gather(
         host_memory=0 if command.elsewhere else _host_memory(),
         adapter_ranks={} if command.elsewhere else _adapter_ranks(command),
         tenant_share=facts.tenant_share,
-        is_assumed=facts.source == ASSUMED,
         build="" if is_own else redaction.image(command.image) or "the image",
         shares_container=facts.shares_container,
     )
@@ -321,6 +330,7 @@ def _gather(
 
 def _report(
     target: LintTarget,
+    found: Sequence[LintFinding],
     chosen: str,
     source: str,
     parser: "_ParserAnswer",
@@ -329,7 +339,6 @@ def _report(
     notes: Sequence[str],
 ) -> LintReport:
     command = target.command
-    found = _of_branches(target)
     asked = parser.version and release(parser.version) == release(chosen)
     kept = tuple(finding for finding in found if finding.rule not in ignored)
     left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in found)
@@ -449,7 +458,8 @@ def _image_release(image: str) -> str:
     """Return vLLM's release in an image's tag; "" if the tag has none that exists or may exist soon."""
     found = _TAG.search(default(image))
     tagged = (found[1] or found[2]) if found else ""
-    return tagged if _may_exist(tagged) else ""
+    is_vllms = _OWN.fullmatch(default(image)) or is_known(tagged)  # another project's own version is lower
+    return tagged if is_vllms and _may_exist(tagged) else ""
 
 
 def _may_exist(tagged: str) -> bool:
@@ -473,7 +483,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield "flags of vLLM-Omni, to which --omni passes the command"
     yield from _not_shown(command)
     if command.more:
-        yield f"{command.more} more server{'s' * (command.more > 1)} that the same text starts: give them one by one"
+        yield f"{command.more} more server{'s' * (command.more > 1)} that the same text starts: diag lint judges each of them"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 

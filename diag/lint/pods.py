@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from diag.core.formatting import gibibytes, plural
+from diag.lint.flags import is_omni
 from diag.lint.memory import offloaded
 from diag.lint.removed import V1
 from diag.lint.rule import Example, LintTarget, Match, at_least, is_open, number, rule
@@ -226,7 +227,7 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
     message = f"The {who} {plural(pod.gpus, 'GPU')}{by}, and the server needs {needed}"
     if pod.gpus < needed:
         yield Match(message)
-    elif pod.is_pod and not target.shares_container:
+    elif pod.is_pod and not target.shares_container and not is_omni(target.command):
         yield Match(
             message,
             "A server uses as many GPUs as it has ranks: the others stay idle, and no other pod gets them",
@@ -273,7 +274,10 @@ def _port(target: LintTarget) -> int:
 def _is_another(port: int, target: LintTarget) -> bool:
     """Return True if nothing in the container can listen on a port; another program of it may be told to."""
     container, own = target.command.container, _port(target)
-    words = [*target.command.words, *(word for words, _ in target.command.around for word in words)]
+    words = [
+        *target.command.words[target.command.arguments :],
+        *(word for words, _ in target.command.around for word in words),
+    ]
     told = any(re.search(rf"(?<!\d){port}(?!\d)", word) for word in words if word != str(own))
     is_only = container is not None and container.is_alone and not target.shares_container and not told
     return bool(port and own) and port != own and is_only

@@ -67,7 +67,7 @@ class LintTarget:
     `tenant_share` is the share of a GPU that diag.toml gives this server, None if it states none.
     `folder_without_config` is the model's folder if it holds no config.json; `parser_error` is the message of vLLM's
     own parser.
-    `is_assumed` is True if nothing names the release; `build` names an image that is not vLLM's own. `beside` are the
+    `build` names an image that is not vLLM's own. `beside` are the
     earlier servers of the same text that run at the same time, `shares_container` is True if one of the text's other
     servers starts in the same container.
     """
@@ -82,7 +82,6 @@ class LintTarget:
     host_memory: float = 0
     adapter_ranks: Mapping[str, int] = field(default_factory=dict)
     tenant_share: float | None = None
-    is_assumed: bool = False
     build: str = ""
     beside: "tuple[LintTarget, ...]" = ()
     shares_container: bool = False

@@ -15,7 +15,7 @@ from diag.core.errors import BadContract, BadUsage
 from diag.lint.rule import HostGpu, HostGpus, LintRule, LintTarget
 from diag.lint.rules import DECLARED, RULES, lint
 from diag.lint.weights import draft_model
-from diag.vllm.command.parse import read
+from diag.vllm.command.parse import read_all
 from diag.vllm.memory import model
 
 GIB = 2**30
@@ -61,7 +61,7 @@ def target(rule: LintRule, command: str, version: str, folder: Path) -> LintTarg
         place = folder / name.removeprefix("./")
         return model.read(place, str(place), version) if name.startswith("./") and place.is_dir() else None
 
-    parsed = read(command, folder, version)
+    *before, parsed = read_all(command, folder, version)
     return LintTarget(
         parsed,
         version,
@@ -72,6 +72,7 @@ def target(rule: LintRule, command: str, version: str, folder: Path) -> LintTarg
         draft=shape(draft_model(LintTarget(parsed, version))),
         host_memory=64 * GIB,
         adapter_ranks={"./adapter-64": 64},
+        beside=tuple(LintTarget(other, version) for other in before),
     )
 
 
@@ -95,7 +96,9 @@ def test_a_rule_leaves_its_near_miss_alone(rule: LintRule, tmp_path: Path) -> No
 def test_lint_example_without_host_needs_no_host(rule: LintRule) -> None:
     command, version = rule.example.command, rule.example.version
     if not rule.example.requires:
-        assert rule.id in {finding.rule for finding in lint(LintTarget(read(command, version=version), version))}
+        *before, last = read_all(command, version=version)
+        beside = tuple(LintTarget(other, version) for other in before)
+        assert rule.id in {finding.rule for finding in lint(LintTarget(last, version, beside=beside))}
 
 
 @EACH_RULE
@@ -144,7 +147,8 @@ def test_report_counts_ignored_findings() -> None:
     text, status = run(COMMAND, options, as_json=False)
     assert "  ignored      2 findings (removed_flag, no_metrics)\n" in text
     assert status == 0
-    assert json.loads(run(COMMAND, options, as_json=True)[0])["ignored"] == {"removed_flag": 1, "no_metrics": 1}
+    document = json.loads(run(COMMAND, options, as_json=True)[0])
+    assert document["launches"][0]["ignored"] == {"removed_flag": 1, "no_metrics": 1}
 
 
 def test_diag_toml_ignores_rules_too(tmp_path: Path) -> None:

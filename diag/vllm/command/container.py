@@ -130,11 +130,12 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     probe = _health(options)
     is_host = any(value == "host" for value in (*options.get("--network", ()), *options.get("--net", ())))
     ports = [] if is_host else [_published(text) for text in options.get("--publish", ())]
+    is_fragment = kind == "docker run" and _OF_A_SERVICE.isdisjoint(options)
     return Container(
         kind=kind,
         checks={"health check": probe} if probe else {},
         shared_memory=True if has_shm or ipc not in ("", "private") else None if is_open else False,
-        gpus=None if is_open and gpus == 0 else gpus,
+        gpus=None if gpus == 0 and (is_open or is_fragment) else gpus,
         gpus_by=by,
         devices=devices,
         memory=quantity(re.sub(r"([kmgt])b?$", r"\1i", options.get("--memory", [""])[-1].lower())),
@@ -144,6 +145,10 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     )
 
 
+_OF_A_SERVICE = {
+    *("--publish", "--network", "--net", "--volume", "--mount", "--ipc", "--shm-size", "--detach", "-d", "--restart"),
+}
+"""Options one of which shows that a command is no fragment of one."""
 _LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user"}
 
 

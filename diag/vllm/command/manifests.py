@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
@@ -23,6 +24,10 @@ WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
+_SCRIPT = "a script in YAML"
+_STARTS = re.compile(
+    r"^[ \t]*(?:exec[ \t]+|\w+=\S+[ \t]+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]", re.MULTILINE
+)
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
@@ -73,12 +78,28 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
     parts = [part for document in documents for part in (items(document, "items") or [document])]
-    reader, length = _Reader(scaled_on(parts), version), 0
-    for writing in (writing for part in parts for writing in reader.document(part)):
+    reader, length, found = _Reader(scaled_on(parts), version), 0, False
+    for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
+        if writing.name == _SCRIPT and found:
+            return
+        found = True
         length += len(writing.command)
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
+    """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
+    nodes: list[tuple[str, Any]] = [("", part) for part in parts]
+    while nodes:
+        key, node = nodes.pop(0)
+        if isinstance(node, dict):
+            nodes += [(str(name), child) for name, child in node.items()]
+        elif isinstance(node, list):
+            nodes += [(key, child) for child in node]
+        elif isinstance(node, str) and _STARTS.search(node):
+            yield Writing(_SCRIPT, node, Container("script", shared_memory=None, is_whole=False), place=key)
 
 
 def article(name: str) -> str:
@@ -153,6 +174,8 @@ class _Reader(NamedTuple):
             arguments = from_variables(environment, self.version)
             if arguments:
                 yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
+        elif not program and not words and ("vllm/vllm-openai" not in given or "Ray" in name):
+            return  # what this image starts is unknown, or an operator says it
         elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]

@@ -24,6 +24,8 @@ _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*v
 _CONTAINERS = re.compile(
     r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
 )
+_PROGRAM_WORD = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba|z|da|k)?sh|uv|torchrun|ray|env|tini|sleep|\S+\.(?:sh|py))")
+"""Programs that a container starts in the place of the image's own."""
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
 IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
 """Options of `docker run` that take no value: the word after any other option is not the image."""
@@ -66,6 +68,8 @@ def image(words: Sequence[str]) -> Image:
             if option.partition("=")[0] == "--entrypoint"
         ]
         serves = words[entry : entry + 1] == ["serve"]
+        if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])):
+            return Image(named)
         if programs and not (Path(programs[-1]).name == "vllm" and serves):
             return Image(named)
         return Image(named, entry + serves, None if programs else entry)
@@ -307,7 +311,7 @@ def _run(
 
     environment, plain = {**variables}, dict(_plain(variables))
     exported: dict[str, str] = {}
-    is_alone = True
+    is_alone = len(commands) == 1
     for at, words in commands:
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
@@ -317,7 +321,6 @@ def _run(
             is_far = found.around and found.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             yield at, found._replace(exported=(*passed_on, *found.exported))
-            is_alone = False
         assigned = _assignments(filled)
         environment |= assigned
         for variable in assigned:
@@ -333,11 +336,11 @@ def _find_servers(
 ) -> Iterator[Command]:
     """Yield the servers that a command of a script starts, itself or by a script in one of its words: sh -c '...'.
 
-    Flags alone are a server's if `is_alone`: no other was found.
+    Flags alone are a server's if `is_alone`: the text has no other command.
     """
     start = _serve_end(words)
     inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
-    runs = any(Path(word).name in _RUNNERS for word in words)
+    runs = any(word.rpartition("/")[2] in _RUNNERS for word in words)
     is_script = False
     for place, (before, word) in enumerate(pairwise(["", *words]) if start is None else ()):
         is_script = bool(_SHELL.fullmatch(before)) or (is_script and before.startswith("-"))  # bash -c -i '...'
@@ -379,7 +382,7 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
 
 
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
-    if not any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words):
+    if "run" not in words or not any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words):
         return Image()
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 
@@ -388,7 +391,7 @@ def _serve_end(words: Sequence[str]) -> int | None:
     """Return the place after `vllm serve` or vLLM's module; None if there is neither."""
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
-        if _PROGRAM.fullmatch(Path(word).name) and after == "serve":
+        if after == "serve" and _PROGRAM.fullmatch(Path(word).name):
             return at + 2
         if is_server(word):
             return at + 2 if after == "serve" else at + 1

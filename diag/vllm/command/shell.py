@@ -20,7 +20,7 @@ _TEMPLATE = re.compile(r"\$?\{\{-?\s*([^{}]{0,200}?)\s*-?\}\}|\{%[^{}]{0,200}%\}
 _PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
       | (?P<opening>["`]|\$[({]|[<>]\()
-      | <(?P<hole>[A-Za-z](?:[\w ./:-]{0,60}\w)?)>(?![>&(\w])
+      | (?P<hole><[A-Za-z](?:[\w ./:-]{0,60}\w)?>(?![>&(\w])|\$?\{\{[^{}]{0,200}\}\}|\{%[^{}]{0,200}%\})
       | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
       | '(?P<single>[^']*)'
       | \\(?P<escaped>.)
@@ -70,8 +70,7 @@ def statements(text: str) -> Iterator[Statement]:
     """Yield the commands of a script; BadUsage if a quotation is not closed."""
     name, words, skip, line = "", list[str](), False, 1
     blocks, pattern, tested = _Blocks(), False, False
-    text = filled_templates(PIPED.sub(r"\1'\2'", text))
-    for token, at in _tokens(_inline_documents(text)):
+    for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
         line = line if words else at
         if not isinstance(token, _Operator):
             if not words and not skip and not name and token in ("if", "case", "elif", "else", "fi", "esac"):

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
+from diag.vllm.command.container import Container
 from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
@@ -67,11 +68,13 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         text = _notebook(text)
         if not is_python(text):
             return ()
-    if suffix == ".py" or (suffix != ".sh" and is_python(text)):
+    if suffix != ".sh" and is_python(text):
         found = tuple(engines(text, version))
         if not found:
             raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
         return found
+    if suffix == ".py":
+        raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
     return _from_variables(text, version)
 
 
@@ -141,7 +144,8 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         if worker:
             return (Writing("a Dockerfile, by its variables", line(worker, unread(stage.environment))),)
         raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
-    return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words])),)
+    around = Container("image", shared_memory=None, is_whole=False)
+    return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
 
 
 def _instructions(text: str) -> list[tuple[str, str]]:
