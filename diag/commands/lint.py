@@ -231,10 +231,8 @@ def judge_all(
             return tuple(each._replace(elsewhere=each.elsewhere or place) for each in parse_all(text, version))
         try:
             found = read_all(text, version=version)
-        except NoLaunch:
-            raise
-        except BadUsage:
-            if here:
+        except BadUsage as error:
+            if here or "--config" not in str(error):
                 raise
             content = Path(text).read_text(encoding="utf-8", errors="replace")  # its --config file is elsewhere
             found = parse_all(content, version, None, Path(text).suffix)
@@ -483,7 +481,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield "flags of vLLM-Omni, to which --omni passes the command"
     yield from _not_shown(command)
     if command.more:
-        yield f"{command.more} more server{'s' * (command.more > 1)} that the same text starts: diag lint judges each of them"
+        yield f"{plural(command.more, 'more server')} that the same text starts: diag lint judges each of them"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 

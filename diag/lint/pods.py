@@ -321,7 +321,7 @@ def probe_on_another_port(target: LintTarget) -> Iterator[Match]:
 )
 def published_port_differs(target: LintTarget) -> Iterator[Match]:
     container = target.command.container
-    ports = container.published if container else ()
+    ports = container.published if container and container.is_whole else ()
     if ports and all(_is_another(port, target) for port in ports):
         own = _port(target)
         yield Match(f"Port {ports[0]} of the container is published, and the server listens on {own}")
@@ -446,10 +446,10 @@ def _share(target: LintTarget) -> float:
     ),
 )
 def port_taken_twice(target: LintTarget) -> Iterator[Match]:
-    if target.command.container is not None or target.command.elsewhere:
-        return
     for other in target.beside:
-        if other.command.container is None and not other.command.elsewhere and 0 < _port(other) == _port(target):
+        pair = (other.command, target.command)
+        is_local = all(one.container is None and one.elsewhere != "on another host" for one in pair)
+        if is_local and 0 < _port(other) == _port(target):
             line = f" (line {other.command.line})" if other.command.line else ""
             yield Match(f"Port {_port(target)} is that of an earlier server of the same text{line}")
             return

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from diag.core.errors import BadContract, BadUsage
 from diag.lint.rule import HostGpu, HostGpus, LintRule, LintTarget
 from diag.lint.rules import DECLARED, RULES, lint
 from diag.lint.weights import draft_model
-from diag.vllm.command.parse import read_all
+from diag.vllm.command.parse import filled_in, read_all
+from diag.vllm.command.shell import line
 from diag.vllm.memory import model
 
 GIB = 2**30
@@ -165,3 +167,26 @@ def test_unknown_rule_is_refused_with_the_place_of_its_name(tmp_path: Path) -> N
         ignored_rules((), read_contract(file))
     with pytest.raises(BadUsage, match=r"\A--ignore: no lint rule is called 'removed_flags'[^\n]*\Z"):
         run(COMMAND, LintOptions(ignore=["removed_flags"]), as_json=False)
+
+
+def _unknown(command: str, folder: Path, version: str) -> Iterator[str]:
+    """Yield a command with the value of one of its flags replaced by a variable."""
+    parsed = read_all(command, folder, version)[-1]
+    words = list(filled_in(parsed.words, parsed.environment))
+    for given in () if parsed.writing or parsed.around else parsed.given:
+        if given.values and given.words:
+            first = words[given.words.start]
+            is_joined = len(given.words) == 1
+            new = [f"{first.partition('=')[0]}=$X"] if is_joined else [first, "$X"]
+            yield line([*words[: given.words.start], *new, *words[given.words.stop :]])
+
+
+def test_a_value_that_the_text_does_not_show_makes_no_error(tmp_path: Path) -> None:
+    for rule in RULES.values():
+        example = rule.example
+        versions = (example.version, example.leaves_version or example.version)
+        for command, version in zip((example.command, example.leaves), versions, strict=True):
+            known = {finding.message for finding in rule.findings(target(rule, command, version, tmp_path))}
+            for text in _unknown(command, tmp_path, version):
+                found = rule.findings(target(rule, text, version, tmp_path))
+                assert not [each for each in found if each.severity == "error" and each.message not in known], text

@@ -16,7 +16,7 @@ _QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kKMGTP]i?|)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
-class Probe(NamedTuple):
+class ContainerProbe(NamedTuple):
     """A probe or a health check: the HTTP path that it or its command reads, "" for none, and how long it may fail.
 
     `port` is 0 if it is unknown.
@@ -47,7 +47,7 @@ class Container(NamedTuple):
     """
 
     kind: str = "container"
-    checks: Mapping[str, Probe] = {}
+    checks: Mapping[str, ContainerProbe] = {}
     grace: float | None = None
     pre_stop: float = 0
     shared_memory: bool | None = False
@@ -64,11 +64,11 @@ class Container(NamedTuple):
     metrics: tuple[str, ...] = ()
 
     @property
-    def startup(self) -> Probe | None:
+    def startup(self) -> ContainerProbe | None:
         return self.checks.get("startup probe")
 
     @property
-    def liveness(self) -> Probe | None:
+    def liveness(self) -> ContainerProbe | None:
         return self.checks.get("liveness probe")
 
 
@@ -193,7 +193,7 @@ def _mounted_by_keys(text: str) -> str:
     return keys.get("target") or keys.get("destination") or keys.get("dst") or ""
 
 
-def _health(options: Mapping[str, Sequence[str]]) -> Probe | None:
+def _health(options: Mapping[str, Sequence[str]]) -> ContainerProbe | None:
     command = " ".join(options.get("--health-cmd", ()))
     if not command:
         return None
@@ -201,7 +201,7 @@ def _health(options: Mapping[str, Sequence[str]]) -> Probe | None:
     start, interval = (_duration(options.get(f"--health-{name}", [""])[-1]) for name in ("start-period", "interval"))
     retries = _number(options.get("--health-retries", [""])[-1])
     port = int(url[1] or 0) if url else 0
-    return Probe(url[2] if url else "", start or 0, interval or _INTERVAL, retries or _RETRIES, port)
+    return ContainerProbe(url[2] if url else "", start or 0, interval or _INTERVAL, retries or _RETRIES, port)
 
 
 def _duration(text: str) -> float:
@@ -282,7 +282,7 @@ def _number(value: Any) -> float | None:
     return float(found[1]) if found and not found[2] else None
 
 
-def _probe(probe: Any, named: Mapping[str, Any]) -> Probe | None:
+def _probe(probe: Any, named: Mapping[str, Any]) -> ContainerProbe | None:
     if not isinstance(probe, dict):
         return None
     command, asked = inner(probe, "exec").get("command"), inner(probe, "httpGet") or inner(probe, "tcpSocket")
@@ -290,7 +290,7 @@ def _probe(probe: Any, named: Mapping[str, Any]) -> Probe | None:
     path, port = (url[2], url[1]) if url else (asked.get("path"), asked.get("port"))
     delay, period, failures = map(_number, map(probe.get, ("initialDelaySeconds", "periodSeconds", "failureThreshold")))
     number = _number(named.get(str(port), port)) or 0
-    return Probe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES, int(number))
+    return ContainerProbe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES, int(number))
 
 
 def _pre_stop(hook: Mapping[str, Any]) -> float:

@@ -67,7 +67,7 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     if suffix == ".ipynb":
         text = _notebook(text)
         if not is_python(text):
-            return ()
+            return (Writing("a notebook", text, is_here=True),)
     if suffix != ".sh" and is_python(text):
         found = tuple(engines(text, version))
         if not found:
