@@ -245,9 +245,12 @@ def test_other_programs_are_no_launch_and_their_servers_are_named() -> None:
         ("python3 -m sglang.launch_server --model-path m --tp 2", "SGLang"),
         ("text-generation-launcher --model-id m", "TGI"),
         ("trtllm-serve m", "TensorRT-LLM"),
-        (f"{image}ai-dynamo/vllm-runtime:1.0\n    command: python3 -m dynamo.frontend\n", ""),
-        (f"{image}vllm-mock\n", ""),
-        ("kind: RayCluster\nspec: {template: {spec: {containers: [{name: head, image: x/vllm-openai:v0.6.2}]}}}\n", ""),
+        (f"{image}ai-dynamo/vllm-runtime:1.0\n    command: python3 -m dynamo.frontend\n", "no co"),
+        (f"{image}vllm-mock\n", "no co"),
+        (
+            "kind: RayCluster\nspec: {template: {spec: {containers: [{name: head, image: x/vllm-openai:v0.6.2}]}}}\n",
+            "no co",
+        ),
     ):
         with pytest.raises(NoLaunch, match=program):
             run(text, LintOptions(), as_json=False)

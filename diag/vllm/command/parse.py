@@ -252,10 +252,9 @@ def _parse_shell(
 ) -> tuple[Command, ...]:
     """Parse the servers that a script starts with these variables; BadUsage if it starts none."""
     steps = list(statements(text))
-    taken = {
-        block: {branch for step in steps for number, branch in step.path if number == block}
-        for block in {number for step in steps for number, _ in step.path}
-    }
+    taken: dict[int, set[int]] = {}
+    for block, branch in (way for step in steps for way in step.path):
+        taken.setdefault(block, set()).add(branch)
     runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
     found: dict[int, list[Command]] = {}
 

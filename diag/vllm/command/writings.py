@@ -28,10 +28,12 @@ FORMS: Mapping[str, str] = {
     "Ray Serve": "RayService (`serveConfigV2`), `llm_configs` of an application",
     "Helm values": "the production stack (`servingEngineSpec.modelSpec`), llm-d-modelservice (`modelArtifacts`), a"
     " chart with `image.command`",
+    "other operators and services": "KubeAI's `Model`, the production stack's `VLLMRuntime`, a SkyPilot task, a dstack"
+    " service, Triton's `model.json`, a script in any text of a YAML",
     "the variables of a worker": "RunPod's (`MODEL_NAME`, `MAX_MODEL_LEN` ...) and SageMaker's (`SM_VLLM_...`):"
     " a `.env` file, a Dockerfile, a container",
-    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, a command as a list;"
-    " nothing is executed",
+    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, Beam's `VLLMArgs(...)`, a"
+    " command as a list, GPUs of Modal's decorators; also in a notebook; nothing is executed",
 }
 """The accepted forms of a launch, and the parts that are read."""
 EXPECTED = (
