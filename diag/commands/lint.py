@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch
@@ -188,22 +188,9 @@ def ignored_rules(ignore: Collection[str], contract: Contract) -> frozenset[str]
     return frozenset({*ignore, *contract.ignored_rules})
 
 
-def judge(
-    text: str,
-    wanted: str = "",
-    python: str = "",
-    ignored: Collection[str] = (),
-    *,
-    gpu: str = "",
-    tenant_share: float | None = None,
-    foreign: bool = False,
-    ask: bool = True,
-) -> LintReport:
-    """Lint the first server of a text, as `judge_all` does; the report names the number of the others."""
-    reports = judge_all(
-        text, wanted, python, ignored, gpu=gpu, tenant_share=tenant_share, foreign=foreign, ask=ask, first=True
-    )
-    return reports[0]
+def judge(text: str, wanted: str = "", **options: Any) -> LintReport:
+    """Lint the first server of a text, with the options of `judge_all`."""
+    return judge_all(text, wanted, **options)[0]
 
 
 def judge_all(
@@ -217,12 +204,11 @@ def judge_all(
     foreign: bool = False,
     ask: bool = True,
     here: bool = True,
-    first: bool = False,
 ) -> tuple[LintReport, ...]:
     """Lint every server of a text, or of the file that it names, each for its release.
 
     `gpu` names the GPUs that the servers will have, "" stands for those of this host; without `here` the text is for
-    another host. With `ask`, the parser of the vLLM that `python` has is asked, too. `first` judges one server only.
+    another host. With `ask`, the parser of the vLLM that `python` has is asked, too.
     """
 
     def read_commands(version: str) -> tuple[Command, ...]:
@@ -240,8 +226,6 @@ def judge_all(
         return tuple(each._replace(elsewhere=each.elsewhere or place) for each in found)
 
     commands = read_commands("")
-    more = len(commands) - 1
-    commands = commands[: 1 if first else None]
     asks = ask and (bool(python) or (here and len(commands) == 1))
     python = python or installed_parser.interpreter()
     by_release: dict[str, tuple[Command, ...]] = {}
@@ -251,7 +235,7 @@ def judge_all(
         parser = (
             _ask_parser(python, found)
             if asks
-            else _ParserAnswer(problem=(f"{NOT_ASKED}it takes ten seconds, diag lint asks it",) * first)
+            else _ParserAnswer(problem=(f"{NOT_ASKED}it takes ten seconds, diag lint asks it",) * here)
         )
         chosen, source = _choose_release(found, wanted, parser, here)
         again = by_release.setdefault(chosen, read_commands(chosen))
@@ -265,8 +249,6 @@ def judge_all(
         lint_target, notes = _gather(command, known_release, parser, chosen, facts)
         lint_target = replace(lint_target, beside=beside)
         targets.append(lint_target)
-        if first:
-            lint_target = replace(lint_target, command=command._replace(more=more))
         findings = _of_branches(lint_target)
         if source == ASSUMED and any(finding.severity == "error" for finding in findings):
             older = []
@@ -480,8 +462,6 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     if is_omni(command):
         yield "flags of vLLM-Omni, to which --omni passes the command"
     yield from _not_shown(command)
-    if command.more:
-        yield f"{plural(command.more, 'more server')} that the same text starts: diag lint judges each of them"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 

@@ -889,8 +889,3 @@ def test_every_correction_has_no_worse_findings_than_its_command(options: list[t
     assert not {
         (finding.rule, finding.message) for finding in again.findings if finding.edits and finding.severity == "error"
     }
-
-
-def test_further_servers_in_the_text_are_noted_as_unchecked() -> None:
-    report = linting.judge("vllm serve a\nvllm serve b\nvllm serve c")
-    assert report.not_checked[0] == "2 more servers that the same text starts: diag lint judges each of them"
