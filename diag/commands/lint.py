@@ -127,7 +127,20 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
     return (render_lint_json if as_json else render_lint)(result), result.status
 
 
-_SUFFIXES = {".yaml", ".yml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py", ".ipynb", ".env", ".service"}
+_SUFFIXES = {
+    ".yaml",
+    ".yml",
+    ".json",
+    ".sh",
+    ".bash",
+    ".sbatch",
+    ".slurm",
+    ".py",
+    ".ipynb",
+    ".env",
+    ".service",
+    ".container",
+}
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
 _MOST_FILES = 100_000
 
@@ -150,7 +163,7 @@ def launch_files(targets: str | Sequence[str]) -> list[str]:
         elif "*" in text or "?" in text:
             able = sorted(Path(Path(text).anchor).glob(str(Path(text).relative_to(Path(text).anchor))))
             found += map(str, _mentioning(file for file in able[:_MOST_FILES] if file.is_file()))
-        elif Path(text).suffix in _SUFFIXES or "/" in text:
+        elif Path(text).suffix in (*_SUFFIXES, ".md") or "/" in text:
             raise NoFile(f"{redaction.name(text) or 'the file'}: no such file or folder")
         else:
             found.append(text)

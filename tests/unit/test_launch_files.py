@@ -183,6 +183,23 @@ TABLE = {
         json.dumps({"cells": [{"cell_type": "code", "source": ["!vllm serve m --swap-space 4\n"]}]}),
         [{"removed_flag": 1}],
     ),
+    "a text in Python": (
+        "s.py",
+        '"""\nvllm serve x --swap-space 4\n"""\nM = "a/b"\ndef f():\n    print("vllm serve y")\n'
+        '    run(f"vllm serve {M} --port {port()} --swap-space 4", shell=True)\n',
+        [{"removed_flag": 1}],
+    ),
+    "a quadlet": (
+        "v.container",
+        f"[Container]\nImage={IMAGE[7:]}\nExec=--model m \\\n  --swap-space 4\nPublishPort=80:9000\n"
+        "AddDevice=nvidia.com/gpu=all\n",
+        [{"removed_flag": 2, "published_port_differs": 1}],
+    ),
+    "a guide": (
+        "g.md",
+        f"A\n\n```sh\nvllm serve m\n```\n```yaml\n{pod('m, -tp, 2')}```\n```py\nLLM('m', swap_space=4)\n```\n",
+        [{}, {"no_shared_memory": 1}, {"removed_flag": 1}],
+    ),
     "a step of CI": ("w.yml", "jobs: {a: {steps: [{run: 'vllm serve m --swap-space 4'}]}}\n", [{"removed_flag": 1}]),
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
-_SCRIPT = "a script in YAML"
+_SERVICE, _SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
     r"^[ \t]*(?:exec[ \t]+|\w+=\S+[ \t]+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]", re.MULTILINE
 )
@@ -135,7 +135,7 @@ class _Reader(NamedTuple):
         else:
             if isinstance(document.get("services"), dict):
                 for service, node in document["services"].items():
-                    for writing in self.nested(node, str(service), "a Compose service", {}):
+                    for writing in self.nested(node, str(service), _SERVICE, {}):
                         yield writing._replace(place=str(service))
                 return
             name = f"{article(kind)}'s container" if kind else "a container of Helm values"
@@ -174,12 +174,16 @@ class _Reader(NamedTuple):
             arguments = from_variables(environment, self.version)
             if arguments:
                 yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
-        elif not program and not words and ("vllm/vllm-openai" not in given or "Ray" in name):
-            return  # what this image starts is unknown, or an operator says it
+        elif not program and not words and ("vllm/vllm-openai" not in given or not (is_pod or name == _SERVICE)):
+            return  # what this image starts is unknown
+        elif not program and not words and "Ray" in name:
+            return  # the operator says it
         elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
-            around = read_pod(spec, node, self.metrics, is_whole) if is_pod else read_service(node, environment)
+            around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
+            if name == _SERVICE:
+                around = read_service(node, environment)
             words = ["docker", "run", *options, given if "vllm" in given else "vllm", *words]
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -97,6 +98,7 @@ _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _MOST_BRANCHES = 8
@@ -185,6 +187,8 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
+    if suffix == ".md":
+        return _from_guide(text, version)
     refused: BadUsage | None = None
     try:
         launches = writings(text, suffix, version)
@@ -205,6 +209,20 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if not commands:
         raise refused
     return tuple(commands)
+
+
+def _from_guide(text: str, version: str) -> tuple[Command, ...]:
+    """Parse the code blocks of a guide; a server in several of them is one in each."""
+    found: list[Command] = []
+    for block in _BLOCK.finditer(text):
+        before = text.count("\n", 0, block.start(3))
+        suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(block[2].lower(), "")
+        with suppress(BadUsage):
+            started = parse_all(textwrap.dedent(block[3]), version, None, suffix)
+            found += [command._replace(line=before + max(1, command.line)) for command in started]
+    if not found:
+        raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
+    return tuple(found[:_MOST_SERVERS])
 
 
 def _commands(launches: Sequence[Writing], version: str, folder: Path | None, text: str) -> tuple[Command, ...]:

@@ -19,6 +19,20 @@ from diag.vllm.command.manifests import Writing, ray_arguments
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
 _SERVER = re.compile(r"[\"']vllm[\"']\s*,\s*[\"']serve[\"']|[\"']vllm\.entrypoints\.[\w.]+[\"']")
+_COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
+_PRINTERS = {
+    "print",
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "write",
+    "echo",
+    "add_argument",
+    "help",
+    "raises",
+    "ValueError",
+}
 _NOTEBOOK = re.compile(r"^[ \t]*[!%].*$", re.MULTILINE)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -68,6 +82,15 @@ class _Source:
         nodes = list(ast.walk(tree))
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._lists = [node for node in nodes if isinstance(node, ast.List)]
+        printed = {id(part) for call in self._calls if _names(call.func)[1] in _PRINTERS for part in call.args}
+        printed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        printed |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        self._texts = [
+            node
+            for node in nodes
+            if id(node) not in printed
+            and (isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)))
+        ]
         self._scopes = [
             node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         ]
@@ -139,9 +162,20 @@ class _Source:
             if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = shlex.join([*words, *self._added(node)])
                 found.append((node.lineno, self._writing("Python: a command as a list", command, node)))
+        for text_node in self._texts:
+            text = self._text(text_node)
+            if _COMMAND.match(text) and len(found) < _MOST_ENGINES:
+                found.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(found, key=lambda entry: entry[0]))
 
-    def _writing(self, name: str, command: str, node: ast.Call | ast.List) -> Writing:
+    def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
+        """Return a text; a part that is not known is a variable."""
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
+        return "".join(str(self._known(part, _named(part))) for part in parts)
+
+    def _writing(self, name: str, command: str, node: ast.expr) -> Writing:
         """Return a launch with its function and the GPUs that a decorator of Modal, or a call of Beam, gives it."""
         within = [scope for scope in self._scopes if scope.lineno <= node.lineno <= (scope.end_lineno or scope.lineno)]
         place = next((scope.name for scope in reversed(within) if not isinstance(scope, ast.ClassDef)), "")

@@ -19,7 +19,8 @@ FORMS: Mapping[str, str] = {
     "a shell command or script": "`vllm serve`, `python -m vllm.entrypoints...`, `docker run`, `kubectl run`, `ssh`,"
     " with the variables that the script sets",
     "--config YAML": "the keys of a file",
-    "a systemd unit": "`ExecStart=` and `Environment=`",
+    "a systemd unit": "`ExecStart=` and `Environment=`; a quadlet of Podman",
+    "a guide": "the code blocks of a `.md` file",
     "a Dockerfile": "`ARG`, `FROM`, `ENV`, `ENTRYPOINT` and `CMD` of the last stage",
     "Compose": "`image`, `entrypoint`, `command` and `environment` of a service",
     "a Kubernetes manifest": "the containers of a Deployment, StatefulSet, LeaderWorkerSet or any other kind, also as"
@@ -43,6 +44,12 @@ EXPECTED = (
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
+_QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
+_QUADLET_OPTIONS = {
+    **{"Environment": "-e", "EnvironmentFile": "--env-file", "Volume": "--volume", "Mount": "--mount"},
+    **{"PublishPort": "--publish", "AddDevice": "--device", "ShmSize": "--shm-size", "Network": "--network"},
+    **{"Entrypoint": "--entrypoint", "User": "--user"},
+}
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
@@ -70,7 +77,10 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         text = _notebook(text)
         if not is_python(text):
             return (Writing("a notebook", text, is_here=True),)
-    if suffix != ".sh" and is_python(text):
+    if _QUADLET.search(text):
+        return _from_quadlet(text)
+    is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
+    if is_source or (suffix != ".sh" and is_python(text)):
         found = tuple(engines(text, version))
         if not found:
             raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
@@ -78,6 +88,22 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     if suffix == ".py":
         raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
     return _from_variables(text, version)
+
+
+def _from_quadlet(text: str) -> tuple[Writing, ...]:
+    """Return the container of a quadlet, a unit of Podman."""
+    words = ["podman", "run"]
+    image, program = "", list[str]()
+    for key, value in re.findall(r"^(\w+)=(.*)$", re.sub(r"\\\r?\n[ \t]*", " ", text), re.MULTILINE):
+        if key == "Image":
+            image = value.strip()
+        elif key == "Exec":
+            program = split(value)
+        elif key == "PodmanArgs":
+            words += split(value)
+        elif key in _QUADLET_OPTIONS:
+            words += [word for part in split(value) for word in (_QUADLET_OPTIONS[key], part)]
+    return (Writing("a quadlet", shlex.join([*words, image, *program])),)
 
 
 def _from_engine(documents: Sequence[Any], version: str) -> Iterator[Writing]:
