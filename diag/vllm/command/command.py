@@ -110,7 +110,7 @@ class Command(NamedTuple):
     `strays` are the places of words that belong to no option, `image` is the container's, and `entry` the place from
     which on words go to the image's own entry point (None: to a program that is named). `elsewhere` names the location
     of its folders if they are not on this host. `dropped` are keys of the config file whose `false` vLLM ignores.
-    `more` counts later servers of the same text; they are not read. `around` holds the commands around this one
+    `more` counts later servers of the same text, where one is read. `around` holds the commands around this one
     (sh -c '...'), the outermost first, each with the place of the word that holds it; `exported` are the assignments of
     the script before it. `writing` names the notation that was read, "" for a plain command; `container` is what it
     runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
