@@ -130,7 +130,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     probe = _health(options)
     is_host = any(value == "host" for value in (*options.get("--network", ()), *options.get("--net", ())))
     ports = [] if is_host else [_published(text) for text in options.get("--publish", ())]
-    is_fragment = kind == "docker run" and _OF_A_SERVICE.isdisjoint(options)
+    is_fragment = _OF_A_SERVICE.isdisjoint(options)
     return Container(
         kind=kind,
         checks={"health check": probe} if probe else {},
