@@ -23,7 +23,7 @@ from diag.preflight.check import GROUPS, PreflightCheck
 from diag.preflight.checks import CHECKS
 from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
-from diag.vllm.command.parse import read
+from diag.vllm.command.parse import read_all
 from diag.vllm.command.writings import FORMS
 
 # -- alerts
@@ -97,7 +97,9 @@ def lint_rule_page(rule: LintRule) -> str:
     if rule.example.requires:
         where = f", where {rule.example.requires}"
     else:
-        findings = rule.findings(LintTarget(read(rule.example.command, version=version), version))
+        *before, last = read_all(rule.example.command, version=version)
+        beside = tuple(LintTarget(command, version) for command in before)
+        findings = rule.findings(LintTarget(last, version, beside=beside))
         lines = "\n".join(line.rstrip() for finding in findings for line in finding_lines(finding))
         output = f"\n\n```text\n{lines}\n```" if lines else ""
     near_miss = f", with vLLM {rule.example.leaves_version}" if rule.example.leaves_version else ""

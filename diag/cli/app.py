@@ -754,11 +754,11 @@ def budget(
 @command("Check before a rollout")
 def lint(
     command: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            metavar="COMMAND",
-            help="A launch command, 'vllm serve MODEL --flag value', or a file: a script, a --config, a Dockerfile, a"
-            " manifest, Helm values, Python.",
+            metavar="COMMAND...",
+            help="A launch command, 'vllm serve MODEL --flag value'; or files, folders and patterns: scripts, --config,"
+            " Dockerfiles, manifests, Compose, Helm values, Python.",
         ),
     ],
     vllm_version: LaunchRelease = "",
@@ -776,16 +776,25 @@ def lint(
         str,
         vllm_option("--gpu", metavar="NAME", help="GPUs of the server: h100, a100-80 ...  [default: this host's GPUs]"),
     ] = "",
+    here: Annotated[
+        bool, vllm_option("--here", help="Judge a file for this host: its GPUs, memory and installed vLLM.")
+    ] = False,
+    only: Annotated[
+        str, output_option("--only", metavar="NAME", help="Judge one service, container or function of the files.")
+    ] = "",
+    every: Annotated[bool, output_option("--all", help="Show infos about files, too.")] = False,
     contract: ContractFile = None,
     as_json: Json = False,
 ) -> None:
-    """Check a launch command for removed, ineffective, conflicting or harmful flags.
+    """Check launch commands, files or folders for removed, ineffective, conflicting or harmful flags.
 
-    Nothing is started.
+    Every server of a file is judged. Nothing is started. Exit status: 0 no warning, 1 warnings, 2 errors, 65 no launch
+    of vLLM found, 66 no such file.
     """
     from diag.commands.lint import LintOptions, run
 
-    text, status = run(command, LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu), as_json)
+    options = LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu, here=here, every=every, only=only)
+    text, status = run(command, options, as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

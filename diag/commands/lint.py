@@ -4,29 +4,43 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diag.core.contract import Contract, find
-from diag.core.errors import BadContract, BadUsage
+from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch
 from diag.core.files import expanded, read_bytes
+from diag.core.formatting import plural
 from diag.core.metric_families import Sample
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.process.kernel import control_group
+from diag.lint.flags import is_omni
 from diag.lint.host import is_without_config
-from diag.lint.rule import HostGpu, HostGpus, LintFinding, LintReport, LintTarget, host_gpus, is_open, ranks
-from diag.lint.rules import RULES, corrected, is_known, lint
+from diag.lint.rule import (
+    HostGpu,
+    HostGpus,
+    LintFinding,
+    LintReport,
+    LintResult,
+    LintTarget,
+    Severity,
+    UnknownValue,
+    host_gpus,
+    is_open,
+    ranks,
+)
+from diag.lint.rules import RULES, corrected, is_known, lint, of_assumed, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import filled_in, parse, read
-from diag.vllm.command.shell import line, written
+from diag.vllm.command.parse import MOST_BYTES, filled_in, parse, parse_all, read_all
+from diag.vllm.command.shell import default, line, written
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
@@ -42,13 +56,25 @@ NOT_ASKED = "vLLM's own parser: "
 _MOST_NAMED = 8
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
-_TAG = re.compile(rf"(?:^|/)vllm-openai[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
+_TAG = re.compile(rf"(?:^|/)vllm-(?:openai|omni|cpu)[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
 """vLLM's version in the tag of an image: of vLLM's own images, or after the word vllm; others have their own."""
+_OWN = re.compile(
+    r"(?:[\w.-]+[.:][\w.:-]+/)*(?:vllm/)?vllm-(?:openai|omni|cpu)[\w.-]*(?:[:@].*)?|vllm(?:[:@].*)?|.*\$.*"
+)
+"""vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
+_NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
+"""vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
+TAG, ASSUMED = "the image's tag", "the newest known"
+OLDER = ("0.10.2", "0.20.2")
+"""Releases that an unnamed one may be as well."""
 
 
 @dataclass(frozen=True)
 class LintOptions:
-    """Options of the command line; for a `foreign` text, such as an agent's, no file of this host is opened."""
+    """Options of the command line; for a `foreign` text, such as an agent's, no file of this host is opened.
+
+    With `here` a file is judged for this host, as a command is. `every` shows infos about files too.
+    """
 
     vllm_version: str = ""
     vllm_python: str = ""
@@ -56,21 +82,112 @@ class LintOptions:
     contract: Path | None = None
     foreign: bool = False
     gpu: str = ""
+    here: bool = False
+    every: bool = False
+    only: str = ""
 
 
-def run(text: str, options: LintOptions, as_json: bool) -> tuple[str, int]:
-    """Return the text to print about a command, and the exit status."""
+def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tuple[str, int]:
+    """Return the text to print about commands, files and folders, and the exit status.
+
+    NoFile for a name without a file, NoLaunch if nothing starts a server.
+    """
     contract = find(options.contract)
-    found = judge(
-        text,
-        options.vllm_version,
-        options.vllm_python,
-        ignored_rules(options.ignore, contract),
-        gpu=options.gpu,
-        tenant_share=contract.preflight.gpu_memory_share,
-        foreign=options.foreign,
-    )
-    return (render_lint_json if as_json else render_lint)(found), found.status
+    ignored = ignored_rules(options.ignore, contract)
+    files = [targets] if isinstance(targets, str) and options.foreign else launch_files(targets)
+    several, judged = len(files) > 1, []
+    unread: dict[str, str] = {}
+    for text in files:
+        is_file = not options.foreign and "\n" not in text and is_existing(text)
+        try:
+            reports = judge_all(
+                text,
+                options.vllm_version,
+                options.vllm_python,
+                ignored,
+                gpu=options.gpu,
+                tenant_share=contract.preflight.gpu_memory_share,
+                foreign=options.foreign,
+                here=options.here or not is_file,
+            )
+        except BadUsage as error:
+            if not several:
+                raise
+            unread[text] = str(error) if not isinstance(error, NoLaunch) else ""
+            continue
+        judged += [
+            report.of_file(redaction.name(text) if is_file else "", options.every or not is_file)
+            for report in reports
+            if options.only in ("", report.place)
+        ]
+    if not judged:
+        what = f"{plural(len(files), 'file')} read" if several else "the text"
+        raise NoLaunch(f"no launch of vLLM found: {what}{f' has none called {options.only}' if options.only else ''}")
+    result = LintResult(tuple(judged), len(files), {name: why for name, why in unread.items() if why})
+    return (render_lint_json if as_json else render_lint)(result), result.status
+
+
+_SUFFIXES = {
+    ".yaml",
+    ".yml",
+    ".json",
+    ".sh",
+    ".bash",
+    ".sbatch",
+    ".slurm",
+    ".py",
+    ".ipynb",
+    ".env",
+    ".service",
+    ".container",
+}
+_SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
+_MOST_FILES = 100_000
+
+
+def is_existing(text: str) -> bool:
+    with suppress(OSError, ValueError):
+        return Path(text).is_file()
+    return False
+
+
+def launch_files(targets: str | Sequence[str]) -> list[str]:
+    """Return commands and files; a folder or a pattern stands for its files that mention vLLM."""
+    found: list[str] = []
+    for text in [targets] if isinstance(targets, str) else targets:
+        is_word = not re.search(r"\s", text) and not text.startswith("-")
+        if not is_word or is_existing(text):
+            found.append(text)
+        elif Path(text).is_dir():
+            found += map(str, _mentioning(_files(Path(text))))
+        elif "*" in text or "?" in text:
+            able = sorted(Path(Path(text).anchor).glob(str(Path(text).relative_to(Path(text).anchor))))
+            found += map(str, _mentioning(file for file in able[:_MOST_FILES] if file.is_file()))
+        elif Path(text).suffix in (*_SUFFIXES, ".md") or "/" in text:
+            raise NoFile(f"{redaction.name(text) or 'the file'}: no such file or folder")
+        else:
+            found.append(text)
+    if not found:
+        raise NoLaunch("no launch of vLLM found: no file there mentions vLLM")
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield files that may hold a launch, in the order of their names."""
+    count = 0
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
+        for name in sorted(names):
+            count += 1
+            if count < _MOST_FILES and (Path(name).suffix in _SUFFIXES or name.startswith("Dockerfile")):
+                yield Path(root) / name
+
+
+def _mentioning(files: Iterable[Path]) -> Iterator[Path]:
+    for file in files:
+        with suppress(OSError):
+            if file.stat().st_size <= MOST_BYTES and re.search(rb"(?i)vllm|LLMConfig", file.read_bytes()):
+                yield file
 
 
 def ignored_rules(ignore: Collection[str], contract: Contract) -> frozenset[str]:
@@ -84,7 +201,12 @@ def ignored_rules(ignore: Collection[str], contract: Contract) -> frozenset[str]
     return frozenset({*ignore, *contract.ignored_rules})
 
 
-def judge(
+def judge(text: str, wanted: str = "", **options: Any) -> LintReport:
+    """Lint the first server of a text, with the options of `judge_all`."""
+    return judge_all(text, wanted, **options)[0]
+
+
+def judge_all(
     text: str,
     wanted: str = "",
     python: str = "",
@@ -94,46 +216,126 @@ def judge(
     tenant_share: float | None = None,
     foreign: bool = False,
     ask: bool = True,
-) -> LintReport:
-    """Lint a command, or the file with it, for a release; with `ask`, the parser of the vLLM that `python` has too.
+    here: bool = True,
+) -> tuple[LintReport, ...]:
+    """Lint every server of a text, or of the file that it names, each for its release.
 
-    `gpu` names the GPUs that the server will have, "" stands for those of this host.
+    `gpu` names the GPUs that the servers will have, "" stands for those of this host; without `here` the text is for
+    another host. With `ask`, the parser of the vLLM that `python` has is asked, too.
     """
 
-    def read_command(version: str) -> Command:
-        if not foreign:
-            return read(text, version=version)
-        found = parse(text, version)
-        return found if found.elsewhere else found._replace(elsewhere="not looked at for a command from elsewhere")
+    def read_commands(version: str) -> tuple[Command, ...]:
+        if foreign:
+            place = "not looked at for a command from elsewhere"
+            return tuple(each._replace(elsewhere=each.elsewhere or place) for each in parse_all(text, version))
+        try:
+            found = read_all(text, version=version)
+        except BadUsage as error:
+            if here or "--config" not in str(error):
+                raise
+            content = Path(text).read_text(encoding="utf-8", errors="replace")  # its --config file is elsewhere
+            found = parse_all(content, version, None, Path(text).suffix)
+        place = "" if here else "on the host of the launch"
+        return tuple(each._replace(elsewhere=each.elsewhere or place) for each in found)
 
-    first, python = read_command(""), python or installed_parser.interpreter()
-    parser = (
-        _ask_parser(python, first)
-        if ask
-        else _ParserAnswer(problem=(f"{NOT_ASKED}it takes ten seconds, diag lint asks it",))
-    )
-    chosen, source = _choose_release(first, wanted, parser)
-    asked = parser.version and release(parser.version) == release(chosen)
-    command = read_command(chosen)
-    folder, shape, no_shape = _read_model(command, chosen)
-    gpus, no_gpus = _planned_gpus(command, gpu) if gpu else _local_gpus(command)
-    found = lint(
-        LintTarget(
-            command,
-            chosen,
-            shape,
-            gpus,
-            folder,
-            parser.error if asked else "",
-            draft=_read_draft(command, chosen),
-            host_memory=0 if command.elsewhere else _host_memory(),
-            adapter_ranks={} if command.elsewhere else _adapter_ranks(command),
-            tenant_share=tenant_share,
+    commands = read_commands("")
+    asks = ask and (bool(python) or (here and len(commands) == 1))
+    python = python or installed_parser.interpreter()
+    by_release: dict[str, tuple[Command, ...]] = {}
+    targets: list[LintTarget] = []
+    reports = []
+    for at, found in enumerate(commands):
+        parser = (
+            _ask_parser(python, found)
+            if asks
+            else _ParserAnswer(problem=(f"{NOT_ASKED}it takes ten seconds, diag lint asks it",) * here)
         )
+        chosen, source = _choose_release(found, wanted, parser, here)
+        again = by_release.setdefault(chosen, read_commands(chosen))
+        command = again[at] if at < len(again) else found
+        known_release = chosen if is_known(chosen) else versions()[0]
+        beside = tuple(other for other in targets if _run_together(other.command, command))
+        shares = any(
+            other.container and other.container is command.container for other in again if other is not again[at]
+        )
+        facts = _Facts(gpu, tenant_share, here, shares)
+        lint_target, notes = _gather(command, known_release, parser, chosen, facts)
+        lint_target = replace(lint_target, beside=beside)
+        targets.append(lint_target)
+        findings = _of_branches(lint_target)
+        if source == ASSUMED and any(finding.severity == "error" for finding in findings):
+            older = []
+            for one in OLDER:
+                before = by_release.setdefault(one, read_commands(one))
+                older.append(
+                    _of_branches(replace(lint_target, version=one, command=before[at])) if at < len(before) else ()
+                )
+            findings = of_assumed(findings, older, chosen)
+        reports.append(_report(lint_target, findings, chosen, source, parser, python, ignored, notes))
+    return tuple(reports)
+
+
+class _Facts(NamedTuple):
+    """The options of a judgement, and if another server starts in the same container."""
+
+    gpu: str
+    tenant_share: float | None
+    here: bool
+    shares_container: bool
+
+
+def _run_together(first: Command, second: Command) -> bool:
+    """Return True if two servers of one text run at the same time on one host."""
+    boxes = (first.container, second.container)
+    if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
+        return True
+    stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
+    return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
+
+
+def _gather(
+    command: Command, version: str, parser: "_ParserAnswer", chosen: str, facts: _Facts
+) -> tuple[LintTarget, list[str]]:
+    """Read the model and the host of a launch; return what is not checked, too."""
+    folder, shape, no_shape = _read_model(command, version)
+    elsewhere = "what depends on the GPUs and the memory of the host (--gpu names the GPUs)"
+    gpus, no_gpus = _planned_gpus(command, facts.gpu) if facts.gpu else (None, [elsewhere])
+    if facts.here and not facts.gpu:
+        gpus, no_gpus = _local_gpus(command)
+    asked = parser.version and release(parser.version) == release(chosen)
+    is_own = _OWN.fullmatch(default(command.image)) or not command.image
+    target = LintTarget(
+        command,
+        version,
+        shape,
+        gpus,
+        folder,
+        parser.error if asked else "",
+        draft=_read_draft(command, version),
+        host_memory=0 if command.elsewhere else _host_memory(),
+        adapter_ranks={} if command.elsewhere else _adapter_ranks(command),
+        tenant_share=facts.tenant_share,
+        build="" if is_own else redaction.image(command.image) or "the image",
+        shares_container=facts.shares_container,
     )
+    return target, [*no_shape, *no_gpus]
+
+
+def _report(
+    target: LintTarget,
+    found: Sequence[LintFinding],
+    chosen: str,
+    source: str,
+    parser: "_ParserAnswer",
+    python: str,
+    ignored: Collection[str],
+    notes: Sequence[str],
+) -> LintReport:
+    command = target.command
+    asked = parser.version and release(parser.version) == release(chosen)
     kept = tuple(finding for finding in found if finding.rule not in ignored)
     left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in found)
-    not_checked = (*_unread(command, chosen, source), *parser.problem, *no_shape, *no_gpus)
+    not_checked = (*_unread(command, chosen, source), *parser.problem, *notes)
     return LintReport(
         version=chosen,
         version_source=source,
@@ -147,7 +349,44 @@ def judge(
         parser_error=hidden(parser.error) if asked else None,
         ignored=tuple(finding.rule for finding in found if finding not in kept),
         errors_left=left,
+        place=redaction.name(command.place),
+        line=command.line,
     )
+
+
+def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
+    """Return the findings of a command; what only some branches of a script have is a warning at most."""
+    found = lint(target)
+    if not target.command.branches:
+        return found
+    command = target.command
+    others = [
+        lint(
+            replace(
+                target,
+                command=command._replace(
+                    words=each.words,
+                    given=each.given,
+                    strays=each.strays,
+                    arguments=each.arguments,
+                    environment=each.environment,
+                    model=each.model,
+                ),
+            )
+        )
+        for each in command.branches
+    ]
+    ways = [{(finding.rule, finding.message) for finding in findings} for findings in (found, *others)]
+    merged: dict[tuple[str, str], LintFinding] = {}
+    for finding in (*found, *(finding for findings in others for finding in findings)):
+        name = (finding.rule, finding.message)
+        if all(name in way for way in ways):
+            merged.setdefault(name, finding)
+        else:
+            milder: Severity = "warning" if finding.severity == "error" else finding.severity
+            message = f"In a branch of the script: {finding.message}"
+            merged.setdefault(name, replace(finding, severity=milder, message=message, edits=()))
+    return ordered(merged.values())
 
 
 class _ParserAnswer(NamedTuple):
@@ -187,7 +426,7 @@ def _ask_parser(python: str, command: Command) -> _ParserAnswer:
     return _ParserAnswer(version, error)
 
 
-def _choose_release(command: Command, wanted: str, parser: _ParserAnswer) -> tuple[str, str]:
+def _choose_release(command: Command, wanted: str, parser: _ParserAnswer, here: bool = True) -> tuple[str, str]:
     """Return the release to check for, and its source; BadUsage if `wanted` is no release of vLLM."""
     if wanted:
         if not is_known(wanted):
@@ -195,21 +434,30 @@ def _choose_release(command: Command, wanted: str, parser: _ParserAnswer) -> tup
             raise BadUsage(f"--vllm-version {wanted[:40]!r}: expected a vLLM release from {oldest} on, such as 0.32.0")
         return wanted.removeprefix("v"), "--vllm-version"
     if tag := _image_release(command.image):
-        return tag, "the image's tag"
+        return tag, TAG
+    if command.pinned and _may_exist(command.pinned):
+        return command.pinned, "the pinned wheel"
+    names = (_NAMED.search(word) for word in command.words[: command.arguments])
+    if named := next((found[1] for found in names if found and _may_exist(found[1])), ""):
+        return named, "the name of the image"
     installed = parser.version
     for name in DISTRIBUTIONS:
         with suppress(PackageNotFoundError):
-            installed = installed or version(name).partition("+")[0]
-    return (installed, "installed") if is_known(installed) else (versions()[-1], "the newest known")
+            installed = installed or (version(name).partition("+")[0] if here else "")
+    return (installed, "installed") if is_known(installed) else (versions()[-1], ASSUMED)
 
 
 def _image_release(image: str) -> str:
     """Return vLLM's release in an image's tag; "" if the tag has none that exists or may exist soon."""
-    found = _TAG.search(image)
+    found = _TAG.search(default(image))
     tagged = (found[1] or found[2]) if found else ""
+    is_vllms = _OWN.fullmatch(default(image)) or is_known(tagged)  # another project's own version is lower
+    return tagged if is_vllms and _may_exist(tagged) else ""
+
+
+def _may_exist(tagged: str) -> bool:
     newest = release(versions()[-1])
-    is_release = release(tagged) in map(release, versions()) or newest < release(tagged) < (newest[0] + 1,)
-    return tagged if is_release else ""
+    return bool(release(tagged)) and release(tagged) < (newest[0] + 1,)
 
 
 def _unread(command: Command, version: str, source: str) -> Iterator[str]:
@@ -220,9 +468,13 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield "the --config file: a shell fills in its name"
     elif command.config and command.elsewhere:
         yield f"the --config file: it is {command.elsewhere}"
+    if not is_known(version):
+        yield f"flags of releases before {versions()[0]}, the oldest known release: they are judged by it"
+    elif release(version) < release(versions()[-1]) and release(version) not in map(release, versions()):
+        yield f"what differs between the releases around {version}, which itself was not read"
+    if is_omni(command):
+        yield "flags of vLLM-Omni, to which --omni passes the command"
     yield from _not_shown(command)
-    if command.more:
-        yield f"{command.more} more server{'s' * (command.more > 1)} that the same text starts: give them one by one"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 
@@ -258,7 +510,7 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
 
 def gpu_samples(command: Command) -> tuple[Sequence[Sample], str]:
     """Return the samples of this host's GPUs that a launch may use, and why there are none."""
-    if command.pod:
+    if command.container and command.container.is_pod:
         return (), "the GPUs of a pod are on a node of its cluster (--gpu names them)"
     visible = visible_gpus({**os.environ, **command.environment})
     collected = GpuCollector((), dict, lambda: visible if visible and not is_open(visible) else None).collect()
@@ -271,13 +523,17 @@ def _local_gpus(command: Command) -> tuple[HostGpus | None, list[str]]:
     found = host_gpus(samples)
     if not found.gpus:
         return None, [problem]
-    blind = ranks(command, "--tensor-parallel-size") > 1 and not found.paths and len(found.gpus) > 1
+    blind = False
+    with suppress(UnknownValue):
+        blind = ranks(command, "--tensor-parallel-size") > 1 and not found.paths and len(found.gpus) > 1
     return found, ["how the GPUs are connected: the driver does not tell"] if blind else []
 
 
-def _planned_gpus(command: Command, name: str) -> tuple[HostGpus, list[str]]:
+def _planned_gpus(command: Command, name: str) -> tuple[HostGpus | None, list[str]]:
     """Return as many free GPUs of a kind as the server needs; BadUsage for an unknown kind."""
-    kind, needed = gpu_named(name), LintTarget(command, "").local_ranks()
+    kind, needed = gpu_named(name), 1
+    with suppress(UnknownValue):
+        needed = LintTarget(command, "").local_ranks()
     gpus = tuple(HostGpu(str(at), kind.name, kind.memory, kind.memory) for at in range(min(needed, _MOST_GPUS)))
     return HostGpus(gpus, {}), []
 

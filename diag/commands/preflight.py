@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,15 @@ from typing import Any, Literal
 from diag import promql
 from diag.commands import budget
 from diag.commands.budget import BudgetOptions
-from diag.commands.lint import gpu_samples, ignored_rules, judge
+from diag.commands.lint import gpu_samples, ignored_rules, judge, judge_all
 from diag.commands.observe import ObserveOptions, site
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
+from diag.core.formatting import plural
 from diag.core.metric_families import families
 from diag.http.address import from_environment, is_here, parse
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
-from diag.lint.rule import is_open
+from diag.lint.rule import LintReport, is_open
 from diag.lint.rules import RULES
 from diag.preflight import machine
 from diag.preflight.check import Ask, GpuSamples, PreflightFacts
@@ -103,7 +104,7 @@ def _of_launch(known: PreflightFacts, options: PreflightOptions, launch: str) ->
     wanted = options.vllm_version or ("" if command.image else wheel.vllm)
     share = known.contract.preflight.gpu_memory_share
     ignored = ignored_rules((), known.contract)
-    lint = judge(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False)
+    lint = _together(judge_all(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False))
     command = read(launch, version=lint.version)
     gpus, no_gpus = _local_gpus(command)
     facts = replace(
@@ -119,6 +120,21 @@ def _of_launch(known: PreflightFacts, options: PreflightOptions, launch: str) ->
         python=python,
     )
     return _with_weights(_with_ledger(facts, options, launch))
+
+
+def _together(reports: Sequence[LintReport]) -> LintReport:
+    """Return the report on the first server with the errors and warnings of the others, which start beside it."""
+    first, *others = reports
+    found = [
+        replace(finding, message=f"{report.place or f'line {report.line}'}: {finding.message}")
+        for report in others
+        for finding in report.findings
+        if finding.severity != "info"
+    ]
+    if not others:
+        return first
+    note = f"the memory and the host of {plural(len(others), 'more server')}: give them one by one"
+    return replace(first, findings=(*first.findings, *found), not_checked=(note, *first.not_checked))
 
 
 def _with_ledger(facts: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:

@@ -2,7 +2,9 @@
 
 DiagError
 ├── BadUsage        options that conflict, or name nothing that exists
-│   └── NoHostName  a text that cannot be the name of a host
+│   ├── NoHostName  a text that cannot be the name of a host
+│   ├── NoLaunch    a text or a folder that starts no vLLM
+│   └── NoFile      a file or a folder that does not exist
 ├── Unreachable     no metrics page, no log and no process
 │   └── UnknownHost a host that no name server resolves
 ├── Unsupported     not PromQL, or PromQL that the evaluator does not fully implement
@@ -40,6 +42,18 @@ class BadUsage(DiagError):
 
 class NoHostName(BadUsage):
     """The text in the place of a host cannot be the name of one."""
+
+
+class NoLaunch(BadUsage):
+    """A text, a file or a folder starts no vLLM server."""
+
+    exit_code = 65
+
+
+class NoFile(BadUsage):
+    """A file or a folder does not exist."""
+
+    exit_code = 66
 
 
 class Unreachable(DiagError):

@@ -8,7 +8,8 @@ from functools import lru_cache
 
 from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
 from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
-from diag.vllm.command.command import Given
+from diag.vllm.command.command import Command, Given
+from diag.vllm.command.redaction import VARIABLES as VARIABLES_OF_ANY_RELEASE
 from diag.vllm.flags.registry import Flag, described, environment, known, parsers
 
 _CLOSE = 0.8
@@ -27,6 +28,8 @@ _NO_DOTTED_KEYS = "0.8.5"
     Example("vllm serve m --gpu-memory-utilisation 0.8", leaves="vllm serve m --gpu-memory-utilization 0.8"),
 )
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
+    if is_omni(target.command):
+        return
     for given in _unrecognized(target):
         if len(_longer_flags(given, target)) > 1:
             continue
@@ -58,6 +61,11 @@ def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
         if len(matching) > 1:
             names = f"{', '.join(matching[:4])}{' ...' if len(matching) > 4 else ''}"
             yield Match(f"{shown(given)} is ambiguous: matches {names}")
+
+
+def is_omni(command: Command) -> bool:
+    """Return True if `vllm serve --omni` passes the command on to vLLM-Omni, which has flags of its own."""
+    return any(given.spelled == "--omni" for given in command.given) or "vllm-omni" in command.image
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
@@ -225,6 +233,13 @@ class EnvironmentVariable:
 
 
 NEVER = "never"
+_EARLIER = "An earlier release read it; vLLM ignores a variable that it does not know"
+_FLAGS_OF_VARIABLES = {
+    "VLLM_ALL2ALL_BACKEND": "--all2all-backend",
+    "VLLM_FLASH_ATTN_VERSION": "--attention-config",
+    "VLLM_TORCH_PROFILER_DIR": "--profiler-config",
+}
+"""Flags in the place of variables."""
 ATTENTION_BACKENDS = {
     *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
     *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
@@ -265,6 +280,11 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
             if not begun or (variable.last and not at_least(variable.last, target.version)):
                 yield _ineffective_variable(name, variable, target)
         elif name.startswith("VLLM_") and name not in environment() and target.since(described()):
+            if name in VARIABLES_OF_ANY_RELEASE:
+                flag = _FLAGS_OF_VARIABLES.get(name, "")
+                fix = f"Use {flag}" if flag else ""
+                yield Match(f"{name} has no effect: vLLM {target.version} does not read it", _EARLIER, fix)
+                continue
             near = get_close_matches(name, environment(), 1, _VERY_CLOSE)
             if near:
                 yield Match(

@@ -1,10 +1,13 @@
 """Lint rules: the command and facts that a rule checks, the declaration of a rule, and its findings."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from diag.core.declarations import Mistake, described
+from diag.core.errors import BadUsage
 from diag.core.formatting import flag_integer
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given
@@ -64,6 +67,9 @@ class LintTarget:
     `tenant_share` is the share of a GPU that diag.toml gives this server, None if it states none.
     `folder_without_config` is the model's folder if it holds no config.json; `parser_error` is the message of vLLM's
     own parser.
+    `build` names an image that is not vLLM's own. `beside` are the
+    earlier servers of the same text that run at the same time, `shares_container` is True if one of the text's other
+    servers starts in the same container.
     """
 
     command: Command
@@ -76,6 +82,9 @@ class LintTarget:
     host_memory: float = 0
     adapter_ranks: Mapping[str, int] = field(default_factory=dict)
     tenant_share: float | None = None
+    build: str = ""
+    beside: "tuple[LintTarget, ...]" = ()
+    shares_container: bool = False
 
     def since(self, version: str) -> bool:
         return at_least(self.version, version)
@@ -122,15 +131,27 @@ class LintTarget:
         return self.command.keys(flag)
 
 
+class UnknownValue(BadUsage):
+    """A value that the text does not show: a rule that needs it finds nothing."""
+
+
+_HOLE = re.compile(r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|%\([a-z]\w*\)s")
+
+
 def is_open(text: str) -> bool:
-    """Return True if a shell, a template or Kubernetes fills in a part of the text later: it cannot be checked."""
-    return "$" in text or "`" in text or "{{" in text
+    """Return True if a shell, a template, a program or a person fills in a part of the text later: it is unknown."""
+    return bool(_HOLE.search(text))
 
 
 def number(text: str | None) -> float | None:
-    """Read a value as vLLM does, 8k as 8000 and 8K as 8192; None if there is none or it is not a number."""
+    """Read a value as vLLM does, 8k as 8000 and 8K as 8192; None if there is none or it is not a number.
+
+    UnknownValue if the text does not show the value.
+    """
     if text is None:
         return None
+    if is_open(text):
+        raise UnknownValue("the text does not show a value")
     whole = flag_integer(text.strip())
     if whole is not None:
         return whole
@@ -197,7 +218,9 @@ class LintReport:
     `version_source` names what the release was taken from. `corrected` is the command with every mechanical
     correction, "" if there is none; `errors_left` counts the errors that only the user can correct. `parser_error` is
     the message of vLLM's own parser, "" if it accepts the command, None if it was not run. `ignored` holds the rule
-    id of each finding that was dropped. `writing` names the notation of the launch, "" for a command.
+    id of each finding that was dropped. `writing` names the notation of the launch, "" for a command; `place` is its
+    service, container or function, `line` its line in the text (0: unknown), `file` the file; `left_out` counts
+    infos that are not shown.
     """
 
     version: str
@@ -210,11 +233,33 @@ class LintReport:
     ignored: tuple[str, ...] = ()
     errors_left: int = 0
     writing: str = ""
+    place: str = ""
+    line: int = 0
+    file: str = ""
+    left_out: int = 0
+
+    def of_file(self, name: str, every: bool) -> "LintReport":
+        """Return the report for a file of that name; without `every`, infos are left out and counted."""
+        kept = tuple(finding for finding in self.findings if every or finding.severity != "info")
+        return replace(self, file=name, findings=kept, left_out=len(self.findings) - len(kept))
 
     @property
     def status(self) -> int:
         """The exit status: 0 nothing above info, 1 warnings, 2 errors."""
         return max((EXIT.get(finding.severity, 0) for finding in self.findings), default=0)
+
+
+@dataclass(frozen=True)
+class LintResult:
+    """The reports on all servers, the number of files read, and why files that mention vLLM could not be read."""
+
+    launches: tuple[LintReport, ...]
+    files: int = 1
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        return max((report.status for report in self.launches), default=0)
 
 
 @dataclass(frozen=True)
@@ -253,8 +298,8 @@ class LintRule:
             raise Mistake(f"severity must be {described(Severity)}, not '{self.severity}'", word=self.severity)
 
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
-        """Yield a finding for each match, with the texts of the rule if the match has none."""
-        for match in self.check(target):
+        """Yield a finding for each match, with the texts of the rule if the match has none; end at an unknown value."""
+        for match in self._matches(target):
             yield LintFinding(
                 self.id,
                 match.severity or self.severity,
@@ -263,6 +308,10 @@ class LintRule:
                 match.fix or self.fix,
                 match.edits,
             )
+
+    def _matches(self, target: LintTarget) -> Iterator[Match]:
+        with suppress(UnknownValue):
+            yield from self.check(target)
 
 
 def rule(

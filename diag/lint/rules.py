@@ -1,6 +1,7 @@
 """All lint rules, their findings in a launch command, and the corrected command."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from diag.core.declarations import Mistake
 from diag.lint import advice, conflicts, flags, host, memory, parallel, pods, removed, values, weights, words
@@ -39,12 +40,47 @@ for _module in (advice, conflicts, flags, host, memory, parallel, pods, removed,
 def lint(target: LintTarget) -> tuple[LintFinding, ...]:
     """Return every finding in a command, errors first.
 
-    The error of vLLM's own parser is a finding only if no rule found an error.
+    The error of vLLM's own parser is a finding only if no rule found an error. The flags of a build that is not vLLM's
+    own are not certain: an error about them is a warning.
     """
-    findings = ordered(finding for rule in RULES.values() for finding in rule.findings(target))
+    findings = ordered(_soften(finding, target) for rule in RULES.values() for finding in rule.findings(target))
     refused = host.refused_by_the_parser.id
     explained = any(finding.severity == "error" and finding.rule != refused for finding in findings)
     return tuple(finding for finding in findings if not (explained and finding.rule == refused))
+
+
+_OF_A_BUILD = {
+    *(removed.removed_flag.id, flags.taken_for_another.id, values.not_a_choice.id),
+    *(flags.unknown_flag.id, flags.flag_of_a_later_release.id, flags.ambiguous_flag.id),
+}
+"""Errors that another build of a release may not have."""
+
+
+def _soften(finding: LintFinding, target: LintTarget) -> LintFinding:
+    if finding.severity != "error":
+        return finding
+    if target.build and finding.rule in _OF_A_BUILD:
+        why = f"{finding.why}; {target.build} is a build of its own, which may have other flags"
+    else:
+        return finding
+    return replace(finding, severity="warning", why=why)
+
+
+def of_assumed(
+    findings: Iterable[LintFinding], older: Iterable[Iterable[LintFinding]], version: str
+) -> tuple[LintFinding, ...]:
+    """Make each error a warning that an older release does not have; `version` is assumed, `older` has its findings.
+
+    An error of an older release is the same one if it is about the same flag, by the first word of its message.
+    """
+    subjects = [{finding.message.split()[0] for finding in found if finding.severity == "error"} for found in older]
+    why = f", if the server runs {version}: the text names no release (--vllm-version sets it)"
+    return ordered(
+        replace(finding, severity="warning", why=finding.why + why)
+        if finding.severity == "error" and not all(finding.message.split()[0] in found for found in subjects)
+        else finding
+        for finding in findings
+    )
 
 
 def ordered(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:

@@ -189,7 +189,8 @@ def _is_help(command: Command) -> bool:
 
 def _is_without_model(command: Command) -> bool:
     """Return True unless a model is named, a shell may fill one in, or there are flags alone."""
-    return not command.model and command.arguments > 0 and not any(map(is_open, command.words))
+    is_part = command.writing in ("a --config file", "a Dockerfile")  # the model comes with the command
+    return not command.model and not is_part and command.arguments > 0 and not any(map(is_open, command.words))
 
 
 def _has_model(command: Command) -> bool:

@@ -28,8 +28,8 @@ _NOW = frozenset({"gpu_is_shared", "fewer_gpus_than_ranks"})
 _MEMORY = frozenset({"gpu_is_shared", "little_memory_left", "kv_cache_size_pinned", "utilization_is_overridden"})
 _COVERED = frozenset({"offloading_above_the_host"})
 """Lint rules whose question a check answers more exactly: `host_memory` reads what is free."""
-_DECISIVE: tuple[Group, ...] = ("memory", "host")
-_DECISIVE_OF_A_SERVER: tuple[Group, ...] = ("launch", *_DECISIVE)
+_DECISIVE: tuple[Group, ...] = ("memory",)
+_DECISIVE_OF_A_SERVER: tuple[Group, ...] = ("launch", "host", *_DECISIVE)
 """Groups one of which has to be looked at: good flags do not start a server, and one that runs has started."""
 RULES_AS_A_WHOLE = "lint"
 """The id of the result that stands for all lint rules that found nothing."""

@@ -153,8 +153,8 @@ def _matches(route: Mapping[str, Any]) -> bool:
     source="docs/platform.md",
 )
 def liveness_probe(facts: PreflightFacts) -> Iterator[Outcome]:
-    pod = facts.command.pod if facts.command else None
-    if pod is None:
+    pod = facts.command.container if facts.command else None
+    if pod is None or not pod.is_pod:
         return
     path = pod.liveness.path if pod.liveness else ""
     if path == "/livez":

@@ -1,15 +1,15 @@
 """`diag config` and `diag lint` in print: the running configuration, and the findings in a launch command.
 
-Each has plain text of at most 100 columns and JSON: schemas "diag.config/2" and "diag.lint/2" (diag.*.schema.json).
+Each has plain text of at most 100 columns and JSON: schemas "diag.config/2" and "diag.lint/3" (diag.*.schema.json).
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diag import __version__
 from diag.core.formatting import gibibytes, plural
-from diag.lint.rule import SEVERITIES, LintFinding, LintReport
+from diag.lint.rule import SEVERITIES, LintFinding, LintReport, LintResult
 from diag.report.layout import labelled, paragraph, table, verbatim
 from diag.vllm.running_config import EXPORTER, FLAGS, PAGE, SET, Value
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from diag.diagnosis.configuration import ConfigEntry, Configuration
 
 CONFIG_SCHEMA = "diag.config/2"
-LINT_SCHEMA = "diag.lint/2"
+LINT_SCHEMA = "diag.lint/3"
 LABEL = 13
 """The column of labels in a lint report."""
 PARTLY = 18
@@ -134,12 +134,36 @@ def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str])
 # -- the findings in a launch command ---------------------------------------------------------------------------------
 
 
-def render_lint(report: LintReport) -> str:
-    """Render the findings as plain text: a headline with their counts, each finding, the corrected command, notes."""
+def render_lint(result: LintResult) -> str:
+    """Render the findings as plain text, server by server; servers without any share one line."""
+    several = len(result.launches) > 1 or result.files > 1
+    clean = [report for report in result.launches if not report.findings] if several else []
+    parts = [_render_launch(report) for report in result.launches if report not in clean]
+    places = [_place(report) or report.model or "a server" for report in clean]
+    below = labelled("nothing found", places, LABEL + 2) if clean else []
+    below += labelled("not read", [f"{name}: {why}" for name, why in result.unread.items()], LABEL)
+    if several:
+        servers, errors = plural(len(result.launches), "server"), [report.status for report in result.launches]
+        bad = f"{errors.count(2)} with errors, {errors.count(1)} with warnings only"
+        files = f" in {plural(result.files, 'file')}" if result.files > 1 else ""
+        below += ["", *paragraph(f"{servers}{files}: {bad}")]
+    parts += ["\n".join(below).strip("\n") + "\n"] if below else []
+    return "\n".join(parts)
+
+
+def _place(report: LintReport) -> str:
+    """Return the place of a server: file, line, and its service, container or function."""
+    parts = [f"{report.file}:{report.line}" if report.file and report.line else report.file, report.place]
+    return ", ".join(filter(None, parts))
+
+
+def _render_launch(report: LintReport) -> str:
+    """Render a server: a headline with the counts, each finding, the corrected command, notes."""
     severities = [finding.severity for finding in report.findings]
     counts = [plural(severities.count(name), name) for name in SEVERITIES if name in severities]
     server = f"{report.model or 'a server'} with vLLM {report.version} ({report.version_source})"
-    lines = paragraph(f"{server}: {', '.join(counts) or 'nothing found'}")
+    place = _place(report)
+    lines = paragraph(f"{f'{place}: ' if place else ''}{server}: {', '.join(counts) or 'nothing found'}")
     for finding in report.findings:
         lines += ["", *finding_lines(finding)]
 
@@ -156,6 +180,8 @@ def render_lint(report: LintReport) -> str:
         answer = f"refuses it: {report.parser_error}" if report.parser_error else "accepts the command"
         notes["parser"] = [f"that of the installed vLLM {report.version} {answer}"]
     notes["not checked"] = list(report.not_checked)
+    if report.left_out:
+        notes["left out"] = [f"{plural(report.left_out, 'info')} (--all shows them)"]
     if report.ignored:
         notes["ignored"] = [f"{plural(len(report.ignored), 'finding')} ({', '.join(dict.fromkeys(report.ignored))})"]
     if report.findings:
@@ -172,11 +198,24 @@ def finding_lines(finding: LintFinding) -> Iterator[str]:
     yield from labelled("fix", [finding.fix], LABEL)
 
 
-def render_lint_json(report: LintReport) -> str:
+def render_lint_json(result: LintResult) -> str:
     """Render the findings as indented JSON; `corrected_command` is null if nothing can be corrected mechanically."""
     document = {
         "schema": LINT_SCHEMA,
         "diag": __version__,
+        "exit_status": result.status,
+        "files": result.files,
+        "not_read": dict(result.unread),
+        "launches": [_launch(report) for report in result.launches],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def _launch(report: LintReport) -> dict[str, Any]:
+    return {
+        "file": report.file or None,
+        "line": report.line or None,
+        "name": report.place or None,
         "vllm_version": report.version,
         "vllm_version_source": report.version_source,
         "read_from": report.writing,
@@ -193,10 +232,10 @@ def render_lint_json(report: LintReport) -> str:
             }
             for finding in report.findings
         ],
+        "infos_left_out": report.left_out,
         "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
         "corrected_command": report.corrected or None,
         "errors_left": report.errors_left,
         "parser_error": report.parser_error,
         "not_checked": list(report.not_checked),
     }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"

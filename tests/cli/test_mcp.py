@@ -100,7 +100,8 @@ def test_a_session_over_each_tool(tmp_path: Path) -> None:
             found = await asked(
                 client, "lint", command="vllm serve m --num-gpu-blocks-override 128", vllm_version="0.32.0"
             )
-            assert found["findings"][0]["rule"] and found["vllm_version"] == "0.32.0"
+            (launch,) = found["launches"]
+            assert launch["findings"][0]["rule"] and launch["vllm_version"] == "0.32.0"
             assert (await asked(client, "budget", command="test/tiny", gpu="h100"))["verdict"] == "fits"
             assert (await asked(client, "config", target="kv_cascade"))["servers"][0]["settings"]
             change = await asked(client, "verify", before="kv_cascade", after="kv_cascade", detail=True)

@@ -142,7 +142,7 @@ def test_lint_judges_the_arguments_in_the_line_where_the_command_is_not_known(tm
     said = [proposal.text for proposal in found.proposals if "diag lint" in proposal.text]
     assert {text.split(".")[0] for text in said} == {
         "diag lint says --num-scheduler-steps was removed: 0",
-        "diag lint says Word 6: no vLLM release has this flag",
+        "diag lint says --frobnicate: no vLLM release has this flag",
     }
     assert "hush" not in markdown.render(judged(str(tmp_path)))
 

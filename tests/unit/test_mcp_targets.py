@@ -77,7 +77,7 @@ def test_no_file_is_opened_for_a_command_of_an_agent(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{broken")
     (tmp_path / "flags.yaml").write_text("num-gpu-blocks-override: 128\n")
     command = f"vllm serve {tmp_path} --config {tmp_path}/flags.yaml"
-    ours, foreign = (lint.judge(command, "0.32.0", sys.executable, foreign=foreign) for foreign in (False, True))
+    ours, foreign = (lint.judge(command, "0.32.0", python=sys.executable, foreign=foreign) for foreign in (False, True))
     assert {each.rule for each in foreign.findings} < {each.rule for each in ours.findings}
     assert "broken" not in str(foreign) and str(foreign).count("not looked at for a command from elsewhere") == 3
     for what in (command, str(tmp_path), f"vllm serve {tmp_path}", str(tmp_path / "config.json")):

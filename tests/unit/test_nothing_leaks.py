@@ -29,6 +29,7 @@ from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import PageReader
 from diag.exposition.rendering import render
 from diag.exposition.scrapes import Target
+from diag.lint.rule import LintResult
 from diag.report import gpu_sizing, html, markdown, terminal
 from diag.report import json as json_report
 from diag.report import settings as settings_report
@@ -240,7 +241,7 @@ def recorded(text: str, folder: Path) -> str:
 def checked(target: str) -> Iterator[str]:
     """Return the output of `diag lint` and `diag budget`, including refusals."""
     try:
-        found = linting.judge(target, "0.32.0")
+        found = LintResult(linting.judge_all(target, "0.32.0"))
         yield from (settings_report.render_lint(found), settings_report.render_lint_json(found))
         estimate = budget.estimate(replace(OPTIONS, target=target))
         yield from (gpu_sizing.render_budget(estimate), gpu_sizing.render_budget_json(estimate))

@@ -79,7 +79,7 @@ def test_no_secret_is_shown(command: str) -> None:
             'vllm serve m --otlp-traces-endpoint "${OTLP_TRACES_ENDPOINT:?}"',
         ),
         ("vllm serve /home/alice/m", "vllm serve ~/m"),
-        ("vllm serve m --no-such-thing 1", 'vllm serve m "${WORD_4:?}" "${WORD_5:?}"'),
+        ("vllm serve m --no-such-thing 1", 'vllm serve m --no-such-thing "${WORD_5:?}"'),
         ("ours --max-num-seqs 8 --api-key a", '"${PROGRAM:?}" --max-num-seqs 8 --api-key "${VLLM_API_KEY:?}"'),
         ("echo hello", ""),
     ],

@@ -126,12 +126,15 @@ def runbook(markdown: str, section: str, detail: bool) -> Document:
 
 
 def findings(whole: Document, detail: bool) -> Document:
-    """Return the findings about a command; with detail, the reasons too."""
-    if detail:
-        return whole
-    found = [_pick(finding, ("rule", "severity", "message", "fix")) for finding in whole["findings"]]
-    page = _pick(whole, ("vllm_version", "vllm_version_source", "model", "errors_left", "parser_error", "not_checked"))
-    page |= {"findings": found, "corrected_command": whole["corrected_command"]}
+    """Return the findings about each server of a text; with detail, the reasons too."""
+    return whole if detail else {"launches": [_server(launch) for launch in whole["launches"]]}
+
+
+def _server(launch: Document) -> Document:
+    found = [_pick(finding, ("rule", "severity", "message", "fix")) for finding in launch["findings"]]
+    names = ("name", "line", "vllm_version", "vllm_version_source", "model", "errors_left", "parser_error")
+    page = _pick(launch, (*names, "not_checked"))
+    page |= {"findings": found, "corrected_command": launch["corrected_command"]}
     return _without_empty(page, "vllm_version", "findings", "corrected_command", "errors_left")
 
 

@@ -112,14 +112,22 @@ class CommandFinding(TypedDict, total=False):
     fix: str
 
 
-class LintAnswer(AgentAnswer, total=False):
-    """The findings about a command."""
+class LintedServer(TypedDict, total=False):
+    """The findings about one server."""
 
+    name: str | None
+    line: int | None
     vllm_version: Required[str]
     findings: Required[list[CommandFinding]]
     corrected_command: Required[str | None]
     errors_left: int
     not_checked: list[str]
+
+
+class LintAnswer(AgentAnswer, total=False):
+    """The findings about each server that a text starts."""
+
+    launches: Required[list[LintedServer]]
 
 
 class BudgetAnswer(AgentAnswer, total=False):

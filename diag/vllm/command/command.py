@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.yaml import load
-from diag.vllm.command.pod import Pod
+from diag.vllm.command.container import Container
 from diag.vllm.flags.registry import Option, known, release, understood
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -110,10 +110,12 @@ class Command(NamedTuple):
     `strays` are the places of words that belong to no option, `image` is the container's, and `entry` the place from
     which on words go to the image's own entry point (None: to a program that is named). `elsewhere` names the location
     of its folders if they are not on this host. `dropped` are keys of the config file whose `false` vLLM ignores.
-    `more` counts later servers of the same text; they are not read. `around` holds the commands around this one
+    `more` counts later servers of the same text, where one is read. `around` holds the commands around this one
     (sh -c '...'), the outermost first, each with the place of the word that holds it; `exported` are the assignments of
-    the script before it. `writing` names the notation that was read, "" for a plain command; `pod` is the pod of a
-    Kubernetes manifest.
+    the script before it. `writing` names the notation that was read, "" for a plain command; `container` is what it
+    runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
+    same server with the words of other branches of the script. `is_background` is True if the script goes on while it
+    runs, `pinned` is the vLLM release that the text installs.
     """
 
     words: tuple[str, ...]
@@ -131,7 +133,12 @@ class Command(NamedTuple):
     around: tuple[tuple[tuple[str, ...], int], ...] = ()
     exported: tuple[str, ...] = ()
     writing: str = ""
-    pod: Pod | None = None
+    container: Container | None = None
+    place: str = ""
+    line: int = 0
+    branches: tuple["Command", ...] = ()
+    is_background: bool = False
+    pinned: str = ""
 
     @property
     def by_module(self) -> bool:

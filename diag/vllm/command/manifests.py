@@ -2,17 +2,20 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.yaml import parse_documents
+from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
-from diag.vllm.command.pod import Pod, inner, items, read_pod, scaled_on
+from diag.vllm.command.shell import filled_templates
 
 _KEYS = {
     *("apiVersion", "kind", "services", "servingEngineSpec", "modelArtifacts", "applications", "containers"),
-    *("serveConfigV2", "image"),
+    *("serveConfigV2", "image", "run", "commands"),
 }
 """Keys of a document, one of which shows that it is no file for --config."""
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
@@ -21,6 +24,12 @@ WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
+_SERVICE, _SCRIPT = "a Compose service", "a script in YAML"
+_STARTS = re.compile(
+    r"^[ \t]*(?:exec[ \t]+|\w+=\S+[ \t]+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]", re.MULTILINE
+)
+_DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
+_MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
@@ -45,13 +54,15 @@ _OF_KSERVE = frozenset(
 class Writing(NamedTuple):
     """A launch in some notation: `name` names the notation, `command` is the shell command of the same launch.
 
-    `is_here` is True if its folders are those of this host.
+    `is_here` is True if its folders are those of this host; `place` is the service, the container or the function.
     """
 
     name: str
     command: str
-    pod: Pod | None = None
+    container: Container | None = None
     is_here: bool = False
+    place: str = ""
+    line: int = 0
 
 
 def is_yaml(text: str) -> bool:
@@ -67,12 +78,28 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
     parts = [part for document in documents for part in (items(document, "items") or [document])]
-    reader, length = _Reader(scaled_on(parts), version), 0
-    for writing in (writing for part in parts for writing in reader.document(part)):
+    reader, length, found = _Reader(scaled_on(parts), version), 0, False
+    for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
+        if writing.name == _SCRIPT and found:
+            return
+        found = True
         length += len(writing.command)
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
+    """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
+    nodes: list[tuple[str, Any]] = [("", part) for part in parts]
+    while nodes:
+        key, node = nodes.pop(0)
+        if isinstance(node, dict):
+            nodes += [(str(name), child) for name, child in node.items()]
+        elif isinstance(node, list):
+            nodes += [(key, child) for child in node]
+        elif isinstance(node, str) and _STARTS.search(node):
+            yield Writing(_SCRIPT, node, Container("script", shared_memory=None, is_whole=False), place=key)
 
 
 def article(name: str) -> str:
@@ -88,6 +115,11 @@ class _Reader(NamedTuple):
             yield from self.nested(document, "", "a container", {})
             return
         kind, spec = str(document.get("kind") or ""), inner(document, "spec")
+        named = str(inner(document, "metadata").get("name") or "")
+        for form, read in _FORMS.items():
+            if form == kind or (form in document and not kind):
+                yield from (writing._replace(place=writing.place or named) for writing in read(document, self.version))
+                return
         if kind == "InferenceService":
             yield from self.inference_service(inner(spec, "predictor"))
         elif kind == "LLMInferenceService":
@@ -101,8 +133,13 @@ class _Reader(NamedTuple):
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
         else:
-            name = "a Compose service" if "services" in document else f"{article(kind)}'s container" if kind else ""
-            yield from self.nested(document, "", name or "a container of Helm values", {})
+            if isinstance(document.get("services"), dict):
+                for service, node in document["services"].items():
+                    for writing in self.nested(node, str(service), _SERVICE, {}):
+                        yield writing._replace(place=str(service))
+                return
+            name = f"{article(kind)}'s container" if kind else "a container of Helm values"
+            yield from self.nested(document, "", name, {})
 
     def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield the containers under a node: `under` is its key, `spec` the pod's spec around it."""
@@ -137,13 +174,18 @@ class _Reader(NamedTuple):
             arguments = from_variables(environment, self.version)
             if arguments:
                 yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
+        elif not program and not words and ("vllm/vllm-openai" not in given or not (is_pod or name == _SERVICE)):
+            return  # what this image starts is unknown
+        elif not program and not words and "Ray" in name:
+            return  # the operator says it
         elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
-            pod = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
-            yield Writing(
-                name, shlex.join(["docker", "run", *options, given if "vllm" in given else "vllm", *words]), pod
-            )
+            around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
+            if name == _SERVICE:
+                around = read_service(node, environment)
+            words = ["docker", "run", *options, given if "vllm" in given else "vllm", *words]
+            yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
 
@@ -262,7 +304,82 @@ class _Reader(NamedTuple):
         image = node.get("image")
         words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
         command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
-        return Writing(name, command, read_pod(spec, node, self.metrics, is_whole=False))
+        return Writing(
+            name, command, read_pod(spec, node, self.metrics, is_whole=False), place=str(node.get("name") or "")
+        )
+
+
+# -- other operators and services
+
+
+def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the server of a KubeAI Model: its profile has as many GPUs as its number says."""
+    spec = inner(document, "spec")
+    if str(spec.get("engine") or "VLLM") != "VLLM" or "url" not in spec:
+        return
+    _, environment = _variables(spec)
+    model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
+    image = spec.get("image")
+    words = [model, *split(spec.get("args"))]
+    command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
+    count = str(spec.get("resourceProfile") or "").rpartition(":")[2]
+    profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
+    around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
+    yield Writing("a KubeAI Model", command, around._replace(gpus_by="resourceProfile", is_pod=True))
+
+
+def _vllm_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the server of the production stack's operator."""
+    spec = inner(document, "spec")
+    model, given = inner(spec, "model"), dict(inner(spec, "vllmConfig"))
+    extra = split(given.pop("extraArgs", None))
+    _, environment = _variables({"env": given.pop("env", None) or spec.get("env")})
+    if not model.get("modelURL"):
+        return
+    given.pop("v1", None)
+    keys = {"maxModelLen": "max_model_len", "dtype": "dtype", "maxNumSeqs": "max_num_seqs"}
+    arguments = {"model": model.get("modelURL"), **{flag: model.get(key) for key, flag in keys.items()}, **given}
+    arguments |= {"enable_lora": True} if model.get("enableLoRA") is True else {}
+    deployed = inner(spec, "deploymentConfig")
+    image = inner(deployed, "image").get("name")
+    gpus = str(inner(deployed, "resources").get("gpu") or "")
+    around = Container("pod", shared_memory=None, gpus=int(gpus) if gpus.isdigit() else None, is_whole=False)
+    words = [*command_line(arguments, version), *extra]
+    command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
+    yield Writing("a VLLMRuntime", command, around._replace(gpus_by="deploymentConfig", is_pod=True))
+
+
+def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the servers of a SkyPilot task or a dstack service: a script, and the GPUs of a node."""
+    script = document.get("run", document.get("commands"))
+    text = "\n".join(map(str, script)) if isinstance(script, list) else script
+    variables = document.get("envs", document.get("env"))
+    if not isinstance(text, str) or "vllm" not in text:
+        return
+    pairs = (
+        variables.items()
+        if isinstance(variables, dict)
+        else (str(pair).partition("=")[::2] for pair in (variables if isinstance(variables, list) else ()))
+    )
+    exports = [f"{key}={shlex.quote(str(value))}" for key, value in pairs if value]
+    number = document.get("num_nodes")
+    nodes = number if isinstance(number, int) else 1
+    asked = inner(document, "resources")
+    found = asked.get("accelerators", asked.get("gpu"))
+    name = "a SkyPilot task" if "run" in document else "a dstack service"
+    around = accelerators(found, name[2:], nodes) or Container(
+        name[2:], shared_memory=None, is_whole=False, nodes=nodes
+    )
+    yield Writing(name, "\n".join([*exports, text]), around, place=str(document.get("name") or ""))
+
+
+_FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
+    "Model": _kubeai,
+    "VLLMRuntime": _vllm_runtime,
+    "run": _sky,
+    "commands": _sky,
+}
+"""Readers by the kind of a document, or by a key at its top."""
 
 
 def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,12 +467,24 @@ def _from_kserve(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def parse(text: str | bytes, name: str) -> list[Any]:
-    """Load the documents of a text; BadUsage if it is a template, or no YAML."""
+    """Load the documents of a text; BadUsage if it is a Helm template, or no YAML.
+
+    A document that cannot be read is left out if others can; a template's expression becomes a variable.
+    """
     try:
         return parse_documents(text, name)
-    except BadUsage as error:
-        why = template(text if isinstance(text, str) else text.decode("utf-8", "replace"))
-        raise BadUsage(f"{name}: {why}") if why else error from None
+    except BadUsage as failure:
+        error = failure
+    whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    if why := template(whole):
+        raise BadUsage(f"{name}: {why}")
+    found = []
+    for part in _DOCUMENT.split(whole)[:_MOST_DOCUMENTS]:
+        with suppress(BadUsage):
+            found += parse_documents(filled_templates(part), name)
+    if not any(isinstance(document, dict | list) for document in found):
+        raise error
+    return found
 
 
 def template(text: str) -> str:

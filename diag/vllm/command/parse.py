@@ -2,20 +2,22 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
 from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
+from diag.vllm.command.container import Container, read_run
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
-from diag.vllm.command.shell import Bare, default, here_documents, statements
+from diag.vllm.command.shell import Bare, Statement, default, here_documents, statements
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
@@ -23,6 +25,8 @@ _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*v
 _CONTAINERS = re.compile(
     r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
 )
+_PROGRAM_WORD = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba|z|da|k)?sh|uv|torchrun|ray|env|tini|sleep|\S+\.(?:sh|py))")
+"""Programs that a container starts in the place of the image's own."""
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
 IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
 """Options of `docker run` that take no value: the word after any other option is not the image."""
@@ -65,6 +69,8 @@ def image(words: Sequence[str]) -> Image:
             if option.partition("=")[0] == "--entrypoint"
         ]
         serves = words[entry : entry + 1] == ["serve"]
+        if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])):
+            return Image(named)
         if programs and not (Path(programs[-1]).name == "vllm" and serves):
             return Image(named)
         return Image(named, entry + serves, None if programs else entry)
@@ -91,6 +97,23 @@ _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(
 _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
+_PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
+_JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
+_MOST_BRANCHES = 8
+_OTHERS = {
+    "sglang": "SGLang",
+    "text-generation-launcher": "TGI",
+    "text-generation-inference": "TGI",
+    "trtllm-serve": "TensorRT-LLM",
+    "tritonserver": "Triton",
+    "llama-server": "llama.cpp",
+    "ollama": "Ollama",
+    "lmdeploy": "LMDeploy",
+}
+_OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
+"""Servers of other programs that are named in the refusal."""
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
@@ -98,17 +121,31 @@ _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[e
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
-    """Parse the launch in a text, or in the file that the text names; BadUsage if it starts no server.
+    """Parse the first launch in a text, or in the file that the text names; BadUsage if it starts no server."""
+    return _first(read_all(text, folder, version))
+
+
+def parse(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> Command:
+    """Parse the first launch in a text, as `parse_all` does."""
+    return _first(parse_all(text, version, folder, suffix))
+
+
+def _first(commands: Sequence[Command]) -> Command:
+    return commands[0]._replace(more=len(commands) - 1)
+
+
+def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Command, ...]:
+    """Parse every launch in a text, or in the file that the text names; BadUsage if it starts no server.
 
     The path of a --config file is relative to `folder`.
     """
     content = None if "\n" in text else _content(text)
     if content is None:
-        return parse(text, version, folder)
+        return parse_all(text, version, folder)
     file = Path(text)
     if file.suffix in (".yaml", ".yml"):
         return _read_yaml(file, content, folder, version)
-    return parse(content.decode("utf-8", "replace"), version, folder, file.suffix)
+    return parse_all(content.decode("utf-8", "replace"), version, folder, file.suffix)
 
 
 def _content(name: str) -> bytes | None:
@@ -127,91 +164,180 @@ def _content(name: str) -> bytes | None:
     return content
 
 
-def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> Command:
-    """Parse the launch in YAML; a file for --config becomes the command with that file."""
+def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[Command, ...]:
+    """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(content, printable(str(file)))
     launches = tuple(manifests.containers(documents, version))
     if launches:
-        return _first(launches, version, folder)
+        return _commands(launches, version, folder, content.decode("utf-8", "replace"))
     flags = [understood(f"--{key}") for document in documents if isinstance(document, dict) for key in document]
     if manifests.is_manifest(documents) or (flags and flags.count(None) > len(flags) / 2):
         why = manifests.template(content.decode("utf-8", "replace"))
-        raise BadUsage(
+        raise NoLaunch(
             f"{file}: {why}"
             if why
             else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
         )
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
-    return _parse_shell(command, version, folder)._replace(writing="a --config file")
+    return tuple(found._replace(writing="a --config file") for found in _parse_shell(command, version, folder))
 
 
-def parse(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> Command:
-    """Parse the launch in a text, in any notation; BadUsage if it starts no server. `suffix` is that of its file.
+def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> tuple[Command, ...]:
+    """Parse every launch in a text, in any notation; BadUsage if it starts no server. `suffix` is that of its file.
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
+    if suffix == ".md":
+        return _from_guide(text, version)
+    refused: BadUsage | None = None
     try:
         launches = writings(text, suffix, version)
     except BadUsage as error:
         if suffix == ".py":
             raise
-        try:  # a script may hold a manifest or Python
-            return _parse_shell(text, version, folder)
-        except BadUsage:
-            for document in here_documents(text)[:_MOST_DOCUMENTS]:  # kubectl apply -f - <<EOF
-                with suppress(BadUsage):
-                    if launches := writings(document, "", version):
-                        return _first(launches, version, None)
-            raise error from None
+        launches, refused = (), error  # a script may hold a manifest or Python
     if launches:
-        return _first(launches, version, folder)
-    return _parse_shell(text, version, folder)._replace(writing=notation(text))
+        return _commands(launches, version, folder, text)
+    try:
+        return tuple(found._replace(writing=notation(text)) for found in _parse_shell(text, version, folder))
+    except BadUsage as error:
+        refused = refused or error
+    commands: list[Command] = []
+    for document in here_documents(text)[:_MOST_DOCUMENTS]:  # kubectl apply -f - <<EOF
+        with suppress(BadUsage):
+            commands += _commands(writings(document, "", version), version, None, text)
+    if not commands:
+        raise refused
+    return tuple(commands)
 
 
-def _first(launches: Sequence[Writing], version: str, folder: Path | None) -> Command:
-    """Parse the first launch that starts a server, and count later ones; only Python runs on this host."""
-    commands = []
+def _from_guide(text: str, version: str) -> tuple[Command, ...]:
+    """Parse the code blocks of a guide; a server in several of them is one in each."""
+    found: list[Command] = []
+    for block in _BLOCK.finditer(text):
+        before = text.count("\n", 0, block.start(3))
+        suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(block[2].lower(), "")
+        with suppress(BadUsage):
+            started = parse_all(textwrap.dedent(block[3]), version, None, suffix)
+            found += [command._replace(line=before + max(1, command.line)) for command in started]
+    if not found:
+        raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
+    return tuple(found[:_MOST_SERVERS])
+
+
+def _commands(launches: Sequence[Writing], version: str, folder: Path | None, text: str) -> tuple[Command, ...]:
+    """Parse the launches that start a server; only Python runs on this host."""
+    commands: list[Command] = []
+    lines, error = text.splitlines(), NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
     for launch in launches[:_MOST_SERVERS]:
         try:
-            found = _parse_shell(launch.command, version, folder if launch.is_here else None)
-        except BadUsage as failure:
+            started = _parse_shell(launch.command, version, folder if launch.is_here else None)
+        except NoLaunch as failure:
             error = failure
             continue
-        place = found.elsewhere or ("" if launch.is_here else "in the container")
-        commands.append(found._replace(writing=launch.name, pod=launch.pod, elsewhere=place))
+        line = launch.line or _line(lines, launch.place, [found.line for found in commands])
+        for found in started:
+            commands.append(
+                found._replace(
+                    writing=launch.name,
+                    container=launch.container or found.container,
+                    place=launch.place,
+                    line=line,
+                    elsewhere=found.elsewhere or ("" if launch.is_here else "in the container"),
+                    pinned=found.pinned or _pinned(text),
+                )
+            )
     if not commands:
         raise error
-    return commands[0]._replace(more=sum(1 + command.more for command in commands) - 1)
+    return tuple(commands)
+
+
+def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
+    """Return the line of a text that names a service or a container; 0 if none does."""
+    quoted = rf"[\"']?{re.escape(place)}[\"']?"
+    named = re.compile(rf"[ ]*(?:-?[ {{]*name: *{quoted}(?![\w-])|{quoted}:)")
+    return next((at for at, line in enumerate(lines, 1) if place and at not in taken and named.match(line)), 0)
+
+
+def _pinned(text: str) -> str:
+    """Return the release of vLLM that a text installs, "" if it installs none or several."""
+    found = {*_PINNED.findall(text)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _parse_shell(
     text: str, version: str, folder: Path | None, variables: Mapping[str, str] = MappingProxyType({})
-) -> Command:
-    """Parse the command in a script that runs with these variables."""
-    commands: list[list[str]] = []
+) -> tuple[Command, ...]:
+    """Parse the servers that a script starts with these variables; BadUsage if it starts none."""
+    steps = list(statements(text))
+    taken: dict[int, set[int]] = {}
+    for block, branch in (way for step in steps for way in step.path):
+        taken.setdefault(block, set()).add(branch)
+    runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
+    found: dict[int, list[Command]] = {}
+
+    def run(chosen: Mapping[int, int]) -> None:
+        active = [(at, step) for at, step in enumerate(steps) if all(chosen[block] == way for block, way in step.path)]
+        for at, command in _run(active, version, folder, variables):
+            if command.words not in [other.words for other in found.setdefault(at, [])]:
+                found[at].append(command)
+
+    for turn in range(runs):
+        run({block: turn if turn in branches else -1 for block, branches in taken.items()})
+    for at, step in enumerate(steps):
+        if step.path and at not in found and _serve_end(step.words) is not None and len(found) < _MOST_SERVERS:
+            run({**dict.fromkeys(taken, -1), **dict(step.path)})
+    if not found:
+        if other := _OTHER.search(text):
+            raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
+        raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
+    return tuple(
+        first._replace(
+            branches=tuple(others),
+            line=steps[at].line,
+            is_background=steps[at].is_background,
+            pinned=_pinned(text),
+            container=first.container or _job(text),
+        )
+        for at, (first, *others) in sorted(found.items())[:_MOST_SERVERS]
+    )
+
+
+def _job(text: str) -> Container | None:
+    """Return the GPUs and the nodes that a batch script asks Slurm for."""
+    gpus, nodes = _JOB_GPUS.search(text), _JOB_NODES.search(text)
+    if not gpus:
+        return None
+    by, number = gpus[0].split(maxsplit=1)[1], int(nodes[1]) if nodes else 1
+    return Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False, nodes=number)
+
+
+def _run(
+    steps: Sequence[tuple[int, Statement]], version: str, folder: Path | None, variables: Mapping[str, str]
+) -> Iterator[tuple[int, Command]]:
+    """Yield the servers that commands of a script start, each with the number of its command."""
+    commands: list[tuple[int, list[str]]] = []
     arrays: dict[str, list[str]] = {}
-    for name, words in statements(text):
+    for at, (name, words, *_) in steps:
         filled = [part for word in words for part in arrays.get(word, [word])]
         if name and _serve_end(words) is None:
             use = f"${{{name.removesuffix('+')}[@]}}"
             arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
         elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
-            commands.append(filled)
+            commands.append((at, filled))
 
     environment, plain = {**variables}, dict(_plain(variables))
     exported: dict[str, str] = {}
-    for at, words in enumerate(commands):
+    is_alone = len(commands) == 1
+    for at, words in commands:
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
             filled += value.split() if " " in value and "$" not in value else [word]
-        found = _find_server(filled, environment, folder, version)
-        if found:
-            rest = commands[at + 1 :]
-            later = sum(_serve_end(words) is not None or image(words).arguments is not None for words in rest)
+        for found in _find_servers(filled, environment, folder, version, is_alone):
             is_far = found.around and found.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
-            return found._replace(more=later, exported=(*passed_on, *found.exported))
+            yield at, found._replace(exported=(*passed_on, *found.exported))
         assigned = _assignments(filled)
         environment |= assigned
         for variable in assigned:
@@ -220,19 +346,23 @@ def _parse_shell(
         is_unit = any(word.startswith("Environment=") for word in filled)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
-    raise BadUsage(f"no command that starts a vLLM server: {EXPECTED}")
 
 
-def _find_server(
-    words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str
-) -> Command | None:
-    """Return the server that a command of a script starts, itself or by a script in one of its words: sh -c '...'."""
+def _find_servers(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str, is_alone: bool
+) -> Iterator[Command]:
+    """Yield the servers that a command of a script starts, itself or by a script in one of its words: sh -c '...'.
+
+    Flags alone are a server's if `is_alone`: the text has no other command.
+    """
     start = _serve_end(words)
     inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
-    runs = any(Path(word).name in _RUNNERS for word in words)
+    runs = any(word.rpartition("/")[2] in _RUNNERS for word in words)
+    is_script = False
     for place, (before, word) in enumerate(pairwise(["", *words]) if start is None else ()):
+        is_script = bool(_SHELL.fullmatch(before)) or (is_script and before.startswith("-"))  # bash -c -i '...'
         substituted = _SUBSTITUTED.fullmatch(word)
-        script = substituted[1] if substituted else word if runs or _SHELL.fullmatch(before) else ""
+        script = substituted[1] if substituted else word if runs or is_script else ""
         if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
             inner, at = script, place
             break
@@ -241,21 +371,25 @@ def _find_server(
     if inner:
         location = elsewhere(words)
         try:
-            found = _parse_shell(inner, version, None if location else folder, _assignments(words))
+            started = _parse_shell(inner, version, None if location else folder, _assignments(words))
         except BadUsage:
-            return None
-        return found._replace(
-            environment={**environment, **_assignments(words), **found.environment},
-            image=found.image or contained.name,
-            elsewhere=found.elsewhere or location,
-            around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
-        )
-    if start is None and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
+            return
+        for found in started:
+            yield found._replace(
+                environment={**environment, **_assignments(words), **found.environment},
+                image=found.image or contained.name,
+                elsewhere=found.elsewhere or location,
+                around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
+                container=read_run(words[:at], _assignments(words)) or found.container,
+            )
+        return
+    if start is None and is_alone and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
         start = 0  # nothing but vLLM's own flags
     start = contained.arguments if start is None else start
-    if start is None:
-        return None
-    return _command(words, start, {**environment, **_assignments(words[:start])}, folder, version)
+    if start is not None:
+        own = _assignments(words[:start])
+        found = _command(words, start, {**environment, **own}, folder, version)
+        yield found._replace(container=read_run(filled_in(words[:start], environment), {**environment, **own}))
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:
@@ -265,7 +399,7 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
 
 
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
-    if not any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words):
+    if "run" not in words or not any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words):
         return Image()
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 
@@ -274,7 +408,7 @@ def _serve_end(words: Sequence[str]) -> int | None:
     """Return the place after `vllm serve` or vLLM's module; None if there is neither."""
     for at, word in enumerate(words):
         after = words[at + 1] if at + 1 < len(words) else ""
-        if _PROGRAM.fullmatch(Path(word).name) and after == "serve":
+        if after == "serve" and _PROGRAM.fullmatch(Path(word).name):
             return at + 2
         if is_server(word):
             return at + 2 if after == "serve" else at + 1

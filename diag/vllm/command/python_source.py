@@ -12,12 +12,27 @@ from typing import Any
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import is_server
+from diag.vllm.command.container import accelerators
 from diag.vllm.command.keywords import command_line, line, split
 from diag.vllm.command.manifests import Writing, ray_arguments
 
-_CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig")
+_CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
 _SERVER = re.compile(r"[\"']vllm[\"']\s*,\s*[\"']serve[\"']|[\"']vllm\.entrypoints\.[\w.]+[\"']")
+_COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
+_PRINTERS = {
+    "print",
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "write",
+    "echo",
+    "add_argument",
+    "help",
+    "raises",
+    "ValueError",
+}
 _NOTEBOOK = re.compile(r"^[ \t]*[!%].*$", re.MULTILINE)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -32,7 +47,7 @@ _DEEPEST = 20
 _MOST_ENGINES = 100
 _MOST_NAMES = 10_000
 """Names that are replaced by their values: a name may stand for two others, and so on."""
-_MODULES = {"vllm", "ray"}
+_MODULES = {"vllm", "ray", "beam"}
 
 
 class _UnknownValue(Exception):
@@ -67,6 +82,18 @@ class _Source:
         nodes = list(ast.walk(tree))
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._lists = [node for node in nodes if isinstance(node, ast.List)]
+        printed = {id(part) for call in self._calls if _names(call.func)[1] in _PRINTERS for part in call.args}
+        printed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        printed |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        self._texts = [
+            node
+            for node in nodes
+            if id(node) not in printed
+            and (isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)))
+        ]
+        self._scopes = [
+            node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
         stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
         stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
         self._changed = {
@@ -129,13 +156,34 @@ class _Source:
             is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
             if last in _CALLS and is_vllm and root not in self._foreign and len(found) < _MOST_ENGINES:
                 command = line(self._words(call, last), {})
-                found.append((call.lineno, Writing(f"Python: {last}(...)", command, is_here=True)))
+                found.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             words = self._list(node)
             if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = shlex.join([*words, *self._added(node)])
-                found.append((node.lineno, Writing("Python: a command as a list", command, is_here=True)))
+                found.append((node.lineno, self._writing("Python: a command as a list", command, node)))
+        for text_node in self._texts:
+            text = self._text(text_node)
+            if _COMMAND.match(text) and len(found) < _MOST_ENGINES:
+                found.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(found, key=lambda entry: entry[0]))
+
+    def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
+        """Return a text; a part that is not known is a variable."""
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
+        return "".join(str(self._known(part, _named(part))) for part in parts)
+
+    def _writing(self, name: str, command: str, node: ast.expr) -> Writing:
+        """Return a launch with its function and the GPUs that a decorator of Modal, or a call of Beam, gives it."""
+        within = [scope for scope in self._scopes if scope.lineno <= node.lineno <= (scope.end_lineno or scope.lineno)]
+        place = next((scope.name for scope in reversed(within) if not isinstance(scope, ast.ClassDef)), "")
+        calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
+        given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
+        around = accelerators(self._known(given[-1], "gpu"), "function") if given else None
+        around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
+        return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
 
     def _list(self, node: ast.List) -> list[str]:
         """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""

@@ -106,7 +106,7 @@ def takes_secret(given: Given) -> bool:
 def flag(given: Given) -> str:
     """Return a flag as it was spelled; "" if it is no flag of vLLM, nor close to one."""
     if given.option is None:
-        return given.spelled if is_like_a_flag(given.spelled) else ""
+        return given.spelled if is_like_a_flag(given.spelled) or (given.words and is_plain_name(given.spelled)) else ""
     if re.match(r"-O[^.]", given.spelled):
         return "-O" if "".join(given.values).isdigit() else ""
     keys = given.spelled.split(".")[1:]

@@ -8,14 +8,19 @@ import shlex
 import textwrap
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import Command
 
-_KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"}
+_KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
+_TESTS = ("[", "[[", "test")
+_TEMPLATE = re.compile(r"\$?\{\{-?\s*([^{}]{0,200}?)\s*-?\}\}|\{%[^{}]{0,200}%\}")
+
 _PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
       | (?P<opening>["`]|\$[({]|[<>]\()
+      | (?P<hole><[A-Za-z](?:[\w ./:-]{0,60}\w)?>(?![>&(\w])|\$?\{\{[^{}]{0,200}\}\}|\{%[^{}]{0,200}%\})
       | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
       | '(?P<single>[^']*)'
       | \\(?P<escaped>.)
@@ -47,26 +52,94 @@ class _Operator(str):
     """An operator between words."""
 
 
-def statements(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the words of each command without redirections, after the name of the array ARGS=(...) or "".
+class Statement(NamedTuple):
+    """A command of a script without redirections, or the array `name`; a name with a + at its end adds to the array.
 
-    A name with a + at its end adds to the array. BadUsage if a quotation is not closed.
+    `path` has the branches around it: the number of an if, a case or a condition before &&, and the branch, -1 for
+    its else. `is_background` is True if the script goes on while it runs; `line` counts from 1.
     """
-    name, words, skip = "", list[str](), False
-    for token in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
+
+    name: str
+    words: list[str]
+    path: tuple[tuple[int, int], ...] = ()
+    is_background: bool = False
+    line: int = 1
+
+
+def statements(text: str) -> Iterator[Statement]:
+    """Yield the commands of a script; BadUsage if a quotation is not closed."""
+    name, words, skip, line = "", list[str](), False, 1
+    blocks, pattern, tested = _Blocks(), False, False
+    for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
+        line = line if words else at
         if not isinstance(token, _Operator):
+            if not words and not skip and not name and token in ("if", "case", "elif", "else", "fi", "esac"):
+                blocks.enter(token)
+                pattern = token == "case" or (pattern and token != "esac")
+                if token == "case":
+                    words = ["case"]
+                continue
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
         elif name and ")" not in token:
             continue
         elif "<" in token or ">" in token:
             skip = True
+        elif pattern and ")" in token and blocks.in_case and not name:
+            blocks.branch(is_else="*" in words)
+            words, pattern = [], False
         else:
             opens = token == "(" and words and _ARRAY.fullmatch(words[-1])
             array = words.pop().removesuffix("=") if opens else ""
-            yield name, words
+            path = blocks.path(tested)
+            yield Statement(name, words, path, token == "&" or token.startswith("&\n"), line)
+            if token == "&&" and words[:1] and words[0] in _TESTS:
+                blocks.count, tested = blocks.count + 1, True
+            elif ";" in token or "\n" in token:
+                tested = False
+            pattern = pattern or (";;" in token and blocks.in_case)
             name, words, skip = array, [], False
-    yield name, words
+    yield Statement(name, words, blocks.path(tested), False, line)
+
+
+class _Blocks:
+    """The open ifs and cases of a script, and the branch of each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._open: list[tuple[int, int, bool]] = []
+
+    @property
+    def in_case(self) -> bool:
+        return bool(self._open) and self._open[-1][2]
+
+    def enter(self, word: str) -> None:
+        if word in ("if", "case"):
+            self.count += 1
+            self._open.append((self.count, 0 if word == "if" else -2, word == "case"))
+        elif word in ("fi", "esac"):
+            del self._open[-1:]
+        else:
+            self.branch(is_else=word == "else")
+
+    def branch(self, *, is_else: bool) -> None:
+        if self._open:
+            number, branch, is_case = self._open[-1]
+            self._open[-1] = (number, -1 if is_else else max(0, branch + 1), is_case)
+
+    def path(self, tested: bool) -> tuple[tuple[int, int], ...]:
+        return (*((number, branch) for number, branch, _ in self._open), *(((self.count, 0),) if tested else ()))
+
+
+def filled_templates(text: str) -> str:
+    """Replace what a template engine fills in, such as {{ model }}, by a shell's variable."""
+    if "{{" not in text and "{%" not in text:
+        return text
+    return _TEMPLATE.sub(lambda found: f"${variable_name(found[1] or 'TEMPLATE')}", text)
+
+
+def variable_name(text: str) -> str:
+    return re.sub(r"[^A-Z0-9]+", "_", text.upper()).strip("_").lstrip("0123456789_")[:60] or "VALUE"
 
 
 def here_documents(text: str) -> list[str]:
@@ -94,24 +167,26 @@ def _inline_documents(text: str, found: list[str] | None = None) -> str:
         if found is not None and end > at and not shell:
             found.append(document)
         kept.append(f"{'ssh HOST' if _FAR.search(line) else 'bash -c'} {script}" if shell else line)
+        kept += [""] * (1 if shell else end - at)  # the lines keep their numbers
         at = end + 1
     return "\n".join(kept)
 
 
-def _tokens(text: str) -> Iterator[str]:
-    """Yield the words of a script and the operators between them."""
-    at = 0
+def _tokens(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the words of a script and the operators between them, each with its line."""
+    at, line, counted = 0, 1, 0
     while at < len(text):
         if text[at] == "#":
             at = _end(text, "\n", at)
         found = _PIECE.match(text, at)
         if found and found.lastgroup == "operator":
-            yield _Operator(found[0])
+            yield _Operator(found[0]), line
         if found and found.lastgroup in ("gap", "operator"):
             at = found.end()
         elif at < len(text):
+            line, counted = line + text.count("\n", counted, at), at
             word, at = _word(text, at)
-            yield word
+            yield word, line
 
 
 def _end(text: str, character: str, start: int) -> int:
@@ -127,9 +202,11 @@ def _word(text: str, start: int) -> tuple[str, int]:
         opened = found["opening"]
         at = _nested_end(text, at) if opened else found.end()
         inner = text[found.start() : at]
-        bare = bare or found[0] == "$" or bool(opened and opened != '"')
+        bare = bare or found[0] == "$" or bool(opened and opened != '"') or found.lastgroup == "hole"
         parts.append(
-            _ESCAPED.sub(lambda found: found[1] or "", inner[1:-1])
+            f"${variable_name(found['hole'])}"
+            if found.lastgroup == "hole"
+            else _ESCAPED.sub(lambda found: found[1] or "", inner[1:-1])
             if opened == '"'
             else inner
             if opened
@@ -171,7 +248,7 @@ _NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
 def placeholder(name: str) -> str:
     """Return the variable that stands for a hidden value of that name."""
-    return f"${{{re.sub(r'[^A-Z0-9]+', '_', name.upper()).strip('_').lstrip('0123456789_')[:60] or 'VALUE'}:?}}"
+    return f"${{{variable_name(name)}:?}}"
 
 
 def line(words: Sequence[str]) -> str:

@@ -3,21 +3,24 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from diag.core.errors import BadUsage
-from diag.vllm.command.keywords import from_variables, line, split, unread
+from diag.core.errors import BadUsage, NoLaunch
+from diag.vllm.command.container import Container
+from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
+from diag.vllm.flags.registry import known
 
 FORMS: Mapping[str, str] = {
     "a shell command or script": "`vllm serve`, `python -m vllm.entrypoints...`, `docker run`, `kubectl run`, `ssh`,"
     " with the variables that the script sets",
     "--config YAML": "the keys of a file",
-    "a systemd unit": "`ExecStart=` and `Environment=`",
+    "a systemd unit": "`ExecStart=` and `Environment=`; a quadlet of Podman",
+    "a guide": "the code blocks of a `.md` file",
     "a Dockerfile": "`ARG`, `FROM`, `ENV`, `ENTRYPOINT` and `CMD` of the last stage",
     "Compose": "`image`, `entrypoint`, `command` and `environment` of a service",
     "a Kubernetes manifest": "the containers of a Deployment, StatefulSet, LeaderWorkerSet or any other kind, also as"
@@ -26,10 +29,12 @@ FORMS: Mapping[str, str] = {
     "Ray Serve": "RayService (`serveConfigV2`), `llm_configs` of an application",
     "Helm values": "the production stack (`servingEngineSpec.modelSpec`), llm-d-modelservice (`modelArtifacts`), a"
     " chart with `image.command`",
+    "other operators and services": "KubeAI's `Model`, the production stack's `VLLMRuntime`, a SkyPilot task, a dstack"
+    " service, Triton's `model.json`, a script in any text of a YAML",
     "the variables of a worker": "RunPod's (`MODEL_NAME`, `MAX_MODEL_LEN` ...) and SageMaker's (`SM_VLLM_...`):"
     " a `.env` file, a Dockerfile, a container",
-    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, a command as a list;"
-    " nothing is executed",
+    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, Beam's `VLLMArgs(...)`, a"
+    " command as a list, GPUs of Modal's decorators; also in a notebook; nothing is executed",
 }
 """The accepted forms of a launch, and the parts that are read."""
 EXPECTED = (
@@ -38,6 +43,13 @@ EXPECTED = (
 )
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
+_SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
+_QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
+_QUADLET_OPTIONS = {
+    **{"Environment": "-e", "EnvironmentFile": "--env-file", "Volume": "--volume", "Mount": "--mount"},
+    **{"PublishPort": "--publish", "AddDevice": "--device", "ShmSize": "--shm-size", "Network": "--network"},
+    **{"Entrypoint": "--entrypoint", "User": "--user"},
+}
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
@@ -54,17 +66,63 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     """
     if _FROM.match(text):
         return _from_dockerfile(text, version)
-    if suffix == ".json" or is_yaml(text):
-        found = tuple(containers(parse(text, "the text"), version))
+    is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
+    if suffix == ".json" or (not is_code and is_yaml(text)):
+        documents = parse(text, "the text")
+        found = tuple(containers(documents, version)) or tuple(_from_engine(documents, version))
         if not found:
-            raise BadUsage(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
+            raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
         return found
-    if suffix == ".py" or is_python(text):
+    if suffix == ".ipynb":
+        text = _notebook(text)
+        if not is_python(text):
+            return (Writing("a notebook", text, is_here=True),)
+    if _QUADLET.search(text):
+        return _from_quadlet(text)
+    is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
+    if is_source or (suffix != ".sh" and is_python(text)):
         found = tuple(engines(text, version))
         if not found:
-            raise BadUsage(f"the Python source starts no vLLM: {EXPECTED}")
+            raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
         return found
+    if suffix == ".py":
+        raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
     return _from_variables(text, version)
+
+
+def _from_quadlet(text: str) -> tuple[Writing, ...]:
+    """Return the container of a quadlet, a unit of Podman."""
+    words = ["podman", "run"]
+    image, program = "", list[str]()
+    for key, value in re.findall(r"^(\w+)=(.*)$", re.sub(r"\\\r?\n[ \t]*", " ", text), re.MULTILINE):
+        if key == "Image":
+            image = value.strip()
+        elif key == "Exec":
+            program = split(value)
+        elif key == "PodmanArgs":
+            words += split(value)
+        elif key in _QUADLET_OPTIONS:
+            words += [word for part in split(value) for word in (_QUADLET_OPTIONS[key], part)]
+    return (Writing("a quadlet", shlex.join([*words, image, *program])),)
+
+
+def _from_engine(documents: Sequence[Any], version: str) -> Iterator[Writing]:
+    """Yield the engine of Triton's vLLM backend: its model.json has the arguments of the engine."""
+    for document in documents:
+        keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
+        if "--model" in keys and all(key in known() for key in keys):
+            yield Writing("Triton's model.json", line(command_line(document, version), {}))
+
+
+def _notebook(text: str) -> str:
+    """Return the code of a notebook; a line that begins with ! is a shell's."""
+    try:
+        cells = json.loads(text).get("cells", [])
+        code = ["".join(cell.get("source", "")) for cell in cells if cell.get("cell_type") == "code"]
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        raise BadUsage("the notebook cannot be read: it is no JSON") from None
+    whole = "\n".join(code)
+    return whole if is_python(whole) else _SHELL_LINE.sub("", whole)
 
 
 def notation(text: str) -> str:
@@ -113,8 +171,9 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
         if worker:
             return (Writing("a Dockerfile, by its variables", line(worker, unread(stage.environment))),)
-        raise BadUsage("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
-    return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words])),)
+        raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
+    around = Container("image", shared_memory=None, is_whole=False)
+    return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
 
 
 def _instructions(text: str) -> list[tuple[str, str]]:

@@ -49,11 +49,12 @@ class Flag(NamedTuple):
     def in_release(self, version: str) -> bool:
         """Return True if a release accepts the flag, or is unknown.
 
-        A release newer than all known ones is taken to accept the flags of the newest known one.
+        A release newer than all known ones is taken to accept the flags of the newest known one; one between two known
+        ones may have the flags of either.
         """
-        at = release(version)
+        before, after = neighbours(version)
         ends = release(self.last)
-        return not at or (release(self.first) <= at and (at <= ends or self.last == versions()[-1]))
+        return not before or (release(self.first) <= after and (before <= ends or self.last == versions()[-1]))
 
 
 class Option(NamedTuple):
@@ -88,6 +89,14 @@ def versions() -> tuple[str, ...]:
 def known() -> dict[str, Flag]:
     """Return every flag of any release by its name, such as --max-num-seqs."""
     return {name: _flag(name, **entry) for name, entry in _content()["flags"].items()}
+
+
+@cache
+def neighbours(version: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the known releases that are not newer, and not older; the release itself beyond an end."""
+    at, all_known = release(version), [release(one) for one in versions()]
+    before = max((one for one in all_known if one <= at), default=at)
+    return before, min((one for one in all_known if one >= at), default=at)
 
 
 def described() -> str:

@@ -1,0 +1,325 @@
+"""The container or the job that a launch runs in, whatever starts it: GPUs, shared memory, ports, health checks."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+_SHM = "/dev/shm"
+_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+_GRACE_SECONDS = 30.0
+"""The default of Kubernetes for terminationGracePeriodSeconds."""
+_PERIOD, _FAILURES = 10.0, 3.0
+"""The defaults of Kubernetes for a probe's periodSeconds and failureThreshold."""
+_URL = re.compile(r"https?://[^\s/\"':]{1,200}(?::(\d{1,5}))?((?:/\w{1,40})+)")
+_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kKMGTP]i?|)")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+
+
+class ContainerProbe(NamedTuple):
+    """A probe or a health check: the HTTP path that it or its command reads, "" for none, and how long it may fail.
+
+    `port` is 0 if it is unknown.
+    """
+
+    path: str
+    delay: float
+    period: float
+    failures: float
+    port: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start of the container until a server that does not answer is given up."""
+        return self.delay + self.period * self.failures
+
+
+class Container(NamedTuple):
+    """A container or a job with vLLM: None for what the text does not show. `kind` names it in a sentence.
+
+    `gpus` is the number of GPUs given to it by `gpus_by`, `devices` names them where they are named; `shared_memory` is
+    True for a volume at /dev/shm or one larger than the default, or the host's IPC; `memory` (bytes) is its limit.
+    `published` has the ports that others reach, `mounts` its volumes, `checks` what kills or reports a server that does
+    not answer, by its name. `grace` is terminationGracePeriodSeconds, `pre_stop` the sleep of the preStop hook.
+    `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
+    `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
+    `metrics` are the names that an autoscaler of the same text reads.
+    """
+
+    kind: str = "container"
+    checks: Mapping[str, ContainerProbe] = {}
+    grace: float | None = None
+    pre_stop: float = 0
+    shared_memory: bool | None = False
+    gpus: int | None = None
+    gpus_by: str = ""
+    devices: tuple[str, ...] = ()
+    memory: float | None = None
+    published: tuple[int, ...] = ()
+    mounts: tuple[str, ...] = ()
+    is_pod: bool = False
+    is_whole: bool = True
+    is_alone: bool = True
+    nodes: int = 1
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def startup(self) -> ContainerProbe | None:
+        return self.checks.get("startup probe")
+
+    @property
+    def liveness(self) -> ContainerProbe | None:
+        return self.checks.get("liveness probe")
+
+
+def read_pod(
+    spec: Mapping[str, Any], container: Mapping[str, Any], metrics: Sequence[str], is_whole: bool
+) -> Container:
+    """Read a pod's spec and one of its containers."""
+    limits = inner(container, "resources", "limits")
+    requests = inner(container, "resources", "requests")
+    counts = ((name, _number(limits.get(name, requests.get(name)))) for name in _GPUS)
+    by, gpus = next(((name, count) for name, count in counts if count is not None), ("", None))
+    grace = _number(spec.get("terminationGracePeriodSeconds"))
+    named = {str(port.get("name")): port.get("containerPort") for port in items(container, "ports")}
+    probes = {name: _probe(container.get(f"{name}Probe"), named) for name in ("startup", "liveness", "readiness")}
+    return Container(
+        kind="pod",
+        checks={f"{name} probe": probe for name, probe in probes.items() if probe},
+        grace=grace if grace is not None else (_GRACE_SECONDS if is_whole else None),
+        pre_stop=_pre_stop(inner(container, "lifecycle", "preStop")),
+        shared_memory=_has_shared_memory(spec, container),
+        gpus=int(gpus) if gpus is not None else None,
+        gpus_by=by,
+        memory=quantity(limits.get("memory")),
+        is_pod=True,
+        is_whole=is_whole,
+        is_alone=len(items(spec, "containers")) == 1 and not items(spec, "initContainers"),
+        metrics=tuple(metrics),
+    )
+
+
+_RUNS = ("docker", "podman", "nerdctl")
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_INTERVAL, _RETRIES = 30.0, 3.0
+"""The defaults of Docker for a health check's interval and retries."""
+
+
+def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "docker run") -> Container | None:
+    """Read the options of `docker run` before the image; None for other commands.
+
+    An option with a variable in it is unknown.
+    """
+    names = [PurePosixPath(word).name for word in words]
+    if "run" not in words or not any(name in _RUNS for name in names):
+        return None
+    options: dict[str, list[str]] = {}
+    for word, following in zip(words, (*words[1:], ""), strict=True):
+        option, joined, value = word.partition("=")
+        if re.match(r"-[vpe]\S", word) and not word.startswith("--"):
+            option, joined, value = word[:2], "=", word[2:]
+        if option.startswith("-"):
+            options.setdefault(_LONG.get(option, option), []).append(value if joined else following)
+    is_open = any("$" in word for word in words)
+    gpus, by, devices = _given_gpus(options, environment)
+    mounts = [*map(_mounted, options.get("--volume", ())), *map(_mounted_by_keys, options.get("--mount", ()))]
+    mounts += [text.partition(":")[0] for text in options.get("--tmpfs", ())]
+    has_shm = bool({"--shm-size"} & options.keys()) or _SHM in mounts or "--privileged" in options
+    ipc = options.get("--ipc", [""])[-1]
+    probe = _health(options)
+    is_host = any(value == "host" for value in (*options.get("--network", ()), *options.get("--net", ())))
+    ports = [] if is_host else [_published(text) for text in options.get("--publish", ())]
+    is_fragment = _OF_A_SERVICE.isdisjoint(options)
+    return Container(
+        kind=kind,
+        checks={"health check": probe} if probe else {},
+        shared_memory=True if has_shm or ipc not in ("", "private") else None if is_open else False,
+        gpus=None if gpus == 0 and (is_open or is_fragment) else gpus,
+        gpus_by=by,
+        devices=devices,
+        memory=quantity(re.sub(r"([kmgt])b?$", r"\1i", options.get("--memory", [""])[-1].lower())),
+        published=tuple(port for port in ports if port),
+        mounts=tuple(place for place in mounts if place.startswith("/")),
+        is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
+    )
+
+
+_OF_A_SERVICE = {
+    *("--publish", "--network", "--net", "--volume", "--mount", "--ipc", "--shm-size", "--detach", "-d", "--restart"),
+}
+"""Options one of which shows that a command is no fragment of one."""
+_LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user"}
+
+
+def _given_gpus(
+    options: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> tuple[int | None, str, tuple[str, ...]]:
+    """Return the number of GPUs that a container gets, the option that gives them, and their names; 0 for none."""
+    devices = " ".join(options.get("--device", ()))
+    text = options.get("--gpus", [""])[-1].strip("\"'")
+    if "--gpus" in options:
+        named = re.search(r"device=([\w,.:-]+)", text)
+        if named:
+            found = tuple(filter(None, named[1].split(",")))
+            return len(found), f"--gpus device={named[1]}", found
+        count = re.fullmatch(r"(?:count=)?(\d{1,3})", text)
+        return (int(count[1]) if count else None), f"--gpus {text[:40]}", ()
+    named_by = "NVIDIA_VISIBLE_DEVICES"
+    names = environment.get(named_by, "")
+    if "--runtime" in options and names and names not in ("all", "void", "none") and "$" not in names:
+        found = tuple(names.split(","))
+        return len(found), f"{named_by}={names}", found
+    found = tuple(re.findall(r"nvidia\.com/gpu=(\w[\w:-]*)", devices))
+    if found and "all" not in found:
+        return len(found), "--device nvidia.com/gpu", found
+    others = "--runtime" in options or "--privileged" in options or devices
+    return (None if others else 0), "", ()
+
+
+def _published(text: str) -> int:
+    """Return the container's port of -p [[ip:]host:]container; 0 for a range or a variable."""
+    port = text.rpartition(":")[2].removesuffix("/tcp")
+    return int(port) if port.isdigit() and len(port) < 6 else 0
+
+
+def _mounted(text: str) -> str:
+    """Return the place of -v; without a colon it is an anonymous volume."""
+    return "".join(re.sub(r"\$\{[^}]*\}", "$X", text).split(":")[1:2])
+
+
+def _mounted_by_keys(text: str) -> str:
+    keys = dict(part.partition("=")[::2] for part in text.split(","))
+    return keys.get("target") or keys.get("destination") or keys.get("dst") or ""
+
+
+def _health(options: Mapping[str, Sequence[str]]) -> ContainerProbe | None:
+    command = " ".join(options.get("--health-cmd", ()))
+    if not command:
+        return None
+    url = _URL.search(command)
+    start, interval = (_duration(options.get(f"--health-{name}", [""])[-1]) for name in ("start-period", "interval"))
+    retries = _number(options.get("--health-retries", [""])[-1])
+    port = int(url[1] or 0) if url else 0
+    return ContainerProbe(url[2] if url else "", start or 0, interval or _INTERVAL, retries or _RETRIES, port)
+
+
+def _duration(text: str) -> float:
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+
+
+def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> Container | None:
+    """Read a service of Compose by the options of `docker run` that do the same."""
+    words = ["docker", "run"]
+    pairs = {"shm_size": "--shm-size", "ipc": "--ipc", "network_mode": "--network", "runtime": "--runtime"}
+    words += [word for key, option in pairs.items() if service.get(key) for word in (option, str(service[key]))]
+    words += ["--privileged"] * bool(service.get("privileged"))
+    gpus = service.get("gpus")
+    reserved = items(inner(service, "deploy", "resources", "reservations"), "devices")
+    for device in reserved if gpus is None else gpus if isinstance(gpus, list) else ({"count": gpus},):
+        ids, count = device.get("device_ids"), device.get("count", "all")
+        words += ["--gpus", f"device={','.join(map(str, ids))}" if isinstance(ids, list) else str(count)]
+    words += [word for text in _texts(service, "devices") for word in ("--device", text)]
+    for key, option in (("volumes", "--volume"), ("ports", "--publish"), ("tmpfs", "--tmpfs")):
+        for text in _texts(service, key):
+            words += [option, text]
+    words += [word for item in items(service, "volumes") for word in ("--mount", f"target={item.get('target')}")]
+    words += [word for item in items(service, "ports") for word in ("--publish", str(item.get("target")))]
+    limit = inner(service, "deploy", "resources", "limits").get("memory", service.get("mem_limit"))
+    words += ["--memory", str(limit)] if limit else []
+    words += ["--user", str(service["user"])] if service.get("user") else []
+    check = inner(service, "healthcheck")
+    test = check.get("test")
+    if test and not check.get("disable"):
+        words += ["--health-cmd", " ".join(map(str, test)) if isinstance(test, list) else str(test)]
+        keys = {"start_period": "start-period", "interval": "interval", "retries": "retries"}
+        words += [word for key, name in keys.items() if key in check for word in (f"--health-{name}", str(check[key]))]
+    found = read_run([re.sub(r"\$\{\w+:?-([^{}$]*)\}", r"\1", word) for word in words], environment, "Compose service")
+    is_part = "extends" in service or "profiles" in service
+    by = f"device_ids: {', '.join(found.devices)}" if found and found.devices else f"count: {found and found.gpus}"
+    return found._replace(is_whole=found.is_whole and not is_part, gpus_by=by) if found else None
+
+
+def _texts(node: Mapping[str, Any], key: str) -> list[str]:
+    value = node.get(key)
+    return [str(item) for item in (value if isinstance(value, list) else [value]) if isinstance(item, str | int)]
+
+
+def accelerators(text: Any, kind: str, nodes: int = 1) -> Container | None:
+    """Read `H100:2`, as SkyPilot and Modal write GPUs; None for another text."""
+    if isinstance(text, dict) and len(text) == 1:
+        text = ":".join(str(part) for pair in text.items() for part in pair)
+    found = re.fullmatch(r"([A-Za-z][\w.-]*!?)(?::(\d{1,3}))?", text) if isinstance(text, str) else None
+    if not found or found[1].lower().startswith("tpu"):
+        return None
+    return Container(kind, shared_memory=None, gpus=int(found[2] or 1), gpus_by=text, is_whole=False, nodes=nodes)
+
+
+def inner(node: Any, *keys: str) -> Mapping[str, Any]:
+    """Return the mapping under nested keys; {} if there is none."""
+    for key in keys:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
+
+
+def items(node: Any, key: str) -> list[Mapping[str, Any]]:
+    """Return the mappings in the list under a key."""
+    found = node.get(key) if isinstance(node, dict) else None
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def quantity(value: Any) -> float | None:
+    """Read a quantity of Kubernetes, such as 64Gi, in bytes."""
+    found = _QUANTITY.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None
+    if not found:
+        return None
+    number, unit = found.groups()
+    return float(number) * (1024.0 if unit.endswith("i") else 1000.0) ** _POWERS[unit[:1].lower()]
+
+
+def _number(value: Any) -> float | None:
+    found = _QUANTITY.fullmatch(str(value).strip()) if value is not None and not isinstance(value, bool) else None
+    return float(found[1]) if found and not found[2] else None
+
+
+def _probe(probe: Any, named: Mapping[str, Any]) -> ContainerProbe | None:
+    if not isinstance(probe, dict):
+        return None
+    command, asked = inner(probe, "exec").get("command"), inner(probe, "httpGet") or inner(probe, "tcpSocket")
+    url = _URL.search(" ".join(map(str, command))) if isinstance(command, list) else None  # sh -c 'curl http://...'
+    path, port = (url[2], url[1]) if url else (asked.get("path"), asked.get("port"))
+    delay, period, failures = map(_number, map(probe.get, ("initialDelaySeconds", "periodSeconds", "failureThreshold")))
+    number = _number(named.get(str(port), port)) or 0
+    return ContainerProbe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES, int(number))
+
+
+def _pre_stop(hook: Mapping[str, Any]) -> float:
+    """Return the seconds that a preStop hook sleeps; 0 if it does something else."""
+    seconds = _number(inner(hook, "sleep").get("seconds"))
+    command = inner(hook, "exec").get("command")
+    words = " ".join(map(str, command)) if isinstance(command, list) else ""
+    found = re.search(r"\bsleep (\d{1,6})\b", words)
+    return seconds or (float(found[1]) if found else 0)
+
+
+def _has_shared_memory(spec: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
+    """Return True if a volume is mounted at /dev/shm; its name may be a template's, its size anything."""
+    mounts = [mount.get("mountPath") for mount in items(container, "volumeMounts")]
+    return bool(spec.get("hostIPC")) or any(str(path).rstrip("/") == _SHM for path in mounts)
+
+
+def scaled_on(documents: Sequence[Any]) -> list[str]:
+    """Return the metrics and queries that the autoscalers in these documents read."""
+    found: list[str] = []
+    for document in documents:
+        kind = document.get("kind") if isinstance(document, dict) else None
+        if kind == "HorizontalPodAutoscaler":
+            for metric in items(inner(document, "spec"), "metrics"):
+                names = [inner(metric, type_, "metric").get("name") for type_ in ("pods", "object", "external")]
+                found += [name for name in names if isinstance(name, str)]
+        elif kind == "ScaledObject":
+            for trigger in items(inner(document, "spec"), "triggers"):
+                if trigger.get("type") == "prometheus":
+                    query = inner(trigger, "metadata").get("query")
+                    found += [query] if isinstance(query, str) else []
+    return found

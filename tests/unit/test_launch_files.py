@@ -1,0 +1,284 @@
+"""Launch files as they are: every server judged, containers, releases, unknown values, folders, exit statuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diag.commands import preflight
+from diag.commands.lint import LintOptions, run
+from diag.core.errors import NoFile, NoLaunch
+
+GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
+IMAGE = "image: vllm/vllm-openai:v0.25.1"
+
+
+def compose(*services: str) -> str:
+    names = ("chat", "embed", "rerank")
+    return "services:\n" + "".join(
+        f"  {name}:\n    {IMAGE}\n{text}" for name, text in zip(names, services, strict=False)
+    )
+
+
+def service(command: str, *more: str) -> str:
+    return "".join(f"    {line}\n" for line in (f"command: {command}", *more))
+
+
+def pod(args: str, more: str = "", spec: str = "") -> str:
+    container = f"{{name: vllm, {IMAGE}, args: [{args}]{more}}}"
+    return f"kind: Deployment\nspec: {{template: {{spec: {{containers: [{container}]{spec}}}}}}}\n"
+
+
+RUN = "docker run -p 8000:8000 --ipc=host --gpus"
+SHELL = "IS=1\nARGS=(--seed 1)\n"
+TABLE = {
+    # a file: what it holds, and the rules of errors (2) and warnings (1) of each server
+    "second service broken": (
+        "c.yaml",
+        compose(
+            service("--model m --max-model-len 1k", "ipc: host", GPU % 'device_ids: ["0"]'),
+            service("--model n --swap-space 4", "ipc: host", GPU % 'device_ids: ["1"]'),
+        ),
+        [{}, {"removed_flag": 2}],
+    ),
+    "two servers on one GPU": (
+        "c.yaml",
+        compose(
+            service("--model m --gpu-memory-utilization 0.6", GPU % 'device_ids: ["0"]'),
+            service("--model n --gpu-memory-utilization 0.6", GPU % 'device_ids: ["0"]'),
+            service("--model o --gpu-memory-utilization 0.6", GPU % 'device_ids: ["1"]'),
+        ),
+        [{}, {"gpu_taken_twice": 2}, {}],
+    ),
+    "profiles are alternatives": (
+        "c.yaml",
+        compose(
+            service("--model m", "profiles: [a]", GPU % "count: 1"),
+            service("--model n", "profiles: [b]", GPU % "count: 1"),
+        ),
+        [{}, {}],
+    ),
+    "fewer GPUs than ranks": (
+        "c.yaml",
+        compose(service("--model m -tp 4", GPU % "count: 2")),
+        [{"gpu_limit_differs": 2, "no_shared_memory": 1}],
+    ),
+    "a health check gives up": (
+        "c.yaml",
+        compose(
+            service(
+                "--model org/m-32B",
+                GPU % "count: 1",
+                "healthcheck: {test: curl -f http://localhost:8000/health, start_period: 50s, interval: 10s}",
+            )
+        ),
+        [{"probe_kills_the_start": 1}],
+    ),
+    "no GPU is given": ("r.sh", "docker run -p 8000:8000 vllm/vllm-openai:v0.25.1 m", [{"gpu_limit_differs": 2}]),
+    "one device for four ranks": ("r.sh", f"{RUN} device=0 {IMAGE[7:]} m -tp 4", [{"gpu_limit_differs": 2}]),
+    "no shared memory": (
+        "r.sh",
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.25.1 m -tp 2",
+        [{"no_shared_memory": 1}],
+    ),
+    "an unknown option": ("r.sh", f"{RUN} all $MORE vllm/vllm-openai:v0.25.1 m -tp 2 --port 9000", [{}]),
+    "visible devices": ("r.sh", "CUDA_VISIBLE_DEVICES=0,1 vllm serve m -tp 4", [{"fewer_visible_than_ranks": 2}]),
+    "ranks of Ray": ("r.sh", "CUDA_VISIBLE_DEVICES=0,1 vllm serve m -tp 4 --distributed-executor-backend ray", [{}]),
+    "another port": ("r.sh", f"{RUN} all vllm/vllm-openai:v0.25.1 m --port 9000", [{"published_port_differs": 1}]),
+    "a probe on another port": (
+        "p.yaml",
+        pod('m, --port, "8080"', ", startupProbe: {httpGet: {path: /health, port: 8000}, failureThreshold: 99}"),
+        [{"probe_on_another_port": 2}],
+    ),
+    "a sidecar listens there": (
+        "p.yaml",
+        pod(
+            'm, --port, "8200"',
+            ", startupProbe: {httpGet: {path: /health, port: 8000}, failureThreshold: 99}}, {name: proxy, image: proxy",
+        ),
+        [{}],
+    ),
+    "servers of a script": (
+        "s.sh",
+        "vllm serve m --gpu-memory-utilization 0.3 &\nvllm serve n &\nvllm serve o --port 8001 --swap-space 1",
+        [{}, {"port_taken_twice": 2}, {"removed_flag": 1}],
+    ),
+    "branches": (
+        "s.sh",
+        f"{SHELL}if [ $IS = 1 ]; then\n  ARGS+=(--port 8)\nelse\n  ARGS+=(--port 9)\nfi\n"
+        '[[ -n $L ]] && ARGS+=(--enable-eplb)\nvllm serve m "${ARGS[@]}"',
+        [{"balanced_experts_without_experts": 1}],
+    ),
+    "cases": (
+        "s.sh",
+        "case $1 in\n  a) vllm serve m --port 1 ;;\n  b|c)\n    vllm serve n --swap-space 4\n    ;;\nesac\n",
+        [{}, {"removed_flag": 1}],
+    ),
+    "unknown values": (
+        "s.sh",
+        "vllm serve <your model> --data-parallel-size $N --data-parallel-size-local 8 --port {{ port }} --seed <seed>",
+        [{}],
+    ),
+    "a template in another document": (
+        "p.yaml",
+        f"{pod('m')}---\nkind: Secret\nstringData:\n  token: {{{{HF_TOKEN}}}}\n",
+        [{}],
+    ),
+    "a pinned release": (
+        "m.py",
+        'image = Image().uv_pip_install("vllm==0.16.0")\n@app.function(image=image, gpu="H100:2")\ndef serve():\n'
+        '    cmd = ["vllm", "serve", "m", "--swap-space", "8", "-tp", "4"]\n',
+        [{"gpu_limit_differs": 2, "no_effect": 1}],
+    ),
+    "a build of its own": (
+        "r.sh",
+        f"{RUN} all aibrix/vllm-openai:v0.11.0-edb0 --model m --swap-space 4 --of-this-build 1",
+        [{"unknown_flag": 1, "no_effect": 1}],
+    ),
+    "vLLM-Omni": ("s.sh", "vllm serve m --omni --deploy-config stages.yaml --swap-space 1", [{"removed_flag": 1}]),
+    "two engines": (
+        "r.py",
+        "from ray.serve.llm import LLMConfig\n"
+        "a = LLMConfig(model_loading_config=dict(model_id='a'), engine_kwargs=dict(max_model_len=1024))\n"
+        "b = LLMConfig(model_loading_config=dict(model_id='b'), engine_kwargs=dict(swap_space=8))\n",
+        [{}, {"removed_flag": 1}],
+    ),
+    "a --config file": ("c.yaml", "tensor-parallel-size: 2\nmax-num-seqs: 8\n", [{}]),
+    "options of bash": ("s.sh", f"{RUN} all vllm-node bash -c -i 'vllm serve m --port 8000'", [{}]),
+    "another host": ("s.sh", "vllm serve m -tp 8 --cpu-offload-gb 500", [{}]),
+    "a variable": ("s.sh", "VLLM_ALL2ALL_BACKEND=pplx VLLM_OF_OURS=1 vllm serve m", [{"variable_not_read": 1}]),
+    "KubeAI": (
+        "m.yaml",
+        "kind: Model\n"
+        "spec: {url: hf://org/m, engine: VLLM, args: [--swap-space=4, -tp=2], resourceProfile: nvidia-gpu-l4:1}",
+        [{"removed_flag": 1, "gpu_limit_differs": 2}],
+    ),
+    "VLLMRuntime": (
+        "m.yaml",
+        "kind: VLLMRuntime\nspec:\n  model: {modelURL: org/m}\n  vllmConfig: {tensorParallelSize: 2, v1: true}\n"
+        "  deploymentConfig: {resources: {gpu: '1'}, image: {name: 'vllm/vllm-openai:v0.25.1'}}\n",
+        [{"gpu_limit_differs": 2}],
+    ),
+    "SkyPilot": (
+        "t.sky.yaml",
+        'envs: {M: org/m}\nresources: {accelerators: "H100:1"}\nsetup: uv pip install vllm==0.25.1\n'
+        "run: |\n  vllm serve $M -tp 2\n",
+        [{"gpu_limit_differs": 2}],
+    ),
+    "nodes of SkyPilot": (
+        "t.yaml",
+        'resources: {accelerators: "H100:8"}\nnum_nodes: 2\nrun: |\n  if [ "$R" == 0 ]; then\n'
+        "    vllm serve m -tp $G -pp 2\n  else\n    sleep infinity\n  fi\n",
+        [{}],
+    ),
+    "Slurm": (
+        "j.sbatch",
+        "#!/bin/bash\n#SBATCH --gpus-per-node=4\napptainer exec --nv vllm_0.9.2.sif vllm serve m -tp 8",
+        [{"gpu_limit_differs": 2}],
+    ),
+    "Triton": ("model.json", '{"model": "m", "disable_log_requests": true}', [{"removed_flag": 1}]),
+    "Beam": ("b.py", "from beam import VLLMArgs\nx = VLLMArgs(model='m', swap_space=4)", [{"removed_flag": 1}]),
+    "a notebook": (
+        "n.ipynb",
+        json.dumps({"cells": [{"cell_type": "code", "source": ["!vllm serve m --swap-space 4\n"]}]}),
+        [{"removed_flag": 1}],
+    ),
+    "a text in Python": (
+        "s.py",
+        '"""\nvllm serve x --swap-space 4\n"""\nM = "a/b"\ndef f():\n    print("vllm serve y")\n'
+        '    run(f"vllm serve {M} --port {port()} --swap-space 4", shell=True)\n',
+        [{"removed_flag": 1}],
+    ),
+    "a quadlet": (
+        "v.container",
+        f"[Container]\nImage={IMAGE[7:]}\nExec=--model m \\\n  --swap-space 4\nPublishPort=80:9000\n"
+        "AddDevice=nvidia.com/gpu=all\n",
+        [{"removed_flag": 2, "published_port_differs": 1}],
+    ),
+    "a guide": (
+        "g.md",
+        f"A\n\n```sh\nvllm serve m\n```\n```yaml\n{pod('m, -tp, 2')}```\n```py\nLLM('m', swap_space=4)\n```\n",
+        [{}, {"no_shared_memory": 1}, {"removed_flag": 1}],
+    ),
+    "a step of CI": ("w.yml", "jobs: {a: {steps: [{run: 'vllm serve m --swap-space 4'}]}}\n", [{"removed_flag": 1}]),
+}  # fmt: skip
+
+
+LEVELS = {"error": 2, "warning": 1}
+
+
+def judged(file: Path, only: str = "") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run([str(file)], LintOptions(only=only), as_json=True)[0])["launches"]
+    return found
+
+
+def test_every_server_of_a_file_is_judged_by_what_the_file_shows(tmp_path: Path) -> None:
+    wrong = {}
+    for case, (name, text, expected) in TABLE.items():
+        (tmp_path / name).write_text(text)
+        findings = [found["findings"] for found in judged(tmp_path / name)]
+        levels = [{each["rule"]: LEVELS[each["severity"]] for each in each_server} for each_server in findings]
+        wrong |= {case: levels} if levels != expected else {}
+    assert not wrong
+
+
+def test_a_server_has_its_place_and_its_line(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(TABLE["second service broken"][1])
+    assert [(found["name"], found["line"]) for found in judged(tmp_path / "c.yaml")] == [("chat", 2), ("embed", 7)]
+    assert [found["name"] for found in judged(tmp_path / "c.yaml", only="embed")] == ["embed"]
+    (tmp_path / "s.sh").write_text("cat <<EOF > x\n\n\nEOF\n\nvllm serve m\n")
+    assert [found["line"] for found in judged(tmp_path / "s.sh")] == [6]
+
+
+def test_folders_and_patterns_stand_for_their_launches(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.sh").write_text("vllm serve m --swap-space 4 --vllm 1")
+    (tmp_path / "b.yaml").write_text("kind: Secret\nmetadata: {name: vllm-token}\n")
+    (tmp_path / "c.yaml").write_text("nothing: here\n")
+    (tmp_path / "d.yml").write_text("vllm: [\n")
+    for targets in ([str(tmp_path)], [str(tmp_path / "**" / "*.*")]):
+        text, status = run(targets, LintOptions(), as_json=True)
+        document = json.loads(text)
+        assert (status, document["files"], [*document["not_read"]]) == (2, 3, [str(tmp_path / "d.yml")])
+        assert [found["file"] for found in document["launches"]] == [str(tmp_path / "deep" / "a.sh")]
+    assert "1 server in 3 files: 1 with errors" in run([str(tmp_path)], LintOptions(), as_json=False)[0]
+    with pytest.raises(NoLaunch, match="no launch of vLLM found"):
+        run([str(tmp_path / "c*.yaml")], LintOptions(), as_json=False)
+    with pytest.raises(NoFile, match="no such file or folder"):
+        run([str(tmp_path / "e.yaml")], LintOptions(), as_json=False)
+
+
+def test_infos_about_a_file_are_counted_and_shown_on_demand(tmp_path: Path) -> None:
+    (tmp_path / "s.sh").write_text("vllm serve m --enforce-eager")
+    text, status = run([str(tmp_path / "s.sh")], LintOptions(), as_json=False)
+    assert ("INFO" in text, "(--all shows them)" in text, status) == (False, True, 0)
+    assert "INFO" in run([str(tmp_path / "s.sh")], LintOptions(every=True), as_json=False)[0]
+    assert "INFO" in run("vllm serve m --enforce-eager", LintOptions(), as_json=False)[0]
+
+
+def test_other_programs_are_no_launch_and_their_servers_are_named() -> None:
+    image = "services:\n  front:\n    image: "
+    for text, program in (
+        ("python3 -m sglang.launch_server --model-path m --tp 2", "SGLang"),
+        ("text-generation-launcher --model-id m", "TGI"),
+        ("trtllm-serve m", "TensorRT-LLM"),
+        (f"{image}ai-dynamo/vllm-runtime:1.0\n    command: python3 -m dynamo.frontend\n", "no co"),
+        (f"{image}vllm-mock\n", "no co"),
+        (
+            "kind: RayCluster\nspec: {template: {spec: {containers: [{name: head, image: x/vllm-openai:v0.6.2}]}}}\n",
+            "no co",
+        ),
+    ):
+        with pytest.raises(NoLaunch, match=program):
+            run(text, LintOptions(), as_json=False)
+
+
+def test_preflight_needs_the_memory_for_a_go_and_names_errors_of_the_other_servers(tmp_path: Path) -> None:
+    file = tmp_path / "s.sh"
+    file.write_text("vllm serve org/m --port 18123 &\nvllm serve org/n --port 18123 &\n")
+    found = preflight.run(preflight.PreflightOptions(str(file)))
+    message = "line 2: Port 18123 is that of an earlier server of the same text (line 1)"
+    assert message in [result.message for result in found.of("fail")]
+    file.write_text("vllm serve org/m --port 18123\n")
+    assert preflight.run(preflight.PreflightOptions(str(file))).answer not in ("go", "warnings")
