@@ -167,7 +167,10 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
             f" the KV cache has {room}{'' if blocks.low == blocks.high else ' at best'}"
         )
 
+
     doubts = [unknown] if unknown else []
+    if blocks and blocks.low < (wanted := state_blocks_needed(model, setup)):
+        (certain if blocks.high < wanted else doubts).append(_few_state_blocks(wanted, blocks))
     if setup.cpu and kv_cache is None:
         doubts.append(f"the KV cache size is unknown: set {CPU_SPACE}=<GiB>")
     if blocks and blocks.low < needed:
@@ -181,6 +184,25 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
         certain, doubts = [], list(dict.fromkeys((*certain, *_uncounted_texts(setup.savings), *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
     return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
+
+
+_STATE_BLOCKS = (0, 19, 0)
+"""First release that refuses more requests than blocks of states (vllm-project/vllm#38270, config/compilation.py)."""
+
+
+def state_blocks_needed(model: Model, setup: Setup) -> int:
+    """Return the least blocks with which vLLM captures decoding steps of a model with states; 0 if it does not ask."""
+    captures = setup.full_graphs and not setup.eager and setup.captured != 0
+    has_states = any(mixer.kind == "state" and mixer.cached for layer in model.stack for mixer in layer.mixers)
+    return setup.sequences if captures and has_states and release(setup.version) >= _STATE_BLOCKS else 0
+
+
+def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
+    there = f"{blocks.low:,}" if blocks.low == blocks.high else f"{blocks.low:,} to {blocks.high:,}"
+    return (
+        f"vLLM refuses --max-num-seqs {wanted}: each request needs a block for its state, and the KV cache has {there};"
+        f" --max-num-seqs {max(blocks.low, 1)} starts"
+    )
 
 
 def keeps_tokens(model: Model) -> bool:
