@@ -18,8 +18,7 @@ from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
-from diag.vllm.memory.model import Model, find, is_folder
-from diag.vllm.memory.model import read as read_model
+from diag.vllm.memory.model import Model, is_folder, load
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
 from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
@@ -85,7 +84,8 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         found = over_releases(found, started, gpu)
     changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
 
-    notes = [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
+    notes = [model.facts] if model.facts else []
+    notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
     if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
         notes.append(
             f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {', '.join(others)}"
@@ -126,8 +126,7 @@ def _read_model(started: Command, version: str) -> Model:
     """Read the model of a command; BadUsage if the command is for another host, which has the model's folder."""
     if started.elsewhere and is_folder(started.model):
         raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
-    folder = find(started.model, started.environment, started.get("--revision") or "")
-    return read_model(folder, started.model, version or versions()[-1])
+    return load(started.model, started.environment, started.get("--revision") or "", version or versions()[-1])
 
 
 def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:

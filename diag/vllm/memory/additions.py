@@ -8,7 +8,7 @@ from diag.core.formatting import parse_size
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.model import Model, find, read
+from diag.vllm.memory.model import Model, load
 from diag.vllm.memory.parts import Layer
 from diag.vllm.memory.quantization import precision
 from diag.vllm.memory.weights import embedding, layer, of_stage, weigh
@@ -67,7 +67,7 @@ def draft(command: Command, model: Model, tensor: int, version: str) -> tuple[Dr
     if not name or method not in ("", "draft_model", "eagle", "eagle3"):
         return None, "the draft model"
     try:
-        found = read(find(name, command.environment), name, version)
+        found = load(name, command.environment, version=version)
     except BadUsage:
         return None, f"the draft model {redaction.name(name)[:60]!r}, whose config.json is not here"
     if found.unknown or not found.stack:
