@@ -15,6 +15,7 @@ from diag.report.gpu_sizing import Budget, render_budget, render_budget_json
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
+from diag.vllm.deployments import offers
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
@@ -22,7 +23,6 @@ from diag.vllm.memory.model import Model, is_folder, load
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
 from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.offers import offers
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 ALIKE = 0.03
@@ -108,7 +108,7 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         suggestions=tuple((change.flag, change.value) for change in changes),
         longest=safe_length(found),
         sequences=safe_sequences(found),
-        offers=tuple(offers(model, planned, gpus.find(gpu.name))),
+        offers=tuple(offers(model, found, gpus.find(gpu.name))),
     )
 
 

@@ -13,12 +13,13 @@ from support.paths import MODELS
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
+from diag.vllm.deployments import NOW, offers
 from diag.vllm.memory import profiling
+from diag.vllm.memory.fitting import safe_sequences
 from diag.vllm.memory.ledger import ADAPTERS, DRAFT, KV_CACHE, WEIGHTS, Ledger, ledger
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.offers import NOW, offers
 
 LLAMA = MODELS / "llama-3.1-8b"
 
@@ -216,29 +217,31 @@ def test_logged_weights_contain_the_draft_and_the_adapters() -> None:
 def test_offers_begin_with_the_most_cache_for_a_gpu_and_end_with_more_gpus() -> None:
     """Llama 3 70B on 4 H100: in FP8 it fits 2 of them, in 4 bits one."""
     model, found = planned(MODELS / "llama-3-70b", "-tp 4", gpu="h100")
-    made = offers(model, found, gpus.named("h100"), price=2.0)
-    assert made[0].change == NOW
-    made = made[1:]
+    page = ledger(model, found)
+    now, *made = offers(model, page, gpus.named("h100"))
+    assert (now.change, now.requests, now.ledger) == (NOW, safe_sequences(page), page)
     sizes = [one.tokens_per_gpu for one in made if one.gpus <= 4]
     assert sizes == sorted(sizes, reverse=True)
     assert {one.change: one.gpus for one in made} == {
         "FP8 KV cache": 4,
         "FP8 weights": 2,
+        "FP8 weights and KV cache": 2,
         "AWQ or GPTQ weights, 4 bits": 1,
         "half the context": 4,
         "more GPUs": 8,
     }
     assert made[-1].change == "more GPUs" and made[-1].flags == "-tp 8"
-    assert all(one.output_rate and one.cost and one.requests >= 1 for one in made)
+    assert all(one.output_rate and one.requests >= 1 for one in made)
 
 
 def test_offers_follow_the_gpu_and_the_files(tmp_path: Path) -> None:
-    blackwell = offers(*planned(LLAMA, gpu="b200"), gpus.named("b200"))
-    assert "NVFP4 weights" in {one.change for one in blackwell}
+    model, found = planned(LLAMA, gpu="b200")
+    assert "NVFP4 weights" in {one.change for one in offers(model, ledger(model, found), gpus.named("b200"))}
     changed(tmp_path, quantization_config={"quant_method": "fp8"})
     model, found = planned(tmp_path, gpu="h100")
-    assert {one.change for one in offers(model, found, None)} == {NOW, "FP8 KV cache", "half the context", "more GPUs"}
-    assert offers(model, replace(found, cpu=True), None) == []
+    made = {one.change for one in offers(model, ledger(model, found), None)}
+    assert made == {NOW, "FP8 KV cache", "half the context", "more GPUs"}
+    assert offers(model, ledger(model, replace(found, cpu=True)), None) == []
 
 
 def test_kv_cache_is_what_the_central_rows_leave() -> None:

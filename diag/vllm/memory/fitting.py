@@ -65,7 +65,8 @@ def safe_sequences(found: Ledger) -> int | None:
 def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
     """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
     model, start = found.model, Suggestion("", "", found.setup, measured)
-    kinds = (_fewer_requests(found, start), _larger_share(start), _fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
+    other = (_fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
+    kinds = (_fewer_requests(found, start), _larger_share(start), *other)
     alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]
     if any(alone):
         return [suggestion for suggestion in alone if suggestion]

@@ -167,7 +167,6 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
             f" the KV cache has {room}{'' if blocks.low == blocks.high else ' at best'}"
         )
 
-
     doubts = [unknown] if unknown else []
     if blocks and blocks.low < (wanted := state_blocks_needed(model, setup)):
         (certain if blocks.high < wanted else doubts).append(_few_state_blocks(wanted, blocks))
@@ -208,6 +207,22 @@ def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
 def keeps_tokens(model: Model) -> bool:
     """Return False for a model of which vLLM caches nothing: BERT, EmbeddingGemma."""
     return not model.stack or any(mixer.cached for layer in model.stack for mixer in layer.mixers)
+
+
+def with_kv_cache(found: Ledger, size: ByteRange, why: str = "") -> Ledger:
+    """Return a ledger with another size of the KV cache; what fitted may then be unknown, or not fit at all."""
+    rows = tuple(replace(row, computed=size, why=why or row.why) if row.name == KV_CACHE else row for row in found.rows)
+    if not found.blocks:
+        return replace(found, rows=rows)
+    blocks = ByteRange(*(max(bound, 0) // found.block_bytes for bound in (size.low, size.high, size.central)))
+    found = replace(found, rows=rows, blocks=blocks)
+    least = 1 if found.setup.auto_length else found.setup.length
+    needed = found.layout.blocks(least) + RESERVED if found.layout else 0
+    if found.verdict == "fits" and blocks.low < max(needed, state_blocks_needed(found.model, found.setup)):
+        verdict: Verdict = "does not fit" if blocks.high < needed else "cannot tell"
+        reason = why or "the KV cache is smaller than computed from the shape"
+        return replace(found, verdict=verdict, reasons=(f"whether the longest request fits is unknown: {reason}",))
+    return found
 
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:

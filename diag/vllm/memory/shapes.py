@@ -138,6 +138,9 @@ def _without_format(name: str) -> str:
 
 def closest(name: str) -> str:
     """Return the repository with the closest name, "" if none is close."""
-    keys, wanted = {_key(repository): repository for repository in reversed(repositories())}, _key(_without_format(name))
+    keys, wanted = (
+        {_key(repository): repository for repository in reversed(repositories())},
+        _key(_without_format(name)),
+    )
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""

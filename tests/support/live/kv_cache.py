@@ -1,7 +1,8 @@
 """Run by vLLM's own Python: what vLLM's KV cache planner makes of a model's layers, as JSON cases on standard input.
 
-A case has the caches of all layers, length, in_flight, memory, hybrid, mode, and max_num_seqs; the answer has the blocks
-that a request takes, those in the pool, the pool's tokens and its concurrency, and whether so many requests are refused.
+A case has the caches of all layers, length, in_flight, memory, hybrid, mode, and max_num_seqs; the answer has the
+blocks that a request takes, those in the pool, the pool's tokens and its concurrency, and True if vLLM refuses so many
+requests.
 """
 
 import json
