@@ -25,7 +25,7 @@ from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.memory.ledger import KV_CACHE, WEIGHTS, Ledger, ledger
-from diag.vllm.memory.model import Model, read
+from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
@@ -176,14 +176,14 @@ def why_left_out(row: dict[str, str]) -> str:
 
 
 def _start(row: dict[str, str]) -> Start:
-    words = ["vllm", "serve", str(model_folder(row["shape"]))]
+    words = ["vllm", "serve", row["shape"].rstrip("?")]
     for column, flag in _FLAGS.items():
         words += [flag, row[column]] if row[column] not in ("", "auto") else []
     words += [flag for column, flag in _SWITCHES.items() if row[column] == "yes"] + row["extra"].split()
     if row["quantization"] in ("fp8", "bitsandbytes"):
         words += ["--quantization", row["quantization"]]
     version = _version(row["vllm_version"])
-    model = read(model_folder(row["shape"]))
+    model = shape(row["shape"].rstrip("?"), version)
     gpu, started = GpuSpec(_total(row), row["gpu"]), command.read(" ".join(words), version=version)
     return Start(row, model, setup(started, model, gpu, version), started)
 
@@ -201,6 +201,12 @@ def _total(row: dict[str, str]) -> int | None:
     with suppress(BadUsage):
         return gpus.memory(row["gpu"]) if row["gpu"] else None
     return None
+
+
+@cache
+def shape(name: str, version: str) -> Model:
+    """Return a shape of the tests' data, or of the package by its repository."""
+    return load(name, {}, version=version) if "/" in name else read(model_folder(name), name, version)
 
 
 @cache

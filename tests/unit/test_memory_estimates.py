@@ -53,6 +53,15 @@ def test_starts_that_were_kept_aside_are_within_ten_percent(what: str, error, le
     assert errors[-(-9 * len(errors) // 10) - 1] <= 0.1
 
 
+def test_ranges_hold_for_starts_that_were_kept_aside() -> None:
+    """Nine of ten where the log names release, GPU and share, with a median width below 15 % and no bias."""
+    found = [one for one in starts() if one.is_kept_aside and one.known.endswith("share named")]
+    sized = [(one, error) for one in found if (error := one.memory_error()) is not None]
+    assert len(sized) >= 13
+    assert sum(bool(one.is_inside_range()) for one, _ in sized) >= 0.9 * len(sized)
+    assert abs(median(error for _, error in sized)) <= 0.01
+
+
 def test_without_a_release_the_range_has_what_most_servers_logged() -> None:
     """14 of 18: the others had memory in use that the launch does not name."""
     inside = [one.is_inside_range() for one in starts() if one.known == "release not named"]
@@ -107,7 +116,7 @@ def test_range_names_the_unknown_that_makes_it_wide() -> None:
     assert estimated(LLAMA, "--kv-cache-memory-bytes 4GiB").doubt == ""
 
 
-@pytest.mark.parametrize(("flags", "likely"), [("", 0.7), ("--enforce-eager", 0.22)])
+@pytest.mark.parametrize(("flags", "likely"), [("", 1.17), ("--enforce-eager", 0.22)])
 def test_compiling_takes_a_copy_of_the_embedding(flags: str, likely: float) -> None:
     """Qwen3 8B, vLLM 0.27.1: 1.18 GiB for a start that compiles, 0.19 for one that finds the compiled model."""
     peak = profiling.activations(*planned(model_folder("qwen3-8b"), flags, "0.27.1", "rtx4090"))
@@ -145,7 +154,7 @@ def test_a_long_video_may_be_profiled_before_0_11_1() -> None:
     """https://github.com/vllm-project/vllm/issues/27992; about 4 GiB on each of four GPUs with 0.11.0."""
     folder = MODELS / "qwen3-vl-30b-a3b"
     old = profiling.activations(*planned(folder, "-tp 4", "0.11.0", "rtx3090"))
-    assert 4 < old.size.high / GIB < 6 and "a video of 153,600 tokens" in old.why
+    assert 4 < old.size.high / GIB < 7 and "a video of 153,600 tokens" in old.why
     new = profiling.activations(*planned(folder, "-tp 4", "0.11.1", "rtx3090"))
     assert new.size.high < old.size.high and "video" not in new.why
 

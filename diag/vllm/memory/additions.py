@@ -92,6 +92,9 @@ def draft_bytes(found: Draft, float32: bool) -> tuple[int, int]:
     if found.kind == "model":
         size = weigh(of_stage(model, range(model.layers)), bits, found.tensor, found.tensor)
         return size, size
+    method = str((model.quantization or {}).get("quant_method", ""))
+    if found.kind == "mtp" and method != "fp8":  # packed checkpoints leave the layers that draft in 16 bits
+        bits = precision({}, float32=float32) or bits
     at = model.layers - 1 if found.kind == "mtp" else 0
     once = weigh(layer(model, at), bits, found.tensor, found.tensor)
     layers = once * len(found.layers) if found.kind == "mtp" else _all_layers(model, found.tensor, float32)

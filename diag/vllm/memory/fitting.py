@@ -125,7 +125,7 @@ def supports_fp8_cache(model: Model, setup: Setup) -> bool:
     (https://github.com/vllm-project/vllm/issues/26431). MLA and attention sinks have kernels of their own, which do fp8
     on Hopper and datacentre Blackwell only.
     """
-    version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0)
+    version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0, 10.3)
     if model.latent:
         return is_datacentre and version >= (0, 11, 0)
     if model.architecture == "GptOssForCausalLM":

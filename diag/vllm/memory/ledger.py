@@ -267,7 +267,9 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
         usage = [writer.write(BUDGET, None, "unknown", source)]
     else:
         size = ByteRange.of(round(setup.total * setup.utilization))
-        usage = [writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")]
+        budget = writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")
+        slack = 0 if BUDGET in writer.measured else round(size.low * _CARDS_DIFFER)
+        usage = [budget and ByteRange(budget.low - slack, budget.high + slack, budget.central)]
     usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, _WEIGHTS_DOUBT))
 
     usage += _additions(writer, model, setup)
@@ -287,7 +289,11 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
 
     is_parallel = setup.gpus * setup.data > 1
     buffers = "buffers of NCCL and CUDA libraries" if is_parallel else "buffers of CUDA libraries"
-    usage.append(writer.write(NON_TORCH, *_estimated(profiling.non_torch(setup), buffers)))
+    usage.append(
+        writer.write(
+            NON_TORCH, *_estimated(profiling.non_torch(setup, stage.weights.central if stage.weights else 0), buffers)
+        )
+    )
     return usage
 
 
@@ -311,6 +317,8 @@ def _estimated(found: Estimate, source: str) -> tuple[ByteRange, Basis, str, str
     return found.size, "estimated", source, found.why
 
 
+_CARDS_DIFFER = 0.002
+"""Share by which the memory of cards of one name differs: 79.10 to 79.25 GiB of H100, 39.38 to 39.49 of A100."""
 _PROFILED_ENCODERS = (0, 9, 0)
 """Releases before this profile as many images as --limit-mm-per-prompt allows, whatever a step may have."""
 
