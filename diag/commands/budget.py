@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from diag.commands import sizing
 from diag.commands.sizing import SizingOptions, is_server, model_label, traffic
 from diag.core.errors import BadUsage
-from diag.core.files import exists
+from diag.core.files import exists, expanded
 from diag.core.formatting import GIB, gibibytes, printable
 from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.gpu_sizing import Budget, render_budget, render_budget_json
@@ -19,7 +19,7 @@ from diag.vllm.deployments import offers
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
-from diag.vllm.memory.model import Model, is_folder, load
+from diag.vllm.memory.model import Model, is_folder, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
 from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
@@ -41,6 +41,7 @@ class BudgetOptions:
     log: str = ""
     version: str = ""
     sizing: SizingOptions | None = None
+    config: str = ""
 
 
 def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
@@ -55,7 +56,7 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     version = options.version or (had.version.partition("+")[0] if had else "")
     started = _read_command(had.launch if had else options.target, version)
     compared = replace(compared, version=version, traffic=had)
-    return sizing.run(_read_model(started, version), started, compared, as_json)
+    return sizing.run(_read_model(started, version, options.config), started, compared, as_json)
 
 
 def estimate(options: BudgetOptions) -> Budget:
@@ -73,7 +74,7 @@ def estimate(options: BudgetOptions) -> Budget:
 def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     version = options.version or logged.version
     started = _read_command(options.target, version)
-    model = _read_model(started, version)
+    model = _read_model(started, version, options.config)
     gpu = _choose_gpu(options, logged, CPU_SPACE in started.environment)
     planned = setup(started, model, gpu, version)
     if "free" in logged.sizes:
@@ -122,8 +123,10 @@ def _read_command(target: str, version: str) -> Command:
     return started
 
 
-def _read_model(started: Command, version: str) -> Model:
-    """Read the model of a command; BadUsage if the command is for another host, which has the model's folder."""
+def _read_model(started: Command, version: str, config: str) -> Model:
+    """Read the model of a command, of --config if it is given; BadUsage if another host has the model's folder."""
+    if config:
+        return read(expanded(config) if is_folder(config) else expanded(config).parent, started.model, version)
     if started.elsewhere and is_folder(started.model):
         raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
     return load(started.model, started.environment, started.get("--revision") or "", version or versions()[-1])

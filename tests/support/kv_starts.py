@@ -2,7 +2,7 @@
 
 A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
 were found after the fit are a third set. The second set was gathered later, and half of it kept aside before the second
-fit: those with an even SHA-256.
+fit: those with an even SHA-256; so was the third set before the third fit.
 """
 
 import csv
@@ -79,6 +79,13 @@ class Start(NamedTuple):
         is_size_known = self.row["gpu_memory_gib"] or self.row["gpu"] not in _SEVERAL_SIZES
         is_share_known = bool(self.row["gpu_memory_utilization"])
         return "release, GPU and share named" if is_size_known and is_share_known else "share or size not named"
+
+    @property
+    def kind(self) -> str:
+        """Return the class of the model: dense, MoE or hybrid, with vision or without."""
+        has_states = any(mixer.kind == "state" for layer in self.model.stack for mixer in layer.mixers)
+        name = "hybrid" if has_states else "MoE" if self.model.experts else "dense"
+        return f"{name}, vision" if self.model.encoders and not self.setup.text_only else name
 
     @property
     def label(self) -> str:

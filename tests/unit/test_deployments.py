@@ -3,9 +3,10 @@
 import json
 import random
 import re
+import shlex
 
 import pytest
-from support.paths import MODELS
+from support.paths import MODELS, ROOT
 from support.sampling import some
 
 from diag.commands.budget import BudgetOptions, estimate, run
@@ -98,3 +99,17 @@ def test_wide_expert_parallelism_is_sized() -> None:
 def test_a_default_max_num_seqs_that_vllm_refuses_is_in_the_launch() -> None:
     page, said = sized("vllm serve Qwen/Qwen3.5-27B", "h100", "4k", 20)
     assert "--max-num-seqs" in str(said["launch"]) and page.startswith("1 x h100")
+
+
+FENCE = re.compile(r"```console\n\$ diag budget (.*?)\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_the_questions_of_the_page_have_these_answers(at: int) -> None:
+    command, answer = FENCE.findall((ROOT / "docs" / "sizing.md").read_text(encoding="utf-8"))[at]
+    target, *flags = shlex.split(command)
+    given = dict(zip(flags[flags[0] == "--all-gpus" :: 2], flags[1 + (flags[0] == "--all-gpus") :: 2], strict=True))
+    concurrency = int(given["--concurrency"]) if "--concurrency" in given else None
+    several = SizingOptions("--all-gpus" in flags, given.get("--gpu", ""), given.get("--context", ""), concurrency)
+    page, _ = run(BudgetOptions(target, given.get("--gpu", ""), version=given["--vllm-version"], sizing=several))
+    assert [part.strip("\n") in page for part in answer.split("...\n")] == [True] * (1 + answer.count("...\n"))

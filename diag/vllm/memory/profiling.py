@@ -125,8 +125,8 @@ def activations(model: Model, setup: Setup) -> Estimate:
     """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, then sampling.
 
     The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step. If
-    compiling takes more, that is the likely peak: the first start on a host finds no compiled model. At most the
-    encoders' memory is still held when the step has its peak: 20.4 GiB for Gemma 3 27B in steps of 16,384 tokens.
+    compiling takes more, that is the likely peak: the first start on a host finds no compiled model. In large steps the
+    encoders' memory may still be held when the step has its peak.
     """
     number = 4 if setup.float32 else 2
     samples = not setup.pooling and has_head(model)
@@ -138,14 +138,16 @@ def activations(model: Model, setup: Setup) -> Estimate:
     encoder = encoder_peak(model, setup)
     least, most = _EXPERTS_ERROR if model.experts else _FORWARD_ERROR
     usual, compiled = max(forward, states + likely * logits + rows, encoder.central), _compiled(model, setup)
+    largest = max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR)
+    is_large = setup.batched_tokens >= _LARGE_STEP
     peak = ByteRange(
         round(max(forward * least, states + low * logits, encoder.low)),
-        round(max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR) + encoder.high),
+        round(largest + encoder.high if is_large else max(largest, encoder.high)),
         round(max(usual, compiled)),
     )
     if compiled > usual:
         why = "a start that finds the model in torch.compile's cache needs less than one that compiles it"
-    elif 2 * encoder.high >= peak.high:
+    elif (2 if is_large else 1) * encoder.high >= peak.high:
         why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
         if _has_long_video(model, setup):
             why = f"vLLM {setup.version} profiles a video of {_LONG_VIDEO:,} tokens unless the launch allows no video"
@@ -157,6 +159,9 @@ def activations(model: Model, setup: Setup) -> Estimate:
 _LARGEST_ITEM = 16_384
 """Tokens of the largest image in models of any resolution: max_pixels of Qwen's preprocessors, 28 x 28 or 32 x 32."""
 _ENCODER_ERROR = 0.5, 2.2
+_LARGE_STEP = 16_384
+"""Tokens of a step from which the peaks of encoders and of the step may add up: 20.4 GiB were gone for Gemma 3 27B in
+steps of 16,384 (vLLM 0.11.2, B200); in smaller steps no log needs the sum."""
 _LONG_VIDEO, _LONG_VIDEO_END, _WITH_LONG_VIDEO = 153_600, (0, 11, 1), frozenset({"qwen3vl", "qwen3vlmoe"})
 """Tokens of the video with which releases before that profile these models, unless the launch allows no video: about 10
 GB for Qwen3-VL 8B (https://github.com/vllm-project/vllm/issues/27992), 4 GiB on each of four GPUs for the 30B."""
