@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
@@ -129,24 +128,16 @@ def deployment(
 
 
 class Change(NamedTuple):
-    """A change of a launch: its name, the flags to add, if another checkpoint is needed, and the model then."""
+    """A change of a launch: its name, the flags to add, the settings, the model then, if other files are needed."""
 
     name: str
     flags: str
-    checkpoint: bool
+    fields: Mapping[str, Any]
     model: Model
-    apply: Callable[[Setup], Setup]
+    checkpoint: bool = False
 
     def labels(self) -> dict[str, Any]:
         return {"change": self.name, "flags": self.flags, "checkpoint": self.checkpoint}
-
-
-def _with(**fields: Any) -> Callable[[Setup], Setup]:
-    return partial(_replaced, fields=fields)
-
-
-def _replaced(setup: Setup, fields: Mapping[str, Any]) -> Setup:
-    return replace(setup, **fields)
 
 
 def changes(model: Model, setup: Setup) -> Iterator[Change]:
@@ -155,15 +146,15 @@ def changes(model: Model, setup: Setup) -> Iterator[Change]:
     has_fp8_cache = NUMBER_BYTES.get(setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, setup)
     has_fp8_weights = is_plain and setup.capability >= _FP8
     if has_fp8_cache:
-        yield Change("FP8 KV cache", FP8_CACHE, False, model, _with(kv_dtype="fp8"))
+        yield Change("FP8 KV cache", FP8_CACHE, {"kv_dtype": "fp8"}, model)
     if has_fp8_weights:
-        yield Change("FP8 weights", FP8_WEIGHTS, False, model, _with(quantization="fp8"))
+        yield Change("FP8 weights", FP8_WEIGHTS, {"quantization": "fp8"}, model)
     if has_fp8_cache and has_fp8_weights:
-        both = _with(quantization="fp8", kv_dtype="fp8")
-        yield Change("FP8 weights and KV cache", f"{FP8_WEIGHTS} {FP8_CACHE}", False, model, both)
+        both = {"quantization": "fp8", "kv_dtype": "fp8"}
+        yield Change("FP8 weights and KV cache", f"{FP8_WEIGHTS} {FP8_CACHE}", both, model)
     for name, (capability, settings) in CHECKPOINTS.items():
         if is_plain and setup.capability >= capability:
-            yield Change(name, "", True, replace(model, quantization=settings), _with())
+            yield Change(name, "", {}, replace(model, quantization=settings), True)
 
 
 def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]:
@@ -181,7 +172,7 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
     def tried(change: Change, tensors: Iterable[int]) -> Deployment | None:
         for tensor in tensors:
             with suppress(BadUsage):
-                changed = change.apply(replace(setup, tensor=tensor))
+                changed = replace(setup, tensor=tensor, **change.fields)
                 check(change.model, changed)
                 found = _shifted(sized(change.model, changed), shift)
                 if found.verdict == "fits" and held(found):
@@ -195,12 +186,12 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
     made = [tried(kind, (setup.tensor,) if kind.flags == FP8_CACHE else fewer) for kind in kinds]
     shorter = rounded(setup.length // _SHORTER, setup.length)
     if shorter >= _LEAST:
-        apply = _with(length=shorter, auto_length=False)
-        half = Change("half the context", f"--max-model-len {shorter}", False, model, apply)
+        fields = {"length": shorter, "auto_length": False}
+        half = Change("half the context", f"--max-model-len {shorter}", fields, model)
         made.append(tried(half, (setup.tensor,)))
     found = sorted(filter(None, made), key=lambda one: -one.tokens_per_gpu)
     first = [deployment(model, page, gpu, None)] if page.verdict == "fits" and held(page) else []
-    more = tried(Change("more GPUs", "", False, model, _with()), (one for one in TENSORS if one > setup.tensor))
+    more = tried(Change("more GPUs", "", {}, model), (one for one in TENSORS if one > setup.tensor))
     if first and (not more or more.requests * first[0].gpus < first[0].requests * more.gpus):
         more = deployment(model, page, gpu, None, 2, change="more GPUs", flags="a second replica")
     return [*first, *found, *filter(None, (more,))] if found or more else []
@@ -235,12 +226,12 @@ def layouts(
     With a load the counts are those at which a layout holds it. More GPUs never hold fewer requests. Without a layout
     that fits, the setups are returned as they are.
     """
-    kind = change or Change(NOW, "", False, model, _with())
+    kind = change or Change(NOW, "", {}, model)
     engines = []
     for setup in setups:
         with suppress(BadUsage):
             check(kind.model, setup)
-            found = sized(kind.model, kind.apply(setup))
+            found = sized(kind.model, replace(setup, **kind.fields))
             labels = kind.labels() | {"flags": " ".join(filter(None, (kind.flags, _sequences(found, setup))))}
             engines.append(deployment(kind.model, found, gpu, concurrency, **labels))
     able = [one for one in engines if one.requests]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.models import changed
+from support.paths import ROOT
 from support.sampling import some
 
 from diag.commands.budget import BudgetOptions, estimate
@@ -115,3 +116,8 @@ def test_formats_with_other_modules_in_16_bits_are_a_doubt() -> None:
     found = estimate(BudgetOptions("vllm serve someone/Qwen3-8B-NVFP4", "b200", version="0.32.0"))
     assert found.ledger.verdict == "cannot tell"
     assert any("NVFP4 stay in 16 bits" in reason for reason in found.ledger.reasons)
+
+
+def test_the_page_states_the_number_of_shapes() -> None:
+    for page in ("docs/sizing.md", "CHANGELOG.md"):
+        assert f"the shapes of {len(repositories())} repositories" in (ROOT / page).read_text(encoding="utf-8")
