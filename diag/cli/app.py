@@ -720,6 +720,10 @@ def budget(
     log: Annotated[
         str, evidence_option("--log", metavar="FILE", help="Log of a start of this server, to use its measured sizes.")
     ] = "",
+    config: Annotated[
+        str,
+        vllm_option("--config", metavar="FILE", help="The model's config.json.  [default: this host's, or its name's]"),
+    ] = "",
     all_gpus: Annotated[
         bool, sizing_option("--all-gpus", help="Compare all supported GPUs, with 1, 2, 4 and 8 of each.")
     ] = False,
@@ -746,7 +750,7 @@ def budget(
     from diag.commands.sizing import SizingOptions
 
     sizing = SizingOptions(all_gpus, gpu, context, concurrency, price or (), utilisation, vllm_version)
-    text, status = run(BudgetOptions(target, gpu, gpu_memory, log, vllm_version, sizing), as_json)
+    text, status = run(BudgetOptions(target, gpu, gpu_memory, log, vllm_version, sizing, config), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

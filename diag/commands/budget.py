@@ -8,22 +8,21 @@ from dataclasses import dataclass, replace
 from diag.commands import sizing
 from diag.commands.sizing import SizingOptions, is_server, model_label, traffic
 from diag.core.errors import BadUsage
-from diag.core.files import exists
+from diag.core.files import exists, expanded
 from diag.core.formatting import GIB, gibibytes, printable
 from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.gpu_sizing import Budget, render_budget, render_budget_json
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
+from diag.vllm.deployments import offers
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
-from diag.vllm.memory.model import Model, find, is_folder
-from diag.vllm.memory.model import read as read_model
+from diag.vllm.memory.model import Model, is_folder, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
 from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.offers import offers
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 ALIKE = 0.03
@@ -42,6 +41,7 @@ class BudgetOptions:
     log: str = ""
     version: str = ""
     sizing: SizingOptions | None = None
+    config: str = ""
 
 
 def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
@@ -56,7 +56,7 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     version = options.version or (had.version.partition("+")[0] if had else "")
     started = _read_command(had.launch if had else options.target, version)
     compared = replace(compared, version=version, traffic=had)
-    return sizing.run(_read_model(started, version), started, compared, as_json)
+    return sizing.run(_read_model(started, version, options.config), started, compared, as_json)
 
 
 def estimate(options: BudgetOptions) -> Budget:
@@ -74,7 +74,7 @@ def estimate(options: BudgetOptions) -> Budget:
 def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     version = options.version or logged.version
     started = _read_command(options.target, version)
-    model = _read_model(started, version)
+    model = _read_model(started, version, options.config)
     gpu = _choose_gpu(options, logged, CPU_SPACE in started.environment)
     planned = setup(started, model, gpu, version)
     if "free" in logged.sizes:
@@ -85,7 +85,8 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         found = over_releases(found, started, gpu)
     changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
 
-    notes = [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
+    notes = [model.facts] if model.facts else []
+    notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
     if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
         notes.append(
             f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {', '.join(others)}"
@@ -108,7 +109,7 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         suggestions=tuple((change.flag, change.value) for change in changes),
         longest=safe_length(found),
         sequences=safe_sequences(found),
-        offers=tuple(offers(model, planned, gpus.find(gpu.name))),
+        offers=tuple(offers(model, found, gpus.find(gpu.name))),
     )
 
 
@@ -122,12 +123,13 @@ def _read_command(target: str, version: str) -> Command:
     return started
 
 
-def _read_model(started: Command, version: str) -> Model:
-    """Read the model of a command; BadUsage if the command is for another host, which has the model's folder."""
+def _read_model(started: Command, version: str, config: str) -> Model:
+    """Read the model of a command, of --config if it is given; BadUsage if another host has the model's folder."""
+    if config:
+        return read(expanded(config) if is_folder(config) else expanded(config).parent, started.model, version)
     if started.elsewhere and is_folder(started.model):
         raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
-    folder = find(started.model, started.environment, started.get("--revision") or "")
-    return read_model(folder, started.model, version or versions()[-1])
+    return load(started.model, started.environment, started.get("--revision") or "", version or versions()[-1])
 
 
 def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:

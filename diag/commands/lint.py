@@ -500,7 +500,7 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
     try:
         if is_without_config(expanded(name)):
             return name, None, []
-        shape = model.read(model.find(name, command.environment, command.get("--revision") or ""), name, version)
+        shape = model.load(name, command.environment, command.get("--revision") or "", version)
     except (BadUsage, OSError, ValueError) as error:
         return "", None, [f"{limits}{error}"]
     if not (shape.longest and shape.heads):
@@ -544,7 +544,7 @@ def _read_draft(command: Command, version: str) -> Model | None:
     if not name or (command.elsewhere and (name.startswith(("/", "~", ".")) or model.is_folder(name))):
         return None
     with suppress(BadUsage, OSError, ValueError):
-        return model.read(model.find(name, command.environment), name, version)
+        return model.load(name, command.environment, version=version)
     return None
 
 

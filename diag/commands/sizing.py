@@ -17,15 +17,18 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import printable
 from diag.report.gpu_sizing import render_sizing, render_sizing_json
 from diag.sources.observation import Observation
+from diag.vllm import work
+from diag.vllm.choices import answer, choices
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
+from diag.vllm.command.shell import written
+from diag.vllm.command.shown import masked
+from diag.vllm.deployments import TENSORS, Deployment, Sizing, changes, chosen, layouts
 from diag.vllm.flags.registry import versions
 from diag.vllm.gpus import GpuModel, gpus
 from diag.vllm.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
-from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, invalid, setup, size
-from diag.vllm.offers import Sizing, offers
-from diag.vllm.roofline import SizedReplica, choices, chosen, configurations
+from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, setup, size
 
 _MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
 _RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"
@@ -74,7 +77,6 @@ def _last_value(seen: Observation, expression: str) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-TENSORS = (1, 2, 4, 8)
 _PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
@@ -108,13 +110,13 @@ class SizingOptions:
 def run(model: Model, started: Command, options: SizingOptions, as_json: bool) -> tuple[str, int]:
     """Return the text to print, and the exit status: 0 if a GPU fits, 2 if none does, 3 if that is unknown."""
     sizing = size_up(model, started, options)
-    verdicts = {one.ledger.verdict for one in sizing.configurations}
+    verdicts = {one.ledger.verdict for one in sizing.rows}
     status = 0 if "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
     return (render_sizing_json if as_json else render_sizing)(sizing), status
 
 
 def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
-    """Return all configurations; BadUsage for a model or a GPU that is not in the data.
+    """Return all deployments on one page; BadUsage for a model or a GPU that is not in the data.
 
     Without --context and --concurrency, tokens of a request and concurrency are those of the measured traffic.
     """
@@ -125,34 +127,52 @@ def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
     kinds = tuple(gpus().values()) if options.all_gpus else (gpu_named(options.gpu),)
     if model.family is None or model.unknown:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
-    for flag in ("--pipeline-parallel-size", "--data-parallel-size"):
-        if started.get(flag) not in (None, "1"):
-            raise BadUsage(f"the ceilings are those of one replica on one host: leave {flag} out")
     # a command for a CPU becomes one for a GPU
     environment = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
     started = started._replace(environment=environment)
 
-    def set_up(gpu: GpuModel) -> Setup:
+    def set_up(gpu: GpuModel) -> list[Setup]:
         planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
-        return replace(planned, length=length or planned.length, auto_length=False)
+        planned = replace(planned, length=length or planned.length, auto_length=False)
+        is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
+        return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in TENSORS]
 
-    first = set_up(kinds[0])
-    tensors = (first.tensor,) if started.get("--tensor-parallel-size") else TENSORS
-    found: tuple[SizedReplica, ...] = tuple(configurations(model, set_up, kinds, tensors, concurrency))
-    best = chosen(found, concurrency, prices)
-    larger = offers(model, best.setup, best.gpu, concurrency, prices.get(best.gpu.name)) if best else []
+    first = set_up(kinds[0])[0]
+    check(model, first)
+    work.check(model, first)
+    of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency) for gpu in kinds}
+    best = chosen((one for found in of_kind.values() for one in found), concurrency, prices)
+    kind = best.gpu if best and best.gpu else kinds[0] if len(kinds) == 1 else None
+    changed = []
+    if kind:
+        for change in changes(model, set_up(kind)[0]):
+            found = layouts(model, set_up(kind), kind, concurrency, change)
+            changed += [one for one in found if one.requests][:1]
+    plain = [one for found in of_kind.values() for one in (found if len(kinds) == 1 else found[:1])]
+    best = chosen((*plain, *changed), concurrency, prices)
     return Sizing(
         model=model_label(model),
         version=version,
         context=first.length,
         concurrency=concurrency,
-        configurations=found,
+        rows=(*plain, *changed),
+        best=best,
+        answer=answer((*plain, *changed), best, concurrency, prices),
+        launch=_launch(model, started, best, length) if best else "",
         prices=prices,
         utilisation=_parse_utilisation(options.utilisation),
         measured=had.output_rate if had else None,
-        choices=tuple(choices(model, found, concurrency, prices)),
-        offers=tuple(larger),
+        choices=tuple(choices(model, best, concurrency)),
+        notes=(model.facts,) if model.facts else (),
     )
+
+
+def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
+    """Return the command of one replica of a deployment, as a line to paste."""
+    tensor = [] if started.get("--tensor-parallel-size") else ["--tensor-parallel-size", str(best.setup.tensor)]
+    context = ["--max-model-len", str(length)] if length and length <= model.longest else []
+    is_one = best.setup.tensor == 1
+    return " ".join([written(masked(started)), *([] if is_one else tensor), *context, *best.flags.split()])
 
 
 def model_label(model: Model) -> str:

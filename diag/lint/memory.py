@@ -10,7 +10,7 @@ from diag.lint.removed import V1
 from diag.lint.rule import Example, HostGpu, LintTarget, Match, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
-from diag.vllm.memory.ledger import Ledger, ledger
+from diag.vllm.memory.ledger import Ledger, ledger, state_blocks_needed
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.offloading import connector_bytes
 
@@ -132,7 +132,34 @@ def offloading_above_the_host(target: LintTarget) -> Iterator[Match]:
         )
 
 
+@rule(
+    "error",
+    "--max-num-seqs above the blocks for the states of a hybrid model",
+    "A model with Mamba or linear-attention layers, CUDA graphs of whole decoding steps, and a --max-num-seqs (given or"
+    " the release's default) above the KV blocks that the GPU certainly has at most, since vLLM 0.19.0.",
+    "vLLM refuses to start after it has loaded the weights: each running request needs a block for its state",
+    "Set --max-num-seqs to the blocks that the KV cache certainly has",
+    Example(
+        "vllm serve ./hybrid --max-model-len 8k --max-num-seqs 1024",
+        requires="./hybrid is Qwen3.5 27B and the GPU is an H100",
+        leaves="vllm serve ./hybrid --max-model-len 8k --max-num-seqs 128",
+    ),
+)
+def state_blocks_below_max_num_seqs(target: LintTarget) -> Iterator[Match]:
+    found = memory_ledger(target)
+    if not found or not found.blocks or found.blocks.high >= state_blocks_needed(found.model, found.setup):
+        return
+    low, high, wanted = found.blocks.low, found.blocks.high, found.setup.sequences
+    given = "" if target.has("--max-num-seqs") else ", the default,"
+    yield Match(
+        f"--max-num-seqs {wanted}{given} is above the {f'{low:,} to {high:,}' if low < high else f'{low:,}'} KV blocks,"
+        " and each running request needs one for its state",
+        fix=f"Set --max-num-seqs to {low}" if low > 0 else "Use a larger GPU, or more of them",
+    )
+
+
 RULES = (
     gpu_memory_given_away,
+    state_blocks_below_max_num_seqs,
     offloading_above_the_host,
 )

@@ -8,9 +8,9 @@ from diag.core.formatting import gibibytes, plural, quantity
 from diag.lint.conflicts import Conflict, conflict_rule, is_more
 from diag.lint.memory import memory_setup
 from diag.lint.rule import Example, LintTarget, Match, number, rule
+from diag.vllm.deployments import deployment
 from diag.vllm.gpus import find
 from diag.vllm.memory.ledger import BUDGET, WEIGHTS, ledger
-from diag.vllm.roofline import configuration
 
 _TP, _PP, _DP = (f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "data"))
 _CONTEXT = "--prefill-context-parallel-size"
@@ -263,7 +263,7 @@ def tensor_parallel_of_a_small_model(target: LintTarget) -> Iterator[Match]:
     gpu = find(target.used_gpus()[0].name)
     try:
         single = ledger(shape, replace(planned, tensor=1))
-        reached = configuration(shape, planned, gpu, None) if gpu else None
+        reached = deployment(shape, ledger(shape, planned), gpu, None) if gpu else None
     except BadUsage:
         return
     sizes = {row.name: row.size for row in single.rows}

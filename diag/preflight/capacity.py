@@ -16,8 +16,8 @@ from diag.vllm.memory.ledger import KV_CACHE
     "memory",
     "Weights, activations and KV cache fit the GPU",
     reads="the launch, the model's config.json and the GPU: the estimate of diag budget",
-    why="vLLM exits if one request of the longest context does not fit",
-    source="docs/budget.md",
+    why="vLLM exits if one request of the longest context, or the states of --max-num-seqs requests, do not fit",
+    source="docs/sizing.md",
 )
 def memory_estimate(facts: PreflightFacts) -> Iterator[Outcome]:
     if facts.running:

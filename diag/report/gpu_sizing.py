@@ -1,26 +1,23 @@
 """`diag budget` in print: the GPU memory estimate of one server, or several GPUs beside each other.
 
-Each has plain text of at most 100 columns and JSON: schemas "diag.budget/2" and "diag.sizing/1" (diag.*.schema.json).
+Each has plain text of at most 100 columns and JSON: schemas "diag.budget/2" and "diag.sizing/2" (diag.*.schema.json).
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 from diag import __version__
 from diag.core.formatting import GIB, gibibytes, plural, quantity
 from diag.report.layout import paragraph, table
+from diag.vllm.deployments import Deployment, Sizing
 from diag.vllm.memory.ledger import Ledger
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.offers import LaunchChange, Sizing
 from diag.vllm.roofline import REACHED, Ceiling
 
 BUDGET_SCHEMA = "diag.budget/2"
-SIZING_SCHEMA = "diag.sizing/1"
-_RIGHT = (1, 3, 4, 5, 6, 8, 9)
-"""Columns of the table of GPUs that are aligned at the right."""
+SIZING_SCHEMA = "diag.sizing/2"
 WIDE = 0.2
 """A range that is wider than this share of the estimate is explained: the estimate is off by 10 % at its ends."""
 _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
@@ -43,7 +40,7 @@ class Budget:
     suggestions: tuple[tuple[str, str], ...] = ()
     longest: int | None = None
     sequences: int | None = None
-    offers: tuple[LaunchChange, ...] = ()
+    offers: tuple[Deployment, ...] = ()
 
 
 # -- the memory of one server -----------------------------------------------------------------------------------------
@@ -149,31 +146,30 @@ def _rounded(size: int) -> int:
     return round(size / unit) * unit
 
 
-def _offer_lines(offers: Sequence[LaunchChange]) -> list[str]:
+def _offer_lines(offers: Sequence[Deployment]) -> list[str]:
     """Lay out the larger changes, those with the most KV cache for a GPU first."""
     if not offers:
         return []
-    head = ["change", "GPUs", "KV tokens", "requests", "output/s"] + ["$/M"] * any(offer.cost for offer in offers)
+    head = ["change", "GPUs", "KV tokens", "requests", "output/s"]
     rows = []
     for offer in offers:
         tokens = offer.ledger.tokens
         cells = [
             offer.change,
             str(offer.gpus),
-            f"{_rounded(tokens.central):,}" if tokens else "",
+            f"{_rounded(tokens.central * offer.replicas):,}" if tokens else "",
             f"{offer.requests:,}",
             f"{offer.output_rate:,.0f}" if offer.output_rate else "",
-            f"{offer.cost:.2f}" if offer.cost else "",
         ]
-        rows.append((*cells[: len(head)], "another checkpoint" if offer.checkpoint else offer.flags))
-    return [
-        "",
-        "  What changes most, for each replica:",
-        *table([(*head, "how"), *rows], right=(1, 2, 3, 4, 5)[: len(head) - 1]),
-    ]
+        rows.append((*cells, _how(offer)))
+    return ["", "  What changes most:", *table([(*head, "how"), *rows], right=(1, 2, 3, 4))]
 
 
-def _offer_document(offer: LaunchChange) -> dict[str, Any]:
+def _how(one: Deployment) -> str:
+    return " ".join(filter(None, ("another checkpoint" if one.checkpoint else "", one.flags)))
+
+
+def _offer_document(offer: Deployment) -> dict[str, Any]:
     return {
         "change": offer.change,
         "flags": offer.flags,
@@ -183,8 +179,8 @@ def _offer_document(offer: LaunchChange) -> dict[str, Any]:
         "kv_cache_tokens": _pair(offer.ledger.tokens),
         "kv_cache_tokens_estimate": offer.ledger.tokens.central if offer.ledger.tokens else None,
         "requests": offer.requests,
-        "output_tokens_per_second": offer.output_rate,
-        "dollars_per_million_output_tokens": offer.cost,
+        "output_tokens_per_second": offer.output_rate or None,
+        "dollars_per_million_output_tokens": None,
     }
 
 
@@ -238,64 +234,75 @@ def _pair(size: ByteRange | None) -> list[int] | None:
 
 
 def render_sizing(sizing: Sizing) -> str:
-    """Render the table of GPUs as plain text, with a legend and the sentences about the choices."""
+    """Render the answer, the launch to copy, one table for one load, and the sentences about the choice."""
+    lines = [*paragraph(f"{sizing.answer}."), *_command_lines(sizing.launch)]
     requests = plural(sizing.concurrency, "request") if sizing.concurrency else "as many requests as each holds"
-    lines = paragraph(f"{sizing.model}, vLLM {sizing.version}: ceilings for {requests} of {sizing.context:,} tokens")
-    lines += ["", *_sizing_table(sizing), ""]
+    lines += ["", *paragraph(f"{sizing.model}, vLLM {sizing.version}: {requests} of {sizing.context:,} tokens", "  ")]
+    lines += [*_sizing_table(sizing), ""]
 
     low, high = (quantity(bound, "share") for bound in REACHED)
     legend = [
+        *sizing.notes,
         "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
-        f" {low} to {high} of them"
+        f" {low} to {high} of them",
     ]
     if sizing.measured:
         legend.append(f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling")
     if sizing.prices:
         legend.append("$/M: dollars for a million output tokens at the ceiling; prompts are not in it")
-    if sizing.concurrency:
-        legend.append("sizes above the first that holds all requests are in --json only")
-    for sentence in (*legend, *sizing.choices):
+    for sentence in (*sizing.choices, *legend):
         lines += paragraph(sentence, "  - ", "    ")
-    lines += _offer_lines(sizing.offers)
     return "\n".join(lines) + "\n"
 
 
+_MOST_COLUMNS = 94
+
+
+def _command_lines(command: str) -> list[str]:
+    """Lay out a command as lines to paste, each but the last one with a backslash at its end."""
+    lines, line = list[str](), ""
+    for word in command.split():
+        if line and len(line) + len(word) > _MOST_COLUMNS and word.startswith("-"):
+            lines, line = [*lines, f"{line} \\"], "   "
+        line = f"{line} {word}" if line else word
+    return [f"  {text}" for text in ([*lines, line] if line else [])]
+
+
 def _sizing_table(sizing: Sizing) -> list[str]:
-    """Lay out a row for each GPU and size, up to the first size that certainly holds all requests."""
-    head = ["GPU", "TP", "fits", "KV tokens", "requests", "output/s", "prompt/s", "bound by"]
+    """Lay out a row for each deployment: what it holds, and its ceilings for the load."""
     at = f"at {quantity(sizing.utilisation, 'share')}" if sizing.utilisation else "at load" if sizing.measured else ""
+    head = ["GPUs", "layout", "fits", "requests", "output/s", "prompt/s", "bound by"]
     head += ["load"] * bool(sizing.measured) + ([column for column in ("$/M", at) if column] if sizing.prices else [])
+    has_changes = any(one.flags or one.checkpoint for one in sizing.rows)
     rows = []
-    for _, replicas in groupby(sizing.configurations, lambda replica: replica.gpu.name):
-        for replica in replicas:
-            tokens, decode, prefill = replica.ledger.tokens, replica.decode, replica.prefill
-            cells = [
-                replica.gpu.name,
-                str(replica.setup.tensor),
-                _FITS[replica.ledger.verdict],
-                f"{tokens.low:,}" if tokens else "",
-                f"{replica.requests:,}",
-                f"{decode.tokens_per_second:,.0f}" if decode else "",
-                f"{prefill.tokens_per_second:,.0f}" if prefill else "",
-                decode.binds if decode else "",
-            ]
-            if sizing.measured:
-                load = sizing.load(replica)
-                cells.append(quantity(load, "share") if load else "")
-            if sizing.prices:
-                cells += ["" if cost is None else f"{cost:.2f}" for cost in sizing.costs(replica, decode)]
-            rows.append(cells[: len(head)])
-            if replica.ledger.verdict == "fits" and sizing.concurrency and replica.requests >= sizing.concurrency:
-                break
-    return table([head, *rows], right=_RIGHT) if rows else []
+    for one in sizing.rows:
+        cells = [
+            one.name,
+            one.layout,
+            _FITS[one.ledger.verdict],
+            f"{one.requests:,}",
+            f"{one.decode.tokens_per_second:,.0f}" if one.decode else "",
+            f"{one.prefill.tokens_per_second:,.0f}" if one.prefill else "",
+            one.decode.binds if one.decode else "",
+        ]
+        if sizing.measured:
+            load = sizing.load(one)
+            cells.append(quantity(load, "share") if load else "")
+        if sizing.prices:
+            cells += ["" if cost is None else f"{cost:.2f}" for cost in sizing.costs(one, one.decode)]
+        rows.append([*cells[: len(head)], *([_how(one)] if has_changes else [])])
+    return table([[*head, *["how"] * has_changes], *rows], right=(3, 4, 5, 7, 8, 9)) if rows else []
 
 
 def render_sizing_json(sizing: Sizing) -> str:
-    """Render the comparison as JSON, with every size of every GPU."""
+    """Render the comparison as JSON: the rows of the page."""
     document = {
         "schema": SIZING_SCHEMA,
         "diag": __version__,
+        "answer": sizing.answer,
+        "launch": sizing.launch or None,
         "model": sizing.model,
+        "notes": list(sizing.notes),
         "vllm": sizing.version,
         "context": sizing.context,
         "concurrency": sizing.concurrency,
@@ -304,21 +311,25 @@ def render_sizing_json(sizing: Sizing) -> str:
         "reached": list(REACHED),
         "configurations": [
             {
-                "gpu": replica.gpu.name,
-                "tensor_parallel_size": replica.setup.tensor,
-                "verdict": replica.ledger.verdict,
-                "reasons": list(replica.ledger.reasons),
-                "kv_cache_tokens": _pair(replica.ledger.tokens),
-                "kv_cache_tokens_estimate": replica.ledger.tokens.central if replica.ledger.tokens else None,
-                "requests": replica.requests,
-                "batch": replica.batch,
-                "decode": _ceiling_document(replica.decode, sizing.costs(replica, replica.decode)),
-                "prefill": _ceiling_document(replica.prefill, sizing.costs(replica, replica.prefill)),
+                "gpu": one.gpu.name if one.gpu else "",
+                "gpus": one.gpus,
+                "replicas": one.replicas,
+                "tensor_parallel_size": one.setup.tensor,
+                "change": one.change,
+                "flags": one.flags,
+                "needs_checkpoint": one.checkpoint,
+                "verdict": one.ledger.verdict,
+                "reasons": list(one.ledger.reasons),
+                "kv_cache_tokens": _pair(one.ledger.tokens),
+                "kv_cache_tokens_estimate": one.ledger.tokens.central if one.ledger.tokens else None,
+                "requests": one.requests,
+                "batch": one.batch,
+                "decode": _ceiling_document(one.decode, sizing.costs(one, one.decode)),
+                "prefill": _ceiling_document(one.prefill, sizing.costs(one, one.prefill)),
             }
-            for replica in sizing.configurations
+            for one in sizing.rows
         ],
         "choices": list(sizing.choices),
-        "offers": [_offer_document(offer) for offer in sizing.offers],
     }
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 

@@ -9,15 +9,22 @@ from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 
-_ALIASES = {"a100": "a100-80", "v100": "v100-16", "3090": "rtx3090", "4090": "rtx4090", "5090": "rtx5090"}
+_ALIASES = {
+    "dgx-spark": "gb10",
+    "spark": "gb10",
+    "agx-thor": "thor",
+    "jetson-thor": "thor",
+    "a100": "a100-80",
+    "v100": "v100-16",
+    "3090": "rtx3090",
+    "4090": "rtx4090",
+    "5090": "rtx5090",
+}
 _WITHOUT_SHEET: Mapping[str, tuple[float, float]] = {
     "h20": (9.0, 95.1),
     "h800": (9.0, 79.1),
     "a800": (8.0, 79.14),
     "l20": (8.9, 44.5),
-    "b300": (10.3, 267.69),
-    "gb10": (12.1, 120.6),
-    "thor": (11.0, 122.8),
     "a30": (8.0, 23.5),
     "a5000": (8.6, 23.67),
     "a4000": (8.6, 15.73),
@@ -31,13 +38,8 @@ _WITHOUT_SHEET: Mapping[str, tuple[float, float]] = {
     "mi50": (0.0, 15.98),
     "mi210": (0.0, 63.98),
     "mi250x": (0.0, 63.98),
-    "mi350x": (0.0, 287.98),
-    "mi355x": (0.0, 287.98),
 }
-"""GPUs whose ceilings are not computed: CUDA's compute capability, 0 for AMD, and GiB as processes report the total.
-
-GB10 shares the memory with the host, which keeps a part of its own: logs have 119.63 to 121.69.
-"""
+"""GPUs whose ceilings are not computed: CUDA's compute capability, 0 for AMD, and GiB as processes report the total."""
 _BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce", "radeon")
 
 

@@ -27,11 +27,11 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
   GiB on one GPU                computed    log  difference  source
   budget                           72.91                     92 % of 79.25 GiB
   weights                          14.99  14.99        none  the shape in config.json
-  activations        1.00 (0.80 to 1.77)                     a step of 8,192 tokens, logits of 1,024
+  activations        1.04 (0.80 to 1.77)                     a step of 8,192 tokens, logits of 1,024
                                                              requests (estimated)
   CUDA graphs        0.61 (0.18 to 1.33)   0.52        none  counted since vLLM 0.20.0 (estimated)
   non-torch          0.32 (0.20 to 0.70)                     buffers of CUDA libraries (estimated)
-  KV cache        55.99 (54.11 to 56.74)  51.10       -3.01  the budget minus all of the above
+  KV cache        55.95 (53.97 to 56.89)  51.10       -2.86  the budget minus all of the above
                                                              (estimated)
 
   KV cache per token  131,072 bytes
@@ -42,14 +42,16 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
   safe context        --max-model-len 131072
   safe concurrency    --max-num-seqs 51 without preemption
 
-  What changes most, for each replica:
+  What changes most:
   change                       GPUs  KV tokens  requests  output/s  how
-  as it is                        1    459,000        54     2,480
-  FP8 KV cache                    1    917,000       108     4,960  --kv-cache-dtype fp8
-  AWQ or GPTQ weights, 4 bits     1    538,000        63     2,920  another checkpoint
-  FP8 weights                     1    512,000        60     2,776  --quantization fp8
-  half the context                1    459,000       108     4,960  --max-model-len 4096
-  more GPUs                       2  1,040,000       120     5,556  -tp 2
+  as it is                        1    419,000        51     2,450
+  FP8 weights and KV cache        1    944,000       114     5,519  --quantization fp8
+                                                                    --kv-cache-dtype fp8
+  FP8 KV cache                    1    837,000       102     4,900  --kv-cache-dtype fp8
+  AWQ or GPTQ weights, 4 bits     1    497,000        60     2,910  another checkpoint
+  FP8 weights                     1    472,000        57     2,760  --quantization fp8
+  half the context                1    419,000       102     4,900  --max-model-len 4096
+  more GPUs                       2    957,000       114     5,526  -tp 2
 """
 
 
@@ -379,28 +381,33 @@ SIZING = validator(Path(report.__file__).parent / "diag.sizing.schema.json")
 
 
 def test_all_gpus_are_one_table_of_100_columns() -> None:
-    """Every GPU, up to the first size that holds all requests, and what the numbers decide."""
+    """Line 1 is the answer, then the launch to copy, then one table in which every row holds the load."""
     prices = "--price", "h100=2.5", "--price", "l40s=1.2", "--utilisation", "40%"
     ended = diag(f"{MODELS}/llama-3.1-8b", "--all-gpus", "--context", "32k", "--concurrency", "50", *prices)
     lines = ended.stdout.splitlines()
     assert (ended.returncode, ended.stderr) == (0, "")
     assert max(map(len, lines)) <= 100
-    assert " ".join(lines[2].split()) == "GPU TP fits KV tokens requests output/s prompt/s bound by $/M at 40 %"
-    assert {line.split()[0] for line in lines[3 : lines.index("", 3)]} == set(gpus.gpus())
-    h100 = [line.split() for line in lines if line.startswith("  h100 ")]
-    assert [(row[1], row[2]) for row in h100] == [("1", "yes"), ("2", "yes"), ("4", "yes")]  # 4 hold the 50
-    assert float(h100[-1][-1]) == pytest.approx(float(h100[-1][-2]) / 0.4, rel=0.02)
-    assert "Cheapest that holds 50 requests of 32,000 tokens: 4 x h100" in ended.stdout
+    first = "2 x h100 (TP 2, --quantization fp8 --kv-cache-dtype fp8) holds 50 requests of 32,000 tokens: "
+    assert lines[0].startswith(first)
+    launch = f"  vllm serve {MODELS}/llama-3.1-8b --tensor-parallel-size 2 --max-model-len 32000"
+    assert launch in ended.stdout
+    head = next(at for at, line in enumerate(lines) if line.startswith("  GPUs"))
+    assert " ".join(lines[head].split()) == "GPUs layout fits requests output/s prompt/s bound by $/M at 40 % how"
+    rows = [re.match(r"  (\d+) x (\S+) .*? yes +([\d,]+) ", line) for line in lines[head + 1 : lines.index("", head)]]
+    found = [(row[2], int(row[1]), int(row[3].replace(",", ""))) for row in rows if row]
+    assert {name for name, _, _ in found} == set(gpus.gpus())
+    assert all(requests >= 50 for _, _, requests in found)
 
 
 def test_sizing_json_follows_its_schema() -> None:
     ended = diag(f"{MODELS}/llama-3-70b", "--gpu", "h100", "--concurrency", "8", "--price", "h100=2", "--json")
     found = json.loads(ended.stdout)
     SIZING.validate(found)
-    verdicts = [(one["tensor_parallel_size"], one["verdict"]) for one in found["configurations"]]
-    assert verdicts == [(1, "does not fit"), (2, "cannot tell"), (4, "fits"), (8, "fits")]
-    assert found["configurations"][0]["decode"] is None
-    assert found["configurations"][2]["decode"]["dollars_per_million_tokens"]["at_utilisation"] is None
+    rows = [(one["gpus"], one["tensor_parallel_size"], one["flags"]) for one in found["configurations"]]
+    assert rows[:3] == [(4, 4, ""), (8, 8, ""), (4, 4, "--kv-cache-dtype fp8")]
+    assert all(one["requests"] >= 8 and one["verdict"] == "fits" for one in found["configurations"])
+    assert found["answer"].startswith("2 x h100 (TP 2, --quantization fp8")
+    assert found["configurations"][1]["decode"]["dollars_per_million_tokens"]["at_utilisation"] is None
 
 
 @pytest.mark.parametrize(
@@ -414,7 +421,6 @@ def test_sizing_json_follows_its_schema() -> None:
         (("{}/llama-3-8b", "--all-gpus", "--price", "h100"), "(expected GPU=DOLLARS such as h100=2.5)"),
         (("{}/llama-3-8b", "--all-gpus", "--utilisation", "140%"), "(expected a share such as 40%)"),
         (("{}/llama-3-8b", "--all-gpus", "--context", "1m"), "the model supports at most 8192 tokens"),
-        (("vllm serve {}/llama-3-8b -pp 2", "--all-gpus"), "leave --pipeline-parallel-size out"),
         (("vllm serve {}/llama-3-8b -q gguf", "--all-gpus"), "the quantization of the model is unknown"),
         (("some/model", "--all-gpus"), "fetch it with `hf download some/model config.json`"),
     ],

@@ -15,7 +15,7 @@ from support.paths import MODELS, TESTS
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.vllm.command.parse import parse
 from diag.vllm.memory import kv_layout, weights
-from diag.vllm.memory.ledger import keeps_tokens, ledger
+from diag.vllm.memory.ledger import keeps_tokens, ledger, state_blocks_needed
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.parts import Mixer
 from diag.vllm.memory.setup import GpuSpec, Setup
@@ -46,6 +46,7 @@ def case(chance: random.Random, name: str) -> tuple[dict[str, object], kv_layout
         tensor=chance.choice((1, 2, 4, 8)),
         block=chance.choice((16, 32, 64, 128)),
         batched_tokens=chance.choice((512, 2048, 8192)),
+        sequences=chance.choice((16, 256, 1024)),
         kv_dtype=chance.choice(("auto", "fp8")),
         hybrid=chance.random() < 0.7 or not kinds.isdisjoint(("state", "cross", "compressed")),
         hybrid_chunks=True,
@@ -59,6 +60,8 @@ def case(chance: random.Random, name: str) -> tuple[dict[str, object], kv_layout
         "memory": chance.randint(2**34, 2**37),
         "hybrid": setup.hybrid,
         "mode": "align" if setup.prefix_caching else "none",
+        "max_num_seqs": setup.sequences,
+        "least": state_blocks_needed(shape, setup),
     }
     return question, kept
 
@@ -106,6 +109,7 @@ def test_kv_cache_plan_equals_vllms() -> None:
             "tokens": int(concurrency * length),
             "concurrency": concurrency,
             "longest": kept.longest(blocks, length),
+            "refused": blocks < int(str(question["least"])),
         }, name
 
 

@@ -2,7 +2,7 @@
 
 A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
 were found after the fit are a third set. The second set was gathered later, and half of it kept aside before the second
-fit: those with an even SHA-256.
+fit: those with an even SHA-256; so was the third set before the third fit.
 """
 
 import csv
@@ -25,7 +25,7 @@ from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.memory.ledger import KV_CACHE, WEIGHTS, Ledger, ledger
-from diag.vllm.memory.model import Model, read
+from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
@@ -79,6 +79,13 @@ class Start(NamedTuple):
         is_size_known = self.row["gpu_memory_gib"] or self.row["gpu"] not in _SEVERAL_SIZES
         is_share_known = bool(self.row["gpu_memory_utilization"])
         return "release, GPU and share named" if is_size_known and is_share_known else "share or size not named"
+
+    @property
+    def kind(self) -> str:
+        """Return the class of the model: dense, MoE or hybrid, with vision or without."""
+        has_states = any(mixer.kind == "state" for layer in self.model.stack for mixer in layer.mixers)
+        name = "hybrid" if has_states else "MoE" if self.model.experts else "dense"
+        return f"{name}, vision" if self.model.encoders and not self.setup.text_only else name
 
     @property
     def label(self) -> str:
@@ -176,14 +183,14 @@ def why_left_out(row: dict[str, str]) -> str:
 
 
 def _start(row: dict[str, str]) -> Start:
-    words = ["vllm", "serve", str(model_folder(row["shape"]))]
+    words = ["vllm", "serve", row["shape"].rstrip("?")]
     for column, flag in _FLAGS.items():
         words += [flag, row[column]] if row[column] not in ("", "auto") else []
     words += [flag for column, flag in _SWITCHES.items() if row[column] == "yes"] + row["extra"].split()
     if row["quantization"] in ("fp8", "bitsandbytes"):
         words += ["--quantization", row["quantization"]]
     version = _version(row["vllm_version"])
-    model = read(model_folder(row["shape"]))
+    model = shape(row["shape"].rstrip("?"), version)
     gpu, started = GpuSpec(_total(row), row["gpu"]), command.read(" ".join(words), version=version)
     return Start(row, model, setup(started, model, gpu, version), started)
 
@@ -201,6 +208,12 @@ def _total(row: dict[str, str]) -> int | None:
     with suppress(BadUsage):
         return gpus.memory(row["gpu"]) if row["gpu"] else None
     return None
+
+
+@cache
+def shape(name: str, version: str) -> Model:
+    """Return a shape of the tests' data, or of the package by its repository."""
+    return load(name, {}, version=version) if "/" in name else read(model_folder(name), name, version)
 
 
 @cache

@@ -8,11 +8,13 @@ from support.public_figures import cache_figures, figures
 
 from diag.core.errors import BadUsage
 from diag.vllm import roofline, work
+from diag.vllm.choices import choices
 from diag.vllm.command import parse as command
-from diag.vllm.gpus import GpuModel, named
+from diag.vllm.deployments import TENSORS, Deployment, layouts
+from diag.vllm.gpus import named
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import GpuSpec, setup
-from diag.vllm.roofline import REACHED, Replica, SizedReplica, choices, configurations, cost_per_million
+from diag.vllm.roofline import REACHED, Replica, cost_per_million
 
 
 def replica(name: str, gpu: str = "h100", flags: str = "") -> Replica:
@@ -21,15 +23,10 @@ def replica(name: str, gpu: str = "h100", flags: str = "") -> Replica:
     return Replica(model, setup(found, model, GpuSpec(kind.memory, kind.name), "0.32.0"), kind)
 
 
-def sized(
-    name: str, kinds: tuple[str, ...], concurrency: int, flags: str = "", length: int = 8192
-) -> list[SizedReplica]:
-    model = read(MODELS / name)
-
-    def of_gpu(gpu: GpuModel):  # type: ignore[no-untyped-def]
-        return replace(replica(name, gpu.name, flags).setup, length=length)
-
-    return list(configurations(model, of_gpu, map(named, kinds), (1, 2, 4, 8), concurrency))
+def held(name: str, gpu: str, concurrency: int | None, length: int = 8192) -> list[Deployment]:
+    setup = replace(replica(name, gpu).setup, length=length)
+    setups = [replace(setup, tensor=tensor) for tensor in TENSORS]
+    return layouts(read(MODELS / name), setups, named(gpu), concurrency)
 
 
 # -- public figures ---------------------------------------------------------------------------------------------------
@@ -155,17 +152,18 @@ def test_matrices_are_multiplied_in_a_type_that_the_gpu_has(name: str, gpu: str,
     assert roofline.prefill(one, 16).compute == pytest.approx(matrices)
 
 
-# -- configurations and choices ---------------------------------------------------------------------------------------
+# -- deployments and choices ------------------------------------------------------------------------------------------
 
 
 def test_sizes_that_do_not_divide_the_model_are_left_out() -> None:
-    assert [one.setup.tensor for one in sized("qwen2.5-7b", ("h100",), 1)] == [1, 2, 4]
+    assert [one.setup.tensor for one in held("qwen2.5-7b", "h100", None)] == [1, 2, 4, 4]
+    assert [one.layout for one in held("qwen2.5-7b", "h100", None)] == ["TP 1", "TP 2", "TP 4", "2 x TP 4"]
 
 
-def test_batch_is_the_number_of_requests_that_fit() -> None:
-    one, two = sized("llama-3.1-8b", ("h100",), 50, length=32_768)[:2]
-    assert one.batch == one.requests < 50 and two.batch == two.requests < 50
-    assert one.decode and two.decode and two.output_rate > 2 * one.output_rate
+def test_every_row_is_for_the_same_load() -> None:
+    found = held("llama-3.1-8b", "h100", 50, length=32_768)
+    assert [one.batch for one in found] == [50] * len(found)
+    assert all(one.decode and one.requests >= 50 for one in found)
 
 
 def test_an_unknown_architecture_has_no_ceiling() -> None:
@@ -181,17 +179,12 @@ def test_costs_follow_from_price_and_rate() -> None:
 
 
 def test_choices_are_sentences_with_the_deciding_numbers() -> None:
-    found = sized("llama-3.1-8b", ("l40s", "h100"), 50, length=32_768)
-    said = choices(found[0].ledger.model, found, 50, {"h100": 2.5})
-    assert said[0].startswith("Cheapest that holds 50 requests of 32,768 tokens: 4 x h100, at most ")
-    for part in ("2 replicas decode", "--kv-cache-dtype fp8", "over PCIe", "prefix cache", "route long requests"):
+    (first, *_) = held("llama-3.1-8b", "h100", 20, length=32_768)
+    said = choices(first.ledger.model, first, 20)
+    for part in ("2 replicas decode", "over PCIe", "prefix cache", "route long requests"):
         assert any(part in sentence for sentence in said), part
-    assert not any("--quantization" in sentence for sentence in said)  # the KV cache binds here
 
 
-def test_sizing_reports_if_no_choice_holds_enough() -> None:
-    found = sized("llama-3-70b", ("h100",), 5000)
-    most = max(found, key=lambda one: one.requests)
-    assert choices(found[0].ledger.model, found, 5000, {}) == [
-        f"None holds 5,000 requests of 8,192 tokens; the most is {most.requests:,} on 8 x h100."
-    ]
+def test_a_load_beyond_one_host_is_held_by_replicas() -> None:
+    found = held("llama-3-70b", "h100", 5000)
+    assert all(one.requests >= 5000 for one in found) and found[0].replicas > 8

@@ -25,6 +25,11 @@ from diag.vllm import gpus
         ("AMD Radeon PRO W7900", "w7900"),
         ("AMD Radeon 8060S Graphics", "strix-halo"),
         ("L40S", "l40s"),
+        ("NVIDIA GB10", "gb10"),
+        ("dgx-spark", "gb10"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("NVIDIA GB300", "gb300"),
+        ("NVIDIA Thor", "thor"),
     ],
 )
 def test_a_product_name_finds_its_gpu(product: str, name: str) -> None:
@@ -47,6 +52,6 @@ def test_every_row_is_whole_and_has_a_source() -> None:
     """Types that the tensor cores do half or a quarter of the bits of are two or four times as fast, never slower."""
     for gpu in gpus.gpus().values():
         assert gpu.source.startswith("https://")
-        assert 70 <= gpu.watts <= 1400 and 250e9 < gpu.bandwidth <= 8e12 and gpu.pcie in (32e9, 64e9, 128e9)
+        assert 70 <= gpu.watts <= 1400 and 250e9 < gpu.bandwidth <= 8e12 and gpu.pcie in (32e9, 64e9, 128e9, 256e9)
         assert bool(gpu.nvlink) == (gpu.nvlink_gpus > 1)
         assert all(1.99 < gpu.flops[kind] / gpu.flops["bf16"] < 4.1 for kind in ("fp8", "int8") if kind in gpu.flops)

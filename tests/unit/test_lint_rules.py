@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.paths import MODELS
 
 from diag.artefacts.reference import lint_rule_page, lint_rule_reference
 from diag.commands.explain import run as explain
@@ -32,6 +33,7 @@ HOSTS = {
     "gpu_memory_given_away": HostGpus((FREE,), {}),
     "tensor_parallel_of_a_small_model": HostGpus((FREE, OTHER), {}),
     "fp8_cache_is_converted": HostGpus((AMPERE,), {}),
+    "state_blocks_below_max_num_seqs": HostGpus((FREE,), {}),
 }
 """What an example needs this host to be."""
 CONFIG = {
@@ -47,6 +49,7 @@ FOLDERS = {
     "mixture": {**CONFIG, "architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2},
     "small": {**CONFIG, "num_hidden_layers": 2},
     "draft": {**CONFIG, "num_hidden_layers": 2, "vocab_size": 32000},
+    "hybrid": json.loads((MODELS / "qwen3.5-27b" / "config.json").read_text()),
 }
 """The models that examples name, by their folders."""
 EACH_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -10,15 +10,19 @@ from support.kv_starts import Start, model_folder, starts
 from support.models import changed
 from support.paths import MODELS
 
+from diag.commands import preflight
+from diag.commands.budget import BudgetOptions, estimate
+from diag.commands.lint import judge
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
+from diag.vllm.deployments import NOW, offers
 from diag.vllm.memory import profiling
+from diag.vllm.memory.fitting import safe_sequences
 from diag.vllm.memory.ledger import ADAPTERS, DRAFT, KV_CACHE, WEIGHTS, Ledger, ledger
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.offers import NOW, offers
 
 LLAMA = MODELS / "llama-3.1-8b"
 
@@ -50,6 +54,15 @@ def test_starts_that_were_kept_aside_are_within_ten_percent(what: str, error, le
     assert len(errors) >= least
     assert median(errors) <= 0.05
     assert errors[-(-9 * len(errors) // 10) - 1] <= 0.1
+
+
+def test_ranges_hold_for_starts_that_were_kept_aside() -> None:
+    """Nine of ten where the log names release, GPU and share, with a median width below 15 % and no bias."""
+    found = [one for one in starts() if one.is_kept_aside and one.known.endswith("share named")]
+    sized = [(one, error) for one in found if (error := one.memory_error()) is not None]
+    assert len(sized) >= 13
+    assert sum(bool(one.is_inside_range()) for one, _ in sized) >= 0.9 * len(sized)
+    assert abs(median(error for _, error in sized)) <= 0.01
 
 
 def test_without_a_release_the_range_has_what_most_servers_logged() -> None:
@@ -106,7 +119,7 @@ def test_range_names_the_unknown_that_makes_it_wide() -> None:
     assert estimated(LLAMA, "--kv-cache-memory-bytes 4GiB").doubt == ""
 
 
-@pytest.mark.parametrize(("flags", "likely"), [("", 0.7), ("--enforce-eager", 0.22)])
+@pytest.mark.parametrize(("flags", "likely"), [("", 1.17), ("--enforce-eager", 0.22)])
 def test_compiling_takes_a_copy_of_the_embedding(flags: str, likely: float) -> None:
     """Qwen3 8B, vLLM 0.27.1: 1.18 GiB for a start that compiles, 0.19 for one that finds the compiled model."""
     peak = profiling.activations(*planned(model_folder("qwen3-8b"), flags, "0.27.1", "rtx4090"))
@@ -216,29 +229,31 @@ def test_logged_weights_contain_the_draft_and_the_adapters() -> None:
 def test_offers_begin_with_the_most_cache_for_a_gpu_and_end_with_more_gpus() -> None:
     """Llama 3 70B on 4 H100: in FP8 it fits 2 of them, in 4 bits one."""
     model, found = planned(MODELS / "llama-3-70b", "-tp 4", gpu="h100")
-    made = offers(model, found, gpus.named("h100"), price=2.0)
-    assert made[0].change == NOW
-    made = made[1:]
+    page = ledger(model, found)
+    now, *made = offers(model, page, gpus.named("h100"))
+    assert (now.change, now.requests, now.ledger) == (NOW, safe_sequences(page), page)
     sizes = [one.tokens_per_gpu for one in made if one.gpus <= 4]
     assert sizes == sorted(sizes, reverse=True)
     assert {one.change: one.gpus for one in made} == {
         "FP8 KV cache": 4,
         "FP8 weights": 2,
+        "FP8 weights and KV cache": 2,
         "AWQ or GPTQ weights, 4 bits": 1,
         "half the context": 4,
         "more GPUs": 8,
     }
     assert made[-1].change == "more GPUs" and made[-1].flags == "-tp 8"
-    assert all(one.output_rate and one.cost and one.requests >= 1 for one in made)
+    assert all(one.output_rate and one.requests >= 1 for one in made)
 
 
 def test_offers_follow_the_gpu_and_the_files(tmp_path: Path) -> None:
-    blackwell = offers(*planned(LLAMA, gpu="b200"), gpus.named("b200"))
-    assert "NVFP4 weights" in {one.change for one in blackwell}
+    model, found = planned(LLAMA, gpu="b200")
+    assert "NVFP4 weights" in {one.change for one in offers(model, ledger(model, found), gpus.named("b200"))}
     changed(tmp_path, quantization_config={"quant_method": "fp8"})
     model, found = planned(tmp_path, gpu="h100")
-    assert {one.change for one in offers(model, found, None)} == {NOW, "FP8 KV cache", "half the context", "more GPUs"}
-    assert offers(model, replace(found, cpu=True), None) == []
+    made = {one.change for one in offers(model, ledger(model, found), None)}
+    assert made == {NOW, "FP8 KV cache", "half the context", "more GPUs"}
+    assert offers(model, ledger(model, replace(found, cpu=True)), None) == []
 
 
 def test_kv_cache_is_what_the_central_rows_leave() -> None:
@@ -246,3 +261,35 @@ def test_kv_cache_is_what_the_central_rows_leave() -> None:
     sizes = {one.name: one.computed for one in found.rows if one.computed}
     budget, rest = sizes.pop("budget"), sizes.pop(KV_CACHE)
     assert rest.central == budget.central - sum(size.central for size in sizes.values())
+
+
+def test_layers_that_draft_are_in_16_bits_in_packed_checkpoints() -> None:
+    """Was 17.9 to 19.1 GiB with the draft, where 20.57 were logged: an attention layer of Qwen3.5 27B takes 0.79."""
+    config = '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 3}\''
+    sizes = {}
+    for name in ("Qwen/Qwen3.6-27B-AWQ", "Qwen/Qwen3.6-27B"):
+        found = estimate(BudgetOptions(f"vllm serve {name} {config}", "h100", version="0.24.0")).ledger
+        sizes[name] = next(row.computed for row in found.rows if row.name == DRAFT)
+    first, second = sizes.values()
+    assert first == second and first and first.low == first.high and first.low / GIB == pytest.approx(0.79, abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "gpu", "least", "most"), [("Qwen/Qwen3.8-27B", "gb10", 49, 54.5)])
+def test_a_gpu_that_shares_its_hosts_memory_loses_what_the_host_caches(
+    name: str, gpu: str, least: float, most: float
+) -> None:
+    """Two starts logged 50.29 and 51.70 GiB; GB10 had no data sheet, and 4 of 5 starts were outside."""
+    found = estimate(BudgetOptions(f"vllm serve {name} --max-model-len 32768", gpu, version="0.27.1")).ledger
+    assert found.kv_cache and least < found.kv_cache.central / GIB < most
+    assert "shares its memory with the host" in found.doubt
+
+
+def test_budget_lint_and_preflight_share_one_ledger() -> None:
+    command = "vllm serve Qwen/Qwen3.5-27B --max-model-len 16384"
+    page = estimate(BudgetOptions(command, "h100", version="0.32.0")).ledger
+    assert page.blocks
+    span = f"{page.blocks.low:,} to {page.blocks.high:,}"
+    (finding,) = (one for one in judge(command, "0.32.0", gpu="h100").findings if "state_blocks" in one.rule)
+    checked = preflight.run(preflight.PreflightOptions(command, "0.32.0", gpu="h100"))
+    assert span in finding.message and span in page.reasons[0]
+    assert page.reasons[0] in [result.message for result in checked.results]

@@ -8,6 +8,7 @@ import pytest
 from support.models import tensors
 from support.paths import MODELS
 
+from diag.commands.budget import BudgetOptions, estimate
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus
@@ -15,7 +16,7 @@ from diag.vllm.command import parse as command
 from diag.vllm.memory import compressed
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, cache_layout
-from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger
+from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger, state_blocks_needed
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, check, setup, size
 from diag.vllm.memory.usage import ByteRange, weights
@@ -777,3 +778,38 @@ def test_gpu_names_are_resolved() -> None:
     assert gpus.memory("NVIDIA GeForce RTX 4090") == gpus.memory("rtx4090")
     with pytest.raises(BadUsage, match="did you mean l40"):
         gpus.memory("l40z")
+
+
+@pytest.mark.parametrize(
+    ("command", "gpu", "version", "logged"),
+    [
+        ("Qwen/Qwen3.6-27B", "h100-nvl", "0.25.1", 614),  # kaito-project/kaito#2319, #2344
+        ("Qwen/Qwen3.6-35B-A3B", "h100-nvl", "0.25.1", 747),  # kaito-project/kaito#2344
+        ("Qwen/Qwen3.6-27B-FP8 --gpu-memory-utilization 0.95", "h100", "0.22.1", 856),  # vllm-project/recipes#551
+        ("nvidia/Qwen3.6-27B-NVFP4 --quantization modelopt", "h100", "0.24.0", 976),  # file index id 56311606221
+    ],
+)
+def test_starts_that_vllm_refused_for_their_state_blocks(command: str, gpu: str, version: str, logged: int) -> None:
+    """Was FITS: "max_num_seqs (1024) exceeds available Mamba cache blocks (614)"."""
+    found = estimate(BudgetOptions(f"vllm serve {command} --max-model-len 65536", gpu, version=version))
+    blocks = found.ledger.blocks
+    assert blocks and blocks.low <= logged <= blocks.high
+    assert found.ledger.verdict == "does not fit"
+    assert found.ledger.reasons[0].startswith("vLLM refuses --max-num-seqs 1024: each request needs a block")
+    assert found.suggestions[0] == ("--max-num-seqs", str(blocks.low))
+
+
+@pytest.mark.parametrize(
+    ("flags", "version"),
+    [
+        ("--max-num-seqs 128", "0.32.0"),
+        ("--enforce-eager", "0.32.0"),
+        ("--compilation-config.cudagraph_mode PIECEWISE", "0.32.0"),
+        ("-O1", "0.32.0"),
+        ("", "0.18.0"),
+    ],
+)
+def test_state_blocks_are_not_asked_for_without_whole_decoding_graphs(flags: str, version: str) -> None:
+    found = estimated("qwen3.5-27b", f"--max-model-len 8192 {flags}", version=version)
+    assert not any("--max-num-seqs" in reason for reason in found.reasons)
+    assert not state_blocks_needed(read(MODELS / "llama-3.1-8b"), planned("llama-3.1-8b"))

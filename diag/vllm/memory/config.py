@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from itertools import combinations
@@ -158,11 +158,18 @@ class Modules:
     names: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    known: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
+    """Answers by module: a ledger asks for each of them many times."""
 
     def has(self, module: str) -> bool:
         """Return True if a module, model.layers.0.mlp.up_proj, is listed by its name or by whole words of it."""
         if not self.names and not self.patterns:
             return False
+        if module not in self.known:
+            self.known[module] = self._lists(module)
+        return self.known[module]
+
+    def _lists(self, module: str) -> bool:
         before, _, last = module.rpartition(".")
         for name in {module, f"{before}.{FUSED.get(last, last)}"}:
             words = name.split(".")

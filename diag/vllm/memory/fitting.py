@@ -1,4 +1,4 @@
-"""Flags that make a server fit: a larger share, an fp8 cache, a shorter context, more GPUs."""
+"""Flags that make a server fit: fewer requests, a larger share, an fp8 cache, a shorter context, more GPUs."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,7 +10,17 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.kv_layout import NUMBER_BYTES
-from diag.vllm.memory.ledger import BUDGET, CONTEXT_GIB, KV_CACHE, USUAL_GRAPHS_GIB, Ledger, Measured, ledger, uncounted
+from diag.vllm.memory.ledger import (
+    BUDGET,
+    CONTEXT_GIB,
+    KV_CACHE,
+    USUAL_GRAPHS_GIB,
+    Ledger,
+    Measured,
+    ledger,
+    state_blocks_needed,
+    uncounted,
+)
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.memory.usage import ByteRange
@@ -55,7 +65,8 @@ def safe_sequences(found: Ledger) -> int | None:
 def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
     """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
     model, start = found.model, Suggestion("", "", found.setup, measured)
-    kinds = (_larger_share(start), _fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
+    other = (_fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
+    kinds = (_fewer_requests(found, start), _larger_share(start), *other)
     alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]
     if any(alone):
         return [suggestion for suggestion in alone if suggestion]
@@ -75,6 +86,13 @@ def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
         setup = replace(before.setup, length=length, auto_length=False)
         value = f"{before.value} --max-model-len {length}" if before.flag else str(length)
         yield Suggestion(before.flag or "--max-model-len", value, setup, before.measured)
+
+
+def _fewer_requests(found: Ledger, start: Suggestion) -> Iterator[Suggestion]:
+    """Yield as many requests as there are certainly blocks for their states."""
+    if found.blocks and 0 < found.blocks.low < state_blocks_needed(found.model, found.setup):
+        setup = replace(start.setup, sequences=found.blocks.low)
+        yield Suggestion("--max-num-seqs", str(found.blocks.low), setup, start.measured)
 
 
 def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
@@ -107,7 +125,7 @@ def supports_fp8_cache(model: Model, setup: Setup) -> bool:
     (https://github.com/vllm-project/vllm/issues/26431). MLA and attention sinks have kernels of their own, which do fp8
     on Hopper and datacentre Blackwell only.
     """
-    version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0)
+    version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0, 10.3)
     if model.latent:
         return is_datacentre and version >= (0, 11, 0)
     if model.architecture == "GptOssForCausalLM":

@@ -40,7 +40,7 @@ UNEVEN_FROM = 1.5
 FOLLOWS_FILES = (0, 14, 0)
 """The first release that takes the KV cache's type from files of ModelOpt (vllm-project/vllm#29980)."""
 _FOUR_BITS = 4
-BY_REQUESTS = (0, 21, 0)
+BY_REQUESTS = (0, 20, 2)
 """The first release whose "KV cache size" in tokens is the concurrency times the longest context for hybrid models."""
 
 

@@ -168,6 +168,8 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
         )
 
     doubts = [unknown] if unknown else []
+    if blocks and blocks.low < (wanted := state_blocks_needed(model, setup)):
+        (certain if blocks.high < wanted else doubts).append(_few_state_blocks(wanted, blocks))
     if setup.cpu and kv_cache is None:
         doubts.append(f"the KV cache size is unknown: set {CPU_SPACE}=<GiB>")
     if blocks and blocks.low < needed:
@@ -183,9 +185,44 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
 
 
+_STATE_BLOCKS = (0, 19, 0)
+"""First release that refuses more requests than blocks of states (vllm-project/vllm#38270, config/compilation.py)."""
+
+
+def state_blocks_needed(model: Model, setup: Setup) -> int:
+    """Return the least blocks with which vLLM captures decoding steps of a model with states; 0 if it does not ask."""
+    captures = setup.full_graphs and not setup.eager and setup.captured != 0
+    has_states = any(mixer.kind == "state" and mixer.cached for layer in model.stack for mixer in layer.mixers)
+    return setup.sequences if captures and has_states and release(setup.version) >= _STATE_BLOCKS else 0
+
+
+def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
+    there = f"{blocks.low:,}" if blocks.low == blocks.high else f"{blocks.low:,} to {blocks.high:,}"
+    return (
+        f"vLLM refuses --max-num-seqs {wanted}: each request needs a block for its state, and the KV cache has {there};"
+        f" --max-num-seqs {max(blocks.low, 1)} starts"
+    )
+
+
 def keeps_tokens(model: Model) -> bool:
     """Return False for a model of which vLLM caches nothing: BERT, EmbeddingGemma."""
     return not model.stack or any(mixer.cached for layer in model.stack for mixer in layer.mixers)
+
+
+def with_kv_cache(found: Ledger, size: ByteRange, why: str = "") -> Ledger:
+    """Return a ledger with another size of the KV cache; what fitted may then be unknown, or not fit at all."""
+    rows = tuple(replace(row, computed=size, why=why or row.why) if row.name == KV_CACHE else row for row in found.rows)
+    if not found.blocks:
+        return replace(found, rows=rows)
+    blocks = ByteRange(*(max(bound, 0) // found.block_bytes for bound in (size.low, size.high, size.central)))
+    found = replace(found, rows=rows, blocks=blocks)
+    least = 1 if found.setup.auto_length else found.setup.length
+    needed = found.layout.blocks(least) + RESERVED if found.layout else 0
+    if found.verdict == "fits" and blocks.low < max(needed, state_blocks_needed(found.model, found.setup)):
+        verdict: Verdict = "does not fit" if blocks.high < needed else "cannot tell"
+        reason = why or "the KV cache is smaller than computed from the shape"
+        return replace(found, verdict=verdict, reasons=(f"whether the longest request fits is unknown: {reason}",))
+    return found
 
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
@@ -230,7 +267,9 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
         usage = [writer.write(BUDGET, None, "unknown", source)]
     else:
         size = ByteRange.of(round(setup.total * setup.utilization))
-        usage = [writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")]
+        budget = writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")
+        slack = 0 if BUDGET in writer.measured else round(size.low * _CARDS_DIFFER)
+        usage = [budget and ByteRange(budget.low - slack, budget.high + slack, budget.central)]
     usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, _WEIGHTS_DOUBT))
 
     usage += _additions(writer, model, setup)
@@ -250,7 +289,11 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
 
     is_parallel = setup.gpus * setup.data > 1
     buffers = "buffers of NCCL and CUDA libraries" if is_parallel else "buffers of CUDA libraries"
-    usage.append(writer.write(NON_TORCH, *_estimated(profiling.non_torch(setup), buffers)))
+    usage.append(
+        writer.write(
+            NON_TORCH, *_estimated(profiling.non_torch(setup, stage.weights.central if stage.weights else 0), buffers)
+        )
+    )
     return usage
 
 
@@ -274,6 +317,8 @@ def _estimated(found: Estimate, source: str) -> tuple[ByteRange, Basis, str, str
     return found.size, "estimated", source, found.why
 
 
+_CARDS_DIFFER = 0.002
+"""Share by which the memory of cards of one name differs: 79.10 to 79.25 GiB of H100, 39.38 to 39.49 of A100."""
 _PROFILED_ENCODERS = (0, 9, 0)
 """Releases before this profile as many images as --limit-mm-per-prompt allows, whatever a step may have."""
 

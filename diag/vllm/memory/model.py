@@ -1,6 +1,7 @@
 """A model by its config.json: the numbers that determine the memory that vLLM needs for it.
 
-Nothing of Hugging Face is imported and nothing is downloaded: a model is a folder, or an id in a local cache.
+Nothing of Hugging Face is imported and nothing is downloaded: a model is a folder, an id in a local cache, or the name
+of a model whose shape is in models.json.
 """
 
 import json
@@ -8,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, un
 from diag.vllm.memory.layers import experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer, UnknownLayers
 from diag.vllm.memory.quantization import mixed_precision, with_experts
+from diag.vllm.memory.shapes import closest, find_shape
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
@@ -37,6 +39,10 @@ YARN_UNSCALED, LONGROPE_SHORT = (0, 30, 0), (0, 11, 1)
 """First release that does not multiply for YaRN either; first whose default for LongRoPE is the original context."""
 
 
+class NoFolder(BadUsage):
+    """The config.json of a model is not on this host."""
+
+
 @dataclass(frozen=True)
 class Model:
     """A model's shape; `config` holds the fields of its language part.
@@ -46,7 +52,8 @@ class Model:
     and is empty if the layers cannot be computed, for the reason in `unknown`. `family` is None for an unknown
     architecture, which is read like Llama; `doubt` has the reason for doubt. `latent` is the width of a token in MLA's
     cache, 0 for other attention. `mixed` has modules with bits of their own. `encoders` are the fields of vision and
-    audio encoders by the name of their object.
+    audio encoders by the name of their object. `facts` is the sentence about the origin of a shape that is known by its
+    name alone.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Model:
     doubt: str = ""
     stack: tuple[Layer, ...] = ()
     experts: Experts | None = None
+    facts: str = ""
 
     @property
     def traits(self) -> Architecture:
@@ -109,7 +117,7 @@ def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
         return snapshot
     shown = redaction.name(name)
     fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
-    raise BadUsage(
+    raise NoFolder(
         f"the model {quote(shown or '...')} is neither a folder nor in the local cache {quote(str(hub))};"
         f" diag downloads nothing: {fetch}give a folder with its config.json"
     )
@@ -136,7 +144,27 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
         raise BadUsage(f"{place} is {what}: download it again") from error
     if not isinstance(found, dict):
         raise BadUsage(f"{place} holds {quote(found)} instead of an object: it is not a model's config.json")
+    return parse(found, name or folder.name, folder, place, version)
 
+
+def load(name: str, environment: Mapping[str, str], revision: str = "", version: str = "") -> Model:
+    """Read a model's config.json on this host, else take the facts that diag has by its name; BadUsage without both."""
+    try:
+        return read(find(name, environment, revision), name, version)
+    except NoFolder as error:
+        found = find_shape(name)
+        if found is None:
+            near = closest(name)
+            raise BadUsage(f"{error}{f'; the closest shape that diag knows is {near}' if near else ''}") from error
+    model = parse(found.config, name, Path(name), found.repository, version)
+    has_states = any(mixer.kind == "state" for layer in model.stack for mixer in layer.mixers)
+    doubt = f"which modules of a checkpoint in {found.format} stay in 16 bits is unknown"
+    is_doubtful = found.format and (found.irregular or has_states)
+    return replace(model, facts=found.note, doubt=model.doubt or (doubt if is_doubtful else ""))
+
+
+def parse(found: Mapping[str, Any], name: str, folder: Path, place: str, version: str) -> Model:
+    """Return the model that the fields of a config.json describe; `place` names their origin in errors."""
     outer = Config({**found, **thinker} if isinstance(thinker := found.get("thinker_config"), dict) else found, place)
     inner = _language_part(outer)
     named = [name for name in outer.list("architectures") if isinstance(name, str)]
@@ -150,7 +178,7 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     if given.get("head_dim") == 0:  # latent attention without rotary keys: GLM 5 Next
         del given["head_dim"]
     config = Config({**family.defaults, **given} if family else given, place)
-    return _model(name or folder.name, folder, architecture, config, outer, family, version)
+    return _model(name, folder, architecture, config, outer, family, version)
 
 
 def _language_part(outer: Config) -> Config:

@@ -125,7 +125,8 @@ def activations(model: Model, setup: Setup) -> Estimate:
     """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, then sampling.
 
     The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step. If
-    compiling takes more, the likely peak is the middle, because one start in two finds the compiled model in the cache.
+    compiling takes more, that is the likely peak: the first start on a host finds no compiled model. In large steps the
+    encoders' memory may still be held when the step has its peak.
     """
     number = 4 if setup.float32 else 2
     samples = not setup.pooling and has_head(model)
@@ -137,14 +138,16 @@ def activations(model: Model, setup: Setup) -> Estimate:
     encoder = encoder_peak(model, setup)
     least, most = _EXPERTS_ERROR if model.experts else _FORWARD_ERROR
     usual, compiled = max(forward, states + likely * logits + rows, encoder.central), _compiled(model, setup)
+    largest = max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR)
+    is_large = setup.batched_tokens >= _LARGE_STEP
     peak = ByteRange(
         round(max(forward * least, states + low * logits, encoder.low)),
-        round(max(forward * most, states + high * logits + rows, encoder.high, compiled * _COMPILE_ERROR)),
-        round((usual + max(usual, compiled)) / 2),
+        round(largest + encoder.high if is_large else max(largest, encoder.high)),
+        round(max(usual, compiled)),
     )
     if compiled > usual:
         why = "a start that finds the model in torch.compile's cache needs less than one that compiles it"
-    elif encoder.high >= peak.high:
+    elif (2 if is_large else 1) * encoder.high >= peak.high:
         why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
         if _has_long_video(model, setup):
             why = f"vLLM {setup.version} profiles a video of {_LONG_VIDEO:,} tokens unless the launch allows no video"
@@ -155,7 +158,10 @@ def activations(model: Model, setup: Setup) -> Estimate:
 
 _LARGEST_ITEM = 16_384
 """Tokens of the largest image in models of any resolution: max_pixels of Qwen's preprocessors, 28 x 28 or 32 x 32."""
-_ENCODER_ERROR = 0.5, 2.0
+_ENCODER_ERROR = 0.5, 2.2
+_LARGE_STEP = 16_384
+"""Tokens of a step from which the peaks of encoders and of the step may add up: 20.4 GiB were gone for Gemma 3 27B in
+steps of 16,384 (vLLM 0.11.2, B200); in smaller steps no log needs the sum."""
 _LONG_VIDEO, _LONG_VIDEO_END, _WITH_LONG_VIDEO = 153_600, (0, 11, 1), frozenset({"qwen3vl", "qwen3vlmoe"})
 """Tokens of the video with which releases before that profile these models, unless the launch allows no video: about 10
 GB for Qwen3-VL 8B (https://github.com/vllm-project/vllm/issues/27992), 4 GiB on each of four GPUs for the 30B."""
@@ -253,13 +259,16 @@ _CONSUMED = (0, 27, 0)
 """First release that counts all memory that is gone since the start, with the runner's buffers and workspaces."""
 _AFTER_NCCL = (0, 11, 1)
 """First release that looks at the free memory after NCCL has started, so that NCCL is not counted."""
-_SINGLE = (0.02, 0.3, 0.07)
-"""One GPU up to 0.26: 0.02, 0.03, 0.05, 0.07 in logs of 0.10.2 - 0.25, 0.26 with a vision encoder."""
+_SINGLE = (0.0, 0.55, 0.07)
+"""One GPU up to 0.26: 0.02 to 0.07 in logs of 0.10.2 - 0.25, 0.26 with a vision encoder, 0.5 on a workstation."""
+_SINGLE_ROCM = (0.0, 1.2, 0.5)
+"""One GPU of AMD up to 0.26: 0.26 and 0.94 with the MI300X in two starts of 0.17.1."""
 _SINGLE_CONSUMED = (0.2, 0.7, 0.32)
 """One GPU since 0.27: 0.26 to 0.33 in six logs of 0.27 - 0.31, 0.56 in two of Qwen3.8 27B."""
-_SHARED_WITH_HOST = (0.3, 5.0, 2.3)
-"""A GPU that has no memory of its own, where other processes' memory and cached files count too: 2.2, 2.8 and 4.6 in
-logs of GB10 (0.13 and 0.27.1)."""
+_SHARED_WITH_HOST, _CACHED_FILES = (0.3, 5.0, 1.7), (0.0, 0.1, 0.07)
+"""A GPU without memory of its own, where the memory of the server's processes counts too, and a share of the weights,
+whose files stay in the host's page cache: 2.2 GiB with 1 GiB of weights, 1.7 with 14, 5.0 and 6.4 with 51 (GB10, vLLM
+0.13 and 0.27.1)."""
 _NVLINK_NCCL, _PCIE_NCCL = (0.3, 1.9, 0.8), (0.1, 0.5, 0.25)
 """Several GPUs up to 0.11.0: 1.38 for two H200, 1.84 for four H100; 0.21 and 0.30 for eight and two L40S."""
 _NVLINK, _PCIE = (0.1, 1.2, 0.5), (0.05, 0.5, 0.15)
@@ -269,17 +278,22 @@ _OLDER_NVLINK, _OLDER_NVLINK_LATER = (0.1, 1.5, 0.4), (0.05, 1.0, 0.3)
 _PARALLEL_CONSUMED = (0.3, 1.8, 0.7)
 """Several GPUs since 0.27: 1.70 for four RTX PRO 6000, 1.74 for eight H200, of which about 1.0 are experts' workspaces,
 which are in the profiling run here."""
-_WITH_NVLINK, _SYMMETRIC, _INTEGRATED = (7.0, 8.0, 9.0, 10.0), 9.0, (12.1,)
+_WITH_NVLINK, _SYMMETRIC, _INTEGRATED = (7.0, 8.0, 9.0, 10.0, 10.3), 9.0, (11.0, 12.1)
 """Compute capabilities: of GPUs with NVLink, of the first with symmetric memory, and of GPUs without own memory."""
 
 
-def non_torch(setup: Setup) -> Estimate:
-    """Estimate the memory outside torch: the libraries' buffers, and since 0.27 all buffers beside the weights."""
+def non_torch(setup: Setup, weights: int = 0) -> Estimate:
+    """Estimate the memory outside torch: the libraries' buffers, and since 0.27 all buffers beside the weights.
+
+    `weights` are the bytes of the weights, whose files a host that shares its memory with the GPU may cache.
+    """
     version = release(setup.version)
-    if setup.capability in _INTEGRATED:
-        bounds = _SHARED_WITH_HOST
+    is_shared = setup.capability in _INTEGRATED
+    if is_shared:
+        cached = (share * weights / GIB for share in _CACHED_FILES)
+        bounds = tuple(map(sum, zip(_SHARED_WITH_HOST, cached, strict=True)))
     elif setup.gpus * setup.data == 1:
-        bounds = _SINGLE_CONSUMED if version >= _CONSUMED else _SINGLE
+        bounds = _SINGLE_CONSUMED if version >= _CONSUMED else _SINGLE_ROCM if setup.is_amd else _SINGLE
     elif version >= _CONSUMED:
         bounds = _PARALLEL_CONSUMED
     else:
@@ -290,6 +304,6 @@ def non_torch(setup: Setup) -> Estimate:
         bounds = left if version >= _AFTER_NCCL else counted
     low, high, likely = (round(gib * GIB) for gib in bounds)
     why = "buffers between GPUs depend on their links" if setup.gpus * setup.data > 1 else ""
-    if bounds is _SHARED_WITH_HOST:
+    if is_shared:
         why = "the GPU shares its memory with the host, whose other uses count too"
     return Estimate(ByteRange(low, high, likely), why)

@@ -58,15 +58,17 @@ class Setup:
     """The settings of a server; sizes are in bytes.
 
     `length` is --max-model-len, `auto_length` is True if vLLM chooses it, `allows_overlong` if it may exceed the
-    model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is the free memory at the start, by
-    the log. `graphs_in_budget` is True if CUDA graphs count against the budget (0.20.0 and later). `expert_parallel`
-    keeps each expert whole on one GPU. `hybrid` is True if layers with a window drop what is before it, `hybrid_chunks`
-    if layers with chunks do. `prefix_caching` is True if layers that keep a state keep it for later prompts too, as
-    `mamba_mode` says; `state_type` and `mamba_type` are types of states, "" for the model's. `capability` is the GPU's
-    in CUDA, 0 if it is unknown. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
-    `skips_encoder` is True if the profiling run leaves the encoders out; `flashinfer` is True or False if the launch
-    chooses the sampler; `pooling` is True if requests end in vectors instead of tokens. `uncounted` names memory that
-    is in no row, `savings` names what may reduce a row.
+    model's own. `kv_cache_bytes` and `blocks` fix the size of the KV cache; `free` is the free memory at the start,
+    by the log. `graphs_in_budget` is True if CUDA graphs count against the budget (0.20.0 and later).
+    `expert_parallel` keeps each expert whole on one GPU. `hybrid` is True if layers with a window drop what is
+    before it, `hybrid_chunks` if layers with chunks do. `prefix_caching` is True if layers that keep a state keep
+    it for later prompts too, as `mamba_mode` says; `state_type` and `mamba_type` are types of states, "" for the
+    model's. `capability` is the GPU's in CUDA, 0 if it is unknown. `default_sequences` is True if the launch names
+    no --max-num-seqs. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
+    `full_graphs` is True if steps that only decode are captured whole; `skips_encoder` is True if the profiling run
+    leaves the encoders out; `flashinfer` is True or False if the launch chooses the sampler; `pooling` is True if
+    requests end in vectors instead of tokens. `uncounted` names memory that is in no row, `savings` names what may
+    reduce a row.
     """
 
     version: str
@@ -80,6 +82,7 @@ class Setup:
     block: int = _BLOCK
     batched_tokens: int = 8192
     sequences: int = 1024
+    default_sequences: bool = False
     kv_dtype: str = "auto"
     float32: bool = False
     quantization: str = ""
@@ -103,6 +106,7 @@ class Setup:
     capability: float = 0
     expert_parallel: bool = False
     captured: int | None = None
+    full_graphs: bool = True
     skips_encoder: bool = False
     flashinfer: bool | None = None
     pooling: bool = False
@@ -178,6 +182,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         data=_count(command, "--data-parallel-size"),
         block=_whole(command, "--block-size") or (_CPU_BLOCK if cpu and not model.latent else _BLOCK),
         batched_tokens=_batched_tokens(command, version, gpu, length),
+        default_sequences=command.get("--max-num-seqs") is None,
         sequences=_whole(command, "--max-num-seqs") or _default("--max-num-seqs", version, gpu, 1024),
         kv_dtype=command.get("--kv-cache-dtype") or "auto",
         float32=command.get("--dtype") in ("float32", "float"),
@@ -206,6 +211,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         capability=capability(gpu.name),
         expert_parallel=bool(command.switched("--enable-expert-parallel")),
         captured=_captured(command),
+        full_graphs=_graph_mode(command) not in ("NONE", "PIECEWISE"),
         adapters=adapters(command),
         draft=drafting,
         is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
@@ -215,10 +221,20 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
 _POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
 
 
+_LEVEL_MODES = {"0": "NONE", "1": "PIECEWISE"}
+"""Modes of CUDA graphs by --optimization-level (config/vllm.py); a higher one captures decoding steps whole."""
+
+
+def _graph_mode(command: Command) -> str:
+    """Return the mode of CUDA graphs, "NONE" or "PIECEWISE"; "" for the default."""
+    given = command.keys("--compilation-config").get("cudagraph_mode")
+    return str(given or _LEVEL_MODES.get(command.get("--optimization-level") or "", "")).upper()
+
+
 def _captured(command: Command) -> int | None:
     """Return the largest batch in a CUDA graph, 0 for none; None for the default."""
     keys = command.keys("--compilation-config")
-    if str(keys.get("cudagraph_mode", "")).upper() == "NONE":
+    if _graph_mode(command) == "NONE":
         return 0
     given = command.get("--max-cudagraph-capture-size") or keys.get("max_cudagraph_capture_size")
     sizes = keys.get("cudagraph_capture_sizes")

@@ -1,11 +1,10 @@
 """The KV cache of a server whose release is not known: what it has with the releases that count differently."""
 
 from contextlib import suppress
-from dataclasses import replace
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import Command
-from diag.vllm.memory.ledger import KV_CACHE, Ledger, ledger
+from diag.vllm.memory.ledger import KV_CACHE, Ledger, ledger, with_kv_cache
 from diag.vllm.memory.setup import GpuSpec, setup
 from diag.vllm.memory.usage import ByteRange
 
@@ -27,13 +26,4 @@ def over_releases(found: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
     if started.get("--gpu-memory-utilization") is None:
         differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
     why = f"the release is not named: {differ} {TURNS[0]}"
-    rows = tuple(replace(row, computed=wide, why=why) if row.name == KV_CACHE else row for row in found.rows)
-    blocks = None
-    if found.blocks:
-        bounds = (max(size, 0) // found.block_bytes for size in (wide.low, wide.high, wide.central))
-        blocks = ByteRange(*bounds)
-    found = replace(found, rows=rows, blocks=blocks)
-    if found.verdict == "fits" and found.longest and found.longest.low < found.setup.length:
-        reason = "whether the longest request fits depends on the release, which is not named"
-        return replace(found, verdict="cannot tell", reasons=(reason,))
-    return found
+    return with_kv_cache(found, wide, why)

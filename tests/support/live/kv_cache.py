@@ -1,7 +1,8 @@
 """Run by vLLM's own Python: what vLLM's KV cache planner makes of a model's layers, as JSON cases on standard input.
 
-A case has the caches of all layers, length, in_flight, memory, hybrid and mode; the answer has the blocks that a
-request takes, those in the pool, the pool's tokens and its concurrency.
+A case has the caches of all layers, length, in_flight, memory, hybrid, mode, and max_num_seqs; the answer has the
+blocks that a request takes, those in the pool, the pool's tokens and its concurrency, and True if vLLM refuses so many
+requests.
 """
 
 import json
@@ -10,12 +11,14 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
-from vllm.v1.attention.backend import KVCacheLayout
+from vllm.config.compilation import CompilationConfig, CompilationMode, CUDAGraphMode
+from vllm.v1.attention.backend import AttentionCGSupport, KVCacheLayout
 from vllm.v1.core import kv_cache_utils as planner
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
+    KVCacheConfig,
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
@@ -98,6 +101,18 @@ def settings(case: dict) -> SimpleNamespace:
     )
 
 
+def refused(plan: KVCacheConfig, requests: int) -> bool:
+    """Return True if vLLM refuses to capture whole decoding steps of so many requests."""
+    graphs = CompilationConfig(mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+    try:
+        graphs.resolve_cudagraph_mode_and_sizes(
+            AttentionCGSupport.UNIFORM_BATCH, "", kv_cache_config=plan, max_num_reqs=requests
+        )
+    except ValueError as error:
+        return "exceeds available Mamba cache blocks" in str(error)
+    return False
+
+
 def planned(case: dict) -> dict:
     """Return vLLM's own plan."""
     config = settings(case)
@@ -115,6 +130,7 @@ def planned(case: dict) -> dict:
         "tokens": tokens,
         "concurrency": concurrency,
         "longest": longest,
+        "refused": refused(plan, case["max_num_seqs"]),
     }
 
 

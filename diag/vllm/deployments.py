@@ -1,0 +1,306 @@
+"""Deployments of a model: a launch and its changes, or the layouts on GPUs that hold a load, by one computation."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from diag.core.errors import BadUsage
+from diag.vllm.gpus import GpuModel
+from diag.vllm.memory.fitting import rounded, supports_fp8_cache
+from diag.vllm.memory.kv_layout import NUMBER_BYTES
+from diag.vllm.memory.ledger import Ledger, ledger, state_blocks_needed, with_kv_cache
+from diag.vllm.memory.model import Model
+from diag.vllm.memory.setup import Setup, check
+from diag.vllm.memory.usage import ByteRange
+from diag.vllm.roofline import Ceiling, Replica, cost_per_million, decode, prefill
+
+TENSORS = (1, 2, 4, 8)
+NOW = "as it is"
+_SHORTER = 2
+"""A shorter context is the half of the present one."""
+_LEAST = 4096
+"""Contexts shorter than this are not offered."""
+_FP8, _FP4 = 8.0, 10.0
+"""CUDA's compute capability from which vLLM runs FP8 weights (with Marlin, weights alone), and NVFP4 in hardware."""
+CHECKPOINTS: Mapping[str, tuple[float, Mapping[str, Any]]] = {
+    "AWQ or GPTQ weights, 4 bits": (7.5, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
+    "NVFP4 weights": (_FP4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+}
+"""Quantized checkpoints of a model: the least compute capability, and the quantization_config of such a file."""
+FP8_CACHE, FP8_WEIGHTS = "--kv-cache-dtype fp8", "--quantization fp8"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Replicas of a launch on GPUs of a kind, None if only their memory is known.
+
+    `requests` of the context certainly run at a time over all replicas, for the smallest KV cache of its range; `batch`
+    of them decode together at the ceilings, which are None if nothing fits or if they are unknown. `change` and `flags`
+    are what differs from the launch, `checkpoint` is True if other files are needed.
+    """
+
+    gpu: GpuModel | None
+    setup: Setup
+    ledger: Ledger
+    requests: int
+    batch: int = 0
+    decode: Ceiling | None = None
+    prefill: Ceiling | None = None
+    replicas: int = 1
+    change: str = NOW
+    flags: str = ""
+    checkpoint: bool = False
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.setup.gpus * self.setup.data
+
+    @property
+    def name(self) -> str:
+        """Return the name in reports: "2 x h100"."""
+        return f"{self.gpus} x {self.gpu.name if self.gpu else 'GPU'}"
+
+    @property
+    def layout(self) -> str:
+        """Return the division of the GPUs: "TP 4", or "2 x TP 2" for two replicas."""
+        setup = self.setup
+        sizes = ((setup.pipeline, f" PP {setup.pipeline}"), (setup.data, f" DP {setup.data}"))
+        parts = "".join(text for size, text in sizes if size > 1) + " EP" * setup.expert_parallel
+        return f"{f'{self.replicas} x ' if self.replicas > 1 else ''}TP {setup.tensor}{parts}"
+
+    @property
+    def output_rate(self) -> float:
+        """Return output tokens a second at the ceiling; 0 if it is unknown or nothing fits."""
+        return self.decode.tokens_per_second if self.decode else 0.0
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        tokens = self.ledger.tokens
+        return tokens.central * self.replicas * self.setup.data / self.gpus if tokens else 0.0
+
+    def holds(self, concurrency: int | None) -> bool:
+        return self.requests >= (concurrency or 1)
+
+    def cost(self, price: float | None) -> float | None:
+        """Return dollars per million output tokens at the ceiling; None if the price or the ceiling is unknown."""
+        return cost_per_million(price, self.gpus, self.output_rate) if price and self.decode else None
+
+
+def held(found: Ledger) -> int:
+    """Return the requests of the longest context that one engine certainly holds; 0 if it may hold none."""
+    if found.verdict == "does not fit" or not (found.layout and found.blocks):
+        return 0
+    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
+
+
+def sized(model: Model, setup: Setup) -> Ledger:
+    """Return the ledger of a setup; a default --max-num-seqs that vLLM refuses becomes the largest that starts."""
+    found = ledger(model, setup)
+    least = found.blocks.low if found.blocks else 0
+    if setup.default_sequences and 0 < least < state_blocks_needed(model, setup):
+        return ledger(model, replace(setup, sequences=least))
+    return found
+
+
+def deployment(
+    model: Model, found: Ledger, gpu: GpuModel | None, concurrency: int | None, replicas: int = 1, **changed: Any
+) -> Deployment:
+    """Return a deployment with the ceilings of a load; `concurrency` None: as many requests as it holds."""
+    setup = found.setup
+    engines = replicas * setup.data
+    requests = held(found) * engines
+    batch = min(requests, setup.sequences * engines, concurrency or requests)
+    plain = Deployment(gpu, setup, found, requests, batch, replicas=replicas, **changed)
+    is_spread = setup.pipeline > 1 or (bool(model.experts) and setup.data > 1)  # all-to-all is not modelled
+    if not batch or gpu is None or is_spread:
+        return plain
+    with suppress(BadUsage):  # its ceilings are unknown
+        one, share = Replica(model, setup, gpu), -(-batch // engines)
+        rates = decode(one, share, setup.length), prefill(one, setup.length)
+        output = rates[0]._replace(tokens_per_second=batch / rates[0].step)
+        prompt = rates[1]._replace(tokens_per_second=rates[1].tokens_per_second * engines)
+        return replace(plain, decode=output, prefill=prompt)
+    return plain
+
+
+# -- changes of a launch ----------------------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """A change of a launch: its name, the flags to add, the settings, the model then, if other files are needed."""
+
+    name: str
+    flags: str
+    fields: Mapping[str, Any]
+    model: Model
+    checkpoint: bool = False
+
+    def labels(self) -> dict[str, Any]:
+        return {"change": self.name, "flags": self.flags, "checkpoint": self.checkpoint}
+
+
+def changes(model: Model, setup: Setup) -> Iterator[Change]:
+    """Yield the changes of weights and KV cache that a GPU of the setup can run: flags first, other files last."""
+    is_plain = not model.quantization and not setup.quantization and not setup.float32
+    has_fp8_cache = NUMBER_BYTES.get(setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, setup)
+    has_fp8_weights = is_plain and setup.capability >= _FP8
+    if has_fp8_cache:
+        yield Change("FP8 KV cache", FP8_CACHE, {"kv_dtype": "fp8"}, model)
+    if has_fp8_weights:
+        yield Change("FP8 weights", FP8_WEIGHTS, {"quantization": "fp8"}, model)
+    if has_fp8_cache and has_fp8_weights:
+        both = {"quantization": "fp8", "kv_dtype": "fp8"}
+        yield Change("FP8 weights and KV cache", f"{FP8_WEIGHTS} {FP8_CACHE}", both, model)
+    for name, (capability, settings) in CHECKPOINTS.items():
+        if is_plain and setup.capability >= capability:
+            yield Change(name, "", {}, replace(model, quantization=settings), True)
+
+
+def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]:
+    """Return the launch as it is and the changes that fit: the most KV cache for a GPU first, more GPUs last.
+
+    Whatever a log or an unknown release changes in the KV cache of the page's ledger, it changes in all of them. The
+    launch is left out if it does not fit.
+    """
+    setup = page.setup
+    if setup.cpu or setup.pipeline * setup.data > 1 or not setup.total or setup.kv_cache_bytes or setup.blocks:
+        return []
+    plain, now = ledger(model, setup).kv_cache, page.kv_cache
+    shift = (now.low - plain.low, now.high - plain.high, now.central - plain.central) if plain and now else (0, 0, 0)
+
+    def tried(change: Change, tensors: Iterable[int]) -> Deployment | None:
+        for tensor in tensors:
+            with suppress(BadUsage):
+                changed = replace(setup, tensor=tensor, **change.fields)
+                check(change.model, changed)
+                found = _shifted(sized(change.model, changed), shift)
+                if found.verdict == "fits" and held(found):
+                    flags = [change.flags, "" if tensor == setup.tensor else f"-tp {tensor}", _sequences(found, setup)]
+                    labels = change.labels() | {"flags": " ".join(filter(None, flags))}
+                    return deployment(change.model, found, gpu, None, **labels)
+        return None
+
+    fewer = [tensor for tensor in TENSORS if tensor <= setup.tensor]
+    kinds = list(changes(model, setup))
+    made = [tried(kind, (setup.tensor,) if kind.flags == FP8_CACHE else fewer) for kind in kinds]
+    shorter = rounded(setup.length // _SHORTER, setup.length)
+    if shorter >= _LEAST:
+        fields = {"length": shorter, "auto_length": False}
+        half = Change("half the context", f"--max-model-len {shorter}", fields, model)
+        made.append(tried(half, (setup.tensor,)))
+    found = sorted(filter(None, made), key=lambda one: -one.tokens_per_gpu)
+    first = [deployment(model, page, gpu, None)] if page.verdict == "fits" and held(page) else []
+    more = tried(Change("more GPUs", "", {}, model), (one for one in TENSORS if one > setup.tensor))
+    if first and (not more or more.requests * first[0].gpus < first[0].requests * more.gpus):
+        more = deployment(model, page, gpu, None, 2, change="more GPUs", flags="a second replica")
+    return [*first, *found, *filter(None, (more,))] if found or more else []
+
+
+def _sequences(found: Ledger, setup: Setup) -> str:
+    return f"--max-num-seqs {found.setup.sequences}" if found.setup.sequences != setup.sequences else ""
+
+
+def _shifted(found: Ledger, shift: tuple[int, int, int]) -> Ledger:
+    size = found.kv_cache
+    if not size or shift == (0, 0, 0):
+        return found
+    low, high, central = shift
+    return with_kv_cache(found, ByteRange(size.low + low, size.high + high, size.central + central))
+
+
+# -- layouts for a load -----------------------------------------------------------------------------------------------
+
+SetupOfGpu = Callable[[GpuModel], Setup]
+"""The setup of a command on one kind of GPU."""
+_USUAL = (1, 2, 4, 8)
+"""Counts of engines without a load: each is one row."""
+_MOST_REPLICAS = 4096
+
+
+def layouts(
+    model: Model, setups: Sequence[Setup], gpu: GpuModel, concurrency: int | None, change: Change | None = None
+) -> list[Deployment]:
+    """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
+
+    With a load the counts are those at which a layout holds it. More GPUs never hold fewer requests. Without a layout
+    that fits, the setups are returned as they are.
+    """
+    kind = change or Change(NOW, "", {}, model)
+    engines = []
+    for setup in setups:
+        with suppress(BadUsage):
+            check(kind.model, setup)
+            found = sized(kind.model, replace(setup, **kind.fields))
+            labels = kind.labels() | {"flags": " ".join(filter(None, (kind.flags, _sequences(found, setup))))}
+            engines.append(deployment(kind.model, found, gpu, concurrency, **labels))
+    able = [one for one in engines if one.requests]
+    if not able:
+        return engines if change is None else []
+    certain = [one for one in able if one.ledger.verdict == "fits"] or able
+    if concurrency:
+        counts = {one.gpus * -(-concurrency // one.requests) for one in certain}
+    else:
+        counts = {one.gpus * times for one in certain for times in _USUAL}
+        counts = {count for count in counts if count <= max(_USUAL[-1], min(one.gpus for one in certain))}
+    made = []
+    for count in sorted(counts):
+        best = max(certain, key=lambda one: (count // one.gpus * one.requests, one.gpus))
+        replicas = count // best.gpus
+        if best.gpus * replicas == count and replicas <= _MOST_REPLICAS:
+            labels = {"change": best.change, "flags": best.flags, "checkpoint": best.checkpoint}
+            made.append(deployment(kind.model, best.ledger, gpu, concurrency, replicas, **labels))
+    return made
+
+
+def chosen(found: Iterable[Deployment], concurrency: int | None, prices: Mapping[str, float]) -> Deployment | None:
+    """Choose what holds the load with the cheapest output token, without prices on the least GPU memory.
+
+    One that may not fit is chosen only if none fits for certain; among equals the one with fewer changes.
+    """
+    able = [one for one in found if one.gpu and one.requests and one.holds(concurrency) and not one.checkpoint]
+    certain = [one for one in able if one.ledger.verdict == "fits"] or able
+    costs = {id(one): one.cost(prices.get(one.gpu.name)) for one in certain if one.gpu}
+    if priced := [one for one in certain if costs.get(id(one))]:
+        return min(priced, key=lambda one: (costs[id(one)] or 0.0, len(one.flags)))
+    return min(certain, key=lambda one: (one.gpu.memory * one.gpus if one.gpu else 0, len(one.flags)), default=None)
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """Deployments of one model for one load; `concurrency` None stands for as many requests as each holds.
+
+    `rows` are on one page: every kind of GPU, and the changes on the chosen kind. `prices` are dollars per GPU hour by
+    GPU name, `utilisation` the share of a ceiling that is served; `measured` are the output tokens/s of the observed
+    server. `answer` is the first line, `launch` the command of the chosen deployment.
+    """
+
+    model: str
+    version: str
+    context: int
+    concurrency: int | None
+    rows: tuple[Deployment, ...]
+    best: Deployment | None
+    answer: str
+    launch: str
+    prices: Mapping[str, float]
+    utilisation: float | None
+    choices: tuple[str, ...]
+    measured: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def load(self, replica: Deployment) -> float | None:
+        """Return the served share of the decode ceiling; above 1 the replica cannot serve the measured load."""
+        measured = self.measured / replica.output_rate if self.measured and replica.decode else None
+        return self.utilisation or measured
+
+    def costs(self, replica: Deployment, ceiling: Ceiling | None) -> list[float | None]:
+        """Return dollars per million tokens at the ceiling, and at the served share of it; None if unknown."""
+        price, load = self.prices.get(replica.gpu.name if replica.gpu else ""), self.load(replica)
+        shares = (1.0, load if load and load <= 1 else None)
+        return [
+            cost_per_million(price, replica.gpus, ceiling.tokens_per_second, share)
+            if price and ceiling and share
+            else None
+            for share in shares
+        ]

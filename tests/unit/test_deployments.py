@@ -1,0 +1,115 @@
+"""One page has one number for one thing, for launches at random; and what was reported of pages that had two."""
+
+import json
+import random
+import re
+import shlex
+
+import pytest
+from support.paths import MODELS, ROOT
+from support.sampling import some
+
+from diag.commands.budget import BudgetOptions, estimate, run
+from diag.commands.sizing import SizingOptions
+from diag.core.errors import BadUsage
+from diag.report.gpu_sizing import render_budget
+from diag.vllm.deployments import NOW
+from diag.vllm.memory.fitting import safe_sequences
+
+NAMES = ("llama-3.1-8b", "llama-3-70b", "qwen2.5-7b", "qwen3-30b-a3b", "qwen3.5-27b", "gpt-oss-120b", "gemma-3-27b")
+FLAGS = ("", "-tp 2", "--kv-cache-dtype fp8", "--max-num-seqs 64", "--enforce-eager", "-dp 2", "-pp 2")
+
+
+def launch(seed: int) -> tuple[str, str, str, int]:
+    """Return a command, a GPU, a context and a concurrency at random."""
+    chance = random.Random(seed)
+    command = f"vllm serve {MODELS / chance.choice(NAMES)} {chance.choice(FLAGS)}"
+    gpu = chance.choice(("t4", "l4", "l40s", "a100-80", "h100", "h200", "b200", "mi300x", "gb10"))
+    return command, gpu, chance.choice(("2k", "4k", "8k")), chance.choice((1, 8, 32, 200, 1000))
+
+
+def sized(command: str, gpu: str, context: str, concurrency: int) -> tuple[str, dict[str, object]]:
+    """Return a page, and what it says as JSON."""
+    options = BudgetOptions(command, gpu, version="0.32.0", sizing=SizingOptions(False, gpu, context, concurrency))
+    return run(options)[0], json.loads(run(options, as_json=True)[0])
+
+
+@pytest.mark.parametrize("seed", some(range(500), 10))
+def test_a_page_has_one_number_for_one_thing(seed: int) -> None:
+    try:
+        page, said = sized(*launch(seed))
+    except BadUsage:
+        return
+    rows = said["configurations"]
+    assert isinstance(rows, list)
+    for change in {one["change"] for one in rows}:
+        alike = sorted((one["gpus"], one["requests"]) for one in rows if one["change"] == change)
+        assert [held for _, held in alike] == sorted(held for _, held in alike), "more GPUs never hold less"
+    able = [one for one in rows if one["requests"]]
+    concurrency = said["concurrency"]
+    assert all(one["requests"] >= concurrency for one in able)
+    assert len({one["batch"] for one in able if one["batch"] == concurrency} | {concurrency}) == 1
+    first = " ".join(page.splitlines()[0].split())
+    if found := re.match(r"(\d+) x (\S+) ", first):
+        total = re.search(r"tokens: ([\d,]+)", " ".join(page.split()))
+        assert total and (int(found[1]), found[2], int(total[1].replace(",", "").rstrip("."))) in {
+            (one["gpus"], one["gpu"], one["requests"]) for one in rows
+        }
+
+
+@pytest.mark.parametrize("seed", some(range(500), 10))
+def test_offers_repeat_the_ledger_of_their_page(seed: int) -> None:
+    command, gpu, context, _ = launch(seed)
+    try:
+        budget = estimate(BudgetOptions(f"{command} --max-model-len {context}", gpu, version=("", "0.32.0")[seed % 2]))
+    except BadUsage:
+        return
+    now = [one for one in budget.offers if one.change == NOW]
+    assert [one.requests for one in now] == [safe_sequences(budget.ledger) for one in now]
+    assert [one.ledger.tokens for one in now] == [budget.ledger.tokens for one in now]
+    last = budget.offers[-1] if budget.offers else None
+    if last and now and last.change == "more GPUs":
+        assert last.requests >= 2 * now[0].requests * last.gpus // (2 * now[0].gpus)
+    assert render_budget(budget)
+
+
+def test_the_answer_is_line_1_with_the_least_gpus_that_hold_the_load() -> None:
+    """Was: 8 x H100 as the least in the third bullet, while TP 4 with an FP8 KV cache holds 215."""
+    page, said = sized(f"vllm serve {MODELS / 'llama-3-70b'}", "h100", "4k", 200)
+    assert " ".join(page.splitlines()[:2]).startswith(
+        "4 x h100 (TP 4, --kv-cache-dtype fp8) holds 200 requests of 4,000 tokens: 214; without"
+        "   --kv-cache-dtype fp8: 8 x h100."
+    )
+    assert str(said["launch"]).endswith("--tensor-parallel-size 4 --max-model-len 4000 --kv-cache-dtype fp8")
+
+
+def test_rows_of_awq_on_t4_are_for_one_load() -> None:
+    """Was: 1,621 tokens/s in the table and 3,119 for the same launch among the offers."""
+    page, _ = sized("vllm serve Qwen/Qwen2.5-7B-Instruct-AWQ", "t4", "4k", 32)
+    assert page.count("2 x t4") == 2 and "as it is" not in page
+
+
+def test_wide_expert_parallelism_is_sized() -> None:
+    """Was: --data-parallel-size with --concurrency refused."""
+    page, said = sized("vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel", "h200", "8k", 256)
+    assert page.startswith("16 x h200 (TP 1 DP 16 EP) holds 256 requests of 8,000 tokens: ")
+    assert [one["decode"] for one in said["configurations"]][:1] == [None]  # type: ignore[attr-defined]
+
+
+def test_a_default_max_num_seqs_that_vllm_refuses_is_in_the_launch() -> None:
+    page, said = sized("vllm serve Qwen/Qwen3.5-27B", "h100", "4k", 20)
+    assert "--max-num-seqs" in str(said["launch"]) and page.startswith("1 x h100")
+
+
+FENCE = re.compile(r"```console\n\$ diag budget (.*?)\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_the_questions_of_the_page_have_these_answers(at: int) -> None:
+    command, answer = FENCE.findall((ROOT / "docs" / "sizing.md").read_text(encoding="utf-8"))[at]
+    target, *flags = shlex.split(command)
+    given = dict(zip(flags[flags[0] == "--all-gpus" :: 2], flags[1 + (flags[0] == "--all-gpus") :: 2], strict=True))
+    concurrency = int(given["--concurrency"]) if "--concurrency" in given else None
+    several = SizingOptions("--all-gpus" in flags, given.get("--gpu", ""), given.get("--context", ""), concurrency)
+    page, _ = run(BudgetOptions(target, given.get("--gpu", ""), version=given["--vllm-version"], sizing=several))
+    assert [part.strip("\n") in page for part in answer.split("...\n")] == [True] * (1 + answer.count("...\n"))

@@ -1,0 +1,123 @@
+"""Models by name: what is found, what is said of an unknown name, and that each row is a whole shape with a source."""
+
+from pathlib import Path
+
+import pytest
+from support.models import changed
+from support.paths import ROOT
+from support.sampling import some
+
+from diag.commands.budget import BudgetOptions, estimate
+from diag.core.errors import BadUsage
+from diag.vllm.memory import weights
+from diag.vllm.memory.model import load
+from diag.vllm.memory.shapes import closest, find_shape, repositories
+
+SERVED = """
+Qwen/Qwen3-8B 8.19
+qwen3-32b 32.76
+Qwen/Qwen3-30B-A3B-Instruct-2507-FP8 30.53
+Qwen/Qwen2.5-72B-Instruct-AWQ 72.71
+Qwen/Qwen2.5-VL-72B-Instruct 73.41
+Qwen/Qwen3.5-397B-A17B 396.8
+Qwen/Qwen3.6-27B-FP8 27.36
+Qwen/Qwen3-Coder-480B-A35B-Instruct 480.15
+Qwen/Qwen3-Next-80B-A3B-Thinking 79.67
+Qwen/Qwen3-Embedding-8B 7.57
+meta-llama/Llama-3.1-8B-Instruct 8.03
+RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16 70.55
+llama3.2:3b 3.21
+meta-llama/Llama-4-Scout-17B-16E-Instruct 107.77
+deepseek-ai/DeepSeek-R1-0528 671.03
+deepseek-ai/DeepSeek-V3.2-Exp 671.88
+deepseek-ai/DeepSeek-V4-Flash 284.33
+zai-org/GLM-4.5-Air-FP8 106.85
+zai-org/GLM-4.6 352.8
+zai-org/GLM-5.1-FP8 743.91
+moonshotai/Kimi-K2.5 1026.88
+MiniMaxAI/MiniMax-M2.5 228.69
+mistralai/Mistral-Small-3.2-24B-Instruct-2506 24.01
+mistralai/Ministral-3-8B-Instruct-2512 8.92
+mistralai/Mixtral-8x22B-Instruct-v0.1 140.62
+google/gemma-3-12b-it 12.19
+google/gemma-4-31B-it 31.25
+microsoft/phi-4 14.66
+microsoft/Phi-4-mini-instruct 3.84
+openai/gpt-oss-120b 116.83
+nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 120.67
+nvidia/DeepSeek-V3.1-NVFP4 671.03
+ibm-granite/granite-3.3-2b-instruct 2.53
+BAAI/bge-m3 0.57
+BAAI/bge-reranker-v2-m3 0.57
+LGAI-EXAONE/EXAONE-4.0-32B 32.0
+HuggingFaceTB/SmolLM3-3B 3.08
+allenai/OLMo-2-0325-32B-Instruct 32.23
+"""
+"""Names that people serve, and parameters in billions as published with the weights."""
+
+
+@pytest.mark.parametrize("line", SERVED.split("\n")[1:-1])
+def test_a_served_model_is_known_by_its_name(line: str) -> None:
+    name, billions = line.split()
+    model = load(name, {"HF_HOME": "/nowhere"}, version="0.32.0")
+    counted = (weights.parameters(model) + weights.encoders(model).elements) / 1e9
+    assert counted == pytest.approx(float(billions), rel=0.01)
+    assert "no config.json is here: the shape is that of" in model.facts and "source: " in model.facts
+
+
+@pytest.mark.parametrize("repository", some(repositories(), 12))
+def test_a_row_is_a_whole_shape_with_a_source(repository: str) -> None:
+    found = find_shape(repository)
+    assert found and len(found.source) > 10
+    model = load(repository, {"HF_HOME": "/nowhere"}, version="0.32.0")
+    assert model.stack and model.family and not model.unknown and not model.doubt
+
+
+@pytest.mark.parametrize(
+    ("name", "repository", "quantized"),
+    [
+        ("Qwen3-8B-AWQ", "Qwen/Qwen3-8B", "AWQ, 4 bits in groups of 128"),
+        ("someone/Qwen2.5-7B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-7B-Instruct", "GPTQ, 8 bits"),
+        ("unsloth/gemma-3-27b-it-bnb-4bit", "google/gemma-3-27b-it", "bitsandbytes, 4 bits"),
+        ("nvidia/Qwen3.6-27B-NVFP4", "nvidia/Qwen3.6-27B-NVFP4", ""),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1", ""),
+    ],
+)
+def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: str) -> None:
+    found = find_shape(name)
+    assert found and (found.repository, found.format) == (repository, quantized)
+
+
+@pytest.mark.parametrize(
+    "name", ["bartowski/Qwen3-8B-GGUF", "/models/Qwen3-8B", "s3://bucket/Qwen3-8B", "a/b/c", "x", "", "my-model-v2"]
+)
+def test_other_files_and_places_are_not_taken_for_a_shape(name: str) -> None:
+    assert find_shape(name) is None
+
+
+def test_an_unknown_name_gets_the_closest_shape_and_the_way_to_the_file() -> None:
+    with pytest.raises(BadUsage) as refused:
+        load("openai/gpt-oss-121b", {"HF_HOME": "/nowhere"})
+    assert "hf download openai/gpt-oss-121b config.json" in str(refused.value)
+    assert str(refused.value).endswith("the closest shape that diag knows is openai/gpt-oss-120b")
+    assert closest("no/such-model") == ""
+
+
+def test_a_config_json_in_the_cache_wins(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    changed(snapshot, num_hidden_layers=2)
+    model = load("Qwen/Qwen3-8B", {"HF_HOME": str(tmp_path)})
+    assert (model.layers, model.facts) == (2, "")
+
+
+def test_formats_with_other_modules_in_16_bits_are_a_doubt() -> None:
+    """No false precision: NVFP4 checkpoints of one model differ."""
+    found = estimate(BudgetOptions("vllm serve someone/Qwen3-8B-NVFP4", "b200", version="0.32.0"))
+    assert found.ledger.verdict == "cannot tell"
+    assert any("NVFP4 stay in 16 bits" in reason for reason in found.ledger.reasons)
+
+
+def test_the_page_states_the_number_of_shapes() -> None:
+    for page in ("docs/sizing.md", "CHANGELOG.md"):
+        assert f"the shapes of {len(repositories())} repositories" in (ROOT / page).read_text(encoding="utf-8")
