@@ -1,4 +1,4 @@
-"""Find whose kernel raised an error, and the option that takes another one: one that exists for platform and release."""
+"""Find whose kernel raised an error, and the option that takes another one, of this platform and release."""
 
 import re
 from functools import cache
@@ -52,7 +52,7 @@ def kernel_of(frames: str) -> Kernel | None:
 
 
 def way_around(kernel: Kernel, near: str, frames: str, platform: str, version: str) -> str:
-    """Return the option that takes another kernel, "" if none is known to fit; `near` are the lines around the error."""
+    """Return the option that takes another kernel, "" if none fits; `near` are the lines around the error."""
     at = release(version)
     for way in kernel.avoid:
         if (way.platforms and platform and platform not in way.platforms) or (at and at < release(way.since)):

@@ -42,8 +42,8 @@ MOST_SEEN, BEFORE_SEEN = 120, 60
 """Characters of a line that decided, and of those before what was found in it."""
 _HEAD = re.compile(r"(?:.{0,160}?\[[\w./]{1,80}:\d{1,6}\] |.{0,80}? kernel: |(?:\(\w[^()]{0,60} pid=\d+\) ?)+)")
 """What log collectors and vLLM write before the text of a line."""
-FAR_BEHIND = 3
-"""Minor releases, about two months of them, in which vLLM mends hundreds of defects."""
+FAR_BEHIND, OLD = 3, 12
+"""Minor releases, about two months and most of a year of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -64,7 +64,9 @@ _WORD = re.compile(r"[a-z]+(?:'s)?(?=[ ,:])")
 _LATE = re.compile(r"CUDA error|cudaError|CUDA_ERROR|HIP error|hipError|Triton Error")
 """Errors of a kernel that a later call may raise."""
 AVOID = "Start with {way}, which avoids it; if the error stays, "
-AVOID_LATE = f"{AVOID}start once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3), which shows the call that fails."
+AVOID_LATE = (
+    f"{AVOID}start once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3), which shows the call that fails."
+)
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
@@ -151,7 +153,7 @@ class FailureKind(NamedTuple):
         first = head.end() if head and head.end() <= at else 0
         start = max(first, at - BEFORE_SEEN if place else 0)
         if start > first:  # not within a word
-            start = next((found.end() for found in re.finditer(r"\s", line[start:at])), 0) + start
+            start += next((found.end() for found in re.finditer(r"[\s/]", line[start:at])), 0)
             return printable(f"… {line[start:].strip()}", MOST_SEEN)
         return printable(line[start:].strip(), MOST_SEEN)
 
@@ -271,15 +273,16 @@ def known_failure(
                 means = _filled(f"{failure.means}{owner}", values)
                 late = AVOID_LATE if _LATE.search(text) else AVOID_CALL
                 advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
+                basis: Basis = "by its place" if way else failure.basis
                 if failure.file == PLACES and not failure.has_context:
-                    advice = _with_upgrade(advice, version)
+                    advice = _with_upgrade(advice, version, basis)
                 seen = values.get("", "")
                 return KnownFailure(
                     failure.id,
                     means,
                     advice,
                     failure.source,
-                    "by its place" if way else failure.basis,
+                    basis,
                     failure.restart,
                     is_decided=failure.has_context and not failure.computed_first,
                     seen=seen,
@@ -288,7 +291,7 @@ def known_failure(
 
 
 def _owner(failure: FailureKind, text: str, frames: str, context: LogContext, version: str) -> tuple[str, str]:
-    """Return a sentence that names the kernel in which the traceback ends, and the option that avoids it; "" if unknown."""
+    """Return a sentence that names the kernel in which the traceback ends, and the option that avoids it."""
     kernel = kernel_of(frames) if failure.by_owner else None
     if kernel is None:
         return "", ""
@@ -296,8 +299,11 @@ def _owner(failure: FailureKind, text: str, frames: str, context: LogContext, ve
     return ("" if failure.file == PLACES and not way else f" The traceback ends in {kernel.name}."), way
 
 
-def _with_upgrade(advice: str, version: str) -> str:
-    """Add the newest release if the server's is far behind: an exception of no kind is often a mended defect."""
+def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
+    """Name the newest release if the server's is far behind: an exception of no kind is often a mended defect.
+
+    If the cause is a guess and the server's release is old, the upgrade comes first.
+    """
     newest = versions()[-1]
     (at, last) = release(version)[:2], release(newest)[:2]
     if not at or last < (at[0], at[1] + FAR_BEHIND):
@@ -305,6 +311,8 @@ def _with_upgrade(advice: str, version: str) -> str:
     numbers = f"(this server runs {printable(version)}, {newest} is newer)"
     if _UPGRADE.search(advice):
         return _UPGRADE.sub(rf"\1 {numbers}", advice, count=1)
+    if basis == "guess" and last >= (at[0], at[1] + OLD):
+        return f"Upgrade vLLM {numbers}; until then {advice[:1].lower()}{advice[1:]}"
     return f"{advice.removesuffix('.')}; if the error stays, upgrade vLLM {numbers}."
 
 
@@ -324,7 +332,9 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
     def options(place: re.Match[str]) -> str:
         names = place["names"].split(", ")
         if arguments:
-            names = [name for name in names if f"'{name[2:].partition('.')[0].replace('-', '_')}':" in arguments["args"]]
+            names = [
+                name for name in names if f"'{name[2:].partition('.')[0].replace('-', '_')}':" in arguments["args"]
+            ]
         if not names:
             raise ValueError
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -334,8 +344,8 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
         result = ""
         for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
             with suppress(ValueError, ArithmeticError):
-                clause = PLACE.sub(value, _OPTIONS.sub(fill_options, clause))
-                result += (separator if result else "") + clause if _has_options(version, clause) else ""
+                said = PLACE.sub(value, _OPTIONS.sub(fill_options, clause))
+                result += (separator if result else "") + said if _has_options(version, said) else ""
         return result
 
     result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)
