@@ -22,6 +22,7 @@ _OF_FRAMES = (
 """Backends, by the beginnings of their names, and the frames of their code."""
 _MLA = re.compile(r"/mla/|_mla\b|\bMLA\b|use_mla=True|(?i:deepseek-?(?:v[23]|r1)|kimi-k)")
 _SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)")
+_LOADS = re.compile(r":\w{0,30}(?:load_|_loader\b|create_weights)")
 _FEW_BITS = re.compile(r"(?i)nvfp4|mxfp4|w4a16|wna16|awq|gptq|int4")
 
 
@@ -46,9 +47,11 @@ def kernels() -> tuple[Kernel, ...]:
     return read(PACKAGE / "knowledge" / "kernels.toml", tuple[Kernel, ...], "kernel")
 
 
-def kernel_of(frames: str) -> Kernel | None:
-    """Return the kernel that the innermost frames of a traceback show, None if they show none."""
-    return next((each for each in kernels() if each.frames.search(frames)), None)
+def kernel_of(frames: str, text: str) -> Kernel | None:
+    """Return the kernel that the innermost frames of a traceback or its exception show; None while weights load."""
+    if not frames or _LOADS.search(frames):
+        return None
+    return next((each for each in kernels() if each.frames.search(f"{frames}\n{text}")), None)
 
 
 def way_around(kernel: Kernel, near: str, frames: str, platform: str, version: str) -> str:

@@ -292,7 +292,7 @@ def known_failure(
 
 def _owner(failure: FailureKind, text: str, frames: str, context: LogContext, version: str) -> tuple[str, str]:
     """Return a sentence that names the kernel in which the traceback ends, and the option that avoids it."""
-    kernel = kernel_of(frames) if failure.by_owner else None
+    kernel = kernel_of(frames, text) if failure.by_owner else None
     if kernel is None:
         return "", ""
     way = way_around(kernel, context.nearby, frames, platform_of(text, context), version)
