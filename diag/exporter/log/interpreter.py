@@ -114,7 +114,7 @@ class PlacedLine(NamedTuple):
 
 @dataclass
 class ServerRun:
-    """What the lines since the latest start have shown; each start begins with a new one."""
+    """State of the server by the lines since its latest start; each start begins with a new one."""
 
     root_cause: RootCauseTracker
     startup: StartupProgress = field(default_factory=StartupProgress)
