@@ -1,5 +1,6 @@
 """Declarations as text: `diag explain` (runbook, signal, lint rule, flag), `diag incidents` and `diag generate`."""
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -7,7 +8,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from diag.core.contract import Contract
-from diag.core.declarations import Mistake, read, typed
+from diag.core.declarations import PACKAGE, Mistake, read, typed
 from diag.core.errors import BadDeclaration, BadUsage
 from diag.core.formatting import plural, printable
 from diag.core.incident import Incident, Part, Signal
@@ -15,6 +16,7 @@ from diag.knowledge.catalog import load
 from diag.knowledge.signals import DECLARED
 
 _LIKELY, _FEW = 0.75, 8
+DO = "\n  Do: "
 SHORTEST, MOST_KINDS = 6, 6
 """Characters of a text that is looked for in the table of failures, and kinds that are shown."""
 ASKED = """\
@@ -28,7 +30,8 @@ diag explain TEXT, where TEXT is one of
   a lint rule, a check  docs/lint-rules.md, docs/preflight.md
 
 """
-METRIC = re.compile(r"(?:vllm:|diag_|http_)\w+")
+METRIC = re.compile(r"(?:vllm:|diag_|http_)?[a-z][a-z0-9]*(?:_\w+)+")
+SERIES = r"(?:_bucket|_sum|_count|_total)?"
 
 
 def show(name: str, folder: Path | None, as_markdown: bool) -> None:
@@ -89,10 +92,10 @@ def run(name: str, folder: Path | None) -> str:
 def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract, signals: Mapping[str, Signal]) -> str:
     """Return the page for a pasted text: an alert, an exception, an environment variable, a metric; "" for none."""
     from diag.artefacts.names import alert_name
-    from diag.artefacts.reference import signal_page
     from diag.artefacts.runbook import runbook
+    from diag.exporter.log.recognise import recognise
     from diag.knowledge.formulas import expanded, rule_set
-    from diag.knowledge.known_failures import known_failure, table
+    from diag.knowledge.known_failures import PLACE, known_failure, table
 
     bare = text.strip().strip("`'\"")
     for incident in incidents:
@@ -103,29 +106,51 @@ def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract,
         return (
             f"# {known.id}\n\n{known.means}\n\n**Do:** {known.do}\n\nHow sure: {known.basis}. Source: {known.source}\n"
         )
-    if METRIC.fullmatch(bare):
-        readers = {
-            name: signal for name, signal in signals.items() if re.search(rf"\b{bare}\b", expanded(signal.promql))
-        }
-        users = [
-            incident.id
-            for incident in incidents
-            if any(re.search(rf"\b{bare}\b", expanded(each.signal.promql)) for each in incident.every_condition)
-        ]
-        if len(readers) == 1 and not users:
-            return signal_page(next(iter(readers.values())), incidents, contract)
-        if readers or users:
-            lines = [f"- signal {name}" for name in sorted(readers)] + [f"- incident {name}" for name in sorted(users)]
-            return f"# {bare}\n\nRead by:\n\n" + "\n".join(lines) + "\n"
+    if METRIC.fullmatch(bare) and (page := _metric_page(bare, incidents, contract, signals)):
+        return page
+    event = recognise(bare, "ERROR")
+    shown = [
+        incident
+        for incident in incidents
+        if event is not None
+        and any(re.search(rf'"{event.name}\b', expanded(each.signal.promql)) for each in incident.symptoms)
+    ]
+    if len(shown) == 1:
+        return runbook(shown[0], incidents, contract, rule_set(incidents, contract))
     word = re.compile(rf"(?<![\w-]){re.escape(bare)}(?![\w-])")
     kinds = [
         each for each in table() if len(bare) >= SHORTEST and word.search(f"{each.means} {each.do} {each.example}")
     ]
     if not kinds:
         return ""
-    lines = [f"- **{each.id}**: {each.means}\n  Do: {each.do}" for each in kinds[:MOST_KINDS]]
+    kinds.sort(key=lambda each: each.has_context)  # first what the text alone tells
+    lines = [f"- **{each.id}**: {PLACE.sub('...', f'{each.means}{DO}{each.do}')}" for each in kinds[:MOST_KINDS]]
     more = f"\n\nand {len(kinds) - MOST_KINDS} more (docs/failures.md)" if len(kinds) > MOST_KINDS else ""
     return f"# {bare}\n\nNamed in {plural(len(kinds), 'kind')} of failure:\n\n" + "\n".join(lines) + more + "\n"
+
+
+def _metric_page(name: str, incidents: Sequence[Incident], contract: Contract, signals: Mapping[str, Signal]) -> str:
+    """Return the page of a metric, with or without "vllm:": who reads it, and which releases have it; "" if unknown."""
+    from diag.artefacts.reference import signal_page
+    from diag.knowledge.formulas import expanded
+
+    releases = json.loads((PACKAGE / "vllm" / "metric_names.json").read_text())["metrics"]
+    full = name if ":" in name or f"vllm:{name}" not in releases else f"vllm:{name}"
+    series = re.compile(rf"\b{re.escape(full)}{SERIES}\b")
+    readers = {name: signal for name, signal in signals.items() if series.search(expanded(signal.promql))}
+    users = [
+        incident.id
+        for incident in incidents
+        if any(series.search(expanded(each.signal.promql)) for each in incident.every_condition)
+    ]
+    if len(readers) == 1 and not users:
+        return signal_page(next(iter(readers.values())), incidents, contract)
+    lines = [f"- incident {name}" for name in sorted(users)] + [f"- signal {name}" for name in sorted(readers)]
+    known = releases.get(full.removesuffix("_total"), releases.get(full))
+    of = f"A metric of vLLM {known[0]} to {known[1]}. " if known else ""
+    if not lines:
+        return f"# {full}\n\n{of}No incident of diag reads it.\n" if known else ""
+    return f"# {full}\n\n{of}Read by:\n\n" + "\n".join(lines) + "\n"
 
 
 def near(name: str, ids: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
 from diag.http.client import Client, Request, Response, run_in_thread
 from diag.http.failure import SCALES, VLLM, Failure, WrongAnswer
-from diag.knowledge.other_engines import ONLY_JUDGES, program_of_page
+from diag.knowledge.other_engines import ONLY_JUDGES, program_of_models, program_of_page
 from diag.vllm.running_config import ServerFacts, from_server_info, number
 
 ACCEPT = "text/plain;version=0.0.4"
@@ -101,6 +101,12 @@ class VllmServer:
             return None
         return response.status if _is_vllms_health(response, bool(self.path)) else None
 
+    def _program_of_models(self) -> str:
+        with suppress(Failure):
+            request = Request("/v1/models", most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False)
+            return program_of_models(self.client.send(request).body)
+        return ""
+
     def _read_page(self) -> bytes:
         if self.path:
             response = self.client.get(self.path, ACCEPT, self.most_bytes)
@@ -128,6 +134,8 @@ class VllmServer:
         if status in _REFUSED or (len(tried) == 1 and status not in (200, *_GONE)):
             raise self.client.refusal(status)
         if len(tried) == 1:
+            if status in _GONE and (other := self._program_of_models()):
+                raise WrongAnswer(f"is no vLLM server but {other}, by its /v1/models", ONLY_JUDGES)
             reason = problem if problem.startswith("answered") else f"has no page {path} ({problem})"
             raise WrongAnswer(reason, VLLM.address)
         places = ", ".join(f"{printable(path, 60)} ({problem})" for path, problem, _ in tried)

@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
+from diag.knowledge.kernels import kernel_of, way_around
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
-from diag.vllm.flags.registry import release, versions
+from diag.vllm.flags.registry import known, release, versions
 
 FILES = {
     "context": "What the log around the error decides",
@@ -41,8 +42,8 @@ MOST_SEEN, BEFORE_SEEN = 120, 60
 """Characters of a line that decided, and of those before what was found in it."""
 _HEAD = re.compile(r"(?:.{0,160}?\[[\w./]{1,80}:\d{1,6}\] |.{0,80}? kernel: |(?:\(\w[^()]{0,60} pid=\d+\) ?)+)")
 """What log collectors and vLLM write before the text of a line."""
-FAR_BEHIND = 3
-"""Minor releases, about two months of them, in which vLLM mends hundreds of defects."""
+FAR_BEHIND, OLD = 3, 12
+"""Minor releases, about two months and most of a year of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -50,6 +51,23 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MOST_DIVISOR = 128
 """GPUs that one model is split over, at most."""
 _ALTERNATIVES = re.compile(r"(, or |; )")
+_OPTIONS = re.compile(r"\[(?P<names>--[\w.-]+(?:, --[\w.-]+)*)\]")
+"""Options of which those count that the server was given; all of them if the log does not list its arguments."""
+_GIVEN = re.compile(r"non-default args: \{(?P<args>.*)\}")
+_FLAG = re.compile(r"(?<![\w-])(?P<name>--[a-z][a-z0-9-]+)(?P<other>[^();,]{0,40}\((?:since|before|\d))?")
+"""An option in an advice; in brackets may stand since when vLLM has it."""
+_REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take")
+_OF_CONTAINER = re.compile(r"docker|container")
+_UPGRADE = re.compile(r"\b([Uu]pgrade vLLM)\b")
+_WORD = re.compile(r"[a-z]+(?:'s)?(?=[ ,:])")
+"""A word that a sentence may begin with in a capital; the name of a module or an option keeps its letters."""
+_LATE = re.compile(r"CUDA error|cudaError|CUDA_ERROR|HIP error|hipError|Triton Error")
+"""Errors of a kernel that a later call may raise."""
+AVOID = "Start with {way}, which avoids it; if the error stays, "
+AVOID_LATE = (
+    f"{AVOID}start once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3), which shows the call that fails."
+)
+AVOID_CALL = f"{AVOID}upgrade vLLM."
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
@@ -68,6 +86,7 @@ class FailureKind(NamedTuple):
     compare numbers of the groups: "allocated < 0.1 total". If `computed_first`, a value that is computed from the
     server's numbers is better advice. A kind with one of these comes before those without. An
     error that many causes have is `generic`: it comes last, and its cause is a guess, as one that is a `guess` itself.
+    A kernel's error is mended `by_owner`: by the option that avoids the kernel in whose code the traceback ends.
     """
 
     id: str
@@ -91,6 +110,7 @@ class FailureKind(NamedTuple):
     restart: bool = True
     generic: bool = False
     guess: bool = False
+    by_owner: bool = False
     example_nearby: str = ""
 
     @property
@@ -122,7 +142,7 @@ class FailureKind(NamedTuple):
             at = near.start(1) if near.re.groups and near[1] is not None else near.start()
             first = context.nearby.rfind("\n", 0, at) + 1
             whole = context.nearby[first:].partition("\n")[0]
-            seen = "" if text and text in whole else self._seen(hidden(whole))
+            seen = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else self._seen(hidden(whole))
             values |= {"": seen, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
         return values if all(_holds(each, values) for each in self.figures) else None
 
@@ -130,7 +150,11 @@ class FailureKind(NamedTuple):
         """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
         head, place = _HEAD.match(line), re.search(self.nearby, line)
         at = place.start() if place else len(line)
-        start = max(head.end() if head and head.end() <= at else 0, at - BEFORE_SEEN if place else 0)
+        first = head.end() if head and head.end() <= at else 0
+        start = max(first, at - BEFORE_SEEN if place else 0)
+        if start > first:  # not within a word
+            start += next((found.end() for found in re.finditer(r"[\s/]", line[start:at])), 0)
+            return printable(f"… {line[start:].strip()}", MOST_SEEN)
         return printable(line[start:].strip(), MOST_SEEN)
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
@@ -245,16 +269,20 @@ def known_failure(
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
-                means, advice = (_filled(each, values) for each in (failure.means, failure.advice))
+                owner, way = _owner(failure, text, frames, context, version)
+                means = _filled(f"{failure.means}{owner}", values)
+                late = AVOID_LATE if _LATE.search(text) else AVOID_CALL
+                advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
+                basis: Basis = "by its place" if way else failure.basis
                 if failure.file == PLACES and not failure.has_context:
-                    advice = _with_upgrade(advice, version)
+                    advice = _with_upgrade(advice, version, basis)
                 seen = values.get("", "")
                 return KnownFailure(
                     failure.id,
                     means,
                     advice,
                     failure.source,
-                    failure.basis,
+                    basis,
                     failure.restart,
                     is_decided=failure.has_context and not failure.computed_first,
                     seen=seen,
@@ -262,29 +290,79 @@ def known_failure(
     return None
 
 
-def _with_upgrade(advice: str, version: str) -> str:
-    """Put the newest release first if the server's is far behind: an exception of no kind is often a mended defect."""
+def _owner(failure: FailureKind, text: str, frames: str, context: LogContext, version: str) -> tuple[str, str]:
+    """Return a sentence that names the kernel in which the traceback ends, and the option that avoids it."""
+    kernel = kernel_of(frames, text) if failure.by_owner else None
+    if kernel is None:
+        return "", ""
+    way = way_around(kernel, context.nearby, frames, platform_of(text, context), version)
+    return ("" if failure.file == PLACES and not way else f" The traceback ends in {kernel.name}."), way
+
+
+def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
+    """Name the newest release if the server's is far behind: an exception of no kind is often a mended defect.
+
+    If the cause is a guess and the server's release is old, the upgrade comes first.
+    """
     newest = versions()[-1]
     (at, last) = release(version)[:2], release(newest)[:2]
-    if not at or last < (at[0], at[1] + FAR_BEHIND) or advice.startswith("Upgrade vLLM"):
+    if not at or last < (at[0], at[1] + FAR_BEHIND):
         return advice
-    return f"Upgrade vLLM (this server runs {printable(version)}, {newest} is newer); until then: {advice}"
+    numbers = f"(this server runs {printable(version)}, {newest} is newer)"
+    if _UPGRADE.search(advice):
+        return _UPGRADE.sub(rf"\1 {numbers}", advice, count=1)
+    if basis == "guess" and last >= (at[0], at[1] + OLD):
+        return f"Upgrade vLLM {numbers}; until then {advice[:1].lower()}{advice[1:]}"
+    return f"{advice.removesuffix('.')}; if the error stays, upgrade vLLM {numbers}."
 
 
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Fill in the groups; an alternative behind another one is left out if its number cannot be computed."""
+def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING, version: str = "") -> str:
+    """Fill in the groups, and the options that the server was given.
+
+    An alternative is left out if its number cannot be computed, if the server was given none of its options, or if its
+    release does not have one.
+    """
 
     def value(place: re.Match[str]) -> str:
         given = [values[name.strip()] for name in place["names"].split(",")]
         return FUNCTIONS[place["function"]](*given) if place["function"] else printable(given[0])
 
-    first, *others = _ALTERNATIVES.split(text)
-    with_values = ""
-    for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
-        with suppress(ValueError, ArithmeticError):
-            with_values += (separator if with_values else "") + PLACE.sub(value, clause)
-    with_values = f"{with_values[:1].upper()}{with_values[1:]}"
-    return with_values if with_values.endswith(".") else f"{with_values}."
+    arguments = _GIVEN.search(context.nearby) if "[--" in text else None
+
+    def options(place: re.Match[str]) -> str:
+        names = place["names"].split(", ")
+        if arguments:
+            names = [
+                name for name in names if f"'{name[2:].partition('.')[0].replace('-', '_')}':" in arguments["args"]
+            ]
+        if not names:
+            raise ValueError
+        return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+    def filled(fill_options: Callable[[re.Match[str]], str]) -> str:
+        first, *others = _ALTERNATIVES.split(text)
+        result = ""
+        for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
+            with suppress(ValueError, ArithmeticError):
+                said = PLACE.sub(value, _OPTIONS.sub(fill_options, clause))
+                result += (separator if result else "") + said if _has_options(version, said) else ""
+        return result
+
+    result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)
+    result = f"{result[:1].upper()}{result[1:]}" if _WORD.match(result) else result
+    return result if result.endswith(".") else f"{result}."
+
+
+def _has_options(version: str, clause: str) -> bool:
+    """Return True if a release, "" if unknown, has the options that a clause offers; a container's are not vLLM's."""
+    flags = _FLAG.finditer(clause) if release(version) and not _OF_CONTAINER.search(clause) else ()
+    return all(
+        (name := "--" + flag["name"][2:].removeprefix("no-")) not in known()
+        or bool(flag["other"])
+        or known()[name].in_release(version)
+        or bool(_REMOVES.search(clause))
+        for flag in flags
+    )
 
 
 def _number(text: str) -> float:

@@ -1,6 +1,7 @@
 """Recognise programs that are not vLLM, by the first page or log: diag judges vLLM alone, and says so at once."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
@@ -9,22 +10,27 @@ from diag.core.declarations import PACKAGE, read
 
 OF_VLLM = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]{1,120}\.py:\d+\]?"
-    r"|\((?:EngineCore|APIServer|VllmWorker|Worker\w*|Api[Ss]erver)\w* pid=\d+\)"
-    r"|\bvllm (?:serve|: error)|/vllm/|\bvllm\.(?:v1|engine|entry)"
+    r"|\((?:EngineCore|APIServer|VllmWorker|Worker\w*|Api[Ss]erver)\w* pid=\d+\)|\bvllm(?: serve)?: error: "
 )
-"""A line that vLLM wrote, or one that names its code."""
+"""A line that vLLM itself wrote."""
+NAMES_VLLM = re.compile(r"/vllm/|\bvllm\.(?:v1|engine|entry)|\bvllm serve\b")
+"""A line that names vLLM's code, as tracebacks of programs that use it do too."""
 BEGINNING = 2**20
 """Bytes of a page in which the metrics of other programs are looked for."""
 ONLY_JUDGES = "diag judges vLLM alone"
 
 
 class Program(NamedTuple):
-    """A program, and the patterns of its page and its log; a sentence about its page ends in the `hint`."""
+    """A program, the patterns of its page and its log, and the owner that its /v1/models names.
+
+    A sentence about its page ends in the `hint`.
+    """
 
     name: str
     metrics: re.Pattern[str]
     log: re.Pattern[str]
     hint: str = ""
+    owner: str = ""
 
 
 @cache
@@ -43,11 +49,23 @@ def program_of_page(page: bytes) -> str:
     return ""
 
 
+def program_of_models(body: bytes) -> str:
+    """Return the name of the program that a page /v1/models shows as the owner of its models, "" for vLLM or none."""
+    named = re.search(rb'"owned_by": ?"([\w.-]{1,60})"', body)
+    owner = named[1].decode() if named else ""
+    return next((each.name for each in programs() if each.owner and each.owner == owner), "")
+
+
 def program_of_log(lines: Iterable[str]) -> str:
-    """Return the name of the program that wrote a log, "" if vLLM wrote a line of it or nothing is recognised."""
-    found = ""
+    """Return the name of the program that wrote a log, "" if vLLM wrote a line of it or nothing is recognised.
+
+    Without a line that vLLM wrote, the program counts whose lines outnumber those that name vLLM's code.
+    """
+    found: Counter[str] = Counter()
     for line in lines:
         if OF_VLLM.search(line):
             return ""
-        found = found or next((each.name for each in programs() if each.log.search(line)), "")
-    return found
+        name = next((each.name for each in programs() if each.log.search(line)), "")
+        found[name or "vLLM"] += bool(name or NAMES_VLLM.search(line))
+    (name, _), *_ = found.most_common(1) or [("vLLM", 0)]
+    return "" if name == "vLLM" else name

@@ -22,6 +22,7 @@ from support.paths import ROOT
 
 from diag.cli.app import app, main
 from diag.commands import doctor, observe
+from diag.commands.explain import run
 from diag.commands.observe import ObserveOptions
 
 STILL = b"".join(
@@ -347,6 +348,23 @@ def test_the_help_fits_an_old_terminal_and_has_two_examples(command: list[str]) 
 
 def test_incidents_are_listed() -> None:
     assert "kv_eviction_cascade" in diag("incidents").stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("torch.OutOfMemoryError", "- **gpu_out_of_memory"),
+        ("kv_cache_usage_perc", "# vllm:kv_cache_usage_perc"),
+        ("vllm:e2e_request_latency_seconds", "- incident contract_breached"),
+        ("vllm:prompt_tokens_cached_by_source", "No incident of diag reads it."),
+        ("VllmEngineStalled", "# VllmEngineStalled: Engine stalled"),
+        ("VLLM_USE_DEEP_GEMM", "Set VLLM_USE_DEEP_GEMM=0"),
+    ],
+)
+def test_explain_finds_what_a_person_pastes(text: str, found: str) -> None:
+    page = run(text, None)
+    assert found in page
+    assert not re.search(r"\{\w+\}", page.split("```")[0])
 
 
 def test_explain_prints_the_runbook() -> None:

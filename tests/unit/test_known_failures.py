@@ -178,3 +178,75 @@ def test_a_share_leaves_room_and_is_never_absurd() -> None:
 
 def test_a_number_that_cannot_be_computed_is_no_error() -> None:
     assert known_failure(["nothing that is known"], "", "") is None
+
+
+FAULT = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+LISTED = (
+    "INFO [cuda.py:507] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER']."
+)
+MLA = "vllm/v1/attention/backends/mla/flashinfer_mla.py:forward_mqa"
+FUSED = "vllm/model_executor/layers/fused_moe/fused_moe.py:fused_experts_impl"
+DENSE = "flash_attn/interface.py:f < vllm/v1/attention/backends/flash_attn.py:forward"
+FI_MOE = "flashinfer/fused_moe/core.py:forward"
+
+
+@pytest.mark.parametrize(
+    ("frames", "nearby", "platform", "version", "option"),
+    [
+        (f"flashinfer/mla.py:run < {MLA}", "x", "cuda", "0.24.0", "--attention-backend TRITON_MLA,"),
+        (DENSE, "x", "cuda", "0.24.0", "--attention-backend TRITON_ATTN,"),
+        (DENSE, LISTED, "cuda", "0.24.0", "--attention-backend FLASHINFER,"),
+        (DENSE, "x", "cuda", "0.12.0", "VLLM_ATTENTION_BACKEND=TRITON_ATTN,"),
+        (DENSE, "x", "cuda", "", "--attention-backend TRITON_ATTN (before 0.13 VLLM_ATTENTION_BACKEND),"),
+        ("vllm/v1/attention/backends/triton_attn.py:forward", "x", "rocm", "0.24.0", "--attention-backend ROCM_ATTN,"),
+        (DENSE, "x", "tpu", "0.24.0", ""),
+        (DENSE, "model='DeepSeek-V3.2'", "cuda", "0.24.0", ""),
+        (FI_MOE, "nvfp4", "cuda", "0.24.0", "--moe-backend marlin,"),
+        (FI_MOE, "nvfp4", "cuda", "0.15.0", "VLLM_USE_FLASHINFER_MOE_FP4=0,"),
+        (FUSED, "x", "cuda", "0.15.0", ""),
+        ("aiter/fused_moe.py:fused_moe", "x", "rocm", "0.20.0", "VLLM_ROCM_USE_AITER_MOE=0,"),
+        ("vllm/utils/deep_gemm.py:fp8_gemm_nt", "x", "cuda", "0.20.0", "VLLM_USE_DEEP_GEMM=0,"),
+        ("vllm/model_executor/layers/mamba/x.py:f", "x", "cuda", "0.19.0", ""),
+        ("vllm/_custom_ops.py:free_shared_buffer", "x", "cuda", "0.33.0", ""),
+    ],
+)
+def test_the_kernel_that_failed_is_avoided_where_another_one_exists(
+    frames: str, nearby: str, platform: str, version: str, option: str
+) -> None:
+    found = known_failure([FAULT], version, "", frames, LogContext(nearby, platform, "ready"))
+    assert found is not None
+    assert found.id == "cuda_illegal_memory_access"
+    assert f"Start with {option}" in f"{found.do if 'avoids' in found.do else ''}Start with "
+    assert found.basis == ("by its place" if option else "guess")
+
+
+ASSERTION = "AssertionError (assert blocks)"
+OFFLOADS = "vllm/v1/core/sched/scheduler.py:schedule < vllm/distributed/kv_transfer/x.py:update_state_after_alloc"
+
+
+@pytest.mark.parametrize(
+    ("args", "do"),
+    [
+        ("{'model': 'm', 'kv_offloading_size': 32.0}", "Start without --kv-offloading-size, "),
+        ("{'kv_transfer_config': X(kv_role='both'), 'kv_offloading_size': 1}", "--kv-transfer-config and --kv-off"),
+        ("", "Start without --kv-transfer-config and --kv-offloading-size"),
+    ],
+)
+def test_only_options_that_the_server_was_given_are_to_be_removed(args: str, do: str) -> None:
+    near = f"INFO [utils.py:253] non-default args: {args}" if args else "x"
+    found = known_failure([ASSERTION], "0.32.0", "", OFFLOADS, LogContext(near, "cuda", "ready"))
+    assert found is not None
+    assert do in found.do
+
+
+def test_an_option_that_the_release_lacks_is_not_offered() -> None:
+    frames = "vllm/v1/core/sched/scheduler.py:update_from_output"
+    offered = {
+        version: found.do
+        for version in ("0.8.5", "0.32.0")
+        if (found := known_failure(["KeyError: 'chatcmpl-1f0'"], version, "", frames))
+    }
+    assert "--no-async-scheduling" not in offered["0.8.5"]
+    assert "--no-async-scheduling" in offered["0.32.0"]
+    assert offered["0.8.5"].startswith("Upgrade vLLM (this server runs 0.8.5")
+    assert offered["0.32.0"].startswith("Restart the server")

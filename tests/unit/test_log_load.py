@@ -10,6 +10,7 @@ from support.reports import judged_logs as judged
 
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
+from diag.knowledge.other_engines import program_of_log, program_of_models, program_of_page
 from diag.sources.log.paste import Line
 from diag.sources.log.reader import fitting_zone
 
@@ -228,6 +229,35 @@ def test_a_log_of_another_engine_is_named_and_not_judged(tmp_path: Path, line: s
     file.write_text(f"{line}\ntorch.OutOfMemoryError: CUDA out of memory.\n", encoding="utf-8")
     with pytest.raises(Unreachable, match=name):
         judged(file)
+
+
+FRAME = '  File "/usr/lib/python3.12/site-packages/{}", line 7, in forward'
+OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ([FRAME.format("sglang/srt/models/qwen3.py"), FRAME.format("sglang/srt/layers/x.py")], "SGLang"),
+        (
+            ["server_args=ServerArgs(model_path='m')", FRAME.format("sglang/srt/x.py"), FRAME.format("vllm/_ops.py")],
+            "SGLang",
+        ),
+        (["it served for weeks on sglang.srt, node_exporter said", FRAME.format("vllm/v1/core.py")], ""),
+        (["[TensorRT-LLM][ERROR] CUDA runtime error in x"], ""),
+        (["python -m sglang.launch_server", "vllm: error: unrecognized arguments: --x"], ""),
+        (["ollama serve was stopped, text-generation-launcher too"], ""),
+    ],
+)
+def test_the_name_of_another_program_refuses_no_log(lines: list[str], name: str) -> None:
+    assert program_of_log([*lines, OUT_OF_MEMORY]) == name
+
+
+def test_a_page_of_models_names_its_program() -> None:
+    owners = {owner: program_of_models(f'{{"id":"m","owned_by":"{owner}"}}'.encode()) for owner in ("vllm", "library")}
+    assert owners == {"vllm": "", "library": "Ollama"}
+    assert program_of_page(b"# TYPE go_info gauge\ngo_info 1\ngrafana_build_info 1\n")
+    assert not program_of_page(b"# TYPE python_info gauge\npython_info 1\nhttp_requests_total 1\n")
 
 
 def test_times_that_would_be_later_than_the_log_are_of_another_zone(monkeypatch: pytest.MonkeyPatch) -> None:

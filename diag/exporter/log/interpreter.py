@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from diag.core.log_events import (
@@ -111,6 +112,44 @@ class PlacedLine(NamedTuple):
     error: ErrorLine | None
 
 
+@dataclass
+class ServerRun:
+    """State of the server by the lines since its latest start; each start begins with a new one."""
+
+    root_cause: RootCauseTracker
+    startup: StartupProgress = field(default_factory=StartupProgress)
+    config: LoggedConfig = field(default_factory=LoggedConfig)
+    begun: float | None = None
+    banners: set[str] = field(default_factory=set)
+    listens: bool = False
+    has_engine: bool = False
+    is_dead: bool = False
+    ending: set[str] = field(default_factory=set)
+    was_told_to_stop: bool = False
+    drains_until: float = 0.0
+    """Unix time until which the page of a server that drains may come; 0 if it was not told to stop, or at once."""
+    cut: Counter[str] = field(default_factory=Counter)
+    ended_from_outside: bool = False
+    """True if the last line is that of a launcher, a shell or of Python, and says that the server was ended."""
+    is_interrupted: bool = False
+    """True if a signal interrupted the server before any of its processes had logged another exception."""
+    errors: int = 0
+    raised: set[str] = field(default_factory=set)
+    """Names of the processes that have logged an exception."""
+    waits_for: str = ""
+    """The line of a rank that waits for a lock, until the start moves."""
+    aborting: tuple[Pattern, ParsedLine, float] | None = None
+    """The first unproven line of a device's runtime that aborts a process."""
+    announced: tuple[ErrorLine, int] | None = None
+    """An exception announced as the end of a process, behind which no line says that the server ended, and the lines
+    that showed work until then.
+    """
+    abort: tuple[ErrorLine, int] | None = None
+    """The line of a device's runtime behind which it aborts the process, and the lines that showed work until then."""
+    script_error: ErrorLine | None = None
+    """The exception with which a script ended whose engine had started."""
+
+
 class LogInterpreter:
     """Interprets a log's lines in their order: tracks starts, work, failures and ends of the server.
 
@@ -126,7 +165,6 @@ class LogInterpreter:
         """Unix time of the last line of any kind."""
         self.reached = 0.0
         """Unix time of the last line that may be the continuation of a text, at most `FARTHEST` behind `latest`."""
-        self.config = LoggedConfig()
         self.starts = 0
         """Starts that the log has shown."""
         self.served = 0
@@ -135,62 +173,34 @@ class LogInterpreter:
         """Starts that have failed."""
         self.answers = AnswerCounts()
         self.load = LoadLines()
-        self._startup = StartupProgress()
         self._crashes = CrashStreak()
-        self._banners: set[str] = set()
         self._pid = ""
         self._last_time: float | None = None
         self._newest_time = 0.0
         self._events = EventCounts()
         self._records = RecordTracker()
-        self._listens = False
-        self._ending: set[str] = set()
-        self._was_told_to_stop = False
-        self._cut: Counter[str] = Counter()
-        self.drains_until = 0.0
-        """Unix time until which the page of a server that drains may come; 0 if it was not told to stop, or at once."""
         self._last_text = ""
         self._is_vllm = self._is_other = False
         """True if a line was logged by a file of vLLM's, or about a route of its API; if uvicorn started before that:
         other servers use it, and have these routes too.
         """
-        self._ended_from_outside = False
-        """True if the last line is that of a launcher, a shell or of Python, and says that the server was ended."""
-        self._interrupted = False
-        """True if a signal interrupted the server before any of its processes had logged another exception."""
         self._lines: dict[str, tuple[ParsedLine, float]] = {}
         """The last line of each event, and under `ANSWERS` the last exception that ended a request."""
         self._request_frames = self._frames_printed = ""
-        self._errors = 0
-        self._raised: set[str] = set()
-        """Names of the processes that have logged an exception since the server began."""
         self._next_start: list[tuple[Pattern, ParsedLine, float]] = []
         self._tracebacks = TracebackTracker()
         self._file = file
-        self._root_cause = self._crashed = RootCauseTracker(file)
-        self._dead = False
-        self._has_engine = self._has_api_server = self._is_script = False
-        """True if an engine has started; if a line is of an API server, and if one is of the class LLM."""
-        self._script_error: ErrorLine | None = None
-        """The exception with which a script ended whose engine had started."""
-        self._waits_for = ""
-        """The line of a rank that waits for a lock, until the start moves."""
-        self._aborting: tuple[Pattern, ParsedLine, float] | None = None
-        """The first unproven line of a device's runtime that aborts a process."""
+        self._run = ServerRun(RootCauseTracker(file))
+        self._crashed = self._run.root_cause
+        self._has_api_server = self._is_script = False
+        """True if a line is of an API server, and if one is of the class LLM."""
         self._latest_line: ParsedLine | None = None
-        self._announced: tuple[ErrorLine, int] | None = None
-        """An exception announced as the end of a process, behind which no line says that the server ended, and `served`
-        at that time.
-        """
         self._handles_request = False
         """True if a log whose beginning is lost shows a server that handles a request."""
-        self._abort: tuple[ErrorLine, int] | None = None
-        """The line of a device's runtime behind which it aborts the process, and `served` at that time."""
         self._last_failure: RootCauseTracker | None = None
         """The root cause of the last failed start."""
         self._pending: list[ErrorLine] = []
         """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
-        self._begun: float | None = None
         self.measured: MeasuredServer | None = None
         """The server whose end or new start a line may only claim; None: such lines are believed."""
 
@@ -207,11 +217,27 @@ class LogInterpreter:
         return self
 
     @property
+    def config(self) -> LoggedConfig:
+        return self._run.config
+
+    @property
+    def drains_until(self) -> float:
+        """Return the unix time until which the page of a server that drains may come; 0 if it does not drain."""
+        return self._run.drains_until
+
+    def stop_draining(self) -> None:
+        self._run.drains_until = 0.0
+
+    @property
     def phase(self) -> Phase:
         """Return "serving" once clients can connect; "unknown" for a log whose beginning is lost."""
-        if self._startup.stage is None:
+        if self._run.startup.stage is None:
             return "unknown"
-        return "serving" if not self._startup.has_ended and (self._startup.is_ready or self._listens) else "starting"
+        return (
+            "serving"
+            if not self._run.startup.has_ended and (self._run.startup.is_ready or self._run.listens)
+            else "starting"
+        )
 
     def shows_failed_start(self, line: ParsedLine, pattern: Pattern | None) -> bool:
         """Return True if a line is of another start, which failed; or of a client that imitates one."""
@@ -230,7 +256,7 @@ class LogInterpreter:
 
     def server_answers(self, at: float) -> None:
         """Note that the server's page came: the start that the log shows has ended, also if no line says so."""
-        if self.phase == "starting" and self._startup.exists:
+        if self.phase == "starting" and self._run.startup.exists:
             self._serve(at)
 
     def take_request(self, text: str, own: float | None, read_at: float, live: bool) -> None:
@@ -247,15 +273,15 @@ class LogInterpreter:
 
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: a crash may leave no line."""
-        if self._startup.has_ended:
+        if self._run.startup.has_ended:
             return
         if by_signal:
             self._events.count(KILLED_BY_SIGNAL, at)
-        if self._startup.is_ready:
-            self._startup.end(at)
+        if self._run.startup.is_ready:
+            self._run.startup.end(at)
             self._crashes.crash(at)
         else:
-            self._interrupted = False  # the supervisor knows better
+            self._run.is_interrupted = False  # the supervisor knows better
             self._fail(at)
 
     def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> PlacedLine | None:
@@ -269,13 +295,13 @@ class LogInterpreter:
         self._note_user(line)
         self._is_other = not self._is_vllm and (self._is_other or line.text.startswith(_UVICORN_STARTS))
         if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
-            self._ended_from_outside, self._last_text = True, line.text
+            self._run.ended_from_outside, self._last_text = True, line.text
         elif line.source:
-            self._ended_from_outside = False
+            self._run.ended_from_outside = False
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._last_text = f"{line.text} ({line.source})" if line.source else line.text
         if self.phase == "starting" and _WAITS_FOR_LOCK.match(line.text):
-            self._waits_for = line.text
+            self._run.waits_for = line.text
         origin = self._records.origin(
             line, pattern, self._phase_of(line, live), read_at if live else None, self._last_time
         )
@@ -291,7 +317,7 @@ class LogInterpreter:
         if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
             self._note_request_error(line, at)
         if any(mark in line.text for mark in _LIBRARY_WARNS) and (self.phase != "serving" or self._is_of_process(line)):
-            self._root_cause.warn(ErrorLine(line.text, line.number, at, line.process))
+            self._run.root_cause.warn(ErrorLine(line.text, line.number, at, line.process))
         if origin is LineOrigin.DOUBTED:
             return placed if ends_or_starts(placed) else None
         is_of_shutdown = self._was_stopped and self._records.has_process(line.pid)
@@ -299,9 +325,9 @@ class LogInterpreter:
             error = self._tracebacks.read(line, at)
             placed = placed._replace(error=None if origin is LineOrigin.QUOTED else error)
             self._note_pending(placed)
-            self._errors += line.level in ("ERROR", "CRITICAL")
+            self._run.errors += line.level in ("ERROR", "CRITICAL")
             if error is not None or self._tracebacks.unannounced is not None:
-                self._raised.add(line.process)
+                self._run.raised.add(line.process)
         if self._is_claim(placed, live):
             return placed
         self.interpret(placed)
@@ -318,7 +344,7 @@ class LogInterpreter:
     @property
     def _runs_script(self) -> bool:
         """Return True if an engine has started, and no line of an API server is in the log."""
-        return self._has_engine and not self._has_api_server and self.phase == "starting"
+        return self._run.has_engine and not self._has_api_server and self.phase == "starting"
 
     def _is_of_process(self, line: ParsedLine) -> bool:
         """Return True if a line has the head of a process of the start, which no client is certain to know."""
@@ -341,8 +367,10 @@ class LogInterpreter:
         if placed.line.source and placed.line.level in ("INFO", "WARNING"):
             self._pending = [each for each in self._pending if not each.is_lone]
         stopped = self._tracebacks.stopped
-        if stopped is not None and not self._raised:  # else vLLM interrupts the other processes because one has failed
-            self._interrupted, self._last_text = True, stopped.text
+        if (
+            stopped is not None and not self._run.raised
+        ):  # else vLLM interrupts the other processes because one has failed
+            self._run.is_interrupted, self._last_text = True, stopped.text
         error = self._tracebacks.unannounced
         if error is None and _WAITS.match(placed.line.text):  # each such line names a longer time than the last one
             self._pending = [each for each in self._pending if not _WAITS.match(each.text)]
@@ -355,24 +383,24 @@ class LogInterpreter:
     def finish(self) -> None:
         """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""
         pending, self._pending = self._pending, []
-        if self._runs_script and not any(error.in_step for error in pending) and self._announced is None:
+        if self._runs_script and not any(error.in_step for error in pending) and self._run.announced is None:
             self._end_script(pending)
             return
         self._recall_last_failure()
-        if self._abort is not None and self._abort[1] == self.served and not self._dead:
-            pending = [self._abort[0], *pending]
-            self._abort[0].in_step = self._startup.is_ready or self._startup.stage is None
-        announced, served = self._announced or (None, 0)
-        if announced is not None and (not self._startup.is_ready or (announced.in_step and served == self.served)):
+        if self._run.abort is not None and self._run.abort[1] == self.served and not self._run.is_dead:
+            pending = [self._run.abort[0], *pending]
+            self._run.abort[0].in_step = self._run.startup.is_ready or self._run.startup.stage is None
+        announced, served = self._run.announced or (None, 0)
+        if announced is not None and (not self._run.startup.is_ready or (announced.in_step and served == self.served)):
             pending = [announced, *pending]
-        elif self._startup.is_ready and not any(error.in_step for error in pending):
+        elif self._run.startup.is_ready and not any(error.in_step for error in pending):
             return
-        elif not pending and not self._root_cause.has_reason and self._latest_line is not None:
+        elif not pending and not self._run.root_cause.has_reason and self._latest_line is not None:
             error = self._tracebacks.cut_short(self._latest_line, self.latest or 0.0)
             pending = [error] if error else []
         self._is_vllm = self._is_vllm or bool(pending)
-        if self._startup.has_ended or not (pending or self._dead):
-            if pending and not self._root_cause.has_reason:  # the failure is known, and its reason was cut off
+        if self._run.startup.has_ended or not (pending or self._run.is_dead):
+            if pending and not self._run.root_cause.has_reason:  # the failure is known, and its reason was cut off
                 self._give_reason(pending)
             return
         if pending:
@@ -394,7 +422,7 @@ class LogInterpreter:
         self._reach(READY_STAGE, self.latest or 0.0)
         if not pending:
             return
-        error = self._script_error = max(pending, key=lambda each: informativeness(each.text))
+        error = self._run.script_error = max(pending, key=lambda each: informativeness(each.text))
         self._last_text = f"{error.text} (line {error.number})" if error.number else error.text
         pattern = recognise(error.text, "ERROR")
         if pattern is not None and pattern.kind == "event" and pattern.name in ON_DEVICE:
@@ -403,41 +431,41 @@ class LogInterpreter:
 
     def _recall_last_failure(self) -> None:
         """Take the root cause of the last failed start if a later one, in which the log ends, has none."""
-        if self._last_failure is not None and not self._startup.is_ready and not self._root_cause.has_reason:
-            self._root_cause = self._last_failure
+        if self._last_failure is not None and not self._run.startup.is_ready and not self._run.root_cause.has_reason:
+            self._run.root_cause = self._last_failure
 
     def _die(self, at: float) -> None:
         """Note that an engine at work died; one that works without an API server never logs that it is ready."""
         self._reach(READY_STAGE, at - RESOLUTION)
         self._events.count(ENGINE_DEAD, at)
         self._crashes.crash(at)
-        self._dead = True
+        self._run.is_dead = True
 
     @property
     def reason(self) -> str:
         """Return the text of the line that explains the last failure, "" while none has one."""
-        return self._root_cause.reason
+        return self._run.root_cause.reason
 
     @property
     def reason_number(self) -> int:
         """Return the line number of that line, 0 if unknown."""
-        return self._root_cause.number or self._crashed.number
+        return self._run.root_cause.number or self._crashed.number
 
     @property
     def state(self) -> LogState:
         """Return the state of the server at the last line."""
-        startup, was_told = self._startup, self._was_told_to_stop
+        startup, was_told = self._run.startup, self._run.was_told_to_stop
         if not self._is_vllm:
             return "lost"
         if startup.has_ended and not startup.is_ready:
-            return "shut down" if was_told else "stopped" if self._interrupted else "failed"
-        if self._dead or startup.has_ended:
-            return "dead" if self._dead else "shut down"
-        if (self._ended_from_outside or self._interrupted) and not was_told:
+            return "shut down" if was_told else "stopped" if self._run.is_interrupted else "failed"
+        if self._run.is_dead or startup.has_ended:
+            return "dead" if self._run.is_dead else "shut down"
+        if (self._run.ended_from_outside or self._run.is_interrupted) and not was_told:
             return "stopped"
         if startup.stage is None:
             return "lost"
-        if self._script_error is not None:
+        if self._run.script_error is not None:
             return "script failed"
         if self._is_script and startup.is_ready and not self._has_api_server:
             return "run over"
@@ -446,7 +474,7 @@ class LogInterpreter:
     @property
     def ending(self) -> LogEnding:
         """Return the state of the server at the last line, with what is told of it."""
-        state, last = self.state, quote(self._waits_for or self._last_text, MOST_TEXT)
+        state, last = self.state, quote(self._run.waits_for or self._last_text, MOST_TEXT)
         file = quote(self._file, MOST_NAME)
         lines = tuple(
             EventLine(
@@ -460,15 +488,17 @@ class LogInterpreter:
             )
             for event, (line, at) in self._lines.items()
         )
-        reached, done = self._startup.position
+        reached, done = self._run.startup.position
         phase, done = (reached, done) if state == "starting" else ("", None)
-        context = LogContext(platform=self.config.platform, phase="" if self._startup.stage is None else reached)
+        context = LogContext(
+            platform=self._run.config.platform, phase="" if self._run.startup.stage is None else reached
+        )
         latest = self.answers.latest
         return LogEnding(
             state,
             self.latest or 0.0,
-            self._errors,
-            len(self._raised),
+            self._run.errors,
+            len(self._run.raised),
             last,
             lines,
             phase,
@@ -482,8 +512,8 @@ class LogInterpreter:
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
         for error in errors:
-            self._root_cause.consider(error)
-        self._root_cause.end()
+            self._run.root_cause.consider(error)
+        self._run.root_cause.end()
 
     def _phase_of(self, line: ParsedLine, live: bool) -> Phase:
         """Return the phase; a log whose beginning is lost is that of a server at work if the server has answered."""
@@ -493,7 +523,7 @@ class LogInterpreter:
         """Return True if a line was written since the measured server was started; its own time may be forged."""
         if self.measured is None or self.measured.began is None:
             return False
-        if self._startup.stage is None and self.measured.answered_at is None:
+        if self._run.startup.stage is None and self.measured.answered_at is None:
             return False
         return live or self.measured.wrote_at(max(line.at or 0.0, self._newest_time))
 
@@ -507,7 +537,7 @@ class LogInterpreter:
             return ends_or_starts(placed) and (has_answered or self._phase_of(placed.line, live) == "serving")
         if self.phase == "starting" or (self.phase == "serving" and not ends_or_starts(placed)):
             return False
-        is_seen = self._begun is not None and measured.wrote_at(self._begun)
+        is_seen = self._run.begun is not None and measured.wrote_at(self._run.begun)
         was_at_work = self.phase == "unknown" and self._records.has_foreign
         if is_seen or was_at_work or (live and measured.answered_at is not None):
             return True
@@ -537,25 +567,25 @@ class LogInterpreter:
                 self._pending.append(error)
                 return
             ends_server = error.is_entry and error.event != ENGINE_START_FAILED
-            if ends_server and self._startup.has_ended and not self._records.has_process(line.pid):
+            if ends_server and self._run.startup.has_ended and not self._records.has_process(line.pid):
                 self._begin(at)
             for each in (*self._pending, error):
-                self._root_cause.consider(each)
+                self._run.root_cause.consider(each)
             if ends_server:  # and its start
-                self._root_cause.end()
+                self._run.root_cause.end()
                 self._fail(at)
             elif error.announced:
-                self._announced = error, self.served
-            if not ends_server and error.announced.startswith(_HIT) and not self._startup.is_ready:
-                self._root_cause.end()
+                self._run.announced = error, self.served
+            if not ends_server and error.announced.startswith(_HIT) and not self._run.startup.is_ready:
+                self._run.root_cause.end()
                 (self._die if error.in_step else self._fail)(at)
 
         if not self._was_stopped and line.text.startswith(SIGNALLED) and line.source.startswith("core.py:"):
-            self._root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
+            self._run.root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
         if pattern is None:
             return
         if pattern.kind == "event" and pattern.aborts and not self._was_stopped:
-            self._abort = ErrorLine(line.text, line.number, at, line.process, event=pattern.name), self.served
+            self._run.abort = ErrorLine(line.text, line.number, at, line.process, event=pattern.name), self.served
         if origin is LineOrigin.VLLM:
             banners = self._next_start
             if banners and pattern.kind in ("hint", "stage", "setting", "progress") and line.source:
@@ -568,35 +598,40 @@ class LogInterpreter:
             getattr(self, f"_on_{pattern.kind}")(pattern, line, at)
         elif pattern.kind == "event" and not self._was_stopped:
             self._events.note_unproven(pattern.name, at)
-            if pattern.aborts and self._dead and line.level in (RAW, "WARNING") and not self._root_cause.has_reason:
+            if (
+                pattern.aborts
+                and self._run.is_dead
+                and line.level in (RAW, "WARNING")
+                and not self._run.root_cause.has_reason
+            ):
                 self._on_event(pattern, line, at)  # the kernel's line comes behind that of the death
                 return
-            is_first = self._aborting is None or at - self._aborting[2] > SURVIVED
+            is_first = self._run.aborting is None or at - self._run.aborting[2] > SURVIVED
             if pattern.aborts and is_first and line.level in (RAW, "WARNING"):
-                self._aborting = pattern, line, at
+                self._run.aborting = pattern, line, at
 
     @property
     def _was_stopped(self) -> bool:
         """True after the server was stopped on purpose: errors that its processes log then are no failure."""
-        return self._startup.is_ready and self._startup.has_ended
+        return self._run.startup.is_ready and self._run.startup.has_ended
 
     @property
     def _serves(self) -> bool:
-        return self._startup.is_ready and not self._startup.has_ended
+        return self._run.startup.is_ready and not self._run.startup.has_ended
 
     def _on_banner(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        if self._serves and not self._dead:  # a client may have imitated a banner alone
+        if self._serves and not self._run.is_dead:  # a client may have imitated a banner alone
             self._next_start = [*self._next_start[-9:], (pattern, line, at)]
             return
-        again = pattern.name in self._banners or (self._banners and line.pid != self._pid)
-        if not self._startup.exists or self._startup.stage or again:
+        again = pattern.name in self._run.banners or (self._run.banners and line.pid != self._pid)
+        if not self._run.startup.exists or self._run.startup.stage or again:
             self._begin(at)
-        self._banners.add(pattern.name)
+        self._run.banners.add(pattern.name)
         self._pid = line.pid
         self._on_setting(pattern, line, at)
 
     def _on_hint(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        if not self._startup.exists:
+        if not self._run.startup.exists:
             self._begin(at)
         self._on_setting(pattern, line, at)
 
@@ -604,24 +639,17 @@ class LogInterpreter:
         self._crashes.begin(at)
         self.answers.begin()
         self.load.begin()
-        if self._crashes.last > (self._begun or 0.0):  # the run that ends here crashed
-            self._crashed = self._root_cause
-        self._listens, self._ending, self._was_told_to_stop = False, set(), False
-        self._waits_for, self._aborting = "", None
-        self._cut, self.drains_until = Counter(), 0.0
-        self._errors, self._raised, self._interrupted, self._ended_from_outside = 0, set(), False, False
-        self._startup, self.config, self._banners, self._dead = StartupProgress(at), LoggedConfig(), set(), False
-        self.starts, self._begun = self.starts + 1, at
-        self._announced = self._abort = self._script_error = None
-        self._has_engine = False
-        if self._root_cause.has_reason:
-            self._last_failure = self._root_cause
-        self._root_cause = RootCauseTracker(self._file)
+        if self._crashes.last > (self._run.begun or 0.0):  # the run that ends here crashed
+            self._crashed = self._run.root_cause
+        if self._run.root_cause.has_reason:
+            self._last_failure = self._run.root_cause
+        self.starts += 1
+        self._run = ServerRun(RootCauseTracker(self._file), StartupProgress(at), begun=at)
 
     def _reach(self, stage: int, at: float) -> None:
         self._pending.clear()
-        self._waits_for = ""
-        self._startup.reach(stage, at)
+        self._run.waits_for = ""
+        self._run.startup.reach(stage, at)
         if self._serves:
             self._crashes.ready(at)
 
@@ -630,27 +658,27 @@ class LogInterpreter:
             if line.source.startswith("backends.py:") and _COMPILES.match(line.text):
                 self._events.count(COMPILED_WHILE_SERVING, at)
             return
-        self._listens = self._listens or line.text.startswith(LISTENS)
-        self._has_engine = self._has_engine or line.text.startswith(_ENGINE_STARTED)
-        name = "profile_memory" if pattern.name == "compile" and not self.config.compiles else pattern.name
+        self._run.listens = self._run.listens or line.text.startswith(LISTENS)
+        self._run.has_engine = self._run.has_engine or line.text.startswith(_ENGINE_STARTED)
+        name = "profile_memory" if pattern.name == "compile" and not self._run.config.compiles else pattern.name
         stage, bar = STAGES.index(name), PROGRESS_BAR.match(line.text) if line.level == RAW else None
         if bar:
             done, total = (bar["done"], bar["total"]) if bar["done"] else (bar["percent"], 100)
-            self._startup.draw_bar(stage, bar["what"], int(done), int(total), at)
+            self._run.startup.draw_bar(stage, bar["what"], int(done), int(total), at)
         else:
             self._reach(stage, at)
-        self.config.read(pattern, line.text)
+        self._run.config.read(pattern, line.text)
 
     def _on_setting(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         if self._serves:
             return
-        self.config.read(pattern, line.text)
-        self._startup.move(at)
+        self._run.config.read(pattern, line.text)
+        self._run.startup.move(at)
 
     def _on_progress(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._pending.clear()
-        self._waits_for = ""
-        self._startup.move(at)
+        self._run.waits_for = ""
+        self._run.startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self._count_answer(line.text, at)
@@ -663,10 +691,10 @@ class LogInterpreter:
         A stream that fails before its first token logs both its exception and an answer: the larger number counts.
         While the engine drains, its API server still accepts requests, and answers them with HTTP 500.
         """
-        if self._was_stopped and self._was_told_to_stop and not self._dead:
-            self._cut[kind] += 1
-            streams, answers = self._cut["streams"], self._cut["answers"]
-            cut, refused = (streams, answers) if self.drains_until else (max(streams, answers), 0)
+        if self._was_stopped and self._run.was_told_to_stop and not self._run.is_dead:
+            self._run.cut[kind] += 1
+            streams, answers = self._run.cut["streams"], self._run.cut["answers"]
+            cut, refused = (streams, answers) if self._run.drains_until else (max(streams, answers), 0)
             self._events.count(CUT_AT_SHUTDOWN, at, requests=cut, refused=refused)
 
     def _serve(self, at: float) -> None:
@@ -676,18 +704,18 @@ class LogInterpreter:
 
     def _on_ends(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         """The API server of a dead engine logs a shutdown too; uvicorn shuts down with more than one line."""
-        self._ending.add(line.text)
-        if self._serves and not self._dead and not line.source and len(self._ending) < 2:
+        self._run.ending.add(line.text)
+        if self._serves and not self._run.is_dead and not line.source and len(self._run.ending) < 2:
             return
         self._assume_was_ready(at)
-        if not self._startup.has_ended and not self._dead:
+        if not self._run.startup.has_ended and not self._run.is_dead:
             self._events.count(SHUT_DOWN, at)
-        self._startup.end(at)
-        self._was_told_to_stop = True
+        self._run.startup.end(at)
+        self._run.was_told_to_stop = True
         self._crashes.stop()
 
     def _on_fatal(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        if self._startup.stage or not self._startup.exists:
+        if self._run.startup.stage or not self._run.startup.exists:
             self._begin(at)
         self._quote(pattern, line, at)
         self._fail(at)
@@ -696,21 +724,21 @@ class LogInterpreter:
         is_of_startup = pattern.name == COMPILED_WHILE_SERVING and not self._serves
         is_of_shutdown = pattern.name in DEATHS and self._was_stopped
         is_api_server = line.level != RAW and line.process.lower().startswith("apiserver")
-        is_of_no_drain = pattern.name == DRAIN_ENDED and not self.drains_until
+        is_of_no_drain = pattern.name == DRAIN_ENDED and not self._run.drains_until
         if is_of_startup or is_of_shutdown or is_of_no_drain or (is_api_server and pattern.name in ON_DEVICE):
             return
         if pattern.name == DRAIN_STARTED:
             seconds = float(read_values(pattern, line.text).get("seconds", 0.0))
-            self.drains_until = at + min(seconds, LONGEST_DRAIN) + LINGERS
+            self._run.drains_until = at + min(seconds, LONGEST_DRAIN) + LINGERS
         if pattern.name == CUT_AT_SHUTDOWN and not pattern.numbers:
             self._cut_off("streams", at)
             return
         if (
-            line.text.startswith(_HIT) and not self._startup.is_ready
+            line.text.startswith(_HIT) and not self._run.startup.is_ready
         ):  # the frames of its traceback tell whether it was at work
             return
-        if pattern.name in DEATHS and self._aborting is not None:
-            aborted, self._aborting = self._aborting, None
+        if pattern.name in DEATHS and self._run.aborting is not None:
+            aborted, self._run.aborting = self._run.aborting, None
             if at - aborted[2] <= SURVIVED:
                 self._on_event(*aborted)
         if pattern.name in QUOTED:
@@ -719,11 +747,11 @@ class LogInterpreter:
             self._fail(at)
             return
         if pattern.name == ENGINE_DEAD:
-            if self._startup.stage is None or line.text.startswith(_AT_WORK):
+            if self._run.startup.stage is None or line.text.startswith(_AT_WORK):
                 self._reach(READY_STAGE, at - RESOLUTION)
             self._crashes.crash(at)
         if pattern.name in DEATHS:
-            self._dead, self._announced = True, None
+            self._run.is_dead, self._run.announced = True, None
         self._events.read(pattern, line.text, at)
         self._lines[pattern.name] = line, at
 
@@ -732,32 +760,32 @@ class LogInterpreter:
 
     def _assume_was_ready(self, at: float) -> None:
         """If a log begins with the end of a server, such as a rotated log, the server was at work before."""
-        if self._startup.stage is None:
+        if self._run.startup.stage is None:
             self._reach(READY_STAGE, at - RESOLUTION)
 
     def _fail(self, at: float) -> None:
         """Note a failed start; if the start has already succeeded, do nothing."""
-        if self._startup.is_ready:
+        if self._run.startup.is_ready:
             return
-        self._is_vllm, self._announced = True, None
-        if self._interrupted:  # its errors are consequences
-            self._startup.end(at)
+        self._is_vllm, self._run.announced = True, None
+        if self._run.is_interrupted:  # its errors are consequences
+            self._run.startup.end(at)
             return
         self.failed += 1
         self._events.count(ENGINE_START_FAILED, at)
-        if self._startup.stage is None:
-            self._startup = StartupProgress(at)
+        if self._run.startup.stage is None:
+            self._run.startup = StartupProgress(at)
             self._crashes.begin(at)
-        self._startup.end(at)
+        self._run.startup.end(at)
         self._crashes.crash(at)
 
     def samples(self, now: float) -> list[Sample]:
-        found = [*self._startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
+        found = [*self._run.startup.samples(now), ("diag_vllm_log_consecutive_crashes", (), self._crashes.count(now))]
         found += self._events.samples()
-        found += self._root_cause.samples()
+        found += self._run.root_cause.samples()
         found += self.answers.samples()
         if crash := self._crashes.last:
-            cause = self._root_cause if crash > (self._begun or 0.0) else self._crashed
+            cause = self._run.root_cause if crash > (self._run.begun or 0.0) else self._crashed
             found += cause.samples(crash)
         if self.latest is not None:
             found.append(("diag_vllm_log_last_line_timestamp_seconds", (), self.latest))

@@ -134,9 +134,9 @@ class _MemoryInterpreter(LogInterpreter):
 
     def interpret(self, placed: PlacedLine) -> None:
         line, pattern, origin = placed[:3]
-        startup, serves = self._startup, self.phase == "serving"
+        startup, serves = self._run.startup, self.phase == "serving"
         super().interpret(placed)
-        if startup is not self._startup and self.memory.sizes:
+        if startup is not self._run.startup and self.memory.sizes:
             self.memory = LoggedMemory()
         if serves and (origin is not LineOrigin.VLLM or (pattern and pattern.kind != "event")):
             return

@@ -189,7 +189,7 @@ class ServerLog:
         if self._claimed is not None and self._claimed.drains_until and seen.page:
             self._fewest = min(self._fewest, seen.in_flight)
             if seen.in_flight > self._fewest:  # a server that drains accepts no more requests
-                self._claimed.drains_until = 0.0
+                self._claimed.stop_draining()
         if self._open and not self._drains(seen.at) and self._measured.refutes(self._open.values()):
             self._refuted |= {
                 name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()

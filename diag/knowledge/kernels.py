@@ -1,0 +1,105 @@
+"""Find whose kernel raised an error, and the option that takes another one, of this platform and release."""
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from diag.core.declarations import PACKAGE, read
+from diag.vllm.flags.registry import release
+
+_OFFERED = re.compile(r"(?:out of potential|[Vv]alid) (?:attention )?backends: ?[\[(](?P<names>[^\])\n]{1,300})")
+_USED = re.compile(
+    r"Using (?:AttentionBackendEnum\.)?'?(?P<name>[A-Z][A-Z_0-9]{3,40}|Triton|Flash ?Attention|FlashInfer|FlashMLA)'?"
+    r"(?: [Aa]ttention)? [Bb]ackend"
+)
+_OF_FRAMES = (
+    ("FLASHINFER", re.compile(r"flashinfer")),
+    ("TRITON", re.compile(r"triton_attn|triton_unified|triton_mla|triton_decode|prefix_prefill")),
+    ("FLASH_ATTN", re.compile(r"flash_attn")),
+    ("FLASHMLA", re.compile(r"flash_?mla")),
+    ("CUTLASS", re.compile(r"cutlass_mla")),
+)
+"""Backends, by the beginnings of their names, and the frames of their code."""
+_MLA = re.compile(r"/mla/|_mla\b|\bMLA\b|use_mla=True|(?i:deepseek-?(?:v[23]|r1)|kimi-k)")
+_SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)")
+_LOADS = re.compile(r":\w{0,30}(?:load_|_loader\b|create_weights)")
+_FEW_BITS = re.compile(r"(?i)nvfp4|mxfp4|w4a16|wna16|awq|gptq|int4")
+
+
+class Way(NamedTuple):
+    """An option that avoids a kernel, on these platforms (any if none is named) and since a release."""
+
+    option: str
+    since: str = ""
+    platforms: tuple[str, ...] = ()
+
+
+class Kernel(NamedTuple):
+    """A kernel or library by the frames of its code, with the ways around it."""
+
+    name: str
+    frames: re.Pattern[str]
+    avoid: tuple[Way, ...] = ()
+
+
+@cache
+def kernels() -> tuple[Kernel, ...]:
+    return read(PACKAGE / "knowledge" / "kernels.toml", tuple[Kernel, ...], "kernel")
+
+
+def kernel_of(frames: str, text: str) -> Kernel | None:
+    """Return the kernel that the innermost frames of a traceback or its exception show; None while weights load."""
+    if not frames or _LOADS.search(frames):
+        return None
+    return next((each for each in kernels() if each.frames.search(f"{frames}\n{text}")), None)
+
+
+def way_around(kernel: Kernel, near: str, frames: str, platform: str, version: str) -> str:
+    """Return the option that takes another kernel, "" if none fits; `near` are the lines around the error."""
+    at = release(version)
+    for way in kernel.avoid:
+        if (way.platforms and platform and platform not in way.platforms) or (at and at < release(way.since)):
+            continue
+        if way.option == "attention":
+            return _attention(f"{frames}\n{near}", frames, platform, at)
+        if way.option == "experts":
+            return _experts(near, frames, platform, at)
+        return way.option if at or not way.since else f"{way.option} (since {way.since})"
+    return ""
+
+
+def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> str:
+    """Return the choice of another attention backend; of those that vLLM's own line lists, if the log has that line."""
+    if platform not in ("cuda", "rocm", "xpu", "") or _SPARSE.search(near):
+        return ""
+    line = _USED.search(near)
+    used = line["name"].upper().replace(" ", "_").replace("FLASHATTENTION", "FLASH_ATTENTION") if line else ""
+    used = next((name for name, words in _OF_FRAMES if words.search(frames)), used).removesuffix("ENTION")
+    is_mla, is_rocm = bool(_MLA.search(near)), platform == "rocm"
+    wanted = ["TRITON_ATTN", "ROCM_ATTN"] if is_rocm else ["TRITON_ATTN", "FLASH_ATTN", "FLASHINFER"]
+    if is_mla:
+        wanted = ["TRITON_MLA"] if is_rocm else ["TRITON_MLA", "FLASHMLA", "CUTLASS_MLA"]
+    offered = [
+        name.strip(" '\"").rpartition(".")[2] for line in _OFFERED.finditer(near) for name in line["names"].split(",")
+    ]
+    wanted = [name for name in wanted if name in offered] or wanted
+    name = next((name for name in wanted if not used or not name.startswith(used.removesuffix("_MLA"))), "")
+    if not name or not at:
+        return f"--attention-backend {name} (before 0.13 VLLM_ATTENTION_BACKEND)" if name else ""
+    old = "_VLLM_V1" if at < (0, 11) and name == "TRITON_ATTN" else ""
+    return f"--attention-backend {name}" if at >= (0, 13) else f"VLLM_ATTENTION_BACKEND={name}{old}"
+
+
+def _experts(near: str, frames: str, platform: str, at: tuple[int, ...]) -> str:
+    """Return the choice of another kernel for the layer of experts."""
+    if platform not in ("cuda", "rocm", ""):
+        return ""
+    if at and at < (0, 17):
+        kind = "FP4" if re.search(r"(?i)nvfp4|mxfp4", near) else "FP8" if re.search(r"(?i)fp8", near) else "FP16"
+        return f"VLLM_USE_FLASHINFER_MOE_{kind}=0" if "flashinfer" in frames else ""
+    is_triton = bool(re.search(r"triton_kernels|fused_moe/(?:fused_moe|gpt_oss_triton\w{0,20})\.py", frames))
+    if platform == "rocm" and is_triton:
+        return ""
+    few = _FEW_BITS.search(near) and platform != "rocm"
+    name = "marlin" if few else "flashinfer_cutlass" if is_triton else "triton"
+    return f"--moe-backend {name}{'' if at else ' (since 0.17)'}"
