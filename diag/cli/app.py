@@ -938,6 +938,11 @@ def main() -> None:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         discard_output()
         status = 0
+    except MemoryError:
+        typer.echo(
+            "diag: this input needs more memory than there is (docs/limits.md)", err=True
+        )
+        status = USAGE
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
         if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:  # the disk behind standard output
             discard_output()

@@ -1,6 +1,7 @@
 """`diag bundle`: what the next person needs of a sick server, in one file, or as an issue for vLLM's maintainers."""
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation, record_servers, site
 from diag.core.errors import BadUsage
-from diag.core.files import refused_in_words
+from diag.core.files import read_json, refused_in_words, written_bytes
 from diag.core.formatting import gibibytes
 from diag.diagnosis.report import Report
 from diag.report import html, issue
@@ -41,6 +42,7 @@ FIRST, LAST = 2**20, 2**22
 """Bytes of the beginning and of the end of a log: the configuration and the first error, and the last minutes."""
 _COMMAND = re.compile(r'(launch|process) = ("(?:[^"\\]|\\["\\/bfnrt])*")')
 """A command of recording.toml as a string that TOML and JSON write alike."""
+MOST_HOST_BYTES = 2**20
 POD = "pod-"
 """The beginning of the names of files about pods; behind it the pod, its port, and one of OF_A_POD."""
 OF_A_POD = {
@@ -62,12 +64,12 @@ def run(options: ObserveOptions, file: Path | None, *, as_issue: bool) -> str:
     """
     if options.kind not in ("servers", "pods", "recording"):
         raise BadUsage("a bundle is made of live servers or of a recording: name their URLs, its folder, or --k8s")
-    if file and file.exists():
+    if file and os.path.lexists(file):
         raise BadUsage(f"{file} already exists: name a new file")
     with _gathered(options) as (folder, report, launch, left_out):
         text = issue.render(report, _read_host(folder / HOST), launch) if as_issue else ""
         if file:
-            with refused_in_words(file), file.open("xb") as out:
+            with refused_in_words(file), written_bytes(file, is_new=True) as out:
                 bundle.pack(folder, {**WHAT, **_about_pods(folder)}, left_out, out)
         said = f"{file}: {file.stat().st_size / 2**20:.1f} MiB; diagnose it with: diag doctor {file}" if file else ""
     missing = [f"left out: {each}" for each in left_out] if file else []
@@ -162,8 +164,8 @@ def _copy(source: Path, folder: Path) -> None:
 def _read_host(file: Path) -> dict[str, str]:
     """Return the facts about a host, without secrets; none if the file has another content."""
     try:
-        facts = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError):
+        facts = read_json(file, MOST_HOST_BYTES)
+    except (OSError, ValueError):
         return {}
     known = facts.items() if isinstance(facts, dict) else ()
     return {hidden(name): hidden(str(fact)) for name, fact in known if fact is not None}
@@ -188,9 +190,9 @@ def _write_ends(first: bytes, last: bytes, to: Path) -> None:
     parts = [text]
     if last or len(text) > FIRST + LAST:  # a part of a line may lack the name before a secret
         parts = [text[:FIRST].rpartition(b"\n")[0], b"[... left out ...]", text[-LAST:].partition(b"\n")[2]]
-    with to.open("w", encoding="utf-8") as out:
+    with to.open("w", encoding="utf-8", newline="") as out:
         for part in parts:
-            for line in part.decode("utf-8", "replace").splitlines():
+            for line in part.decode("utf-8", "replace").removesuffix("\n").split("\n"):  # no other character ends one
                 out.write(hidden(line) + "\n")
 
 

@@ -1,6 +1,5 @@
 """`diag lint`: choose the vLLM release, read the model and GPUs of this host, and hide secrets in the output."""
 
-import json
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage
-from diag.core.files import expanded, read_bytes
+from diag.core.files import expanded, read_json
 from diag.core.metric_families import Sample
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.process.kernel import control_group
@@ -296,8 +295,8 @@ def _adapter_ranks(command: Command) -> dict[str, int]:
     """Return the rank of each adapter whose adapter_config.json is on this host."""
     found = {}
     for path in adapter_paths(command):
-        with suppress(BadUsage, OSError, ValueError, RecursionError):
-            found[path] = adapter_rank(json.loads(read_bytes(expanded(path) / "adapter_config.json", model.MOST_BYTES)))
+        with suppress(BadUsage, OSError, ValueError):
+            found[path] = adapter_rank(read_json(expanded(path) / "adapter_config.json", model.MOST_BYTES))
     return found
 
 

@@ -81,7 +81,7 @@ def json_records(server: Heads, sent: str) -> list[str]:
 
 
 def client_address(server: Heads, sent: str) -> list[str]:
-    """uvicorn prints the header X-Forwarded-For as it came, in front of the request."""
+    """Uvicorn prints the header X-Forwarded-For as it came, in front of the request."""
     request = ':0 - "GET /health HTTP/1.1" 200 OK'
     colour = f'\x1b[32mINFO\x1b[0m:     {sent}:0 - "\x1b[1mGET /health HTTP/1.1\x1b[0m" \x1b[32m200 OK\x1b[0m'
     plain = f"INFO:     {sent}{request}"

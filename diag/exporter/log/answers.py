@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from diag.core.metric_families import Sample
-from diag.exporter.log.parse_line import Request
+from diag.exporter.log.parse_line import AnsweredRequest
 from diag.exporter.log.trackers import quote
 from diag.vllm.routes import asks_for_inference, is_served
 
@@ -55,7 +55,7 @@ class AnswerCounts:
         self._row = self._longest = 0
         self.latest.clear()
 
-    def count(self, request: Request, at: float) -> None:
+    def count(self, request: AnsweredRequest, at: float) -> None:
         """Count the answer to a request."""
         route, status = request.route, request.status
         of_class = f"{status[0]}xx"

@@ -36,7 +36,7 @@ from diag.core.metric_families import Sample
 from diag.exporter.log.answers import AnswerCounts
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
 from diag.exporter.log.load_lines import LoadLines
-from diag.exporter.log.parse_line import PROGRESS_BAR, ParsedLine, Request
+from diag.exporter.log.parse_line import PROGRESS_BAR, AnsweredRequest, ParsedLine
 from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
     TRACEBACK,
@@ -233,7 +233,7 @@ class LogInterpreter:
         if self.phase == "starting" and self._startup.exists:
             self._serve(at)
 
-    def take_request(self, request: Request, own: float | None, read_at: float, live: bool) -> None:
+    def take_request(self, request: AnsweredRequest, own: float | None, read_at: float, live: bool) -> None:
         """Interpret a line of uvicorn's access log; `own` is its own time."""
         at = self._resolve_time(own, read_at, live)
         self.answers.count(request, at)

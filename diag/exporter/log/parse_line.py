@@ -6,14 +6,13 @@ head. So the layout around the first line with a head of vLLM is required of all
 line is marked as such.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diag.core.files import read_ends
+from diag.core.files import parse_json, read_ends
 from diag.exporter.log.patterns import RAW
 
 MOST_CHARACTERS = 64 * 2**10
@@ -50,7 +49,8 @@ UVICORN = re.compile(rf"(?:(?P<iso>{ISO}) (?:std(?:out|err) F )?)?(?:\(\w{{1,40}
 """The head of a line of uvicorn. Most lines are its access log's, so they skip the parser."""
 _CLIENT_ENDS = ' - "'
 _REQUEST = re.compile(
-    r'(?P<method>[A-Z]{3,7}) (?P<route>/[^\s?]{0,100})\S* HTTP/\d(?:\.\d)?" (?P<status>[1-5]\d\d)(?: [A-Za-z\' -]{0,40})?\r?'
+    r'(?P<method>[A-Z]{3,7}) (?P<route>/[^\s?]{0,100})\S* HTTP/\d(?:\.\d)?" (?P<status>[1-5]\d\d)'
+    r"(?: [A-Za-z' -]{0,40})?\r?"
 )
 _ADDRESS = re.compile(r"(?:[\d.]{7,15}|[\da-fA-F:.]{2,45}):\d{1,5}|", re.ASCII)
 LONGEST_REQUEST = 8_192
@@ -91,7 +91,7 @@ class ParsedLine(NamedTuple):
     stamped: bool = False
 
 
-class Request(NamedTuple):
+class AnsweredRequest(NamedTuple):
     """An answered request in uvicorn's access log; `is_addressed` is true if the client stands there as an address.
 
     Behind a proxy that is trusted, uvicorn prints the header X-Forwarded-For as it came: any text of the client. Its
@@ -110,11 +110,13 @@ def is_access(line: ParsedLine) -> bool:
     return is_uvicorn and (_CLIENT_ENDS in line.text or len(line.text) > LONGEST_REQUEST)
 
 
-def parse_request(text: str) -> Request | None:
+def parse_request(text: str) -> AnsweredRequest | None:
     """Parse the text of an access line from its end, where it is uvicorn's; None for one that is no answer."""
     client, _, behind = text.rpartition(_CLIENT_ENDS)
     request = _REQUEST.fullmatch(behind) if len(text) <= LONGEST_REQUEST else None
-    return Request(*request.groups(), is_addressed=bool(_ADDRESS.fullmatch(client))) if request else None
+    if request is None:
+        return None
+    return AnsweredRequest(request["method"], request["route"], request["status"], bool(_ADDRESS.fullmatch(client)))
 
 
 class LineParser:
@@ -273,8 +275,8 @@ class LineParser:
 def _load_object(text: str) -> dict[str, object]:
     """Load a JSON object; empty for anything else."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -22,9 +22,9 @@ from diag.exporter.log.interpreter import LogInterpreter, PlacedLine
 from diag.exporter.log.parse_line import (
     MOST_CHARACTERS,
     UVICORN,
+    AnsweredRequest,
     LineParser,
     ParsedLine,
-    Request,
     is_access,
     parse_request,
 )
@@ -155,7 +155,7 @@ class ServerLog:
             if main.starts > starts or main.served > served or main.phase != "serving":
                 self._if_ended = None
 
-    def _take_request(self, request: Request, own: float | None, read_at: float, live: bool) -> None:
+    def _take_request(self, request: AnsweredRequest, own: float | None, read_at: float, live: bool) -> None:
         for interpreter in filter(None, (self._proven, self._claimed)):
             interpreter.take_request(request, own, read_at, live)
         if self._survival is not None:

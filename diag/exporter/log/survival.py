@@ -9,7 +9,7 @@ from diag.core.log_events import QUOTED
 from diag.exporter.log.corroboration import LINGERS, Claim
 from diag.exporter.log.interpreter import LogInterpreter
 from diag.exporter.log.load_lines import reports_tokens
-from diag.exporter.log.parse_line import ParsedLine, Request
+from diag.exporter.log.parse_line import AnsweredRequest, ParsedLine
 from diag.exporter.log.patterns import Pattern
 from diag.vllm.routes import is_served
 
@@ -55,7 +55,7 @@ class Survival:
             if self.interpreter.served > served and reports_tokens(line.text):
                 self._note_work()
 
-    def take_request(self, request: Request, own: float | None, read_at: float) -> None:
+    def take_request(self, request: AnsweredRequest, own: float | None, read_at: float) -> None:
         """Interpret a line of the access log, as `LogInterpreter.take_request` does; some requests need the engine."""
         self.interpreter.take_request(request, own, read_at, live=False)
         needs_engine = request.method == "POST" and is_served(request.route)

@@ -1,6 +1,5 @@
 """Recognize the notation of a launch: Python, a Dockerfile, YAML, variables of a worker, or the words of a shell."""
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
+from diag.core.files import parse_json
 from diag.vllm.command.keywords import from_variables, line, split, unread
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
@@ -128,8 +128,8 @@ def _instructions(text: str) -> list[tuple[str, str]]:
 def _program(rest: str) -> tuple[str, ...]:
     """Return the words of ENTRYPOINT or CMD: a JSON list, or a line for a shell."""
     try:
-        words = json.loads(rest) if rest.startswith("[") else None
-    except (ValueError, RecursionError):
+        words = parse_json(rest) if rest.startswith("[") else None
+    except ValueError:
         words = None
     return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
 

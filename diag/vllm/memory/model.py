@@ -3,7 +3,6 @@
 Nothing of Hugging Face is imported and nothing is downloaded: a model is a folder, or an id in a local cache.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.core.files import expanded, read_bytes, read_text
+from diag.core.files import expanded, parse_json, read_bytes, read_json, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
@@ -130,8 +129,8 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     except OSError as error:
         raise BadUsage(f"{place} cannot be read: {error.strerror}") from error
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(content)
+    except ValueError as error:
         what = "an HTML page" if content.lstrip()[:1] == b"<" else "cut off or not JSON"
         raise BadUsage(f"{place} is {what}: download it again") from error
     if not isinstance(found, dict):
@@ -243,8 +242,8 @@ def _model(
 
 def _beside(folder: Path) -> Mapping[str, Any] | None:
     """Return the quantization in hf_quant_config.json, where ModelOpt writes it; None without such a file."""
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_bytes(folder / "hf_quant_config.json", MOST_BYTES))
+    with suppress(OSError, ValueError):
+        found = read_json(folder / "hf_quant_config.json", MOST_BYTES)
         settings = found.get("quantization") if isinstance(found, dict) else None
         return {"quant_method": "modelopt", **settings} if isinstance(settings, dict) else None
     return None
