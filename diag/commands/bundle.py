@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation, record_servers, site
 from diag.core.errors import BadUsage
-from diag.core.files import read_json, refused_in_words, written_bytes
+from diag.core.files import read_json, refused_in_words, written_bytes, written_whole
 from diag.core.formatting import gibibytes
 from diag.diagnosis.report import Report
 from diag.report import html, issue
@@ -112,8 +112,8 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
         if not (folder / HOST).exists():
             facts = _host(launch) if options.kind == "servers" else {}  # a recording may be of another host
             _write_json(facts, folder / HOST)
-        (folder / "doctor.json").write_text(report_json.render(report), encoding="utf-8")
-        (folder / "report.html").write_text(html.render(report), encoding="utf-8")
+        _write(report_json.render(report), folder / "doctor.json")
+        _write(html.render(report), folder / "report.html")
         yield folder, report, launch, left_out
 
 
@@ -153,8 +153,8 @@ def _copy(source: Path, folder: Path) -> None:
         place = recording if recording.is_dir() else recording.parent
         for name in filter(lambda name: (place / name).is_file(), logs.PAGES):
             shutil.copyfile(place / name, folder / name)
-        about = reader.read_about(place)[0].splitlines()
-        (folder / reader.ABOUT).write_text("".join(f"{_without_secrets(line)}\n" for line in about), encoding="utf-8")
+        about = reader.read_about(place)[0].removesuffix("\n").split("\n")
+        _write("".join(f"{_without_secrets(line)}\n" for line in about), folder / reader.ABOUT)
         if (place / HOST).is_file():
             _write_json(_read_host(place / HOST), folder / HOST)
         for name in filter(lambda name: (place / name).is_file(), (reader.LOG, *_about_pods(place))):
@@ -197,7 +197,12 @@ def _write_ends(first: bytes, last: bytes, to: Path) -> None:
 
 
 def _write_json(content: Any, to: Path) -> None:
-    to.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _write(json.dumps(content, indent=1) + "\n", to)
+
+
+def _write(text: str, to: Path) -> None:
+    with written_whole(to) as out:
+        out.write(text)
 
 
 def _host(launch: str) -> dict[str, Any]:

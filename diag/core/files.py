@@ -210,9 +210,9 @@ def written_bytes(file: Path, is_new: bool = False) -> Iterator[BinaryIO]:
 
 @contextmanager
 def written_whole(file: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file that replaces `file` as `written_bytes` does."""
+    """Open a text file that replaces `file` as `written_bytes` does; names that are not UTF-8 are escaped."""
     with written_bytes(file) as out:
-        text = TextIOWrapper(out, encoding="utf-8", newline=newline, write_through=True)
+        text = TextIOWrapper(out, encoding="utf-8", errors="backslashreplace", newline=newline, write_through=True)
         yield text
         text.detach()
 

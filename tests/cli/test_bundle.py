@@ -109,6 +109,13 @@ def test_of_a_log_of_a_gigabyte_both_ends_are_kept(tmp_path: Path) -> None:
     assert set(log_kept.splitlines()) <= {*text.splitlines(), b"[... left out ...]"}  # no line is cut
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_bundled(tmp_path: Path) -> None:
+    folder = tmp_path / "a\udcff"
+    shutil.copytree(KEPT / "engine_dead", folder)
+    assert diag("bundle", str(folder), "-o", str(tmp_path / "b\udcff")).returncode == 0
+    assert "a\\udcff" in members(tmp_path / "b\udcff")["doctor.json"].decode()
+
+
 def test_an_issue_has_the_sections_of_the_template(kept: Path) -> None:
     text = diag("bundle", str(kept), "--issue").stdout
     sections = ["### Your current environment", "### 🐛 Describe the bug", "### Before submitting a new issue..."]
