@@ -24,7 +24,7 @@ from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import filled_in, parse, read
+from diag.vllm.command.parse import filled_in, parse, read, read_foreign
 from diag.vllm.command.shell import line, written
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
@@ -100,10 +100,7 @@ def judge(
     """
 
     def read_command(version: str) -> Command:
-        if not foreign:
-            return read(text, version=version)
-        found = parse(text, version)
-        return found if found.elsewhere else found._replace(elsewhere="not looked at for a command from elsewhere")
+        return read_foreign(text, version) if foreign else read(text, version=version)
 
     first, python = read_command(""), python or installed_parser.interpreter()
     parser = (
@@ -247,7 +244,7 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
     try:
         if is_without_config(expanded(name)):
             return name, None, []
-        shape = model.read(model.find(name, command.environment, command.get("--revision") or ""), name, version)
+        shape = model.read(model.find(name, command, command.get("--revision") or ""), name, version)
     except (BadUsage, OSError, ValueError) as error:
         return "", None, [f"{limits}{error}"]
     if not (shape.longest and shape.heads):
@@ -287,7 +284,7 @@ def _read_draft(command: Command, version: str) -> Model | None:
     if not name or (command.elsewhere and (name.startswith(("/", "~", ".")) or model.is_folder(name))):
         return None
     with suppress(BadUsage, OSError, ValueError):
-        return model.read(model.find(name, command.environment), name, version)
+        return model.read(model.find(name, command), name, version)
     return None
 
 

@@ -111,6 +111,12 @@ def read(text: str, folder: Path = Path(), version: str = "") -> Command:
     return parse(content.decode("utf-8", "replace"), version, folder, file.suffix)
 
 
+def read_foreign(text: str, version: str = "") -> Command:
+    """Parse the launch in a text of somebody who may see no file of this host, such as an agent: none is opened."""
+    found = parse(text, version)
+    return found if found.elsewhere else found._replace(elsewhere="not looked at for a command from elsewhere")
+
+
 def _content(name: str) -> bytes | None:
     """Return the content of a file, None if a text is no name of a file."""
     try:

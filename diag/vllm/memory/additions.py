@@ -67,7 +67,7 @@ def draft(command: Command, model: Model, tensor: int, version: str) -> tuple[Dr
     if not name or method not in ("", "draft_model", "eagle", "eagle3"):
         return None, "the draft model"
     try:
-        found = read(find(name, command.environment), name, version)
+        found = read(find(name, command), name, version)
     except BadUsage:
         return None, f"the draft model {redaction.name(name)[:60]!r}, whose config.json is not here"
     if found.unknown or not found.stack:

@@ -15,6 +15,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import expanded, parse_json, read_bytes, read_json, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
+from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
@@ -27,6 +28,8 @@ MOST_BYTES = 4 * MIB
 MOST_LAYERS = 2048
 CACHE = "~/.cache/huggingface"
 CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+_REVISION = re.compile(r"(?:refs/pr/)?\w[\w.-]{0,100}", re.ASCII)
+"""A branch, a tag, a commit or a pull request of a model: one component of a path."""
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions")
 """Fields in which vLLM finds the longest context of a model without `max_position_embeddings`."""
@@ -92,19 +95,25 @@ def is_folder(name: str) -> bool:
         return False
 
 
-def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
-    """Return the folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache."""
-    if is_folder(name):
+def find(name: str, command: Command, revision: str = "") -> Path:
+    """Return the folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache.
+
+    All files of a model are found here. For a command that runs elsewhere, such as an agent's, no folder that it names
+    is opened. BadUsage if there is none.
+    """
+    if not command.elsewhere and is_folder(name):
         return expanded(name)
-    variables = {**os.environ, **environment}
+    variables = {**os.environ, **({} if command.elsewhere else command.environment)}
     home = Path(variables.get("HF_HOME") or CACHE)
     hub = expanded(variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
     kept = hub / f"models--{name.replace('/', '--')}"
     wanted = revision or "main"
+    if not _REVISION.fullmatch(wanted):
+        raise BadUsage(f"the revision {quote(wanted[:40])} is no branch, tag or commit")
     with suppress(OSError, ValueError):
         wanted = read_text(kept / "refs" / wanted, MOST_BYTES).strip()
     snapshot = kept / "snapshots" / wanted
-    if is_folder(str(snapshot)):
+    if _REVISION.fullmatch(wanted) and is_folder(str(snapshot)):
         return snapshot
     shown = redaction.name(name)
     fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
