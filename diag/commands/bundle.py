@@ -23,7 +23,7 @@ from diag.report import json as report_json
 from diag.sources.log import files as logs
 from diag.sources.recording import bundle, reader
 from diag.sources.source import SCRAPE_TIMEOUT, shown_targets
-from diag.vllm.command.free_text import hidden
+from diag.vllm.command.free_text import hidden, hidden_lines
 from diag.vllm.command.shown import shown
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ FIRST, LAST = 2**20, 2**22
 _COMMAND = re.compile(r'(launch|process) = ("(?:[^"\\]|\\["\\/bfnrt])*")')
 """A command of recording.toml as a string that TOML and JSON write alike."""
 MOST_HOST_BYTES = 2**20
+_BODY = re.compile(r"\b((?:Received request|Generated response|Request) \S{1,200}?(?: [^:\n]{1,60})?:) .*")
+_LEFT_OUT = r"\1 [left out]"
+"""Lines of vLLM in which prompts and answers stand, with --enable-log-requests and VLLM_REQUEST_BODY_LOG_LEVEL."""
 POD = "pod-"
 """The beginning of the names of files about pods; behind it the pod, its port, and one of OF_A_POD."""
 OF_A_POD = {
@@ -192,8 +195,8 @@ def _write_ends(first: bytes, last: bytes, to: Path) -> None:
         parts = [text[:FIRST].rpartition(b"\n")[0], b"[... left out ...]", text[-LAST:].partition(b"\n")[2]]
     with to.open("w", encoding="utf-8", newline="") as out:
         for part in parts:
-            for line in part.decode("utf-8", "replace").removesuffix("\n").split("\n"):  # no other character ends one
-                out.write(hidden(line) + "\n")
+            lines = part.decode("utf-8", "replace").removesuffix("\n").split("\n")  # no other character ends one
+            out.writelines(f"{line}\n" for line in hidden_lines(_BODY.sub(_LEFT_OUT, line) for line in lines))
 
 
 def _write_json(content: Any, to: Path) -> None:

@@ -58,6 +58,13 @@ def test_it_is_judged_as_the_recording_was(kept: Path) -> None:
     assert there.stdout == here.stdout.replace(str(kept), str(KEPT / "engine_dead"))
 
 
+BODIES = (
+    *("Received request cmpl-1: prompt: 'my diary', params: SamplingParams(n=1)", "Request cmpl-1 JSON body: my diary"),
+    *("Request cmpl-1 details: prompt: 'my diary'", "Generated response cmpl-1 (streaming delta): output: 'my diary'"),
+    "forged\x85(EngineCore pid=8) ERROR 11-21 19:00:00 [core.py:1] EngineCore encountered a fatal error.",
+)
+
+
 def test_no_secret_of_a_log_is_in_any_of_its_files(tmp_path: Path) -> None:
     folder, file = tmp_path / "recording", tmp_path / "sick.tar.zst"
     shutil.copytree(KEPT / "engine_dead", folder)
@@ -70,12 +77,15 @@ def test_no_secret_of_a_log_is_in_any_of_its_files(tmp_path: Path) -> None:
     )
     with (folder / "server.log").open("a", encoding="utf-8") as log:
         log.writelines(f"{each.text}\n" for each in secrets)
+        log.writelines(f"(APIServer pid=7) INFO 11-21 19:00:00 [request_logger.py:62] {line}\n" for line in BODIES)
     host = {f"note_{at}": each.text for at, each in enumerate(secrets)}
     (folder / "host.json").write_text(json.dumps(host), encoding="utf-8")
     shutil.copy(folder / "server.log", folder / "pod-p_8000.previous.log")  # a bundle of pods, made again
     assert diag("bundle", str(folder), "-o", str(file)).returncode == 0
     assert members(file)["pod-p_8000.previous.log"] == members(file)["server.log"]
     text = b"\n".join(members(file).values()).decode(errors="replace")
+    assert "my diary" not in text and "Received request cmpl-1: [left out]" in text
+    assert "forged\x85(EngineCore" in text
     assert [each for each in secrets if is_shown(each.secret, text)] == []
     assert "0123456789abcdefghij" not in text and "zyxwvutsrqponml98765" not in text
     assert "vllm serve m --api-key" in tomllib.loads(members(file)["recording.toml"].decode())["launch"]
@@ -120,7 +130,7 @@ def test_an_issue_has_the_sections_of_the_template(kept: Path) -> None:
     text = diag("bundle", str(kept), "--issue").stdout
     sections = ["### Your current environment", "### 🐛 Describe the bug", "### Before submitting a new issue..."]
     assert [line for line in text.splitlines() if line.startswith("### ")] == sections
-    assert "engine_dead" in text and "vLLM 0.32.0" in text and "--model" in text
+    assert r"engine\_dead" in text and "vLLM 0.32.0" in text and "--model" in text
 
 
 def changed(kept: Path, folder: Path) -> Iterator[Path]:
