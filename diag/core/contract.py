@@ -15,13 +15,13 @@ and an invalid file is refused with the line of the mistake:
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadContract
 from diag.core.files import exists, read_toml
-from diag.core.formatting import printable, quantity
+from diag.core.formatting import listed, printable, quantity
 from diag.core.incident import Condition, Incident, LookAlike, judged
 from diag.core.metric_prefix import ANY, OWN
 
@@ -99,6 +99,8 @@ class Contract:
     preflight: Intentions = field(default_factory=Intentions)
     origin: str = ""
     stated: frozenset[str] = frozenset()
+    is_found: bool = False
+    """True if it was found in the working folder, not named by the user."""
 
     def values(self) -> dict[str, float]:
         """Return every entry by its placeholder's name."""
@@ -116,6 +118,17 @@ class Contract:
             lines.append(f"{entry['meaning']}: {quantity(getattr(self, name), entry['unit'])} ({origin})")
         return lines
 
+    def found_note(self) -> str:
+        """Return the changes by a file that nobody has named, "" for none: another user may have written it."""
+        sets = [f"{name} = {getattr(self, name):g}" for name in ENTRIES if name in self.stated and self.is_found]
+        sets += [
+            printable(f"{incident}: {signal} = {limit:g}")
+            for incident, limits in self.limits.items()
+            for signal, limit in limits.items()
+            if self.is_found
+        ]
+        return f"{self.origin} of this folder changes the thresholds: {listed(sets)}" if sets else ""
+
 
 ENTRIES = {entry.name: entry.metadata for entry in fields(Contract) if entry.metadata}
 """Meaning, unit and buckets of each key that [contract] may have."""
@@ -130,7 +143,7 @@ def find(explicit: Path | None) -> Contract:
     here = Path("diag.toml")
     if explicit is None and not exists(here):
         return Contract()
-    return read(explicit or here)
+    return read(explicit) if explicit else replace(read(here), is_found=True)
 
 
 def read(path: Path) -> Contract:
@@ -190,6 +203,7 @@ class _File(NamedTuple):
             preflight=self._intentions(),
             origin=str(self.path),
             stated=frozenset(entries),
+            is_found=False,
         )
 
     def bad(self, table: str, key: str, reason: str) -> BadContract:

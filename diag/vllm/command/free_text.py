@@ -195,8 +195,8 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
     """Yield where the values of a secret's name begin and end."""
     before, dash = _CELL.search(text, max(0, name.start() - 5), name.start()), _DASH.match(text, name.end())
     if before and (cell := _TO_CELL.match(text, name.end())):
-        end = _CELL_END.search(text, cell.end())
-        yield cell.end(), end.start() if end else len(text)
+        closes = _CELL_END.search(text, cell.end())
+        yield cell.end(), closes.start() if closes else len(text)
         return
     if dash and _CAPITALS.fullmatch(name["name"]):
         yield dash.end(), _end(text, dash.end())
