@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from copy import copy
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -948,6 +949,8 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if sys.stdout is None:  # closed, as by `>&-`: only the exit status has the verdict
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  until the end
+    if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _load_command(sys.argv[1:2])(prog_name="diag", standalone_mode=False)
         sys.stdout.flush()
@@ -965,6 +968,9 @@ def main() -> None:
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         discard_output()
         status = 0
+    except MemoryError:
+        typer.echo("diag: this input needs more memory than there is (docs/limits.md)", err=True)
+        status = USAGE
     except Exception as error:  # noqa: BLE001  a defect: 1, as Python has it, would mean "warning"
         if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:  # the disk behind standard output
             discard_output()

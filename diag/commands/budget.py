@@ -33,7 +33,7 @@ _ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "othe
 
 @dataclass(frozen=True)
 class BudgetOptions:
-    """Options of the command line; "" if not given."""
+    """Options of the command line; "" if not given. For a `foreign` text, such as an agent's, no file is opened."""
 
     target: str
     gpu: str = ""
@@ -42,6 +42,7 @@ class BudgetOptions:
     version: str = ""
     sizing: SizingOptions | None = None
     config: str = ""
+    foreign: bool = False
 
 
 def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
@@ -54,7 +55,7 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
         raise BadUsage("--log and --gpu-memory are of one server: leave them out to compare GPUs")
     had = traffic(options.target) if is_server(options.target) else None
     version = options.version or (had.version.partition("+")[0] if had else "")
-    started = _read_command(had.launch if had else options.target, version)
+    started = _read_command(had.launch if had else options.target, version, options.foreign)
     compared = replace(compared, version=version, traffic=had)
     return sizing.run(_read_model(started, version, options.config), started, compared, as_json)
 
@@ -73,7 +74,7 @@ def estimate(options: BudgetOptions) -> Budget:
 
 def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     version = options.version or logged.version
-    started = _read_command(options.target, version)
+    started = _read_command(options.target, version, options.foreign)
     model = _read_model(started, version, options.config)
     gpu = _choose_gpu(options, logged, CPU_SPACE in started.environment)
     planned = setup(started, model, gpu, version)
@@ -113,11 +114,12 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     )
 
 
-def _read_command(target: str, version: str) -> Command:
+def _read_command(target: str, version: str, foreign: bool) -> Command:
     """Read a launch command, or the folder or id of a model alone."""
     words = target.strip()
     is_model = is_folder(words) or (len(words.split()) == 1 and not exists(words))
-    started = command.read(f"vllm serve {shlex.quote(words)}" if is_model else words, version=version)
+    text = f"vllm serve {shlex.quote(words)}" if is_model else words
+    started = command.read_foreign(text, version) if foreign else command.read(text, version=version)
     if not started.model:
         raise BadUsage("the command names no model: expected `vllm serve MODEL --flag value ...`")
     return started
@@ -129,7 +131,7 @@ def _read_model(started: Command, version: str, config: str) -> Model:
         return read(expanded(config) if is_folder(config) else expanded(config).parent, started.model, version)
     if started.elsewhere and is_folder(started.model):
         raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
-    return load(started.model, started.environment, started.get("--revision") or "", version or versions()[-1])
+    return load(started.model, started, started.get("--revision") or "", version or versions()[-1])
 
 
 def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:

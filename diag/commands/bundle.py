@@ -1,6 +1,7 @@
 """`diag bundle`: what the next person needs of a sick server, in one file, or as an issue for vLLM's maintainers."""
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation, record_servers, site
 from diag.core.errors import BadUsage
-from diag.core.files import refused_in_words
+from diag.core.files import read_json, refused_in_words, written_bytes, written_whole
 from diag.core.formatting import gibibytes
 from diag.diagnosis.report import Report
 from diag.report import html, issue
@@ -22,7 +23,7 @@ from diag.report import json as report_json
 from diag.sources.log import files as logs
 from diag.sources.recording import bundle, reader
 from diag.sources.source import SCRAPE_TIMEOUT, shown_targets
-from diag.vllm.command.free_text import hidden
+from diag.vllm.command.free_text import hidden, hidden_lines
 from diag.vllm.command.shown import shown
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ FIRST, LAST = 2**20, 2**22
 """Bytes of the beginning and of the end of a log: the configuration and the first error, and the last minutes."""
 _COMMAND = re.compile(r'(launch|process) = ("(?:[^"\\]|\\["\\/bfnrt])*")')
 """A command of recording.toml as a string that TOML and JSON write alike."""
+MOST_HOST_BYTES = 2**20
+_BODY = re.compile(r"\b((?:Received request|Generated response|Request) \S{1,200}?(?: [^:\n]{1,60})?:) .*")
+_LEFT_OUT = r"\1 [left out]"
+"""Lines of vLLM in which prompts and answers stand, with --enable-log-requests and VLLM_REQUEST_BODY_LOG_LEVEL."""
 POD = "pod-"
 """The beginning of the names of files about pods; behind it the pod, its port, and one of OF_A_POD."""
 OF_A_POD = {
@@ -62,12 +67,12 @@ def run(options: ObserveOptions, file: Path | None, *, as_issue: bool) -> str:
     """
     if options.kind not in ("servers", "pods", "recording"):
         raise BadUsage("a bundle is made of live servers or of a recording: name their URLs, its folder, or --k8s")
-    if file and file.exists():
+    if file and os.path.lexists(file):
         raise BadUsage(f"{file} already exists: name a new file")
     with _gathered(options) as (folder, report, launch, left_out):
         text = issue.render(report, _read_host(folder / HOST), launch) if as_issue else ""
         if file:
-            with refused_in_words(file), file.open("xb") as out:
+            with refused_in_words(file), written_bytes(file, is_new=True) as out:
                 bundle.pack(folder, {**WHAT, **_about_pods(folder)}, left_out, out)
         said = f"{file}: {file.stat().st_size / 2**20:.1f} MiB; diagnose it with: diag doctor {file}" if file else ""
     missing = [f"left out: {each}" for each in left_out] if file else []
@@ -110,8 +115,8 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
         if not (folder / HOST).exists():
             facts = _host(launch) if options.kind == "servers" else {}  # a recording may be of another host
             _write_json(facts, folder / HOST)
-        (folder / "doctor.json").write_text(report_json.render(report), encoding="utf-8")
-        (folder / "report.html").write_text(html.render(report), encoding="utf-8")
+        _write(report_json.render(report), folder / "doctor.json")
+        _write(html.render(report), folder / "report.html")
         yield folder, report, launch, left_out
 
 
@@ -151,8 +156,8 @@ def _copy(source: Path, folder: Path) -> None:
         place = recording if recording.is_dir() else recording.parent
         for name in filter(lambda name: (place / name).is_file(), logs.PAGES):
             shutil.copyfile(place / name, folder / name)
-        about = reader.read_about(place)[0].splitlines()
-        (folder / reader.ABOUT).write_text("".join(f"{_without_secrets(line)}\n" for line in about), encoding="utf-8")
+        about = reader.read_about(place)[0].removesuffix("\n").split("\n")
+        _write("".join(f"{_without_secrets(line)}\n" for line in about), folder / reader.ABOUT)
         if (place / HOST).is_file():
             _write_json(_read_host(place / HOST), folder / HOST)
         for name in filter(lambda name: (place / name).is_file(), (reader.LOG, *_about_pods(place))):
@@ -162,8 +167,8 @@ def _copy(source: Path, folder: Path) -> None:
 def _read_host(file: Path) -> dict[str, str]:
     """Return the facts about a host, without secrets; none if the file has another content."""
     try:
-        facts = json.loads(file.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, RecursionError):
+        facts = read_json(file, MOST_HOST_BYTES)
+    except (OSError, ValueError):
         return {}
     known = facts.items() if isinstance(facts, dict) else ()
     return {hidden(name): hidden(str(fact)) for name, fact in known if fact is not None}
@@ -188,14 +193,19 @@ def _write_ends(first: bytes, last: bytes, to: Path) -> None:
     parts = [text]
     if last or len(text) > FIRST + LAST:  # a part of a line may lack the name before a secret
         parts = [text[:FIRST].rpartition(b"\n")[0], b"[... left out ...]", text[-LAST:].partition(b"\n")[2]]
-    with to.open("w", encoding="utf-8") as out:
+    with to.open("w", encoding="utf-8", newline="") as out:
         for part in parts:
-            for line in part.decode("utf-8", "replace").splitlines():
-                out.write(hidden(line) + "\n")
+            lines = part.decode("utf-8", "replace").removesuffix("\n").split("\n")  # no other character ends one
+            out.writelines(f"{line}\n" for line in hidden_lines(_BODY.sub(_LEFT_OUT, line) for line in lines))
 
 
 def _write_json(content: Any, to: Path) -> None:
-    to.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _write(json.dumps(content, indent=1) + "\n", to)
+
+
+def _write(text: str, to: Path) -> None:
+    with written_whole(to) as out:
+        out.write(text)
 
 
 def _host(launch: str) -> dict[str, Any]:

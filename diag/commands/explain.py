@@ -1,6 +1,5 @@
 """Declarations as text: `diag explain` (runbook, signal, lint rule, flag), `diag incidents` and `diag generate`."""
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,7 +7,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from diag.core.contract import Contract
-from diag.core.declarations import PACKAGE, Mistake, read, typed
+from diag.core.declarations import Mistake, read, typed
 from diag.core.errors import BadDeclaration, BadUsage
 from diag.core.formatting import plural, printable
 from diag.core.incident import Incident, Part, Signal
@@ -133,9 +132,10 @@ def _metric_page(name: str, incidents: Sequence[Incident], contract: Contract, s
     """Return the page of a metric, with or without "vllm:": who reads it, and which releases have it; "" if unknown."""
     from diag.artefacts.reference import signal_page
     from diag.knowledge.formulas import expanded
+    from diag.vllm.metric_names import SUFFIX
+    from diag.vllm.metric_names import known as metrics
 
-    releases = json.loads((PACKAGE / "vllm" / "metric_names.json").read_text())["metrics"]
-    full = name if ":" in name or f"vllm:{name}" not in releases else f"vllm:{name}"
+    full = name if ":" in name or SUFFIX.sub("", f"vllm:{name}") not in metrics() else f"vllm:{name}"
     series = re.compile(rf"\b{re.escape(full)}{SERIES}\b")
     readers = {name: signal for name, signal in signals.items() if series.search(expanded(signal.promql))}
     users = [
@@ -146,7 +146,7 @@ def _metric_page(name: str, incidents: Sequence[Incident], contract: Contract, s
     if len(readers) == 1 and not users:
         return signal_page(next(iter(readers.values())), incidents, contract)
     lines = [f"- incident {name}" for name in sorted(users)] + [f"- signal {name}" for name in sorted(readers)]
-    known = releases.get(full.removesuffix("_total"), releases.get(full))
+    known = metrics().get(SUFFIX.sub("", full))
     of = f"A metric of vLLM {known[0]} to {known[1]}. " if known else ""
     if not lines:
         return f"# {full}\n\n{of}No incident of diag reads it.\n" if known else ""

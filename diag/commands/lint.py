@@ -1,6 +1,5 @@
 """`diag lint`: choose the vLLM release, read the model and GPUs of this host, and hide secrets in the output."""
 
-import json
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch
-from diag.core.files import expanded, read_bytes
+from diag.core.files import expanded, read_json
 from diag.core.formatting import plural
 from diag.core.metric_families import Sample
 from diag.exporter.gpu.collector import GpuCollector
@@ -39,7 +38,7 @@ from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import MOST_BYTES, filled_in, parse, parse_all, read_all
+from diag.vllm.command.parse import MOST_BYTES, filled_in, parse, parse_all, read_all, unopened
 from diag.vllm.command.shell import default, line, written
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
@@ -226,8 +225,7 @@ def judge_all(
 
     def read_commands(version: str) -> tuple[Command, ...]:
         if foreign:
-            place = "not looked at for a command from elsewhere"
-            return tuple(each._replace(elsewhere=each.elsewhere or place) for each in parse_all(text, version))
+            return tuple(map(unopened, parse_all(text, version)))
         try:
             found = read_all(text, version=version)
         except BadUsage as error:
@@ -500,7 +498,7 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
     try:
         if is_without_config(expanded(name)):
             return name, None, []
-        shape = model.load(name, command.environment, command.get("--revision") or "", version)
+        shape = model.load(name, command, command.get("--revision") or "", version)
     except (BadUsage, OSError, ValueError) as error:
         return "", None, [f"{limits}{error}"]
     if not (shape.longest and shape.heads):
@@ -544,7 +542,7 @@ def _read_draft(command: Command, version: str) -> Model | None:
     if not name or (command.elsewhere and (name.startswith(("/", "~", ".")) or model.is_folder(name))):
         return None
     with suppress(BadUsage, OSError, ValueError):
-        return model.load(name, command.environment, version=version)
+        return model.load(name, command, version=version)
     return None
 
 
@@ -552,8 +550,8 @@ def _adapter_ranks(command: Command) -> dict[str, int]:
     """Return the rank of each adapter whose adapter_config.json is on this host."""
     found = {}
     for path in adapter_paths(command):
-        with suppress(BadUsage, OSError, ValueError, RecursionError):
-            found[path] = adapter_rank(json.loads(read_bytes(expanded(path) / "adapter_config.json", model.MOST_BYTES)))
+        with suppress(BadUsage, OSError, ValueError):
+            found[path] = adapter_rank(read_json(expanded(path) / "adapter_config.json", model.MOST_BYTES))
     return found
 
 

@@ -158,7 +158,7 @@ def _with_weights(facts: PreflightFacts) -> PreflightFacts:
     if command.get("--load-format") == "dummy":  # vLLM invents the weights
         return facts
     try:
-        folder = model.find(command.model, command.environment, command.get("--revision") or "")
+        folder = model.find(command.model, command, command.get("--revision") or "")
         named = indexed(folder)
     except (BadUsage, OSError, ValueError):
         return facts

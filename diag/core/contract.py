@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadContract
 from diag.core.files import exists, read_toml
-from diag.core.formatting import printable, quantity
+from diag.core.formatting import listed, printable, quantity
 from diag.core.incident import RANK, Condition, Incident, LookAlike, Severity, judged
 from diag.core.metric_prefix import ANY, OWN
 
@@ -123,6 +123,8 @@ class Contract:
     ignored: Mapping[str, Ignored] = field(default_factory=dict)
     origin: str = ""
     stated: frozenset[str] = frozenset()
+    is_found: bool = False
+    """True if it was found in the working folder, not named by the user."""
 
     def values(self) -> dict[str, float]:
         """Return every entry by its placeholder's name."""
@@ -140,6 +142,17 @@ class Contract:
             lines.append(f"{entry['meaning']}: {quantity(getattr(self, name), entry['unit'])} ({origin})")
         return lines
 
+    def found_note(self) -> str:
+        """Return the changes by a file that nobody has named, "" for none: another user may have written it."""
+        sets = [f"{name} = {getattr(self, name):g}" for name in ENTRIES if name in self.stated and self.is_found]
+        sets += [
+            printable(f"{incident}: {signal} = {limit:g}")
+            for incident, limits in self.limits.items()
+            for signal, limit in limits.items()
+            if self.is_found
+        ]
+        return f"{self.origin} of this folder changes the thresholds: {listed(sets)}" if sets else ""
+
 
 ENTRIES = {entry.name: entry.metadata for entry in fields(Contract) if entry.metadata}
 """Meaning, unit and buckets of each key that [contract] may have."""
@@ -154,7 +167,7 @@ def find(explicit: Path | None) -> Contract:
     here = Path("diag.toml")
     if explicit is None and not exists(here):
         return Contract()
-    return read(explicit or here)
+    return read(explicit) if explicit else replace(read(here), is_found=True)
 
 
 def read(path: Path) -> Contract:
@@ -215,6 +228,7 @@ class _File(NamedTuple):
             ignored={name: self._ignored(name) for name in self._table("ignore")},
             origin=str(self.path),
             stated=frozenset(entries),
+            is_found=False,
         )
 
     def bad(self, table: str, key: str, reason: str) -> BadContract:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import re
 import select
@@ -11,7 +12,9 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, BinaryIO, TextIO
 
 from diag.core.errors import BadUsage
@@ -21,6 +24,8 @@ PIPE_SECONDS = 60.0
 MOST_TOML_BYTES = 2**20
 MOST_TOML_PARTS = 32
 """Parts of one key, and levels of nested tables and lists."""
+MOST_JSON_LEVELS = 100
+"""Levels of nested objects and lists of a JSON document."""
 _LARGEST_INTEGER = 2**63
 _LONG_KEY = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{MOST_TOML_PARTS}}}")
 _PIPE = re.compile(r"/dev/fd/(\d{1,6})", re.ASCII)
@@ -113,6 +118,30 @@ def _refuse_others(status: os.stat_result, file: str | Path) -> None:
         raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(file))
 
 
+def parse_json(text: str | bytes, deepest: int = MOST_JSON_LEVELS) -> Any:
+    """Parse JSON that is foreign; ValueError, in words, for any other text and for one that is nested too deep."""
+    try:
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {deepest} deep") from error
+    level = [document]
+    for _ in range(deepest):
+        level = [
+            inside
+            for each in level
+            for inside in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            if isinstance(inside, dict | list)
+        ]
+    if level:
+        raise ValueError(f"it is nested more than {deepest} deep")
+    return document
+
+
+def read_json(file: str | Path, most: int) -> Any:
+    """Read a JSON file of at most `most` bytes; OSError if it cannot be read, ValueError if it is no bounded JSON."""
+    return parse_json(read_bytes(file, most))
+
+
 def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
     """Read the text of a TOML file and its tables; OSError if it cannot be read, ValueError if it is no bounded TOML.
 
@@ -144,23 +173,29 @@ def _check_toml(value: object, deeper: int) -> None:
 
 
 @contextmanager
-def written_whole(file: Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file that replaces `file` once all of it is written; until then, and on an error, `file` stays.
+def written_bytes(file: Path, is_new: bool = False) -> Iterator[BinaryIO]:
+    """Open a file that replaces `file` once all of it is on the disk; until then, and on an error, `file` stays.
 
-    A device, a pipe, or a file in a folder without write permission is written directly. OSError if it cannot be
-    written.
+    OSError if it cannot be written, or if it `is_new` and has come meanwhile. A device, a pipe, or a file in a folder
+    without write permission is written directly.
     """
-    if file.exists() and not (file.is_file() and os.access(file.resolve().parent, os.W_OK)):
-        with file.open("w", encoding="utf-8", newline=newline) as out:
+    if not is_new and file.exists() and not (file.is_file() and os.access(file.resolve().parent, os.W_OK)):
+        with file.open("wb") as out:
             yield out
         return
-    goal = file.resolve()  # a link stays a link
-    new = goal.with_name(f".{goal.name}.tmp")
+    goal = file if is_new else file.resolve()  # a link stays a link
+    new = goal.with_name(f".diag-{token_hex(8)}.tmp")  # nobody else has that name: no file and no link is written
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(new, flags, 0o666)
     try:
-        with new.open("w", encoding="utf-8", newline=newline) as out:
+        with os.fdopen(descriptor, "wb") as out:
+            if goal.exists():
+                os.fchmod(descriptor, goal.stat().st_mode & 0o777)
             yield out
-        if goal.exists():
-            new.chmod(goal.stat().st_mode & 0o777)
+            out.flush()
+            os.fsync(descriptor)
+        if is_new and os.path.lexists(goal):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(goal))
         try:
             new.replace(goal)
         except OSError as error:
@@ -171,6 +206,15 @@ def written_whole(file: Path, newline: str | None = None) -> Iterator[TextIO]:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def written_whole(file: Path, newline: str | None = None) -> Iterator[TextIO]:
+    """Open a text file that replaces `file` as `written_bytes` does; names that are not UTF-8 are escaped."""
+    with written_bytes(file) as out:
+        text = TextIOWrapper(out, encoding="utf-8", errors="backslashreplace", newline=newline, write_through=True)
+        yield text
+        text.detach()
 
 
 @contextmanager

@@ -167,6 +167,7 @@ def build_report(
         findings=tuple(findings),
         not_judged=not_judged,
         contract=tuple(contract.lines()),
+        found_note=contract.found_note(),
         health=seen,
         slo_is_default=contract.stated.isdisjoint(SLOS),
         gone=tuple(sorted(queries.gone)),
@@ -295,6 +296,7 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
         findings=tuple(told),
         not_judged=not_judged,
         contract=tuple(queries.contract.lines()),
+        found_note=queries.contract.found_note(),
         health=seen,
     )
 

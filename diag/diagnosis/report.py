@@ -127,7 +127,8 @@ class Report(NamedTuple):
     `gone` names vanished servers, `ceilings` has each engine's share of the ceilings of its GPUs, `shared` the labels
     that the ill servers of a fleet have and its healthy ones lack. `slo_is_default` is True if the site has set no SLO.
     `health` has the parts of health that were seen, and the unknown incidents that show in what was measured. `vitals`
-    has the vital signs of a few servers; `roll_calls` has the stacks of their processes with --stacks.
+    has the vital signs of a few servers; `roll_calls` has the stacks of their processes with --stacks,
+    `found_note` what a diag.toml of the working folder has changed.
     """
 
     observed: Observed
@@ -144,6 +145,7 @@ class Report(NamedTuple):
     slo_is_default: bool = False
     vitals: tuple[Vitals, ...] = ()
     roll_calls: tuple[RollCall, ...] = ()
+    found_note: str = ""
 
     @property
     def present(self) -> tuple[Finding, ...]:

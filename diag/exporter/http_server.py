@@ -3,7 +3,9 @@
 It bounds the number of connections, the size of a request and the time that a client may take.
 """
 
+import errno
 import math
+import resource
 import socket
 import ssl
 import threading
@@ -20,6 +22,8 @@ from diag.exporter.web_config import AccessFiles, TlsFiles
 
 MOST = 64
 """Connections at a time, a thread for each. A Prometheus needs one."""
+FULL_SECONDS = 0.1
+"""Seconds without a new connection after there was no file descriptor for one."""
 PATIENCE = 30.0
 """Seconds that a client has to send its next request, and then to take the response."""
 
@@ -38,15 +42,27 @@ class Connections:
         self._open: dict[socket.socket, _Open] = {}
 
     def admit(self, connection: socket.socket) -> bool:
-        """Add a connection; at the bound, drop the one that has waited longest for a request, or return False."""
+        """Add a connection; at the bound, drop the one that has waited longest for a request, or return False.
+
+        Three quarters of the file descriptors stay for what the page is made of.
+        """
+        most = min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         with self._lock:
-            waiting = [old for old, state in self._open.items() if state.is_asking]
-            if len(self._open) >= MOST and not waiting:
+            if len(self._open) >= most and not self._drop_idle():
                 return False
-            if len(self._open) >= MOST:
-                self._drop(min(waiting, key=lambda old: self._open[old].until))
             self._open[connection] = _Open(time.monotonic() + PATIENCE)
             return True
+
+    def make_room(self) -> None:
+        """Drop the connection that has waited longest for a request, if there is one."""
+        with self._lock:
+            self._drop_idle()
+
+    def _drop_idle(self) -> bool:
+        waiting = [old for old, state in self._open.items() if state.is_asking]
+        if waiting:
+            self._drop(min(waiting, key=lambda old: self._open[old].until))
+        return bool(waiting)
 
     def set_deadline(self, connection: socket.socket, seconds: float, is_asking: bool) -> None:
         """Start to wait for a request, or to answer one; its page takes `seconds` at most before the client reads."""
@@ -228,7 +244,13 @@ class PageServer(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection, with the current certificate files."""
-        connection, address = super().get_request()
+        try:
+            connection, address = super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # the client stays in the queue, and is asked for again
+                self.connections.make_room()
+                time.sleep(FULL_SECONDS)
+            raise
         context = self.files.access().context
         if context:
             connection = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)

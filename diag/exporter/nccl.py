@@ -11,7 +11,6 @@ that the counts of a healthy server differ: they are not read. Later releases le
 graph is not behind. Send and receive are not counted.
 """
 
-import json
 import re
 import socket
 import threading
@@ -23,6 +22,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
+from diag.core.files import parse_json
 from diag.core.formatting import printable
 from diag.core.metric_families import Collected, Sample
 
@@ -99,8 +99,8 @@ def _behind(communicators: Iterable[_Launches]) -> Iterator[BehindRank]:
 
 def _read_json(text: str) -> NcclStatus:
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(text)
+    except ValueError as error:
         raise NotRas("it is no JSON document") from error
     launches: list[_Launches] = []
     missing: dict[NcclRank, bool] = {}

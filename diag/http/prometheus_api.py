@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diag.core.errors import BadUsage, Unreachable
+from diag.core.files import parse_json
 from diag.core.formatting import printable
 from diag.http import failure
 from diag.http.address import Address, Credentials, from_environment, parse, without_user
@@ -166,10 +167,10 @@ class Alertmanager:
                 raise self._client.refusal(response.status)
             if response.status != 200:
                 raise Failure(f"answered HTTP {response.status}", _ALERTMANAGER.address)
-            return json.loads(response.body)
+            return parse_json(response.body)
         except Failure as error:
             raise Unreachable(_with_prefix(failure.sentence(self.shown, error))) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             problem = Failure("answered no JSON", _ALERTMANAGER.address)
             raise Unreachable(failure.sentence(self.shown, problem)) from error
 
@@ -181,8 +182,8 @@ class Alertmanager:
                 raise self._client.refusal(response.status)
             if response.status != 200:
                 try:
-                    document = json.loads(response.body)
-                except (ValueError, RecursionError):
+                    document = parse_json(response.body)
+                except ValueError:
                     document = None
                 reason = printable(document, 200) if isinstance(document, str) else ""  # an Alertmanager sends a string
                 answer = f"answered HTTP {response.status}{': ' if reason else ''}{reason}"

@@ -1,7 +1,6 @@
 """A vLLM server over HTTP: finding its /metrics page, its /health, reading its version, models and configuration, and
 a probe."""
 
-import json
 import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as StillRunning
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from diag.core.files import parse_json
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
@@ -162,8 +162,8 @@ class VllmServer:
         """Return the document at a path beside the page; None if there is none."""
         try:
             response = self.client.get(self._path_beside_page(path), most_bytes=SMALL)
-            return json.loads(response.body) if response.status == 200 else None
-        except (Failure, ValueError, RecursionError):
+            return parse_json(response.body) if response.status == 200 else None
+        except (Failure, ValueError):
             return None
 
     def _path_beside_page(self, path: str) -> str:

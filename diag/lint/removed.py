@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from diag.core.files import parse_json
 from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import value
@@ -205,7 +206,7 @@ def _report_merged(target: LintTarget, parts: Sequence[Given], name: str) -> Mat
             content["method"] = "ngram"
             continue
         try:
-            content[key] = json.loads(text) if text else bool(given.option and given.option.on)
+            content[key] = parse_json(text) if text else bool(given.option and given.option.on)
         except ValueError:
             content[key] = text
 

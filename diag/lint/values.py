@@ -1,10 +1,10 @@
 """Rules about the value of one flag at a time, and the range of values that vLLM accepts for a flag."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from diag.core.files import parse_json
 from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, is_open, number, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import quoted_values
@@ -118,8 +118,8 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
         return True
     if kind in ("json", "object"):  # releases before the described one took a bare number for some objects
         try:
-            return isinstance(json.loads(text), dict if kind == "object" and at_least(version, described()) else object)
-        except (ValueError, RecursionError):
+            return isinstance(parse_json(text), dict if kind == "object" and at_least(version, described()) else object)
+        except ValueError:
             return False
     if kind == "number":
         return value is not None and not text.strip()[-1:].isalpha()

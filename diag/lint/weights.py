@@ -1,9 +1,9 @@
 """Rules about weights: quantization against checkpoint, release and GPU; LoRA adapters and draft models."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from diag.core.files import parse_json
 from diag.lint.conflicts import Conflict, conflict_rule, is_more
 from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, is_open, number, removal, rule
 from diag.vllm.command.command import Command
@@ -216,8 +216,8 @@ def adapter_paths(command: Command) -> list[str]:
         path = text.partition("=")[2]
         if text.lstrip().startswith(("{", "[")):
             try:
-                content = json.loads(text)
-            except (ValueError, RecursionError):
+                content = parse_json(text)
+            except ValueError:
                 continue
             listed = content if isinstance(content, list) else [content]
             found += [str(one["path"]) for one in listed if isinstance(one, dict) and "path" in one]

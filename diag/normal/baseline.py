@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diag import __version__
 from diag.core.errors import BadUsage
-from diag.core.files import exists, only_writer, read_text, refused_in_words, written_whole
+from diag.core.files import exists, only_writer, read_json, refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import LARGEST, Rows, Subject, instance_name, label_value
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, VERSIONS, QueryCache
@@ -233,10 +233,10 @@ def read(file: Path) -> Baseline:
     """Read a baseline file; raise BadUsage, with the reason, if it is none."""
     shown = printable(str(file))
     try:
-        document = json.loads(read_text(file, MOST_BYTES))
+        document = read_json(file, MOST_BYTES)
     except OSError as error:
         raise BadUsage(f"the baseline {shown} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise BadUsage(f"{shown} is no baseline: it is not valid JSON") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise BadUsage(f'{shown} is no baseline of this diag: it needs "schema": "{SCHEMA}" (diag baseline writes it)')

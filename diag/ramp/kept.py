@@ -3,14 +3,13 @@
 Results of an older diag lack fields: what they do not tell is None, "" or empty, and is never guessed.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.files import read_text
+from diag.core.files import read_json
 from diag.core.formatting import listed, number, printable, quantity
 from diag.normal.baseline import SAME_LENGTHS
 from diag.vllm.command.command import Command
@@ -98,10 +97,10 @@ def read(file: Path) -> RampResult:
     """Read a file that `diag ramp --json` wrote; BadUsage if it is none."""
     shown = printable(str(file))
     try:
-        return parse(json.loads(read_text(file, MOST_BYTES)), shown, file.stat().st_mtime)
+        return parse(read_json(file, MOST_BYTES), shown, file.stat().st_mtime)
     except OSError as error:
         raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise BadUsage(f"{shown} is no result of diag ramp --json") from error
 
 

@@ -4,14 +4,13 @@ Other files, and results that lack a number that a step needs, are refused in on
 milliseconds except guidellm's request latency, which is in seconds.
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.core.files import read_text
+from diag.core.files import read_json
 from diag.core.formatting import printable
 from diag.ramp.step import ClientResult, Latency, Offer
 
@@ -33,7 +32,7 @@ def read(paths: Sequence[Path]) -> list[Found]:
     for path in paths:
         shown = printable(str(path))
         try:
-            document = json.loads(read_text(str(path), MOST_BYTES))
+            document = read_json(path, MOST_BYTES)
             keys = document.keys() if isinstance(document, dict) else frozenset()
             if "benchmarks" in keys and isinstance(document["benchmarks"], list):
                 found += [_guidellm_step(each) for each in document["benchmarks"] if isinstance(each, dict)]
@@ -48,7 +47,7 @@ def read(paths: Sequence[Path]) -> list[Found]:
             raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
         except ResultUnreadable as error:
             raise BadUsage(f"{shown}: {error}") from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise BadUsage(f"{shown} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
     if len(found) > MOST_STEPS:
         raise BadUsage(f"the results have {len(found):,} steps: a ramp is of at most {MOST_STEPS:,}")

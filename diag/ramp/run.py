@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from diag.core.errors import BadUsage
+from diag.core.files import parse_json
 from diag.core.formatting import plural, printable
 from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat, why_unusable
 from diag.ramp.results import ResultUnreadable, parse_vllm_bench
@@ -153,7 +154,7 @@ class Generator:
         lasted = uses[-1].at - uses[0].at if uses else 0.0
         cores = (uses[-1].cpu - uses[0].cpu) / lasted if lasted > 1 else None
         try:
-            found = parse_vllm_bench(json.loads(result.read_text(encoding="utf-8")))
+            found = parse_vllm_bench(parse_json(result.read_text(encoding="utf-8")))
             return found._replace(cores=cores, uses=tuple(uses))
         except (OSError, ValueError, RecursionError, ResultUnreadable) as error:
             raise GeneratorFailed(f"the result of vllm bench serve cannot be read: {printable(str(error))}") from error
@@ -198,7 +199,7 @@ class Generator:
         line, found, rest = self._unread.partition(b"\n")
         self._unread = rest if found else self._unread
         with suppress(ValueError):  # loading vLLM prints other lines
-            message = json.loads(line) if found else {}
+            message = parse_json(line) if found else {}
             return message if isinstance(message, dict) else {}
         return {}
 

@@ -74,8 +74,9 @@ def not_collected(report: Report) -> list[str]:
 
 
 def notes(report: Report) -> list[str]:
-    """List the notes on the source: defects of the telemetry, then its own notes."""
-    return [*map(defect_sentence, report.observed.defects), *report.observed.notes]
+    """List the notes: thresholds that nobody named, defects of the telemetry, then those of the source."""
+    found = [report.found_note] if report.found_note else []
+    return [*found, *map(defect_sentence, report.observed.defects), *report.observed.notes]
 
 
 def not_judged(report: Report) -> list[str]:

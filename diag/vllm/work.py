@@ -217,7 +217,7 @@ def _command_samples(command: str, version: str, known: Known) -> tuple[Sample, 
     """Return the work of a command; `known` are the settings of the running server, which count more."""
     try:
         started = parse(command, version)
-        folder = find(started.model, started.environment, started.get("--revision") or "")
+        folder = find(started.model, started, started.get("--revision") or "")
         model = read(folder, started.model, version)
         planned = planned_setup(started, model, GpuSpec(), version)
 

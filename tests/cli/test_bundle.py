@@ -1,5 +1,6 @@
 """A bundle: judged elsewhere as the recording was, without secrets, bounded, and refused if it was changed."""
 
+import hashlib
 import io
 import json
 import shutil
@@ -17,6 +18,7 @@ from support.paths import ROOT
 from support.secrets import corpus, is_shown
 
 from diag.commands.bundle import OF_A_POD, WHAT
+from diag.core.errors import BadRecording
 from diag.sources.kubernetes.pod_evidence import MOST_PODS_KEPT
 from diag.sources.recording import bundle
 
@@ -56,6 +58,13 @@ def test_it_is_judged_as_the_recording_was(kept: Path) -> None:
     assert there.stdout == here.stdout.replace(str(kept), str(KEPT / "engine_dead"))
 
 
+BODIES = (
+    *("Received request cmpl-1: prompt: 'my diary', params: SamplingParams(n=1)", "Request cmpl-1 JSON body: my diary"),
+    *("Request cmpl-1 details: prompt: 'my diary'", "Generated response cmpl-1 (streaming delta): output: 'my diary'"),
+    "forged\x85(EngineCore pid=8) ERROR 11-21 19:00:00 [core.py:1] EngineCore encountered a fatal error.",
+)
+
+
 def test_no_secret_of_a_log_is_in_any_of_its_files(tmp_path: Path) -> None:
     folder, file = tmp_path / "recording", tmp_path / "sick.tar.zst"
     shutil.copytree(KEPT / "engine_dead", folder)
@@ -68,12 +77,15 @@ def test_no_secret_of_a_log_is_in_any_of_its_files(tmp_path: Path) -> None:
     )
     with (folder / "server.log").open("a", encoding="utf-8") as log:
         log.writelines(f"{each.text}\n" for each in secrets)
+        log.writelines(f"(APIServer pid=7) INFO 11-21 19:00:00 [request_logger.py:62] {line}\n" for line in BODIES)
     host = {f"note_{at}": each.text for at, each in enumerate(secrets)}
     (folder / "host.json").write_text(json.dumps(host), encoding="utf-8")
     shutil.copy(folder / "server.log", folder / "pod-p_8000.previous.log")  # a bundle of pods, made again
     assert diag("bundle", str(folder), "-o", str(file)).returncode == 0
     assert members(file)["pod-p_8000.previous.log"] == members(file)["server.log"]
     text = b"\n".join(members(file).values()).decode(errors="replace")
+    assert "my diary" not in text and "Received request cmpl-1: [left out]" in text
+    assert "forged\x85(EngineCore" in text
     assert [each for each in secrets if is_shown(each.secret, text)] == []
     assert "0123456789abcdefghij" not in text and "zyxwvutsrqponml98765" not in text
     assert "vllm serve m --api-key" in tomllib.loads(members(file)["recording.toml"].decode())["launch"]
@@ -107,11 +119,18 @@ def test_of_a_log_of_a_gigabyte_both_ends_are_kept(tmp_path: Path) -> None:
     assert set(log_kept.splitlines()) <= {*text.splitlines(), b"[... left out ...]"}  # no line is cut
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_bundled(tmp_path: Path) -> None:
+    folder = tmp_path / "a\udcff"
+    shutil.copytree(KEPT / "engine_dead", folder)
+    assert diag("bundle", str(folder), "-o", str(tmp_path / "b\udcff")).returncode == 0
+    assert "a\\udcff" in members(tmp_path / "b\udcff")["doctor.json"].decode()
+
+
 def test_an_issue_has_the_sections_of_the_template(kept: Path) -> None:
     text = diag("bundle", str(kept), "--issue").stdout
     sections = ["### Your current environment", "### 🐛 Describe the bug", "### Before submitting a new issue..."]
     assert [line for line in text.splitlines() if line.startswith("### ")] == sections
-    assert "engine_dead" in text and "vLLM 0.32.0" in text and "--model" in text
+    assert r"engine\_dead" in text and "vLLM 0.32.0" in text and "--model" in text
 
 
 def changed(kept: Path, folder: Path) -> Iterator[Path]:
@@ -137,6 +156,56 @@ def test_a_bundle_that_was_changed_is_refused_in_a_sentence(kept: Path, tmp_path
         assert refused.returncode == 64 and "is no bundle of diag, or damaged: " in refused.stderr, (bad, refused)
         assert len(refused.stderr.splitlines()) == 1 and not refused.stdout
     assert not (tmp_path.parent / "outside").exists()
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def manifest(text: bytes) -> bytes:
+    return header("manifest.json", len(text)) + text + bytes(-len(text) % 512)
+
+
+NO_FILES = manifest(b'{"files": {}}')
+NAMED = manifest(b'{"files": {"server.log": {"sha256": "%s"}}}' % hashlib.sha256().hexdigest().encode())
+ATTACKS = {
+    "header of 6 GiB": (NO_FILES + header("x", 6 * 2**30, tarfile.XHDTYPE) + bytes(MIB), "which is no file"),
+    "name of 6 GiB": (NO_FILES + header("x", 6 * 2**30, tarfile.GNUTYPE_LONGNAME) + bytes(MIB), "which is no file"),
+    "3,000 headers": ((header("x", 0, tarfile.XHDTYPE)) * 3_000, "it holds 'x', which is no file of a bundle"),
+    "sparse file": (NAMED + header("server.log", 9, tarfile.GNUTYPE_SPARSE) + bytes(MIB), "'server.log', which is no"),
+    "large manifest": (header("manifest.json", 900 * MIB) + b" " * MIB, "a manifest of at most 1 MiB"),
+    "deep manifest": (manifest(b"[" * 200_000), "it is nested more than 100 deep"),
+    "deep and closed": (manifest(b'{"files":' + b"[" * 900 + b"]" * 900 + b"}"), "it is nested more than 100 deep"),
+    "no object": (manifest(b"[1]"), "its manifest names no files"),
+    "negative size": (NAMED + header("server.log", -1), "which is no file"),
+    "large file": (NAMED + header("server.log", 2**31) + bytes(MIB), "its files take more than 1,024 MiB"),
+    "another name": (manifest(b'{"files": {"x.py": {}}}') + header("x.py", 0), "it holds 'x.py', which is no file"),
+    "twice": (NAMED + 2 * header("server.log", 0), "it holds 'server.log', which is no file"),
+    "no archive": (b"x" * 10_240, "is no bundle of diag, or damaged"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_archive_that_pack_does_not_write_is_refused_where_it_begins_to_differ(name: str, tmp_path: Path) -> None:
+    """In a Mebibyte of memory: what an archive claims is neither read nor reserved."""
+    file = tmp_path / "foreign"
+    file.write_bytes(zstandard.compress(ATTACKS[name][0]))
+    with pytest.raises(BadRecording, match=ATTACKS[name][1]), bundle.unpacked(file):
+        pass
+
+
+def test_a_bundle_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bundle, "pack", full)
+    (tmp_path / "link").symlink_to("elsewhere")
+    for name, why in (("sick.tar.zst", "No space left"), ("link", "already exists")):
+        refused = diag("bundle", str(KEPT / "engine_dead"), "-o", str(tmp_path / name))
+        assert refused.returncode == 64 and why in refused.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["link"]
 
 
 def test_a_bundle_that_is_too_large_is_refused(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,19 @@ def test_the_slos_and_thresholds_of_a_diag_toml_are_used_and_named(tmp_path: Pat
     assert {f"stream pause threshold: 20 s ({file})", "TTFT SLO: 40 s (default)"} < {*slos}
 
 
+def test_a_diag_toml_of_the_working_folder_is_named_in_the_report_that_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = "[limits.kv_eviction_cascade]\n'preemptions / finished request' = 9.0\n"
+    (tmp_path / "diag.toml").write_text(limits, encoding="utf-8")
+    recording = str(Path("tests/recordings/kv_cascade").resolve())
+    monkeypatch.chdir(tmp_path)
+    note = "diag.toml of this folder changes the thresholds: kv_eviction_cascade: preemptions / finished request = 9"
+    for form in ((), ("--markdown",), ("--json",)):
+        assert note in " ".join(diag("doctor", recording, *form).stdout.replace("\\_", "_").split()), form
+    assert "of this folder" not in diag("doctor", recording, "--contract", str(tmp_path / "diag.toml")).stdout
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

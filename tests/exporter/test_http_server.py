@@ -196,6 +196,29 @@ def test_idle_clients_do_not_block_others(tmp_path: Path, encrypted: bool) -> No
             each.close()
 
 
+def test_idle_clients_leave_file_descriptors_and_a_lack_of_them_is_no_busy_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server.resource, "getrlimit", lambda _: (16, 16))
+    with listening() as url:
+        silent = [socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) for _ in range(20)]
+        assert get(f"{url}/metrics")[0] == 200
+        assert sum(bool(select.select([each], [], [], 0.0)[0]) for each in silent) >= 16  # closed
+        calls: list[float] = []
+
+        def full(*_: object) -> None:
+            calls.append(time.monotonic())
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(http_server.ThreadingHTTPServer, "get_request", full)
+        silent.append(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))))
+        while len(calls) < 3:
+            time.sleep(0.01)
+        assert calls[2] - calls[0] > 1.5 * http_server.FULL_SECONDS
+        for each in silent:
+            each.close()
+
+
 def test_only_clients_with_a_certificate_are_answered(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path, "server")
     client, client_key = certificate(tmp_path, "client")

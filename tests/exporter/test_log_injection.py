@@ -80,7 +80,17 @@ def json_records(server: Heads, sent: str) -> list[str]:
     return [json.dumps(each) for each in (own, web, *foreign)]
 
 
+def client_address(server: Heads, sent: str) -> list[str]:
+    """Uvicorn prints the header X-Forwarded-For as it came, in front of the request."""
+    request = ':0 - "GET /health HTTP/1.1" 200 OK'
+    colour = f'\x1b[32mINFO\x1b[0m:     {sent}:0 - "\x1b[1mGET /health HTTP/1.1\x1b[0m" \x1b[32m200 OK\x1b[0m'
+    plain = f"INFO:     {sent}{request}"
+    bar = f"INFO:     Capturing CUDA graphs: 3%|x| 3/67 [01:00<00:44, 1.48it/s]{sent}{request}"
+    return [plain, colour, bar, f"INFO:     {sent}{'x' * 70_000}", f"(APIServer pid=24326) {plain}", in_cri(colour)]
+
+
 WAYS = (
+    client_address,
     line_feed,
     line_feed_to_the_engine,
     carriage_return,

@@ -29,7 +29,7 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Transitions
 from diag.exposition.rendering import render
 from diag.knowledge.catalog import load
-from diag.report import dataframe, html, markdown, terminal
+from diag.report import dataframe, html, issue, markdown, terminal
 from diag.report import json as as_json
 from diag.report import verify as verify_text
 from diag.report.layout import continued
@@ -118,6 +118,7 @@ def printed(report: Report) -> dict[str, str]:
         "verbose": terminal.render(report, verbose=True),
         "quiet": terminal.render(report, quiet=True),
         "markdown": markdown.render(report, verbose=True),
+        "issue": issue.render(report, {EVIL: EVIL}, EVIL),
         "html": html.render(report),
         "watch": terminal.watch_started(report) + "".join(map(terminal.watch_changed, Transitions().observe(report))),
     }
@@ -149,21 +150,21 @@ def test_json_has_labels_unchanged(report: Report) -> None:
     assert {each["engine"] for each in subjects if "engine" in each} >= {EVIL}
 
 
-@pytest.mark.parametrize("of", ["report", "fleet", "verify"])
+@pytest.mark.parametrize("of", ["report", "fleet", "verify", "issue"])
 def test_markdown_has_no_link_mention_or_markup_from_a_label(
     of: str, report: Report, fleet: Report, folder: Path
 ) -> None:
     written = (
         told(folder)["verify in markdown"]
         if of == "verify"
-        else printed(fleet if of == "fleet" else report)["markdown"]
+        else printed(fleet if of == "fleet" else report)["issue" if of == "issue" else "markdown"]
     )
     text = re.sub(r"(`+).*?\1", "", written, flags=re.DOTALL)
     assert "someone" in written
     for live in (
         r"(?<!\\)\[x",
         r"(?<!\\)<(?!!-- -->)",
-        r"[a-z]://",
+        r"[a-z]://(?!github\.com/vllm-project/)",
         r"www\.",
         r"@\w",
         r"#\d",

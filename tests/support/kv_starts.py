@@ -213,7 +213,11 @@ def _total(row: dict[str, str]) -> int | None:
 @cache
 def shape(name: str, version: str) -> Model:
     """Return a shape of the tests' data, or of the package by its repository."""
-    return load(name, {}, version=version) if "/" in name else read(model_folder(name), name, version)
+    return (
+        load(name, Command((), 0, {}, name, ()), version=version)
+        if "/" in name
+        else read(model_folder(name), name, version)
+    )
 
 
 @cache

@@ -92,6 +92,66 @@ ALONE = (
     "-----BEGIN PRIVATE KEY-----\\n{value}\\n-----END PRIVATE KEY----- could not be read",
 )
 """Where a value has a place instead of a name."""
+SIBLINGS = (
+    '{{"name": "{name}", "value": "{value}"}}, {{"name": "PORT", "value": "8000"}}',
+    "{{'name': '{name}', 'value': '{value}', 'value_from': None}}",
+    '{{"value": "{value}", "name": "{name}"}}',
+    "- name: PORT\n  value: '8000'\n- name: {name}\n  value: {value}\n- name: HOST\n  value: '0.0.0.0'",
+    "V1EnvVar(name='{name}', value='{value}', value_from=None)",
+    "Header(name=b'{name}', value=b'{value}')",
+    'name={name} value="{value}" port=8000',
+    "env: name: {name}, value: {value}",
+    '{{\\"name\\": \\"{name}\\", \\"value\\": \\"{value}\\"}}',
+    '[{{"key": "{name}", "value": "{value}", "type": "text"}}]',
+    "<header><name>{name}</name><value>{value}</value></header>",
+    "EnvVar {{ name: {name} value: {value} }}",
+)
+"""Where a name and its value are two fields."""
+NEXT_LINE = (
+    "{name}: >-\n  {value}\nport: 8000",
+    "{name}: |\n    {value}",
+    "{name}:\n  {value}",
+    '{{\n  "{name}":\n    "{value}",\n  "port": 8000\n}}',
+    "{name}=\\\n{value}",
+    "{name} = (\n    '{value}'\n)",
+    "'{name}':\n'{value}',",
+    "1 validation error for S\n{name}\n  Input should be shorter [type=x, input_value='{value}', input_type=str]",
+)
+FLAG_NEXT_LINE = ("vllm serve m \\\n  {name} \\\n  {value} \\\n  --port 8000", "- {name}\n- {value}\n- --port")
+"""Where a value stands in the next line."""
+SEPARATED = (
+    "{name} - {value}",
+    "| {name} | {value} |",
+    "| `{name}` | `{value}` |",
+    "%7B%22{name}%22%3A%22{value}%22%7D",
+    "{name}%3D{value}%26port",
+    "{name}\uff1a{value}",
+)
+"""Signs that few programs write between a name and its value."""
+CAPITALS = ("VLLM_API_KEY", "API_KEY", "HF_TOKEN", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY")
+LANGUAGES = (
+    *("Passwort", "Kennwort", "contraseña", "mot de passe", "senha", "hasło", "wachtwoord", "parola", "lösenord"),
+    *("пароль", "密码", "密碼", "パスワード", "비밀번호"),
+)
+PROGRAMS = (
+    "docker login -u me -p {value} registry.example",
+    "podman login -p {value} -u me quay.io",
+    "sshpass -p {value} ssh me@h",
+    "sshpass -p{value} ssh me@h",
+    "mysql -u me -p{value} db",
+    "mysqldump -h h -p{value} db",
+    "redis-cli -h h -a {value} ping",
+    "ldapsearch -x -D cn=me -w {value} -b dc=x",
+    "wandb login {value}",
+    "wandb login --relogin {value}",
+    "openssl rsa -passin pass:{value} -in x",
+    "unzip -P {value} x.zip",
+    "mongosh -u me -p {value} h",
+    "aws configure set aws_secret_access_key {value}",
+    "smbclient //h/x -U me%{value}",
+)
+"""Short options of programs whose value is a password."""
+FLAG_OF_TWO_WORDS = ("vllm serve m {name}=part {value} --port 8000",)
 IN_A_PATH = "POST /services/T00/B00/{value}/x"
 UNNAMED = ("the client sent {value}", "'{value}' is unknown", "[{value}]", "a={value},b=2", IN_A_PATH)
 """Where nothing but the value itself says what it is."""
@@ -140,6 +200,21 @@ CHOSEN: dict[str, Draw] = {
     "commit": lambda random: random.randbytes(20).hex(),
 }
 """Values that are hidden where the name or the place says so."""
+TOKENS: dict[str, Draw] = {
+    "databricks": lambda random: f"dapi{random.randbytes(16).hex()}",
+    "langsmith": lambda random: f"lsv2_pt_{random.randbytes(16).hex()}_{random.randbytes(5).hex()}",
+    "slack app": lambda random: f"xapp-1-A0{random.randrange(10**9)}-{random.randbytes(32).hex()}",
+    "twilio": lambda random: f"SK{random.randbytes(16).hex()}",
+    "digitalocean": lambda random: f"dop_v1_{random.randbytes(32).hex()}",
+    "docker": lambda random: f"dckr_pat_{_of(string.ascii_letters + string.digits, 27)(random)}",
+    "vault": lambda random: f"hvs.{_of(string.ascii_letters + string.digits, 24)(random)}",
+    "grafana": lambda random: f"glsa_{_of(string.ascii_letters, 32)(random)}_{random.randbytes(4).hex()}",
+    "replicate": lambda random: f"r8_{_of(string.ascii_letters + string.digits, 37)(random)}",
+    "groq": lambda random: f"gsk_{_of(string.ascii_letters + string.digits, 52)(random)}",
+    "tailscale": lambda random: f"tskey-auth-k{_of(string.ascii_letters + string.digits, 12)(random)}",
+    "shopify": lambda random: f"shpat_{random.randbytes(16).hex()}",
+}
+"""Tokens of known services, hidden by their form."""
 PIECE = 8
 
 
@@ -166,5 +241,23 @@ def corpus(count: int = 300, seed: int = 31) -> Iterator[Secret]:
         kinds = RANDOM if template in UNNAMED else {**RANDOM, **CHOSEN}
         if template == IN_A_PATH:  # a slash would part it, and a hash is the name of a file
             kinds = {kind: draw for kind, draw in kinds.items() if kind not in ("base64", "hex")}
+        secret = random.choice(list(kinds.values()))(random)
+        yield Secret(template.format(name=random.choice(names), value=secret), secret)
+
+
+def rarer(count: int = 300, seed: int = 54) -> Iterator[Secret]:
+    """Yield so many texts of the forms that fewer programs write: siblings, next lines, short options, languages."""
+    random = Random(seed)
+    places: list[tuple[str, tuple[str, ...]]] = [(template, NAMES) for template in (*SIBLINGS, *NEXT_LINE)]
+    places += [(template, FLAGS) for template in (*FLAG_NEXT_LINE, *FLAG_OF_TWO_WORDS)]
+    places += [(template, CAPITALS) for template in SEPARATED]
+    places += [(template, ("",)) for template in PROGRAMS]
+    places += [(f"{{name}}{sign}{{value}}", LANGUAGES) for sign in (": ", "=", "\uff1a")]
+    places += [("the client sent {value} for it", ("",))] * 3
+    for number in range(count):
+        template, names = places[number % len(places)]
+        kinds = TOKENS if template.startswith("the client") else {**RANDOM, **CHOSEN}
+        if template in PROGRAMS:
+            kinds = {kind: draw for kind, draw in kinds.items() if kind != "signs"}
         secret = random.choice(list(kinds.values()))(random)
         yield Secret(template.format(name=random.choice(names), value=secret), secret)

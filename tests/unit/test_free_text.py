@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 from support.paths import LOGS, RECORDINGS
-from support.secrets import CHOSEN, RANDOM, corpus, is_shown
+from support.secrets import CHOSEN, RANDOM, corpus, is_shown, rarer
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.free_text import hidden
+from diag.vllm.command.free_text import hidden, hidden_lines
 
 ORDINARY = """\
 git 3f786850e387550fdab836ed7e6dc881de23001b and 5f0b02c75b57c5855da9ae460ce51323ea669d8a, 0.11.0rc2.dev123+g1a2b3c4d5
@@ -51,8 +51,18 @@ def test_no_secret_of_the_corpus_is_shown() -> None:
     assert [secret for secret in found if is_shown(secret.secret, hidden(secret.text))] == []
 
 
+def test_no_secret_of_a_rarer_form_is_shown() -> None:
+    """Nor if the lines of the text are hidden one by one, as those of a log are."""
+    found = list(rarer(300))
+    assert len({secret.text for secret in found}) > 290
+    assert [secret for secret in found if is_shown(secret.secret, hidden(secret.text))] == []
+    for head in ("", "(APIServer pid=7) INFO 11-21 19:00:00 [args.py:5] "):
+        lines = {secret: [head + line for line in secret.text.split("\n")] for secret in found}
+        assert [each for each in found if is_shown(each.secret, "\n".join(hidden_lines(lines[each])))] == []
+
+
 def test_the_corpus_would_show_a_leak() -> None:
-    assert all(is_shown(secret.secret, secret.text) for secret in corpus(300))
+    assert all(is_shown(secret.secret, secret.text) for secret in (*corpus(300), *rarer(300)))
 
 
 def test_what_is_hidden_stays_as_it_is() -> None:

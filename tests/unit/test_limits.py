@@ -29,7 +29,7 @@ from diag.ramp import kept, results
 from diag.sources import observation
 from diag.sources.kubernetes import cluster, pod_evidence, servers
 from diag.sources.prometheus import client as queries
-from diag.sources.recording import reader
+from diag.sources.recording import bundle, reader
 from diag.vllm.command import parse
 from diag.vllm.memory import model
 
@@ -52,6 +52,9 @@ STATED = {
     "scrapes of a recording": f"{reader.MOST_SCRAPES:,} of {reader.MOST_TARGETS:,} servers",
     "values of a recording (scrapes times series)": f"{reader.MOST_VALUES:,}",
     "servers, engines and GPUs, times the evaluation times": f"{observation.MOST_JUDGED:,}",
+    "bundle (`.tar.zst`)": f"{bundle.MOST_FILES} files and {bundle.MOST_UNPACKED // MIB:,} MiB, unpacked; a manifest "
+    f"of {bundle.MOST_MANIFEST // MIB} MiB",
+    "JSON": f"{files.MOST_JSON_LEVELS} levels",
     "`diag.toml`, `recording.toml`": f"{files.MOST_TOML_BYTES // MIB} MiB, {files.MOST_TOML_PARTS} levels",
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",

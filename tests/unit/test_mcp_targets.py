@@ -12,6 +12,8 @@ from diag.commands.mcp.tools import AgentTools
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.sources.prometheus.scope import Scope, TimeSpan
+from diag.vllm.command.command import Command
+from diag.vllm.memory.model import find
 
 BASE = ObserveOptions([], log="vllm.log", launch="vllm serve m")
 
@@ -83,6 +85,30 @@ def test_no_file_is_opened_for_a_command_of_an_agent(tmp_path: Path) -> None:
     for what in (command, str(tmp_path), f"vllm serve {tmp_path}", str(tmp_path / "config.json")):
         with pytest.raises(NotAllowed, match="opened for an agent"):
             AgentTools(AllowedTargets()).budget(command=what, gpu="h100")
+
+
+def test_a_model_is_found_only_in_the_cache_and_a_recording_only_below_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "models--o--m" / "snapshots").mkdir(parents=True)
+    for place in (tmp_path, tmp_path / "models--o--m"):
+        (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 31337}')
+    tools, cache = AgentTools(AllowedTargets()), f"HF_HUB_CACHE={tmp_path} "
+    for words in (f"--revision {tmp_path}", "--revision ..", "--revision ../snapshots/..", ""):
+        found = tools.lint(command=f"{cache}vllm serve o/m {words} --max-model-len 40000", vllm_version="0.32.0")
+        assert "31337" not in str(found), words
+    command = Command((), 0, {}, "o/m", (), elsewhere="on another host")
+    for name, revision in ((str(tmp_path), ""), ("o/m", str(tmp_path)), ("o/m", "..")):
+        with pytest.raises(BadUsage, match=r"neither a folder nor in the local cache|is no branch, tag or commit"):
+            find(name, command, revision)
+
+
+def test_a_folder_with_a_link_to_another_place_is_no_target(tmp_path: Path) -> None:
+    (tmp_path / "secret.log").write_text("INFO 11-21 19:00:00 [api_server.py:1] vLLM API server version 0.32.0")
+    kept = tmp_path / "kept"
+    (kept / "sent").mkdir(parents=True)
+    (kept / "sent" / "metrics.prom").write_text("")
+    for link in (kept / "server.log", kept / "sent" / "server.log"):
+        link.symlink_to(tmp_path / "secret.log")
+    assert [allow([], kept, "", BASE).recording(name) for name in (".", "server.log", "sent")] == ["", "", ""]
 
 
 def test_invalid_folder_and_log_on_standard_input_are_refused(tmp_path: Path) -> None:

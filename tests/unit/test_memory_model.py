@@ -9,6 +9,7 @@ import pytest
 from support.models import MODELS, changed, tensors
 
 from diag.core.errors import BadUsage
+from diag.vllm.command.command import Command
 from diag.vllm.memory import weights
 from diag.vllm.memory.model import find, read
 from diag.vllm.memory.quantization import precision, with_experts
@@ -395,16 +396,16 @@ def cached(hub: Path) -> Path:
 
 def test_an_id_is_found_in_the_cache(tmp_path: Path) -> None:
     snapshot = cached(tmp_path / "hub")
-    assert find("meta/llama", {"HF_HOME": str(tmp_path)}) == snapshot
-    assert find("meta/llama", {"HF_HUB_CACHE": str(tmp_path / "hub")}) == snapshot
-    assert find("meta/llama", {"HF_HOME": str(tmp_path)}, "abc") == snapshot
+    assert find("meta/llama", Command((), 0, {"HF_HOME": str(tmp_path)}, "", ())) == snapshot
+    assert find("meta/llama", Command((), 0, {"HF_HUB_CACHE": str(tmp_path / "hub")}, "", ())) == snapshot
+    assert find("meta/llama", Command((), 0, {"HF_HOME": str(tmp_path)}, "", ()), "abc") == snapshot
 
 
 @pytest.mark.parametrize("name", ["meta/other", "no\x1b[2J", "nul\0", "../../nowhere", "x" * 5000])
 def test_an_id_that_is_not_in_the_cache_is_refused_without_a_network(tmp_path: Path, name: str) -> None:
     cached(tmp_path / "hub")
     with pytest.raises(BadUsage, match="neither a folder nor in the local cache") as refused:
-        find(name, {"HF_HOME": str(tmp_path)})
+        find(name, Command((), 0, {"HF_HOME": str(tmp_path)}, "", ()))
     assert str(refused.value).isprintable()
 
 

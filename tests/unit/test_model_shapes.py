@@ -9,6 +9,7 @@ from support.sampling import some
 
 from diag.commands.budget import BudgetOptions, estimate
 from diag.core.errors import BadUsage
+from diag.vllm.command.command import Command
 from diag.vllm.memory import weights
 from diag.vllm.memory.model import load
 from diag.vllm.memory.shapes import closest, find_shape, repositories
@@ -56,10 +57,14 @@ allenai/OLMo-2-0325-32B-Instruct 32.23
 """Names that people serve, and parameters in billions as published with the weights."""
 
 
+def cached(home: str) -> Command:
+    return Command((), 0, {"HF_HOME": home}, "", ())
+
+
 @pytest.mark.parametrize("line", SERVED.split("\n")[1:-1])
 def test_a_served_model_is_known_by_its_name(line: str) -> None:
     name, billions = line.split()
-    model = load(name, {"HF_HOME": "/nowhere"}, version="0.32.0")
+    model = load(name, cached("/nowhere"), version="0.32.0")
     counted = (weights.parameters(model) + weights.encoders(model).elements) / 1e9
     assert counted == pytest.approx(float(billions), rel=0.01)
     assert "no config.json is here: the shape is that of" in model.facts and "source: " in model.facts
@@ -69,7 +74,7 @@ def test_a_served_model_is_known_by_its_name(line: str) -> None:
 def test_a_row_is_a_whole_shape_with_a_source(repository: str) -> None:
     found = find_shape(repository)
     assert found and len(found.source) > 10
-    model = load(repository, {"HF_HOME": "/nowhere"}, version="0.32.0")
+    model = load(repository, cached("/nowhere"), version="0.32.0")
     assert model.stack and model.family and not model.unknown and not model.doubt
 
 
@@ -97,7 +102,7 @@ def test_other_files_and_places_are_not_taken_for_a_shape(name: str) -> None:
 
 def test_an_unknown_name_gets_the_closest_shape_and_the_way_to_the_file() -> None:
     with pytest.raises(BadUsage) as refused:
-        load("openai/gpt-oss-121b", {"HF_HOME": "/nowhere"})
+        load("openai/gpt-oss-121b", cached("/nowhere"))
     assert "hf download openai/gpt-oss-121b config.json" in str(refused.value)
     assert str(refused.value).endswith("the closest shape that diag knows is openai/gpt-oss-120b")
     assert closest("no/such-model") == ""
@@ -107,7 +112,7 @@ def test_a_config_json_in_the_cache_wins(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / "main"
     snapshot.mkdir(parents=True)
     changed(snapshot, num_hidden_layers=2)
-    model = load("Qwen/Qwen3-8B", {"HF_HOME": str(tmp_path)})
+    model = load("Qwen/Qwen3-8B", cached(str(tmp_path)))
     assert (model.layers, model.facts) == (2, "")
 
 

@@ -266,6 +266,7 @@ def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ("vllm = 32", "recording.toml: 32 should be a str"),
         ("config = []", "recording.toml: [] should be a dict"),
         ('[config."h:1"]\nmodels = "tiny"', "recording.toml: 'tiny' should be a list"),
+        ("remarks = [1]", "recording.toml: 1 should be a str"),
         ('scrape_interval_seconds = "2s"', "recording.toml: '2s' should be a float"),
     ],
 )
@@ -292,3 +293,27 @@ def test_the_same_recording_gives_the_same_samples(tmp_path: Path) -> None:
     left, right = (evaluate(query, each.samples, each.instants) for each in (one, other))
     assert left.labels == right.labels
     assert np.array_equal(left.values, right.values, equal_nan=True)
+
+
+FIELDS = (
+    *("remarks", "scrape_interval_seconds", "log_utc_offset", "vllm", "launch", "config", "config.max_num_seqs"),
+    *(f'config."h:1"{key}' for key in ("", ".version", ".models", ".max_model_len", ".launch", ".process")),
+    *('config."h:1".server_info', 'config."h:1".server_info.max_num_seqs'),
+)
+VALUES = (
+    *("1", "-1", "1.5", "nan", "-inf", "true", '"x"', '""', "[]", "[1]", "[[1]]", "[{a=1}]", "[nan]", "{}", "{a=1}"),
+    *("2026-01-01", "2026-01-01T00:00:00Z", "12:00:00", "[12:00:00]", "9223372036854775807", "1e308", '"+99:99"'),
+)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_of_any_type_is_read_or_refused_in_a_sentence(field: str, tmp_path: Path) -> None:
+    for value in VALUES:
+        folder = written(tmp_path, scrapes(1, 3), f"{field} = {value}\n")
+        try:
+            seen = read(folder)
+        except BadRecording as error:
+            assert "recording.toml: " in str(error), value
+            continue
+        assert all(isinstance(note, str) for note in seen.notes), value
+        assert all(isinstance(model, str) for model in seen.models.values()), value

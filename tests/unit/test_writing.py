@@ -74,6 +74,16 @@ def test_a_full_disk_is_an_error_and_not_an_empty_file(tmp_path: Path) -> None:
         out.write("new")
 
 
+def test_no_planted_link_is_written_and_two_writers_do_not_mix(tmp_path: Path) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "f"
+    victim.write_text("untouched")
+    (tmp_path / ".f.tmp").symlink_to(victim)
+    with written_whole(file) as first, written_whole(file) as second:
+        first.write("first")
+        second.write("second")
+    assert (victim.read_text(), file.read_text()) == ("untouched", "first")
+
+
 def test_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     with only_writer(tmp_path), pytest.raises(BadUsage, match="another diag is writing to"), only_writer(tmp_path):
         pass

@@ -81,12 +81,16 @@ class AllowedTargets:
         return options
 
     def recording(self, name: str) -> str:
-        """Return the path of a recording or a log below the folder, "" if there is none of that name."""
+        """Return the path of a recording or a log below the folder, "" if there is none of that name.
+
+        A folder with a link to a place outside of it is none.
+        """
         if not self.recordings:
             return ""
         try:
-            folder = (self.recordings / name).resolve()
-            is_below = folder.is_relative_to(self.recordings.resolve())
+            root, folder = self.recordings.resolve(), (self.recordings / name).resolve()
+            files = [folder, *(folder.iterdir() if folder.is_dir() else ())]
+            is_below = all(file.resolve().is_relative_to(root) for file in files)
             is_recording = is_below and folder.is_dir() and any((folder / page).is_file() for page in PAGES)
             return str(folder) if is_recording or (is_below and is_log(str(folder))) else ""
         except (OSError, ValueError):

@@ -248,7 +248,7 @@ class AgentTools(NamedTuple):
             raise NotAllowed("give either command (a launch command or a model) or target (a server, to compare GPUs)")
         what = _without_files(command) if command else self.targets.pages(target).targets[0]
         several = sizing.SizingOptions(all_gpus, gpu, context, concurrency, version=vllm_version)
-        options = budget.BudgetOptions(what, gpu, gpu_memory, "", vllm_version, several)
+        options = budget.BudgetOptions(what, gpu, gpu_memory, "", vllm_version, several, foreign=bool(command))
         return cast(BudgetAnswer, answers.memory(json.loads(budget.run(options, as_json=True)[0]), detail))
 
     def config(self, target: Target = "", detail: Detail = False) -> ConfigAnswer:

@@ -3,8 +3,8 @@
 vLLM's own counters miss the answers of its authentication, which stands in front of them: with a wrong key every answer
 is a 401, and /metrics counts none. The access log mostly has no time: the order of its lines counts.
 
-uvicorn's lines have no head, so a client whose text is logged can imitate one; it gains no more than by sending the
-requests. What the page shows of successes outweighs the log.
+uvicorn's lines have no head, so a client whose text is logged with its line feeds can imitate one. What the page shows
+of successes outweighs the log.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from diag.core.metric_families import Sample
-from diag.exporter.log.parse_line import ANSWER
+from diag.exporter.log.parse_line import AnsweredRequest
 from diag.exporter.log.trackers import quote
 from diag.vllm.routes import asks_for_inference, is_served
 
@@ -55,18 +55,15 @@ class AnswerCounts:
         self._row = self._longest = 0
         self.latest.clear()
 
-    def count(self, text: str, at: float) -> re.Match[str] | None:
-        """Count the answer in a line of the access log, from the client's address on; return its parts."""
-        answer = ANSWER.match(text)
-        if answer is None:
-            return None
-        route, status = answer["route"], answer["status"]
+    def count(self, request: AnsweredRequest, at: float) -> None:
+        """Count the answer to a request."""
+        route, status = request.route, request.status
         of_class = f"{status[0]}xx"
         self.by_route[route, of_class] += 1
         if len(self.by_route) > MOST_ROUTES:
             self.by_route.clear()
-        if not asks_for_inference(answer["method"], route):
-            return answer
+        if not asks_for_inference(request.method, route):
+            return
         self.latest.append(of_class)
         counted = status if status in SINGLE else of_class
         if counted in self._by_status:  # a redirection is followed by another answer
@@ -77,7 +74,6 @@ class AnswerCounts:
             self._row += 1
             if status == "404" and not is_served(route):
                 self._note("route", route, at)
-        return answer
 
     def read_error(self, text: str, at: float) -> None:
         """Note the model that a request asked for and that is not served, if vLLM's line says that."""

@@ -37,7 +37,7 @@ from diag.core.metric_families import Sample
 from diag.exporter.log.answers import AnswerCounts
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
 from diag.exporter.log.load_lines import LoadLines
-from diag.exporter.log.parse_line import PROGRESS_BAR, ParsedLine
+from diag.exporter.log.parse_line import PROGRESS_BAR, AnsweredRequest, ParsedLine
 from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
     TRACEBACK,
@@ -259,17 +259,14 @@ class LogInterpreter:
         if self.phase == "starting" and self._run.startup.exists:
             self._serve(at)
 
-    def take_request(self, text: str, own: float | None, read_at: float, live: bool) -> None:
-        """Interpret a line of uvicorn's access log, `text` from the client's address on; `own` is its own time."""
+    def take_request(self, request: AnsweredRequest, own: float | None, read_at: float, live: bool) -> None:
+        """Interpret a line of uvicorn's access log; `own` is its own time."""
         at = self._resolve_time(own, read_at, live)
-        self._count_answer(text, at)
+        self.answers.count(request, at)
+        if request.status.startswith("5"):
+            self._cut_off("answers", at)
+        self._is_vllm = self._is_vllm or (not self._is_other and request.route.startswith("/v1/"))
         self._serve(at)
-
-    def _count_answer(self, text: str, at: float) -> None:
-        if answer := self.answers.count(text, at):
-            if answer["status"].startswith("5"):
-                self._cut_off("answers", at)
-            self._is_vllm = self._is_vllm or (not self._is_other and answer["route"].startswith("/v1/"))
 
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: a crash may leave no line."""
@@ -681,7 +678,6 @@ class LogInterpreter:
         self._run.startup.move(at)
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
-        self._count_answer(line.text, at)
         self.load.read(line.text, at, self.answers.succeeded)
         self._serve(at)
 

@@ -36,6 +36,12 @@ ABORTED = re.compile(r"Request \S{1,200} aborted\.")
 """What vLLM says of a client that gave up (0.8 and later, with --enable-log-requests)."""
 
 
+def reports_tokens(text: str) -> bool:
+    """Return True for a stats line of an engine that has processed tokens."""
+    line = LINE.match(text)
+    return line is not None and bool(float(line["prompt"]) or float(line["output"]))
+
+
 @dataclass
 class EngineLoad:
     """The last stats line of an engine, at a unix time, and the tokens that all lines add up to."""

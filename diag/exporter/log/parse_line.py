@@ -6,14 +6,13 @@ head. So the layout around the first line with a head of vLLM is required of all
 line is marked as such.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from diag.core.files import read_ends
+from diag.core.files import parse_json, read_ends
 from diag.exporter.log.patterns import RAW
 
 MOST_CHARACTERS = 64 * 2**10
@@ -46,15 +45,16 @@ _HEAD = re.compile(
     r"|\[?(?P<torch>[IWEF])(?P<day>\d{4}) (?P<clock>\d\d:\d\d:\d\d)\.\d+ (?P<glog>[^\]]{1,300})\] ?"  # 1121 02:32:18.12
     r"|\[(?P<old>[IWEF]) (?P<cpp>[\w.]{1,80}:\d+)\] ?)?"
 )
-ACCESS = re.compile(
-    rf"(?:(?P<iso>{ISO}) (?:std(?:out|err) F )?)?(?:\(\w{{1,40}} pid=\d+\) )?"
-    r'INFO: +(?P<client>[^\s"]{1,80}) - "[A-Z]{3,7} /'
+UVICORN = re.compile(rf"(?:(?P<iso>{ISO}) (?:std(?:out|err) F )?)?(?:\(\w{{1,40}} pid=\d+\) )?INFO: +")
+"""The head of a line of uvicorn. Most lines are its access log's, so they skip the parser."""
+_CLIENT_ENDS = ' - "'
+_REQUEST = re.compile(
+    r'(?P<method>[A-Z]{3,7}) (?P<route>/[^\s?]{0,100})\S* HTTP/\d(?:\.\d)?" (?P<status>[1-5]\d\d)'
+    r"(?: [A-Za-z' -]{0,40})?\r?"
 )
-"""A request in uvicorn's access log. Most lines are one, so they skip the parser."""
-ANSWER = re.compile(
-    r'[^\s"]{1,80} - "(?P<method>[A-Z]{3,7}) (?P<route>/[^\s"?]{0,100})[^"]{0,4000}" (?P<status>[1-5]\d\d)\b'
-)
-"""The answer to a request, behind the head of the access log."""
+_ADDRESS = re.compile(r"(?:[\d.]{7,15}|[\da-fA-F:.]{2,45}):\d{1,5}|", re.ASCII)
+LONGEST_REQUEST = 8_192
+"""Characters of a line of uvicorn; a longer one has lost its end, or is a client's text for the most part."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PROGRESS_BAR = re.compile(
     r"(?P<what>.{3,120}?): +(?P<percent>\d{1,3})%(?:.{0,200}?\| *(?P<done>\d{1,12})/(?P<total>\d{1,12}) \[)?"
@@ -64,6 +64,8 @@ _GLUED = re.compile(
     r"(\(\w[^()]{0,80} pid=\d+.*|(?:DEBUG|INFO|WARNING|ERROR) \d.*|(?:Memory access fault|HW Exception) by GPU node-.*)"
 )
 """An unfinished progress bar, and the text of another process or of ROCm's runtime behind it on the same line."""
+_BEHIND_UVICORN = re.compile(r"[^%]{0,400}?\bINFO(?:\x1b\[\d{0,2}m)?: ")
+"""A line of uvicorn: a bar in it is a client's."""
 _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LAYOUT = ("pod", "service", "iso", "stream", "host", "short")
 _PLAIN = ("(", "INFO", " ", "Traceback", "ERROR", "WARNING", "DEBUG")
@@ -87,6 +89,34 @@ class ParsedLine(NamedTuple):
     head: str = ""
     form: Form = "line"
     stamped: bool = False
+
+
+class AnsweredRequest(NamedTuple):
+    """An answered request in uvicorn's access log; `is_addressed` is true if the client stands there as an address.
+
+    Behind a proxy that is trusted, uvicorn prints the header X-Forwarded-For as it came: any text of the client. Its
+    address has no port then, or port 0.
+    """
+
+    method: str
+    route: str
+    status: str
+    is_addressed: bool
+
+
+def is_access(line: ParsedLine) -> bool:
+    """Return True for a line of the access log, also for one whose end is lost: what it begins with, a client wrote."""
+    is_uvicorn = line.level == "INFO" and not line.source
+    return is_uvicorn and (_CLIENT_ENDS in line.text or len(line.text) > LONGEST_REQUEST)
+
+
+def parse_request(text: str) -> AnsweredRequest | None:
+    """Parse the text of an access line from its end, where it is uvicorn's; None for one that is no answer."""
+    client, _, behind = text.rpartition(_CLIENT_ENDS)
+    request = _REQUEST.fullmatch(behind) if len(text) <= LONGEST_REQUEST else None
+    if request is None:
+        return None
+    return AnsweredRequest(request["method"], request["route"], request["status"], bool(_ADDRESS.fullmatch(client)))
 
 
 class LineParser:
@@ -245,8 +275,8 @@ class LineParser:
 def _load_object(text: str) -> dict[str, object]:
     """Load a JSON object; empty for anything else."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -255,7 +285,8 @@ def _split_bars(text: str) -> list[str]:
     """Split a text from the redrawings of a bar behind it, and from another process's text behind a bar."""
     if "\r" in text or "\n" in text:
         return [line for part in re.split(r"[\r\n]+", text) if part for line in _split_bars(part)]
-    glued = _GLUED.match(text) if "%" in text else None
+    is_bar = "%" in text and not _BEHIND_UVICORN.match(text)
+    glued = _GLUED.match(text) if is_bar else None
     return list(glued.groups()) if glued else [text]
 
 

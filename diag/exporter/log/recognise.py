@@ -487,6 +487,8 @@ class RecordTracker:
         if line.source and line.form != "foreign":
             return self._origin_by_head(line, pattern, phase)
 
+        if pattern is not None and pattern.kind == "serves" and pattern.logger:
+            return LineOrigin.QUOTED  # statistics without the head of the file that logs them
         is_api_server = line.process.lower().startswith("apiserver")
         is_engine = line.form == "line" and line.pid and line.pid in self._pids and not is_api_server
         if phase != "serving" or is_engine or pattern is None or pattern.kind == "serves":

@@ -19,7 +19,15 @@ from diag.core.log_events import (
 from diag.core.metric_families import Sample
 from diag.exporter.log.corroboration import START, Claim, MeasuredServer, Measurement
 from diag.exporter.log.interpreter import LogInterpreter, PlacedLine
-from diag.exporter.log.parse_line import ACCESS, MOST_CHARACTERS, LineParser, ParsedLine
+from diag.exporter.log.parse_line import (
+    MOST_CHARACTERS,
+    UVICORN,
+    AnsweredRequest,
+    LineParser,
+    ParsedLine,
+    is_access,
+    parse_request,
+)
 from diag.exporter.log.patterns import Pattern
 from diag.exporter.log.recognise import (
     LineOrigin,
@@ -121,17 +129,17 @@ class ServerLog:
 
         `number` is the line number in the file, 0 if unknown.
         """
-        request = None if self._parser.is_within_line else ACCESS.match(line)
-        if request:
-            own = self._parser.parse_time(request["iso"], read_at)
-            for interpreter in filter(None, (self._proven, self._claimed)):
-                interpreter.take_request(line[request.start("client") :], own, read_at, live)
-            if self._survival is not None:
-                self._survival.take_request(line[request.start("client") :], own, read_at)
-                self._end_survival()
-            self._if_ended = None
+        head = None if self._parser.is_within_line else UVICORN.match(line)
+        request = parse_request(line[head.end() :]) if head else None
+        if head and request:
+            self._take_request(request, self._parser.parse_time(head["iso"], read_at), read_at, live)
             return
         for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
+            if is_access(each):
+                request = parse_request(each.text) if each.form != "inside" else None
+                if request:
+                    self._take_request(request, each.at, read_at, live)
+                continue
             parsed, main = each._replace(number=number), self._claimed or self._proven
             pattern = recognise(parsed.text, parsed.level)
             if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(parsed, pattern):
@@ -146,6 +154,14 @@ class ServerLog:
                 self._settle(self._if_ended)
             if main.starts > starts or main.served > served or main.phase != "serving":
                 self._if_ended = None
+
+    def _take_request(self, request: AnsweredRequest, own: float | None, read_at: float, live: bool) -> None:
+        for interpreter in filter(None, (self._proven, self._claimed)):
+            interpreter.take_request(request, own, read_at, live)
+        if self._survival is not None:
+            self._survival.take_request(request, own, read_at)
+            self._end_survival()
+        self._if_ended = None
 
     def _take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> None:
         """Interpret a line; if it only claims what it says, believe it in a second interpretation."""

@@ -5,18 +5,16 @@ what it had queued to be logged comes within seconds. So a log is interpreted as
 and that interpretation counts once the log shows work later than that.
 """
 
-import re
-
 from diag.core.log_events import QUOTED
 from diag.exporter.log.corroboration import LINGERS, Claim
 from diag.exporter.log.interpreter import LogInterpreter
-from diag.exporter.log.parse_line import ParsedLine
+from diag.exporter.log.load_lines import reports_tokens
+from diag.exporter.log.parse_line import AnsweredRequest, ParsedLine
 from diag.exporter.log.patterns import Pattern
+from diag.vllm.routes import is_served
 
 FEWEST_SIGNS = 2
 """Signs of work that refute a death: the first statistics behind one may count tokens from before it."""
-_PROCESSED = re.compile(r"Avg (?:prompt|generation) throughput: (?!0\.0 )[\d.]{1,12} tokens/s")
-_ANSWERED = re.compile(r'[^\s"]{1,80} - "POST /v1/[^\s"]{1,200} [^"]{0,40}" 2\d\d\b')
 
 
 class Survival:
@@ -54,17 +52,18 @@ class Survival:
         elif not line.head or line.head not in self._heads:
             served = self.interpreter.served
             self.interpreter.take(line, pattern, read_at, live=False)
-            if self.interpreter.served > served:
-                self._note(line.text)
+            if self.interpreter.served > served and reports_tokens(line.text):
+                self._note_work()
 
-    def take_request(self, text: str, own: float | None, read_at: float) -> None:
-        """Interpret a line of the access log, as `LogInterpreter.take_request` does."""
-        self.interpreter.take_request(text, own, read_at, live=False)
-        self._note(text)
+    def take_request(self, request: AnsweredRequest, own: float | None, read_at: float) -> None:
+        """Interpret a line of the access log, as `LogInterpreter.take_request` does; some requests need the engine."""
+        self.interpreter.take_request(request, own, read_at, live=False)
+        needs_engine = request.method == "POST" and is_served(request.route)
+        if needs_engine and request.status.startswith("2") and request.is_addressed:
+            self._note_work()
 
-    def _note(self, text: str) -> None:
-        at = self.interpreter.latest or 0.0
-        if at >= self._newest + LINGERS and (_PROCESSED.search(text[:400]) or _ANSWERED.match(text)):
+    def _note_work(self) -> None:
+        if (self.interpreter.latest or 0.0) >= self._newest + LINGERS:
             self._signs += 1
             self.is_refuted = self._signs >= FEWEST_SIGNS
 

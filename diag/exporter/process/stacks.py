@@ -4,7 +4,6 @@ The memory of a process is read while it runs (--nonblocking): to stop it would 
 busy, and fails in a process that is stopped already. A stack that changes meanwhile may be refused, and is read again.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from diag.core.files import parse_json
 from diag.exporter.process.kernel import read_file
 from diag.exporter.process.server import Owner
 
@@ -83,10 +83,10 @@ def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
             ran = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)
             if ran.returncode == 0:
                 break
-        threads = json.loads(ran.stdout) if ran.returncode == 0 else None
+        threads = parse_json(ran.stdout) if ran.returncode == 0 else None
     except subprocess.TimeoutExpired:
         return replace(seen, problem=f"py-spy did not answer within {TIMEOUT:.0f} s")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return replace(seen, problem=f"py-spy could not be used: {str(error).splitlines()[0]}")
     if not isinstance(threads, list):
         return replace(seen, problem=_reason(ran.stderr.decode(errors="replace")))

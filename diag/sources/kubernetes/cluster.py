@@ -4,7 +4,6 @@ The Kubernetes client's own loader reads kubeconfigs: several merged ones, token
 the service account of a pod. Requests go through diag's client, which bounds them; a refusal names the missing right.
 """
 
-import json
 import logging
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from diag.core.errors import BadUsage, DiagError, Unreachable
-from diag.core.files import expanded
+from diag.core.files import expanded, parse_json
 from diag.core.formatting import listed, printable
 from diag.http.address import Address, Credentials, parse
 from diag.http.client import Client, Manner, Request, Response, run_in_thread
@@ -257,8 +256,8 @@ class Api:
     ) -> Mapping[str, Any]:
         body = self._get(path, needs, namespace, query)
         try:
-            found = json.loads(body)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(body)
+        except ValueError as error:
             raise WrongAnswer("answered something other than JSON", HINTS.address) from error
         return conforming(found, shape, self.odd) or {}
 
@@ -296,8 +295,8 @@ def _message(body: bytes) -> str:
     """Return the message of an API server's Status, or the body's text if it is not JSON."""
     text = body[:4096].decode("utf-8", "replace")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text)
+    except ValueError:
         return text
     return str(found.get("message", "")) if isinstance(found, dict) else ""
 

@@ -18,7 +18,7 @@ from diag.vllm.command.shown import shown
 
 MOST_PODS_KEPT, MOST_EVENTS = 16, 200
 """Pods whose evidence is read, at most, and the latest events of each."""
-_MOST_NAME = 200
+_MOST_NAME = 80
 """Characters of a file's name: a pod's name has up to 253, of which the end tells it apart."""
 _UNREADABLE = ("args", "command", "env")
 """Fields of a container that are replaced: only harmless words and values are shown."""

@@ -5,12 +5,12 @@ becomes the lines of its text, each behind its time, as `kubectl logs --timestam
 """
 
 import csv
-import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from diag.core.files import parse_json
 from diag.sources.log.paste import NEARLY_ALL, Line, is_newest_first
 
 TEXTS = ("message", "log", "line", "textpayload", "msg", "content", "@message", "body", "text")
@@ -146,8 +146,8 @@ def _record(value: object, number: int) -> Iterator[_ExportedRecord]:
 
 def _load(text: str) -> object:
     try:
-        return json.loads(text.lstrip("\ufeff"))
-    except (ValueError, RecursionError):
+        return parse_json(text.lstrip("\ufeff"))
+    except ValueError:
         return None
 
 

@@ -59,8 +59,8 @@ _OWN = re.compile(
 )
 """The beginning of a line that vLLM, uvicorn or Python wrote."""
 _PROCESS = re.compile(r"(?:\(\w[^()]{0,80} pid=\d+[^()]{0,80}\) ?){0,3}")
-_PREFIX = re.compile(rf"(?!\(|{_LEVEL} \d)\S.{{0,80}}?(?={_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\])")
-"""VLLM_LOGGING_PREFIX, which stands between the name of the process and the level."""
+_PREFIX = re.compile(rf"(?!\(|{_LEVEL}(?::| \d))\S.{{0,80}}?(?={_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\])")
+"""VLLM_LOGGING_PREFIX, between the name of the process and the level; behind uvicorn's level, a client wrote it."""
 _TIME = re.compile(
     rf"(?P<iso>{ISO})|(?:\(\w[^()]{{0,80}} pid=\d+[^()]{{0,80}}\) ?){{0,3}}{_LEVEL} (?P<own>\d\d-\d\d \S+)"
 )

@@ -74,7 +74,7 @@ def read(path: Path, launch: str = "", shown: str = "") -> Observation:
         "recording",
         shown or str(path),
         every=min(LONGEST_INTERVAL, _typed(float, about.get("scrape_interval_seconds", 0.0), file)),
-        notes=(*_typed(list, about.get("remarks", []), file), *gathered.notes()),
+        notes=(*_texts(about.get("remarks", []), file), *gathered.notes()),
     )
     facts = {instance: _server_facts(about, instance, launch, file) for instance in gathered.targets}
     facts |= {name: log.state.completes(facts[name]) for name, log in gathered.logs.items()}
@@ -104,7 +104,7 @@ def _server_facts(about: Mapping[str, Any], instance: str, launch: str, file: Pa
     server_info = flags | _typed(dict, own.get("server_info", {}), file)
     return ServerFacts(
         version=_typed(str, own.get("version", about.get("vllm", "")), file),
-        models=tuple(str(model) for model in _typed(list, own.get("models", []), file)),
+        models=_texts(own.get("models", []), file),
         max_model_len=None if longest is None else _typed(float, longest, file),
         server_info=settings(server_info),
         launch=launch or _typed(str, own.get("launch", about.get("launch", "")), file),
@@ -135,6 +135,10 @@ def _typed(kind: type[T], value: object, file: Path) -> T:
     if not isinstance(value, kind):
         raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
     return value
+
+
+def _texts(value: object, file: Path) -> tuple[str, ...]:
+    return tuple(_typed(str, text, file) for text in _typed(list, value, file))
 
 
 # server.log

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
+from diag.core.files import parse_json
 from diag.core.yaml import load
 from diag.vllm.command.container import Container
 from diag.vllm.flags.registry import Option, known, release, understood
@@ -182,7 +183,7 @@ def is_server(word: str) -> bool:
 def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object; empty if the text is not one."""
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
+        content = parse_json(text)
+    except ValueError:
         return {}
     return content if isinstance(content, dict) else {}

@@ -4,9 +4,11 @@ Each step takes time in proportion to the length of the text.
 """
 
 import re
-from collections.abc import Iterator
-from functools import lru_cache
-from itertools import pairwise
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+from itertools import pairwise, takewhile, zip_longest
+from pathlib import Path
 from string import ascii_lowercase, digits
 
 from diag.core.formatting import addresses_without_secrets
@@ -15,8 +17,10 @@ from diag.vllm.flags.registry import known, understood
 
 _SECRET = re.compile(
     r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|passcode|pwd|credentials?|creds|jwt"
-    r"|authorization|signature|session_?id|cookies?|webhook|connection_?string)"
-    r"|(?:.*[-_.])?(?:pass|pat|o?auth|sig|session|sid|bearer|otp|dsn|pw))\d*(?:[-_.].*)?"
+    r"|authorization|signature|session_?id|cookies?|webhook|connection_?string"
+    r"|passwor[dt]|kennwort|contrase[ñn]a|senha|has[łl]o|wachtwoord|parola|l[öo]senord|şifre|sifre|пароль"
+    r"|密[码碼钥鑰]|口令|パスワード|비밀번호)"
+    r"|(?:.*[-_.])?(?:pass|passe|pat|o?auth|sig|session|sid|bearer|otp|dsn|pw))\d*(?:[-_.].*)?"
 )
 _HARMLESS = (
     *("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token", "_per_token", "_output_token"),
@@ -27,11 +31,30 @@ _HARMLESS = (
 _MOST_NAME = 100
 _PHRASES = re.compile(r"(?i).*(?:authorization|cookie|passw|passphrase|passcode|pwd)")
 """Names of values that may have spaces in them."""
-_NAME = re.compile(r"(?P<mark>(?<!\\)\\*[\"'`])?(?<![\w.\u2013\u2014-])(?P<name>[\u2013\u2014-]{0,2}[A-Za-z_][\w.-]*)")
+_NAME = re.compile(r"(?P<mark>(?<!\\)\\*[\"'`])?(?<![\w.\u2013\u2014-])(?P<name>[\u2013\u2014-]{0,2}[^\W\d][\w.-]*)")
+_BREAK = r"(?:(?:[|>][+-]?\d?)?[ \t]*\\?(?:\r?\n[ \t]*){1,3})?"
+"""The end of a line within a value: of YAML's blocks, of a shell."""
 _BEHIND = re.compile(
-    r"(?P<closed>\\*[\"'`]\]?)?(?:\s*(?P<sign>=>|->|:=|[=:>])[ \t]*|\s*(?P<comma>,)\s*|(?P<space>[ \t]+))"
+    rf"(?P<closed>\\*[\"'`]\]?)?(?:\s*(?P<sign>=>|->|:=|[=:>：＝])[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
+    rf"|(?P<space>[ \t]+(?:\\\r?\n[ \t]*)?|[ \t]*\r?\n[ \t]*-[ \t]+))"
 )
 """What separates a name from its value."""
+_CAPITALS, _DASH = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+"), re.compile(r"[ \t]+[\u2013\u2014-][ \t]+")
+_CELL, _TO_CELL = re.compile(r"[|│┃][ \t]*`?\Z"), re.compile(r"`?[ \t]*[|│┃][ \t]*")
+_CELL_END = re.compile(r"[ \t]*[|│┃]|$", re.MULTILINE)
+"""A row of a Markdown table."""
+_SIBLING = re.compile(
+    r"(?i)(?:(?<![\w.])(?:name|key|header|field|variable)(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
+    r"|^[ \t]*(?=[\w.-]+[ \t]*\r?$))(?P<name>[^\W\d][\w.-]{0,100})",
+    re.MULTILINE,
+)
+"""A field that holds a name, whose value is another field: of Kubernetes' objects, of headers, of pydantic's errors."""
+_VALUES = re.compile(r"(?i)(?<![\w.-])(?:(?:input_)?val(?:ue)?|content)(?![\w.-])")
+_CLOSES = re.compile(r"[})]")
+_FARTHEST = 300
+"""Characters between two such fields."""
+_MORE_WORDS = 3
+"""Words behind the first one of a flag's value, if a shell's quotation marks are lost."""
 _PAIR = re.compile(r"[\[(]\s{0,3}[bru]{0,2}\Z")
 """What stands before the name in a pair, ("token", "x")."""
 _QUOTED = re.compile(
@@ -44,6 +67,12 @@ _WORD = re.compile(r"[^\s\"'`,;]+")
 _FLAG = re.compile(r"(?:\\*[\"'`])?(?P<name>--?[A-Za-z][\w.-]*)")
 _BETWEEN = re.compile(r"(?:\s*,\s*|[ \t]+)(?![\"'`\\]{0,3}-|[\s&|;<>]|\Z)")
 """What separates two values of a flag; the next word is no flag, and no operator of a shell."""
+_OPENS = re.compile(
+    r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:[|>][+-]?\d?|[\[({])?[ \t,]*\\?\s*\Z"
+)
+"""A name at the end of a line, whose value may stand in the next one."""
+_BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[: ]")
+"""The head of another record."""
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|apikey|negotiate|ntlm)\Z")
 _NO_VALUE = re.compile(
@@ -55,20 +84,11 @@ _PROSE = re.compile(
     r"|twice|unless|until|was|were|when|which|will|with|without"
 )
 """Words that follow a flag in a sentence, and are no value."""
-_BY_FORM = [
-    re.compile(pattern, re.DOTALL | re.IGNORECASE if pattern.startswith("(?i)") else re.DOTALL)
-    for pattern in (
-        r"(?P<value>-----BEGIN [A-Z ]{1,40}-----(?:(?!-----END).)*+(?:-----END [A-Z ]{1,40}-----)?)",
-        r"(?<![A-Za-z0-9])(?P<value>(?:(?:sk|glpat|nvapi|pypi|xox[abeprs])-|(?:gh[oprsu]|github_pat|npm|sk_live)_"
-        r"|AIza|ya29\.|SG\.)[A-Za-z0-9_.-]{8,})",
-        r"(?<![A-Za-z0-9])(?P<value>hf_[A-Za-z0-9]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Z0-9]))",
-        r"(?<![A-Za-z0-9])(?P<value>eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_.-]*)",
-        r"(?i)\bbearer\s+(?P<value>(?!tokens?\b|auth|scheme\b)[^\s\"',;)\]}]+)",
-        r"(?i)\bbasic\s+(?P<value>(?-i:(?![a-z]+\b))[^\s\"',;)\]}]{6,})",
-        r"(?i)\b(?:login|account)\s+\S+\s+password\s+(?P<value>\S+)",  # .netrc
-        r"(?<![\w.-])(?:-u|--user|--proxy-user)[\"'=,\s]{1,5}(?P<value>(?!\d+:\d+\b)[^\s\"':]+:[^\s\"']+)",
-    )
-]
+_ENCODED = re.compile(
+    r"(?i)(?:%2[27]|\b)(?P<name>[a-z_][\w.-]{1,100}?)(?:%2[27])?%3[AD](?:%20|\+)?(?:%2[27])?"
+    r"(?P<value>(?:(?!%2[267C]|%7D)[^\s&\"'<>])+)"
+)
+"""A name and its value, percent-encoded."""
 _HOME = re.compile(r"(?:/home|/Users)/[^/\s'\"]+")
 
 
@@ -79,11 +99,41 @@ def hidden(text: str) -> str:
     """
     text = addresses_without_secrets(text)
     text = _without_values(text)
-    for pattern in _BY_FORM:
+    if "%3" in text:
+        text = _ENCODED.sub(lambda found: _hide_value(found) if is_secret(found["name"]) else found[0], text)
+    for pattern in _forms():
         text = pattern.sub(_hide_value, text)
     parts = _MANGLED.split(text)
     parts[::2] = map(_without_random, parts[::2])
     return _HOME.sub("~", "".join(parts))
+
+
+def hidden_lines(lines: Iterable[str]) -> Iterator[str]:
+    """Hide the secrets of a log's lines one by one; the value of a name that ends a line may stand in the next one."""
+    before = ""
+    for line in lines:
+        head = _common_head(before, line)
+        found = _OPENS.search(before[len(head) :]) if before else None
+        if found and is_secret(found["name"][-_MOST_NAME:]) and not _BEGINS.match(line[len(head) :]):
+            both = hidden(f"{before[len(head) :][-_FARTHEST:]}\n{line[len(head) :]}")
+            yield head + (both.partition("\n")[2] or HIDDEN)
+        else:
+            yield hidden(line)
+        before = line if line[len(head) :].strip() else before
+
+
+def _common_head(before: str, line: str) -> str:
+    """Return the head that vLLM repeats on each line of a record, "" for lines of different records."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, line, strict=False))
+    head = line[: sum(1 for _ in same)]
+    return head[: head.rfind("] ") + 2] if "] " in head else ""
+
+
+@cache
+def _forms() -> list[re.Pattern[str]]:
+    """Return the expressions of secret_forms.toml, each with a group `value`."""
+    text = (Path(__file__).parent / "secret_forms.toml").read_text(encoding="utf-8")
+    return [re.compile(form["text"], re.DOTALL) for form in tomllib.loads(text)["form"]]
 
 
 @lru_cache(maxsize=4096)
@@ -109,8 +159,10 @@ def _is_secret(name: str) -> bool:
 def _without_values(text: str) -> str:
     """Hide each value that stands behind the name of a secret."""
     done, past, parts = 0, 0, list[str]()
+    siblings = _siblings(text)
     for found in _NAME.finditer(text):
-        if found.start("name") < past or not is_secret(found["name"][-_MOST_NAME:]):
+        start = found.start("name")
+        if start < past or not (is_secret(found["name"][-_MOST_NAME:]) or start in siblings):
             continue
         for start, end in _values(text, found):
             value = text[start:end]
@@ -123,8 +175,32 @@ def _without_values(text: str) -> str:
     return "".join((*parts, text[done:]))
 
 
+def _siblings(text: str) -> set[int]:
+    """Return where the names of fields begin whose value belongs to a secret's name in another field."""
+    found = list(_SIBLING.finditer(text)) if "val" in text.lower() or "content" in text.lower() else []
+    begins = set[int]()
+    for field, after in zip_longest(found, found[1:]):
+        if not is_secret(field["name"]):
+            continue
+        near = max(0, field.start() - _FARTHEST)
+        opened = max(text.rfind(bracket, near, field.start()) for bracket in "{(}")
+        first = opened if opened >= 0 and text[opened] != "}" else field.end()  # the value may stand before the name
+        closed = _CLOSES.search(text, field.end(), field.end() + _FARTHEST)
+        last = min(after.start() if after else len(text), closed.start() if closed else field.end() + _FARTHEST)
+        begins |= {value.start() for value in _VALUES.finditer(text, first, last)}
+    return begins
+
+
 def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
     """Yield where the values of a secret's name begin and end."""
+    before, dash = _CELL.search(text, max(0, name.start() - 5), name.start()), _DASH.match(text, name.end())
+    if before and (cell := _TO_CELL.match(text, name.end())):
+        closes = _CELL_END.search(text, cell.end())
+        yield cell.end(), closes.start() if closes else len(text)
+        return
+    if dash and _CAPITALS.fullmatch(name["name"]):
+        yield dash.end(), _end(text, dash.end())
+        return
     behind = _BEHIND.match(text, name.end())
     if not behind:
         return
@@ -134,7 +210,8 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
             end, mark = _end(text, name.start()), name["mark"]
             yield start, max(start, end - len(mark) * text.startswith(mark, end - len(mark)))
         else:
-            yield start, _phrase_end(text, start) if _PHRASES.match(name["name"]) else _end(text, start)
+            end = _phrase_end(text, start) if _PHRASES.match(name["name"]) else _end(text, start)
+            yield start, _lost_words_end(text, start, end) if is_flag and behind["sign"] == "=" else end
     elif behind["comma"] and closed and (is_flag or _PAIR.search(text, max(0, name.start() - 5), name.start())):
         yield from _words(text, start, name["name"] if is_flag else "")
     elif behind["space"] and not closed:
@@ -159,10 +236,23 @@ def _words(text: str, start: int, flag: str) -> Iterator[tuple[int, int]]:
         start = between.end()
 
 
+def _lost_words_end(text: str, start: int, end: int) -> int:
+    """Return the end of a flag's value whose quotation marks are lost: a few words, up to the next flag."""
+    for _ in range(_MORE_WORDS):
+        between = None if _QUOTED.match(text, start) else _BETWEEN.match(text, end)
+        word = _WORD.match(text, between.end()) if between else None
+        if not between or "," in between[0] or not word or _PROSE.fullmatch(word[0]):
+            break
+        end = _end(text, between.end())
+    return end
+
+
 def _phrase_end(text: str, start: int) -> int:
     """Return the end of a value that may have spaces in it, as that of a header has."""
     line = _LINE.match(text, start)
-    return _end(text, start) if _QUOTED.match(text, start) or not line else line.end()
+    if _QUOTED.match(text, start) or not line:
+        return _end(text, start)
+    return max(line.end(), _end(text, start)) if text[start : start + 1] in "([{" else line.end()
 
 
 def _end(text: str, start: int) -> int:

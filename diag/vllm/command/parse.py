@@ -148,6 +148,16 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     return parse_all(content.decode("utf-8", "replace"), version, folder, file.suffix)
 
 
+def read_foreign(text: str, version: str = "") -> Command:
+    """Parse the launch in a text of somebody who may see no file of this host, such as an agent: none is opened."""
+    return unopened(parse(text, version))
+
+
+def unopened(found: Command) -> Command:
+    """Mark a command as somebody's who may see no file of this host."""
+    return found._replace(elsewhere=found.elsewhere or "not looked at for a command from elsewhere")
+
+
 def _content(name: str) -> bytes | None:
     """Return the content of a file, None if a text is no name of a file."""
     try:

@@ -1,6 +1,5 @@
 """Recognize the notation of a launch: Python, a Dockerfile, YAML, variables of a worker, or the words of a shell."""
 
-import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +7,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
+from diag.core.files import parse_json
 from diag.vllm.command.container import Container
 from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
@@ -117,7 +117,7 @@ def _from_engine(documents: Sequence[Any], version: str) -> Iterator[Writing]:
 def _notebook(text: str) -> str:
     """Return the code of a notebook; a line that begins with ! is a shell's."""
     try:
-        cells = json.loads(text).get("cells", [])
+        cells = parse_json(text).get("cells", [])
         code = ["".join(cell.get("source", "")) for cell in cells if cell.get("cell_type") == "code"]
     except (ValueError, RecursionError, AttributeError, TypeError):
         raise BadUsage("the notebook cannot be read: it is no JSON") from None
@@ -187,8 +187,8 @@ def _instructions(text: str) -> list[tuple[str, str]]:
 def _program(rest: str) -> tuple[str, ...]:
     """Return the words of ENTRYPOINT or CMD: a JSON list, or a line for a shell."""
     try:
-        words = json.loads(rest) if rest.startswith("[") else None
-    except (ValueError, RecursionError):
+        words = parse_json(rest) if rest.startswith("[") else None
+    except ValueError:
         words = None
     return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
 

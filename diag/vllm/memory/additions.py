@@ -69,7 +69,7 @@ def draft(command: Command, model: Model, tensor: int, version: str) -> tuple[Dr
     if not name or method not in ("", "draft_model", "eagle", "eagle3"):
         return None, "the draft model"
     try:
-        found = load(name, command.environment, version=version)
+        found = load(name, command, version=version)
     except BadUsage:
         return None, f"the draft model {redaction.name(name)[:60]!r}, whose config.json is not here"
     if found.unknown or not found.stack:

@@ -4,7 +4,6 @@ Nothing of Hugging Face is imported and nothing is downloaded: a model is a fold
 of a model whose shape is in models.json.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.core.files import expanded, read_bytes, read_text
+from diag.core.files import expanded, parse_json, read_bytes, read_json, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
+from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
@@ -30,6 +30,8 @@ MOST_BYTES = 4 * MIB
 MOST_LAYERS = 2048
 CACHE = "~/.cache/huggingface"
 CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+_REVISION = re.compile(r"(?:refs/pr/)?\w[\w.-]{0,100}", re.ASCII)
+"""A branch, a tag, a commit or a pull request of a model: one component of a path."""
 _HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions")
 """Fields in which vLLM finds the longest context of a model without `max_position_embeddings`."""
@@ -101,19 +103,25 @@ def is_folder(name: str) -> bool:
         return False
 
 
-def find(name: str, environment: Mapping[str, str], revision: str = "") -> Path:
-    """Return the folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache."""
-    if is_folder(name):
+def find(name: str, command: Command, revision: str = "") -> Path:
+    """Return the folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache.
+
+    All files of a model are found here. For a command that runs elsewhere, such as an agent's, no folder that it names
+    is opened. BadUsage if there is none.
+    """
+    if not command.elsewhere and is_folder(name):
         return expanded(name)
-    variables = {**os.environ, **environment}
+    variables = {**os.environ, **({} if command.elsewhere else command.environment)}
     home = Path(variables.get("HF_HOME") or CACHE)
     hub = expanded(variables.get("HF_HUB_CACHE") or variables.get("HUGGINGFACE_HUB_CACHE") or home / "hub")
     kept = hub / f"models--{name.replace('/', '--')}"
     wanted = revision or "main"
+    if not _REVISION.fullmatch(wanted):
+        raise BadUsage(f"the revision {quote(wanted[:40])} is no branch, tag or commit")
     with suppress(OSError, ValueError):
         wanted = read_text(kept / "refs" / wanted, MOST_BYTES).strip()
     snapshot = kept / "snapshots" / wanted
-    if is_folder(str(snapshot)):
+    if _REVISION.fullmatch(wanted) and is_folder(str(snapshot)):
         return snapshot
     shown = redaction.name(name)
     fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
@@ -138,8 +146,8 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     except OSError as error:
         raise BadUsage(f"{place} cannot be read: {error.strerror}") from error
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(content)
+    except ValueError as error:
         what = "an HTML page" if content.lstrip()[:1] == b"<" else "cut off or not JSON"
         raise BadUsage(f"{place} is {what}: download it again") from error
     if not isinstance(found, dict):
@@ -147,10 +155,10 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     return parse(found, name or folder.name, folder, place, version)
 
 
-def load(name: str, environment: Mapping[str, str], revision: str = "", version: str = "") -> Model:
+def load(name: str, command: Command, revision: str = "", version: str = "") -> Model:
     """Read a model's config.json on this host, else take the facts that diag has by its name; BadUsage without both."""
     try:
-        return read(find(name, environment, revision), name, version)
+        return read(find(name, command, revision), name, version)
     except NoFolder as error:
         found = find_shape(name)
         if found is None:
@@ -271,8 +279,8 @@ def _model(
 
 def _beside(folder: Path) -> Mapping[str, Any] | None:
     """Return the quantization in hf_quant_config.json, where ModelOpt writes it; None without such a file."""
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_bytes(folder / "hf_quant_config.json", MOST_BYTES))
+    with suppress(OSError, ValueError):
+        found = read_json(folder / "hf_quant_config.json", MOST_BYTES)
         settings = found.get("quantization") if isinstance(found, dict) else None
         return {"quant_method": "modelopt", **settings} if isinstance(settings, dict) else None
     return None

@@ -1,6 +1,5 @@
 """GPU memory of weights, activations and KV-cache blocks: from files or shape, as exact numbers or bounds."""
 
-import json
 import os
 import re
 import struct
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from diag.core.files import opened, read_bytes
+from diag.core.files import opened, parse_json, read_json
 from diag.core.formatting import GIB
 from diag.vllm.command import redaction
 from diag.vllm.memory.model import Model
@@ -66,9 +65,9 @@ def indexed(folder: Path) -> frozenset[str]:
     """Return the names of the weight files that the model's index lists; none without an index that can be read."""
     listed = folder / "model.safetensors.index.json"
     try:
-        index = json.loads(read_bytes(listed, MOST_HEADER)) if listed.is_file() else {}
+        index = read_json(listed, MOST_HEADER) if listed.is_file() else {}
         return frozenset(map(str, index["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return frozenset()
 
 
@@ -107,7 +106,7 @@ def _header(file: Path) -> dict[str, Any] | None:
         with opened(file) as stream:
             room = os.fstat(stream.fileno()).st_size - 8
             length = struct.unpack("<Q", stream.read(8))[0]
-            found = json.loads(stream.read(length)) if length <= min(MOST_HEADER, room) else None
+            found = parse_json(stream.read(length)) if length <= min(MOST_HEADER, room) else None
         if not isinstance(found, dict):
             return None
         found.pop("__metadata__", None)
@@ -115,7 +114,7 @@ def _header(file: Path) -> dict[str, Any] | None:
             start, end = entry["data_offsets"]
             if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= room - length):
                 return None
-    except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
     return found
 
