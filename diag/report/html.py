@@ -75,7 +75,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "link_to": _link_to,
-        "pairs": lambda items, *names: [tuple(getattr(item, name) for name in names) for item in items],
         "pasted": lambda command: Markup("{}").format(pasted(command)),
     }
     environment.globals |= {

@@ -142,7 +142,7 @@ def plot(reading: Reading, diagnosis: Diagnosis, axis: Axis) -> Markup:
     began = onset(reading, diagnosis)
     if began is not None:
         x, start = scale.x(max(began, scale.start)), _time_format(scale)(began)
-        crossed = "threshold crossed" if began > diagnosis.instants[0] else "threshold crossed before"
+        crossed = "this signal crossed at" if began > diagnosis.instants[0] else "this signal crossed before"
         anchor = "start" if x < PLOT.width / 3 else "end" if x > PLOT.width * 2 / 3 else "middle"
         parts.append(vertical(x, scale, "onset"))
         parts.append(text(f"{crossed} {start}", x, scale.box.top - 8, f"onset {anchor}"))

@@ -110,7 +110,7 @@ incident = Incident(
         ),
         Fix(
             change="Raise the memory limit of the container, or move other programs away from this host: the server "
-            "needs what its roles hold in diag_vllm_process_resident_memory_bytes, and some room above that.",
+            "needs the resident memory of all its processes (`ps -eo pid,rss,comm`), and some room above that.",
             effect=f"host memory in use stays below {FULL.limit_with_unit} of the limit",
             why=documented("memory.max is the limit at which the kernel kills", CGROUP),
         ),

@@ -69,8 +69,8 @@ incident = Incident(
     explains=("requests_aborted", "contract_breached"),
     fixes=(
         Fix(
-            change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of freeze_seconds) to a "
-            "separate server while short requests stream here.",
+            change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of the stream pause "
+            "threshold) to a separate server while short requests stream here.",
             value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
@@ -94,7 +94,7 @@ incident = Incident(
             ),
             expects=(HARDLY_PAUSES,),
             change="Cap how many tokens of one long prompt a step may take: its part of what this server prefills in "
-            "60 % of freeze_seconds.",
+            "60 % of the stream pause threshold.",
             effect="decode time in stream pauses falls to 0 (p99 of inter-token latency rises: judge by the maximum)",
             risk="the long prompt itself takes about 10 % longer",
             rollback="--long-prefill-token-threshold 0 and restart",

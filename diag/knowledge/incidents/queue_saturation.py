@@ -151,7 +151,7 @@ incident = Incident(
             most=twice_the_token_budget,
             direction="raise",
             change="Fewer requests run than --max-num-seqs allows, so the token budget is the limit: at most double "
-            "it, as long as a step takes less than freeze_seconds.",
+            "it, as long as a step takes less than the stream pause threshold.",
             effect="prompt throughput rises; fewer requests wait",
             risk="steps take longer: inter-token latency grows in proportion",
             rollback="set the old value again and restart",
