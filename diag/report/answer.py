@@ -287,7 +287,14 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
                 name=name,
             )
         )
-    return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.instance))
+    leads = [group[0].diagnosis.incident.id for group in words.alike(report)]
+
+    def place(row: FleetRow) -> tuple[int, int, str]:
+        """Sort as the answers do: the incident of line 1 is that of the first row."""
+        lead = min([leads.index(name) for name in row.incidents.split(", ") if name in leads], default=len(leads))
+        return VERDICTS.index(row.verdict), lead, row.instance
+
+    return sorted(rows, key=place)
 
 
 def merge_by_cause(

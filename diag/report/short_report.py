@@ -62,6 +62,7 @@ FIRST = (
 )
 """The parts to shorten if there is no room, in this order, and to how many lines."""
 LAST = (
+    ("relaunch", 1),
     ("do now", 2),
     ("also", 1),
     ("unknown", 1),
@@ -118,7 +119,7 @@ def short_report(report: Report) -> str:
     most = HEALTHY_LINES if report.verdict in ("healthy", "no_incident") else LINES if is_wide() else NARROW_LINES
     lines = _shorten(parts, FIRST, most)
     if len(lines) > most:
-        parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
+        parts["relaunch"] = parts.get("relaunch", [[]])[-2:]
         lines = _shorten(parts, FIRST + LAST, most)
     return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
 
@@ -168,12 +169,6 @@ def _evidence(rows: Sequence[tuple[str, str, str, str]]) -> Forms:
     return [
         aligned(rows[:count], 0, label="Evidence", width=LABEL, right=(1,)) for count in range(len(rows), 0, -1)
     ] or [[]]
-
-
-def _fewer_rows(lines: Lines, indent: str) -> Forms:
-    """Keep at most ROWS rows, then fewer; each shorter form ends with the number of rows left out."""
-    shorter = [[*lines[:count], f"{indent}and {len(lines) - count:,} more"] for count in range(ROWS - 1, 0, -1)]
-    return [form for form in ([lines] if len(lines) <= ROWS else []) + shorter if len(form) <= max(len(lines), 1)]
 
 
 def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
@@ -272,7 +267,8 @@ def _action_parts(actions: Actions) -> dict[str, Forms]:
         lines = continued(pasted(actions.relaunch), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
         edit = words.change(actions.fix) if actions.fix else ""
         elsewhere = labelled("Relaunch", [f"in the launch command: {edit} (--verbose prints it whole)"], LABEL)
-        parts["relaunch"] = [lines, elsewhere] if lines else [elsewhere]
+        shortest = labelled("Relaunch", ["--verbose prints the launch command with this change"], LABEL)
+        parts["relaunch"] = [*([lines] if lines else []), elsewhere, shortest]
     return parts
 
 
@@ -334,12 +330,17 @@ def _fleet_part(report: Report) -> Forms:
         for row in merge_by_cause(report, servers, written_as, most=2)
         if row.verdict != "healthy"
     )
+    counts = count_verdicts([server.verdict for server in servers])
     rows = []
     for (verdict, incidents), names in ill.items():
         titles = ", ".join(words.titles(incidents.split(", "), report))
         rows.append((verdict, titles, listed(names, most=NAMED if max(map(len, names)) < NAME // 2 else 2)))
-    counts = count_verdicts([server.verdict for server in servers])
-    return [[counts, *form, ""] for form in _fewer_rows(aligned(rows, 2), "  ")]
+    forms = []
+    for count in range(min(len(rows), ROWS), 0, -1):
+        left = sum(map(len, list(ill.values())[count:]))
+        rest = [f"  and {plural(left, 'more server')} that {'is' if left == 1 else 'are'} not healthy"] if left else []
+        forms.append([counts, *aligned(rows[:count], 2), *rest, ""])
+    return forms or [[counts, ""]]
 
 
 def _normal_part(report: Report) -> Forms:
