@@ -279,7 +279,7 @@ def doctor(
             work.print_report(report, form, verbose=verbose, quiet=quiet)
         status = work.exit_code(report, fail_on.value)
     if html:
-        work.write_html(report, html)
+        work.write_html(report, html, configuration.contract)
     raise typer.Exit(status)
 
 

@@ -127,7 +127,7 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
             )
             for each in unshown.undecided(report)
         ]
-    target = escaped(report.observed.target)
+    target = printable(report.servers[0]) if len(report.servers) == 1 else escaped(report.observed.target)
     if report.verdict == "unknown":
         why = words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
         return [ReportAnswer("CANNOT TELL", target, reasons=tuple(why), not_seen=not_seen)]

@@ -18,7 +18,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import coverage, svg
 from diag.report import sentences as words
-from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows
+from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, verdicts
 from diag.report.unshown import NO_FAILURE, NO_INCIDENT
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
@@ -29,8 +29,11 @@ CLASSES |= dict.fromkeys((NO_INCIDENT, NO_FAILURE), "unknown")
 MOST_ROWS = 200
 
 
-def render(report: Report) -> str:
-    """Render the report as one page, which is XML as well; one line break at its end."""
+def render(report: Report, runbooks: str = "") -> str:
+    """Render the report as one page, which is XML as well; one line break at its end.
+
+    If `runbooks` is a web address, each incident links to its runbook there.
+    """
     findings = sorted(
         words.detailed(report), key=lambda found: (not found.diagnosis.primary, -RANK[found.diagnosis.severity])
     )
@@ -54,7 +57,16 @@ def render(report: Report) -> str:
             for _, found in sorted(absent.items())
         ],
         version=__version__,
+        title=" ".join(verdicts(report)[0].split()),
+        runbooks=runbooks if runbooks.startswith(("https://", "http://")) else "",
+        local_end=_local_end(report.observed.end),
     )
+
+
+def _local_end(end: float) -> str:
+    """Return the end in the zone of the host that writes the page, "" if that is UTC."""
+    here = moment._replace(local=True)(end)
+    return "" if here == moment(end) else f" (ends {here})"
 
 
 def page(template: str, **values: object) -> str:

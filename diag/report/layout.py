@@ -13,7 +13,7 @@ from diag.core.formatting import escaped, pasted
 
 WIDTH = 100
 """Columns of a file or a pipe."""
-NARROWEST, NARROW, WIDEST = 60, 80, 160
+NARROWEST, WIDEST = 60, 160
 """Limits of a window: rows of evidence do not fit into less, and lines of text cannot be read if they are longer."""
 _width: ContextVar[int] = ContextVar("width", default=WIDTH)
 _local: ContextVar[bool] = ContextVar("local", default=False)
@@ -32,7 +32,7 @@ _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 @contextmanager
 def columns(count: int, *, local: bool = False) -> Iterator[None]:
     """Lay out `count` columns, with times of this host's zone if `local`, while the block runs."""
-    token, times = _width.set(max(min(count, WIDEST), NARROWEST)), _local.set(local)
+    token, times = _width.set(min(count, WIDEST)), _local.set(local)
     try:
         yield
     finally:
@@ -49,8 +49,8 @@ def line_width() -> int:
 
 
 def is_wide() -> bool:
-    """Return True if the window has room for bars and whole rows; a narrower one gets more lines instead."""
-    return line_width() >= NARROW
+    """Return True if the window has room for whole rows; a narrower one gets more lines instead."""
+    return line_width() >= WIDTH
 
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:

@@ -254,7 +254,7 @@ def _action_parts(actions: Actions) -> dict[str, Forms]:
         head = words.change(proposal) or proposal.text.rstrip(".")
         if fix.name or "start" not in head:
             head += "; restart needed" if fix.restart else "; no restart"
-        rollback = f"Rollback: {fix.rollback.removesuffix(' and restart')}." if fix.rollback else ""
+        rollback = f"Rollback: {fix.rollback}." if fix.rollback else ""
         rest = (_trade_off(proposal), rollback, words.needs(proposal))
         purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
         parts |= {

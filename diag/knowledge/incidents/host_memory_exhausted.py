@@ -94,7 +94,7 @@ incident = Incident(
             effect=f"host memory in use stays below {FULL.limit_with_unit} of the limit",
             only_if=(LARGE_BUFFER,),
             risk="fewer evicted prefixes are found again",
-            rollback="set the old size again and restart",
+            rollback="set the old size again",
             why=LARGE_BUFFER.why,
         ),
         Fix(
@@ -105,7 +105,7 @@ incident = Incident(
             effect="the memory of the API server stays smaller",
             only_if=(running_value("mm_processor_cache_gb").above(1, RESERVED),),
             risk="repeated images and audio are processed again",
-            rollback="set the old size again and restart",
+            rollback="set the old size again",
             why=RESERVED,
         ),
         Fix(

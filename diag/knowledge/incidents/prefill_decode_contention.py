@@ -97,7 +97,7 @@ incident = Incident(
             "60 % of the stream pause threshold.",
             effect="decode time in stream pauses falls to 0 (p99 of inter-token latency rises: judge by the maximum)",
             risk="the long prompt itself takes about 10 % longer",
-            rollback="--long-prefill-token-threshold 0 and restart",
+            rollback="--long-prefill-token-threshold 0",
             why=measured(
                 "maximum inter-token latency 3.8 s -> 0.5 s, TTFT p95 of short requests 0.39 s",
                 "contention_cure_threshold",
@@ -114,7 +114,7 @@ incident = Incident(
             change="Cap the whole step instead. Use this only where several long prompts still share a step.",
             effect="decode time in stream pauses falls to 0",
             risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=measured("the same inter-token latency as with the threshold", "contention_smallbatch"),
         ),
         Fix(
