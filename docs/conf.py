@@ -1,6 +1,8 @@
 """Sphinx builds these pages: `nox -s docs`. What the program knows is written into docs/generated at every build."""
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -22,6 +24,7 @@ html_css_files = ["plots.css"]
 exclude_patterns = ["_build", "generated/symptoms.md"]  # a part of index.md
 suppress_warnings = ["misc.highlighting_failure"]
 
+SEARCH = tomllib.loads((HERE / "symptoms.toml").read_text(encoding="utf-8"))["search"]
 write()
 
 
@@ -35,5 +38,14 @@ class NamesOfRules(PromQLLexer):  # type: ignore[misc]
             yield at, Name.Variable if token is Error and part == ":" else token, part
 
 
+def add_search_terms(app, page, source):  # type: ignore[no-untyped-def]
+    """Enter the words by which people search for a page into the index, which a search consults first."""
+    words = [f"   single: {words}" for words, target in SEARCH.items() if target == page]
+    if words:
+        entries = "\n".join(["", "```{eval-rst}", ".. index::", *words, "```", ""])
+        source[0] = re.sub(r"(?m)^# .*$", lambda title: f"{title[0]}\n{entries}", source[0], count=1)
+
+
 def setup(app):  # type: ignore[no-untyped-def]
     app.add_lexer("promql", NamesOfRules)
+    app.connect("source-read", add_search_terms)

@@ -183,7 +183,7 @@ def _gallery(incidents: tuple[Incident, ...], plots: dict[str, str], symptoms: l
         sections.append(f"## {symptom['sees']}\n\nAsk: `{symptom['command']}`\n\n```{{raw}} html\n{gallery}\n```")
     head = (
         "# All incidents\n\nBy what one sees; an incident that shows in several ways stands in several places."
-        " Each page has the meaning, what to do now, look-alikes, fixes, and a recorded case."
+        " Each page has the meaning, what to do now, look-alikes, fixes, how to silence its alert, and a recorded case."
     )
     telemetry = (
         "Alerts about missing telemetry have [a page of their own](telemetry.md). To print:"

@@ -127,10 +127,11 @@ def lint_rule_reference() -> dict[str, str]:
         body = [f"{line}**" if line.startswith("**") else line for line in text[1:]]
         section = "\n".join([f"## {rule.id}", *body]) + "\n"  # the id alone: the links of the table name it
         topics.setdefault(rule.check.__module__.rpartition(".")[2], {})[rule.id] = section
-    files, rows = {}, []
+    files: dict[str, str] = {}
+    rows: list[str] = []
     for name, sections in topics.items():
-        for file, ids, text in _in_pages(f"lint-rules/{name}", LINT_TOPICS[name], sections):
-            files[f"docs/{file}"] = text
+        for file, ids, page in _in_pages(f"lint-rules/{name}", LINT_TOPICS[name], sections):
+            files[f"docs/{file}"] = page
             rows += [f"| [{id}]({file}#{id}) | {RULES[id].severity} | {_mark_flags(RULES[id].title)} |" for id in ids]
     table = "\n".join(rows)
     index = f"""<!-- {GENERATED_MARK} -->
@@ -218,7 +219,8 @@ def preflight_reference() -> str:
 
 def failure_reference() -> dict[str, str]:
     """Return docs/failures.md, how a log is read alone and how the table of failures grows, and the table by topic."""
-    files, topics = {}, []
+    files: dict[str, str] = {}
+    topics: list[str] = []
     for name, title in FILES.items():
         rows = {
             each.id: f"| `{each.id}` | {_for_a_page(each.means)} | {_for_a_page(each.advice)} |"

@@ -30,7 +30,7 @@ class CommandHelp(TyperCommand):
 
 def missing_argument(error: Exception, context: Any) -> str:
     """Return what a command that lacks an argument can take, with two examples; "" for any other refusal."""
-    parameter = getattr(error, "param", None)
+    parameter: Any = getattr(error, "param", None)
     if not hasattr(error, "param_type") or getattr(parameter, "param_type_name", "") != "argument":
         return ""
     name, meaning = parameter.get_help_record(context)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from diag.core.formatting import escaped, listed, plural, printable, quantity
+from diag.core.formatting import TimeFormat, escaped, listed, plural, printable, quantity
 from diag.core.incident import RANK
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
@@ -108,7 +108,7 @@ class ReportAnswer(NamedTuple):
         return [f"{self.verdict} {self.incident} on {self.where}, {self.when}: {self.impact}"]
 
 
-def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
+def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
     """Return an answer for each primary incident, the worst first; if there is none, the one about the whole report."""
     families = (FAMILIES[name] for name in report.observed.not_measured)
     hints = words.grouped((family.hint, family.name) for family in families)
@@ -140,7 +140,7 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
     return [ReportAnswer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
 
 
-def _about(group: Sequence[Finding], report: Report, written_as: words.TimeFormat) -> ReportAnswer:
+def _about(group: Sequence[Finding], report: Report, written_as: TimeFormat) -> ReportAnswer:
     first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
     newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
     where, when = words.where(first), words.when(first, written_as)
@@ -256,7 +256,7 @@ class FleetRow(NamedTuple):
     name: str = ""
 
 
-def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
+def fleet_rows(report: Report) -> list[FleetRow]:
     """Return a row for every server, the worst first."""
     harmful = (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity])
     present = words.grouped((instance_name(diagnosis.subject), diagnosis) for diagnosis in harmful)
@@ -283,7 +283,7 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
                 states=", ".join(sorted(set(engines))),
                 incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes))
                 or possible.get(name, ""),
-                when=words.when(causes[0], written_as) if causes else "",
+                when=words.period(causes[:1], report)[1] if causes else "",
                 name=name,
             )
         )
@@ -297,9 +297,7 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
     return sorted(rows, key=place)
 
 
-def merge_by_cause(
-    report: Report, rows: Sequence[FleetRow], written_as: words.TimeFormat, most: int = 3
-) -> list[FleetRow]:
+def merge_by_cause(report: Report, rows: Sequence[FleetRow], written_as: TimeFormat, most: int = 3) -> list[FleetRow]:
     """Merge the rows of servers whose first incident comes with the same shared label; name at most `most` of them."""
     shared = {
         (found.incident, name): found

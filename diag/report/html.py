@@ -37,7 +37,7 @@ def render(report: Report, runbooks: str = "") -> str:
     findings = sorted(
         words.detailed(report), key=lambda found: (not found.diagnosis.primary, -RANK[found.diagnosis.severity])
     )
-    servers = fleet_rows(report, moment) if words.is_fleet(report) else []
+    servers = fleet_rows(report) if words.is_fleet(report) else []
     diagnoses = (finding.diagnosis for finding in report.findings)
     absent = words.grouped((each.incident.id, each) for each in diagnoses if each.state == "absent")
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
@@ -87,6 +87,9 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "link_to": _link_to,
+        "words": lambda command: Markup(" ").join(
+            Markup("<span>{}</span>").format(word) for word in pasted(command).split(" ")
+        ),
         "pasted": lambda command: Markup("{}").format(pasted(command)),
     }
     environment.globals |= {

@@ -25,7 +25,7 @@ def render(report: Report, verbose: bool = False) -> str:
     parts = [f"**{escape(line)}**" for answer in answers(report, moment) for line in answer.lines]
     parts += map(escape, words.shared(report))
     if words.is_fleet(report):
-        servers = fleet_rows(report, moment)
+        servers = fleet_rows(report)
         counts = count_verdicts([server.verdict for server in servers])
         ill = [
             (server.verdict, escape(server.instance), server.incidents or server.states, server.when)

@@ -422,7 +422,7 @@ def consequences(finding: Finding, report: Report) -> list[Diagnosis]:
 
 
 def change(proposal: Proposal) -> str:
-    """Return the change in one line: `--max-num-seqs 64 -> 6`, `remove --enforce-eager`, a command; "" for advice."""
+    """Return the change in one line: `--max-num-seqs 64 -> 6`, `add --async-scheduling`, a command; "" for advice."""
     fix = proposal.fix
     if fix.kind == "host_command":
         return proposal.name
@@ -438,7 +438,7 @@ def change(proposal: Proposal) -> str:
             default = " (default)" if before and flag.assumed else ""
             changes.append(" ".join(part for part in (flag.name, before + default, f"-> {after}") if part))
         else:
-            changes.append(flag.name)
+            changes.append(f"add {flag.name}")
     return "; ".join(changes)
 
 

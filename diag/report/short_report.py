@@ -76,6 +76,9 @@ LAST = (
     ("why", 3),
     ("server", 1),
     ("why", 1),
+    ("ruled out", 0),
+    ("not ruled out", 0),
+    ("sure", 0),
     ("fix", 1),
     ("do now", 1),
     ("shared", 1),
@@ -218,7 +221,7 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         "means": [[]] if is_log else _whole_sentences("Means", means, 4),
         "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
         **_action_parts(answer.actions),
-        "sure": _part("Sure", [sure if finding.basis else ""], 2),
+        "sure": [*_part("Sure", [sure if finding.basis else ""], 2), []],
     }
 
 
@@ -316,7 +319,7 @@ def _left_out(count: int) -> list[str]:
 def _names(label: str, names: Sequence[str]) -> Forms:
     """Label a list of names, and shorter forms that end with the number of names left out."""
     forms = [labelled(label, [listed(list(names), most=count)], LABEL) for count in range(len(names), 0, -1)]
-    return [form for form in forms if len(form) <= 2] or forms[-1:] or [[]]
+    return [*([form for form in forms if len(form) <= 2] or forms[-1:]), []]
 
 
 def _fleet_part(report: Report) -> Forms:
@@ -324,7 +327,7 @@ def _fleet_part(report: Report) -> Forms:
     if not words.is_fleet(report):
         return [[]]
     written_as = words.time_format(report)
-    servers = fleet_rows(report, written_as)
+    servers = fleet_rows(report)
     ill = words.grouped(
         ((row.verdict, row.incidents or row.states), shortened(row.instance, NAME) if row.name else row.instance)
         for row in merge_by_cause(report, servers, written_as, most=2)
