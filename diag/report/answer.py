@@ -191,8 +191,8 @@ def verdicts(report: Report) -> list[str]:
             place = f"{len(servers):,} of {len(report.servers):,} servers"
         ends = [*line_period(group, report)]
         if len(group) == 1 and first.incident.began and first.culprits:
-            since, course = words.began([first], written_as), [*map(printable, first.culprits)]
-            ends = [f"since {since}: {listed(named, most=3)}" for named in (course, course[-1:])] + ends
+            since, course = words.began([first], written_as), [*map(words.culprit, first.culprits)]
+            ends = [f"since {since}: {listed(course)}", listed(course), f"since {since}: {course[-1]}", *ends]
         verdict = words.severity(group[0], report).upper()
         lines.append(_fit_line(f"{verdict}  {first.incident.id}   ", place, ends))
     if lines:

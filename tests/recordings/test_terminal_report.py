@@ -189,3 +189,37 @@ def test_no_line_of_the_verbose_form_is_wider_than_100_columns_but_one_to_paste(
     lines = printed(name, verbose=True).splitlines()
     long = [line for line in lines if len(line) > layout.WIDTH and not line.startswith("  relaunch ")]
     assert [line for line in long if not re.fullmatch(r" *https?://\S+", line)] == []  # an address is not broken
+
+
+def test_columns_of_the_environment_count_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    terminal.write(judged("kv_cascade"))
+    assert 60 < max(map(len, capsys.readouterr().out.splitlines())) <= 72
+
+
+def test_a_long_cell_wraps_between_words() -> None:
+    rows = [("time without a CPU (engine 0 PID 31259)", "93.6 %"), ("a-name-of-one-very-long-word", "1")]
+    with layout.columns(36):
+        assert layout.aligned(rows, 0, right=(1,)) == [
+            "  time without a CPU (engine  93.6 %",
+            "  0 PID 31259)",
+            "  a-name-of-…-long-word            1",
+        ]
+
+
+def test_dates_are_written_where_the_day_is_not_today() -> None:
+    live = judged("kv_cascade").observed._replace(source="scrape")
+    today = judged("kv_cascade")._replace(observed=live)
+    assert not words.time_format(today).dated
+    assert words.time_format(judged("kv_cascade")).dated
+    midnight = live._replace(start=live.end - 86_400)
+    assert words.time_format(today._replace(observed=midnight)).dated
+
+
+def test_an_ended_incident_of_a_live_server_ended_some_time_ago() -> None:
+    report = judged("tp2_long_stall")
+    live = report._replace(observed=report.observed._replace(source="scrape"))
+    assert terminal.render(live, quiet=True).strip().endswith("   ended 21 s ago")
+    assert "  When        ended 21 s ago: 02:29:22 - 02:30:34 UTC (for 72 s)\n" in terminal.render(live)
