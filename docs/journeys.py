@@ -19,8 +19,9 @@ const fs = require("fs"), vm = require("vm"), site = process.argv[1] + "/";
 const element = { children: [], childNodes: [], removeChild() {} };
 const page = { addEventListener() {}, getElementById: () => element,
   documentElement: { dataset: { content_root: "" } } };
-const context = vm.createContext({ document: page, _: text => text, _ready() {}, SPHINX_HIGHLIGHT_ENABLED: false,
-  URLSearchParams, window: {} });
+const context = vm.createContext({ document: page, console, _: text => text, _ready() {}, SPHINX_HIGHLIGHT_ENABLED: false,
+  URLSearchParams });
+context.window = context;
 for (const file of ["_static/documentation_options.js", "_static/base-stemmer.js", "_static/english-stemmer.js",
   "_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
   if (fs.existsSync(site + file)) vm.runInContext(fs.readFileSync(site + file, "utf8"), context);
