@@ -142,7 +142,7 @@ class CeilingShares(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The shares in words: "38 % of the memory bandwidth and 4 % of the compute are in use: neither limits ..."."""
+        """The shares in words: "38 % of the GPU's memory bandwidth, 4 % of its compute in use: ..."."""
         named = {
             "the GPU's memory bandwidth": self.bandwidth,
             "its compute": self.compute,
@@ -153,7 +153,7 @@ class CeilingShares(NamedTuple):
         batch = f" ({number(self.batch)} requests in a decoding step)" if self.batch else ""
         limits = {"bandwidth": "memory bandwidth", "compute": "compute"}
         limit = f"{limits[self.bound]} limits the speed" if self.bound else "the GPU does not limit the speed"
-        return f"uses {', '.join(parts)}{batch}: {limit}"
+        return f"{', '.join(parts)} in use{batch}: {limit}"
 
 
 def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
