@@ -72,7 +72,7 @@ def test_two_commands_show_whether_it_is_real(incident: Incident) -> None:
     assert [command.split()[0] for command in commands] == ["diag", "promtool"]
     selector = shlex.split(commands[1])[-1]
     parse(selector)
-    info = f"`info  {incident.id}`"
+    info = f"`info  {incident.title} ({incident.id})`"
     verdict = f"`{incident.severity.upper()}  {incident.id}   <instance>"
     assert (info if incident.severity == "info" else verdict) in shown
     for condition in incident.symptoms:
