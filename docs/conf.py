@@ -40,7 +40,7 @@ class NamesOfRules(PromQLLexer):  # type: ignore[misc]
 
 def add_search_terms(app, page, source):  # type: ignore[no-untyped-def]
     """Enter the words by which people search for a page into the index, which a search consults first."""
-    words = [f"   single: ! {words}" for words, target in SEARCH.items() if target == page]
+    words = [f"   ! single: {words}" for words, target in SEARCH.items() if target == page]
     if words:
         entries = "\n".join(["", "```{eval-rst}", ".. index::", *words, "```", ""])
         source[0] = re.sub(r"(?m)^# .*$", lambda title: f"{title[0]}\n{entries}", source[0], count=1)

@@ -19,8 +19,8 @@ const fs = require("fs"), vm = require("vm"), site = process.argv[1] + "/";
 const element = { children: [], childNodes: [], removeChild() {} };
 const page = { addEventListener() {}, getElementById: () => element,
   documentElement: { dataset: { content_root: "" } } };
-const context = vm.createContext({ document: page, console, _: text => text, _ready() {}, SPHINX_HIGHLIGHT_ENABLED: false,
-  URLSearchParams });
+const context = vm.createContext({ document: page, console, _: text => text, _ready() {}, URLSearchParams,
+  SPHINX_HIGHLIGHT_ENABLED: false });
 context.window = context;
 for (const file of ["_static/documentation_options.js", "_static/base-stemmer.js", "_static/english-stemmer.js",
   "_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
