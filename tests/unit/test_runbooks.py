@@ -90,7 +90,8 @@ def test_the_doctor_prints_the_evidence_that_the_runbook_expects() -> None:
 
 
 def test_the_doctor_lists_an_info_incident_as_the_runbook_says() -> None:
-    printed = CliRunner().invoke(app, ["doctor", str(RECORDINGS / "speculation_ineffective")], env={"COLUMNS": "100"}).output
+    asked = ["doctor", str(RECORDINGS / "speculation_ineffective")]
+    printed = CliRunner().invoke(app, asked, env={"COLUMNS": "100"}).output
     assert printed.startswith("HEALTHY ")
     assert re.search(r" Also .*info [^()]*\(speculation_ineffective\)", " ".join(printed.split()))
 
