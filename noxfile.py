@@ -52,6 +52,7 @@ def docs(session: nox.Session) -> None:
     """Build docs/ into docs/_build; every warning, a broken link for one, is an error."""
     _install(session)
     session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
+    session.run("python", "docs/journeys.py", "docs/_build")
 
 
 @nox.session

@@ -9,6 +9,7 @@ import tomllib
 from contextlib import chdir
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import click
 from typer.main import get_command
@@ -39,6 +40,8 @@ COPIED = {
 """Pages of other folders, by their name in docs/generated."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FIGURES = 2
+SHOWN = 4
+"""Incidents of a symptom that the landing page names."""
 STYLED = re.compile(
     r"^(?:\.(?:critical|warning|info|healthy|unknown) |svg|\.plot|\.line|\.axis|\.grid|path\.|text\.|\.holds"
     r"|\.fine|\.present|\.scrape|\.reported|\.middle|\.end )"
@@ -80,12 +83,14 @@ def write() -> None:
         text = _linked((ROOT / source).read_text(encoding="utf-8"), source, target, pages)
         (ROOT / target).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / target).write_text(text, encoding="utf-8")
-    for incident in incidents:  # a search for the id finds the page by its title
+    symptoms = tomllib.loads((ROOT / "docs" / "symptoms.toml").read_text(encoding="utf-8"))["symptom"]
+    for incident in incidents:  # a search for the id, or for what one sees, finds the page by its title and its words
         page = folder / "incidents" / f"{incident.id}.md"
         body = page.read_text(encoding="utf-8").partition("\n")[2]
-        page.write_text(f"# {incident.title} ({incident.id})\n{body}", encoding="utf-8")
-    gallery = [_with_real_case(incident, folder / "incidents" / f"{incident.id}.md") for incident in incidents]
-    (folder / "incidents" / "index.md").write_text(_gallery(incidents, gallery), encoding="utf-8")
+        page.write_text(f"{_terms(incident, symptoms)}# {incident.title} ({incident.id})\n{body}", encoding="utf-8")
+    plots = {each.id: _with_real_case(each, folder / "incidents" / f"{each.id}.md") for each in incidents}
+    (folder / "incidents" / "index.md").write_text(_gallery(incidents, plots, symptoms), encoding="utf-8")
+    (folder / "symptoms.md").write_text(_symptoms(incidents, symptoms), encoding="utf-8")
     (folder / "commands.md").write_text(_commands(), encoding="utf-8")
     (folder / "_static").mkdir(exist_ok=True)
     (folder / "_static" / "plots.css").write_text(_style(), encoding="utf-8")
@@ -140,19 +145,51 @@ def _with_real_case(incident: Incident, page: Path) -> str:
     return ""
 
 
-def _gallery(incidents: tuple[Incident, ...], plots: list[str]) -> str:
-    """Return a page with a card for each incident: title, id, impact, and the plot of a recorded case."""
-    cards = []
-    for incident, plot in zip(incidents, plots, strict=True):
-        names = f"<b>{escape(incident.title)}</b><br><code>{incident.id}</code>, {incident.severity}"
-        text = f"{names}<p>{escape(incident.impact)}.</p>"
-        cards.append(f'<a class="diag-card" href="{incident.id}.html">{text}{plot}</a>')
-    head = "# All incidents\n\nEach page has the meaning, what to do now, look-alikes, fixes, and a recorded case."
+def _terms(incident: Incident, symptoms: list[dict[str, Any]]) -> str:
+    """Return the words by which people search for an incident, as metadata of its page."""
+    terms = ", ".join(f"{each['sees']}, {each['terms']}" for each in symptoms if incident.id in each["incidents"])
+    return f'---\nmyst:\n  html_meta:\n    keywords: "{terms}"\n---\n\n' if terms else ""
+
+
+def _symptoms(incidents: tuple[Incident, ...], symptoms: list[dict[str, Any]]) -> str:
+    """Return the table of the landing page: what one sees, the incidents behind it, the command that tells."""
+    titles = {incident.id: incident.title for incident in incidents}
+    rows = []
+    for each in symptoms:
+        links = [f"[{titles[name]}](generated/incidents/{name}.md)" for name in each["incidents"][:SHOWN]]
+        rest = len(each["incidents"]) - SHOWN
+        more = f", [{rest} more](generated/incidents/index.md#{_anchor(each['sees'])})" if rest > 0 else ""
+        rows.append(f"| {each['sees']} | {', '.join(links)}{more} | `{each['command']}` |")
+    return "\n".join(["| what do you see? | mostly one of | ask |", "|---|---|---|", *rows, ""])
+
+
+def _anchor(heading: str) -> str:
+    """Return the anchor that MyST gives a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def _gallery(incidents: tuple[Incident, ...], plots: dict[str, str], symptoms: list[dict[str, Any]]) -> str:
+    """Return a page with a card for each incident by what one sees; its plot of a recorded case is drawn once."""
+    known, drawn, sections = {incident.id: incident for incident in incidents}, set(), []
+    for symptom in symptoms:
+        cards = []
+        for incident in (known[name] for name in symptom["incidents"]):
+            names = f"<b>{escape(incident.title)}</b><br><code>{incident.id}</code>, {incident.severity}"
+            plot = "" if incident.id in drawn else plots[incident.id]
+            text = f"{names}<p>{escape(incident.impact)}.</p>{plot}"
+            cards.append(f'<a class="diag-card" href="{incident.id}.html">{text}</a>')
+            drawn.add(incident.id)
+        gallery = '<div class="diag-gallery">' + "\n".join(cards) + "</div>"
+        sections.append(f"## {symptom['sees']}\n\nAsk: `{symptom['command']}`\n\n```{{raw}} html\n{gallery}\n```")
+    head = (
+        "# All incidents\n\nBy what one sees; an incident that shows in several ways stands in several places."
+        " Each page has the meaning, what to do now, look-alikes, fixes, how to silence its alert, and a recorded case."
+    )
     telemetry = (
         "Alerts about missing telemetry have [a page of their own](telemetry.md). To print:"
         " [the on-call card](oncall.md). The definition of every series: [PromQL](promql.md)."
     )
-    gallery = '```{raw} html\n<div class="diag-gallery">' + "\n".join(cards) + "</div>\n```"
+    gallery = "\n\n".join(sections)
     pages = "\n".join([*(incident.id for incident in incidents), "telemetry", "oncall", "promql"])
     return f"{head} {telemetry}\n\n{gallery}\n\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 

@@ -33,7 +33,7 @@ from diag.core.incident import Incident
 from diag.core.metric_prefix import with_prefix
 from diag.core.yaml import dump
 
-FOLDERS = ("alerts", "dashboards", "runbooks")
+FOLDERS = ("alerts", "dashboards", "runbooks", "docs/failures", "docs/lint-rules")
 """Folders whose files are deleted if they are no longer generated; files of docs/ may quote the mark."""
 ACTIONS = {"missing": "written", "differs": "changed", "no longer generated": "deleted"}
 """Differences of a file, and how `write` reports that it removed them."""
@@ -76,8 +76,8 @@ def files(
         }
     else:
         reference = {
-            "docs/failures.md": failure_reference(),
-            "docs/lint-rules.md": lint_rule_reference(),
+            **failure_reference(),
+            **lint_rule_reference(),
             "docs/paging.md": alert_reference(incidents),
             "docs/metrics.md": metric_reference(incidents, pages),
             "docs/preflight.md": preflight_reference(),

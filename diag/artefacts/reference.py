@@ -3,7 +3,7 @@ pages of `diag explain` on a lint rule, a preflight check or a signal.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 
 from diag.artefacts.alerts import Alert, alerts, keeps_firing
@@ -25,6 +25,9 @@ from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read_all
 from diag.vllm.command.writings import FORMS
+
+MOST_WORDS = 2_700
+"""Words of a generated page, about ten minutes of reading."""
 
 # -- alerts
 
@@ -79,6 +82,20 @@ def _alert_row(alert: Alert) -> str:
 
 # -- lint rules
 
+LINT_TOPICS = {
+    "flags": "Lint rules: names of flags and variables",
+    "removed": "Lint rules: removed flags",
+    "words": "Lint rules: words of the command",
+    "values": "Lint rules: values of flags",
+    "conflicts": "Lint rules: flags that conflict",
+    "parallel": "Lint rules: parallelism",
+    "weights": "Lint rules: weights, quantization, adapters, draft models",
+    "advice": "Lint rules: performance and visibility",
+    "memory": "Lint rules: memory",
+    "host": "Lint rules: the host and the model's folder",
+    "pods": "Lint rules: container and pod",
+}
+"""The headings of the pages by the files of diag/lint."""
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*(?:=\w+)?")
 _SEVERITIES = {
     "error": "vLLM does not start with it",
@@ -157,18 +174,22 @@ checked, and the report lists it.
 {rows}"""
 
 
-def lint_rule_reference() -> str:
-    """Return docs/lint-rules.md: a table of all rules, and the page of each."""
-    rows = "\n".join(
-        f"| [{rule.id}](#{rule.id}) | {rule.severity} | {_mark_flags(rule.title)} |" for rule in RULES.values()
-    )
-    pages = []
+def lint_rule_reference() -> dict[str, str]:
+    """Return docs/lint-rules.md, a table of all rules, and the pages of the rules by topic."""
+    topics: dict[str, dict[str, str]] = {}
     for rule in RULES.values():
         text = lint_rule_page(rule).replace("\n## ", "\n**").splitlines()
         body = [f"{line}**" if line.startswith("**") else line for line in text[1:]]
-        pages.append("\n".join([f"## {rule.id}", *body]) + "\n")  # the id alone: the links of the table name it
-    sections = "\n".join(pages)
-    return f"""<!-- {GENERATED_MARK} -->
+        section = "\n".join([f"## {rule.id}", *body]) + "\n"  # the id alone: the links of the table name it
+        topics.setdefault(rule.check.__module__.rpartition(".")[2], {})[rule.id] = section
+    files: dict[str, str] = {}
+    rows: list[str] = []
+    for name, sections in topics.items():
+        for file, ids, page in _in_pages(f"lint-rules/{name}", LINT_TOPICS[name], sections):
+            files[f"docs/{file}"] = page
+            rows += [f"| [{id}]({file}#{id}) | {RULES[id].severity} | {_mark_flags(RULES[id].title)} |" for id in ids]
+    table = "\n".join(rows)
+    index = f"""<!-- {GENERATED_MARK} -->
 
 # Lint rules
 
@@ -179,9 +200,32 @@ warning: {_SEVERITIES["warning"]}. An info: {_SEVERITIES["info"]}.
 
 | rule | severity | finds |
 |---|---|---|
-{rows}
+{table}
+{_toctree(files)}"""
+    return {"docs/lint-rules.md": index, **files}
 
-{sections}"""
+
+def _in_pages(
+    name: str, title: str, sections: Mapping[str, str], head: str = ""
+) -> Iterator[tuple[str, list[str], str]]:
+    """Yield pages of at most MOST_WORDS words: the file below docs/, the names of its sections, and its text."""
+    pages: list[list[str]] = [[]]
+    count = 0
+    for section, text in sections.items():
+        count += len(text.split())
+        if pages[-1] and count > MOST_WORDS:
+            pages.append([])
+            count = len(text.split())
+        pages[-1].append(section)
+    for at, names in enumerate(pages, 1):
+        part, file = (f" ({at} of {len(pages)})", f"{name}-{at}.md") if len(pages) > 1 else ("", f"{name}.md")
+        body = "\n".join(sections[section] for section in names)
+        yield file, names, f"<!-- {GENERATED_MARK} -->\n\n# {title}{part}\n\n{head}{body}"
+
+
+def _toctree(files: Iterable[str]) -> str:
+    """Return the pages of the site below a page."""
+    return "\n".join(["\n```{toctree}", ":hidden:", "", *(file.removeprefix("docs/") for file in files), "```", ""])
 
 
 def preflight_page(check: PreflightCheck) -> str:
@@ -228,16 +272,23 @@ def preflight_reference() -> str:
     return f"<!-- {GENERATED_MARK} -->\n\n{text.format(checks=len(CHECKS), rules=len(RULES))}" + "".join(parts)
 
 
-def failure_reference() -> str:
-    """Return docs/failures.md: how a log is read alone, how the table of failures grows, and the table."""
-    sections = []
-    for file, title in FILES.items():
-        rows = [
-            (f"`{each.id}`", _for_a_page(each.means), _for_a_page(each.advice)) for each in table() if each.file == file
-        ]
-        sections.append(_table(title, ("kind", "means", "do"), rows))
-    text = (resources.files("diag.artefacts") / "failures.md").read_text(encoding="utf-8")
-    return f"<!-- {GENERATED_MARK} -->\n\n{text.format(count=len(table()))}" + "".join(sections)
+def failure_reference() -> dict[str, str]:
+    """Return docs/failures.md, how a log is read alone and how the table of failures grows, and the table by topic."""
+    files: dict[str, str] = {}
+    topics: list[str] = []
+    for name, title in FILES.items():
+        rows = {
+            each.id: f"| `{each.id}` | {_for_a_page(each.means)} | {_for_a_page(each.advice)} |"
+            for each in table()
+            if each.file == name
+        }
+        head = "| kind | means | do |\n|---|---|---|\n"
+        for file, kinds, text in _in_pages(f"failures/{name}", f"Known failures: {title}", rows, head):
+            files[f"docs/{file}"] = text + "\n"
+            topics.append(f"| [{text.partition('# Known failures: ')[2].splitlines()[0]}]({file}) | {len(kinds)} |")
+    text = (resources.files("diag.artefacts") / "failures.md").read_text(encoding="utf-8").format(count=len(table()))
+    index = "\n".join([f"<!-- {GENERATED_MARK} -->\n\n{text}", "| kinds of failures | number |", "|---|---|", *topics])
+    return {"docs/failures.md": f"{index}\n{_toctree(files)}", **files}
 
 
 def _for_a_page(text: str) -> str:

@@ -162,7 +162,7 @@ def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> list[
     place = ", run on the server's own host," if host_only else ""
     subject = " ".join(("<instance>", *(f"{label} <{label}>" for label in incident.per if label != "instance")))
     if incident.severity == "info":
-        report = f"lists `info  {incident.id}` under `Also`, and the verdict stays `HEALTHY`"
+        report = f"lists `info  {incident.title} ({incident.id})` under `Also`, and the verdict stays `HEALTHY`"
     else:
         report = f"begins with `{incident.severity.upper()}  {incident.id}   {subject}`"
         report += f" (exit status {EXIT_STATUS[incident.severity]}"

@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.cli.help import AppHelp, CommandHelp
+from diag.cli.help import AppHelp, CommandHelp, examples, missing_argument
 from diag.cli.options import (
     HERE,
     LONGEST_PAUSE,
@@ -280,7 +280,7 @@ def doctor(
             work.print_report(report, form, verbose=verbose, quiet=quiet)
         status = work.exit_code(report, fail_on.value)
     if html:
-        work.write_html(report, html)
+        work.write_html(report, html, configuration.contract)
     raise typer.Exit(status)
 
 
@@ -958,10 +958,11 @@ def main() -> None:
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "diag"
         refusal = addresses_without_secrets(error.format_message().rstrip("."))  # it quotes the command line
-        typer.echo(f"diag: {refusal} (see {command_path} --help)", err=True)
+        wanted = context and missing_argument(error, context)
+        typer.echo(wanted or f"diag: {refusal} (see {command_path} --help)", err=True)
         status = USAGE
     except DiagError as error:
-        typer.echo(f"diag: {error}", err=True)
+        typer.echo(f"diag: {error}{examples() if sys.argv[1:] == ['doctor'] else ''}", err=True)
         status = error.exit_code
     except KeyboardInterrupt:
         status = INTERRUPTED

@@ -28,6 +28,22 @@ class CommandHelp(TyperCommand):
         formatter.write(notes()[str(self.name)].text())
 
 
+def missing_argument(error: Exception, context: Any) -> str:
+    """Return what a command that lacks an argument can take, with two examples; "" for any other refusal."""
+    parameter: Any = getattr(error, "param", None)
+    if not hasattr(error, "param_type") or getattr(parameter, "param_type_name", "") != "argument":
+        return ""
+    name, meaning = parameter.get_help_record(context)
+    meaning = meaning.replace("  [required]", "")
+    lines = [f"diag: Missing argument '{name}': {meaning}", *notes()[context.info_name].examples[:2]]
+    return "\n  ".join(lines) + f"\n(see {context.command_path} --help)"
+
+
+def examples() -> str:
+    """Return what `diag doctor` can be given."""
+    return FIRST_STEPS.partition("  diag top")[0].rstrip() + "\n(see diag doctor --help)"
+
+
 class AppHelp(TyperGroup):
     """Plain help: the commands by purpose, each with its whole first sentence; then diag's own options; examples."""
 

@@ -139,7 +139,11 @@ class PrometheusOptions(NamedTuple):
     ] = ""
     at: Annotated[
         str,
-        prometheus_option("--at", metavar="TIME", help="End of the window: 2026-11-20T03:12Z or -2h.  [default: now]"),
+        prometheus_option(
+            "--at",
+            metavar="TIME",
+            help="End of the window: 12:00, yesterday 18:00, 2026-11-20T03:12Z, -2h.  [default: now]",
+        ),
     ] = ""
     window: Annotated[
         str, prometheus_option("--window", metavar="DURATION", help="Length of the window: 15m, 24h.")

@@ -143,11 +143,15 @@ def print_why(report: Report, incident: str) -> None:
     sys.stdout.write(render_why(report, incident))
 
 
-def write_html(report: Report, file: Path) -> None:
+def write_html(report: Report, file: Path, contract: Path | None = None) -> None:
+    """Write the page, with links to the site's runbooks if diag.toml has their address."""
+    from diag.core.contract import find
     from diag.report import html
 
+    runbooks = find(contract).site.runbook_base_url
+
     with refused_in_words(file), written_whole(file) as out:
-        out.write(html.render(report))
+        out.write(html.render(report, runbooks))
 
 
 def exit_code(report: Report, fail_on: str) -> int:

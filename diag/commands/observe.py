@@ -28,6 +28,8 @@ from diag.sources.source import Scraping, SourceOptions, open_source, read_logs,
 if TYPE_CHECKING:
     from diag.sources.kubernetes.servers import ServersOfNamespace
 
+DECISIVE = frozenset({"engine_dead", "startup_failed", "engine_orphaned", "gpu_out_of_memory"})
+"""Incidents of which more scrapes of a server that refuses them show nothing new."""
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""
 
@@ -50,15 +52,23 @@ def site(
     return contract, apply_overrides(incidents, contract)
 
 
-def scraping(contract: Contract) -> Scraping:
-    """Return how live servers are scraped: with a progress bar, and for longer while one looks stuck."""
+def scraping(contract: Contract, incidents: Sequence[Incident] = ()) -> Scraping:
+    """Return how live servers are scraped: with a progress bar, and for longer while one looks stuck.
+
+    With `incidents`, servers that refuse to be scraped are watched until their log or processes show an outage.
+    """
     from diag.report.terminal import bar
 
     def may_be_stuck(observation: Observation) -> bool:
         cache = QueryCache(observation, contract)
         return cache.span < LONGEST_SCRAPING and owed_and_still(judge(cache)[0])
 
-    return Scraping(bar, may_be_stuck)
+    def is_dead(observation: Observation) -> bool:
+        """Return True if an incident explains the refused scrapes: what else does the log, the processes decide."""
+        findings = judge_observation(observation, contract, incidents).report.present if incidents else ()
+        return any(found.diagnosis.ongoing and found.diagnosis.incident.id in DECISIVE for found in findings)
+
+    return Scraping(bar, may_be_stuck, is_dead)
 
 
 def observe(options: ObserveOptions, contract: Contract) -> Observation:
@@ -73,7 +83,7 @@ def look(
     if options.kind == "log":
         snapshots = [judge_observation(each, contract, incidents) for each in read_logs(options)]
         return snapshots[0]._replace(report=merge_log_reports([snapshot.report for snapshot in snapshots]))
-    opened = open_source(options, scraping(contract), contract, incidents)
+    opened = open_source(options, scraping(contract, incidents), contract, incidents)
     if isinstance(opened, Observation):
         return judge_observation(opened, contract, incidents)
     from diag.diagnosis import fleet

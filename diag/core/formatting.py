@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 MIB, GIB = 2**20, 2**30
 FLAG_SUFFIXES: Mapping[str, int] = {
@@ -93,14 +94,32 @@ YEAR_10_000 = 253_402_300_800
 """Unix seconds from which no date can be written."""
 
 
-def clock(unix: float) -> str:
-    """Format unix seconds as a time of day: "02:16:07 UTC"."""
-    return datetime.fromtimestamp(unix, UTC).strftime("%H:%M:%S UTC")
+class TimeFormat(NamedTuple):
+    """Formats unix seconds with their zone, as a time of day or, if `dated`, with the date; UTC unless `local`."""
+
+    dated: bool = False
+    local: bool = False
+
+    def __call__(self, unix: float) -> str:
+        return self._text(unix, "%Y-%m-%d %H:%M:%S %Z" if self.dated else "%H:%M:%S %Z")
+
+    def span(self, start: float, end: float) -> str:
+        """Format two times, a common date and the zone written once: "02:30:22 - 02:30:34 UTC"."""
+        first = self._text(start, "%Y-%m-%d %H:%M:%S" if self.dated else "%H:%M:%S")
+        return f"{first} - {self._replace(dated=self.dated and not self.is_one_day(start, end))(end)}"
+
+    def is_one_day(self, start: float, end: float) -> bool:
+        return self._text(start, "%F") == self._text(end, "%F")
+
+    def _text(self, unix: float, form: str) -> str:
+        moment_of_day = datetime.fromtimestamp(unix, UTC)
+        return (moment_of_day.astimezone() if self.local else moment_of_day).strftime(form)
 
 
-def moment(unix: float) -> str:
-    """Format unix seconds as a date and a time of day: "2026-07-14 02:16:07 UTC"."""
-    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+clock = TimeFormat()
+"""Formats a time of day: "02:16:07 UTC"."""
+moment = TimeFormat(dated=True)
+"""Formats a date and a time of day: "2026-07-14 02:16:07 UTC"."""
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:

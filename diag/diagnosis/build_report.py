@@ -155,7 +155,8 @@ def build_report(
         return _log_report(observed, findings, queries)
     ill = frozenset(instance_name(each.diagnosis.subject) for each in findings if each.diagnosis.state == "present")
     mixed = (NotJudged(MIXED.format(metric), (("instance", name),)) for name, metric in observed.mixed)
-    not_judged = (*unknown, *mixed, *_not_judged(findings, judged))
+    is_dead = bool(progress) and {each.state for each in progress} == {"dead"}
+    not_judged = (*unknown, *mixed, *_not_judged(findings, judged, is_dead=is_dead))
     seen = health(diagnoses, progress, queries, observed.not_measured)
     seen = seen._replace(ignored=ignored_present(diagnoses, contract, observed.end))
     return Report(
@@ -344,8 +345,11 @@ def merge_log_reports(reports: Sequence[Report]) -> Report:
     return reports[0]._replace(observed=observed, verdict=verdict, findings=findings, not_judged=not_judged)
 
 
-def _not_judged(findings: Sequence[Finding], queries: QueryCache) -> Iterator[NotJudged]:
-    """Yield why incidents could not be judged: no telemetry, queries that were refused, too short an observation."""
+def _not_judged(findings: Sequence[Finding], queries: QueryCache, *, is_dead: bool) -> Iterator[NotJudged]:
+    """Yield why incidents could not be judged: no telemetry, queries that were refused, too short an observation.
+
+    If all servers are dead, a longer observation shows nothing new.
+    """
     if not queries.unanswered.isdisjoint((INSTANCES, *PARTS.values())):
         yield NotJudged("queries refused: it is unknown which servers, engines and GPUs there are")
     diagnoses = [finding.diagnosis for finding in findings]
@@ -355,7 +359,7 @@ def _not_judged(findings: Sequence[Finding], queries: QueryCache) -> Iterator[No
         yield NotJudged(f"queries refused: {unknown} unknown for want of an answer ({listed(ids, most=5)})")
     brief = (diagnosis.incident for diagnosis in diagnoses if diagnosis.brief)
     windows = {incident.id: shortest_look(incident) for incident in brief}
-    if windows:
+    if windows and not is_dead:
         longest = max(*windows.values(), FEWEST_INTERVALS * queries.source.interval)
         seen, wanted = quantity(round(queries.span), "seconds"), quantity(longest, "seconds")
         unruled = plural(len(windows), "incident")

@@ -14,7 +14,7 @@ from urllib.parse import quote_plus
 import numpy as np
 
 from diag.core.errors import BadUsage
-from diag.core.formatting import quantity
+from diag.core.formatting import printable, quantity
 from diag.core.incident import Fix, Signal, documented, judged
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
@@ -261,7 +261,7 @@ class _Proposer(NamedTuple):
             needs=tuple(dict.fromkeys(needs)),
             computed=isinstance(fix.value, Signal) and after is not None,
             name=_filled(fix.name, {**labels, "value": [shown]}),
-            text=_filled(change, {**labels, "value": [prose]}),
+            text=_filled(change, {**labels, "value": [prose]}) + self._flags(fix),
             assumed=assumed,
             changes=tuple(changes),
             is_guess=None in met.values(),
@@ -330,6 +330,13 @@ class _Proposer(NamedTuple):
         least, most = bounds
         bounded = max(value, 0.0 if least is None else least)
         return float(bounded if most is None else min(bounded, most)), lacking
+
+    def _flags(self, fix: Fix) -> str:
+        """Return the flags that a condition of the fix names, as a sentence behind its own."""
+        conditions = (each for each in fix.only_if if each.signal.culprit_label == "{flag}")
+        named = [name for each in conditions for _, name in culprits(each.signal, self.diagnosis, self.queries)]
+        flags = ", ".join(f"--{printable(name).replace('_', '-')}" for name in dict.fromkeys(named))
+        return f" Changed: {flags}." if flags else ""
 
     def _labels(self, fix: Fix) -> dict[str, list[str]]:
         """Return the labels of the subject and of what the fix's conditions name, and `names`, as words of a shell."""

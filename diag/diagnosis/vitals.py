@@ -142,16 +142,18 @@ class CeilingShares(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The shares in words: "38 % of the bandwidth ceiling at batch 12, 4 % of compute"."""
-        batch = f" at batch {number(self.batch)}" if self.batch else ""
-        named = {"the bandwidth ceiling": self.bandwidth, "compute": self.compute}
+        """The shares in words: "38 % of the GPU's memory bandwidth, 4 % of its compute in use: ..."."""
+        named = {
+            "the GPU's memory bandwidth": self.bandwidth,
+            "its compute": self.compute,
+            "NVLink": self.nvlink,
+            "PCIe": self.pcie if self.nvlink is None else None,
+        }
         parts = [f"{quantity(share, 'share')} of {name}" for name, share in named.items() if share is not None]
-        links = {"NVLink": self.nvlink, "PCIe": self.pcie if self.nvlink is None else None}
-        sent = [
-            f"all-reduces {quantity(share, 'share')} of {name}" for name, share in links.items() if share is not None
-        ]
-        bound = f": {self.bound}-bound" if self.bound else ""
-        return ", ".join([parts[0] + batch, *parts[1:], *sent]) + bound
+        batch = f" ({number(self.batch)} requests in a decoding step)" if self.batch else ""
+        limits = {"bandwidth": "memory bandwidth", "compute": "compute"}
+        limit = f"{limits[self.bound]} limits the speed" if self.bound else "the GPU does not limit the speed"
+        return f"{', '.join(parts)} in use{batch}: {limit}"
 
 
 def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from diag.core.formatting import escaped, listed, plural, printable, quantity
+from diag.core.formatting import TimeFormat, escaped, listed, plural, printable, quantity
 from diag.core.incident import RANK
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
@@ -47,9 +47,12 @@ class Actions(NamedTuple):
         return [*self.advice, *([words.action(self.now)] if self.now else [])]
 
 
-def choose_actions(finding: Finding) -> Actions:
-    """Sort the proposals, which come the safest first; the fix is the one that the relaunch line carries."""
-    incident = finding.diagnosis.incident
+def choose_actions(finding: Finding, report: Report) -> Actions:
+    """Sort the proposals, which come the safest first; the fix is the one that the relaunch line carries.
+
+    If the server has died of the incident, the advice is for a dead server.
+    """
+    incident, death = finding.diagnosis.incident, words.death(finding, report)
     complete = [proposal for proposal in finding.proposals if not proposal.needs]
     safest = list(takewhile(lambda fix: not fix.restart, incident.fixes))
     now = next((p for p in complete if p.fix in safest and (p.computed or p.fix.command)), None)
@@ -62,7 +65,7 @@ def choose_actions(finding: Finding) -> Actions:
         is_over=not finding.diagnosis.ongoing,
         advice=()
         if is_cure or is_client or (fix and (finding.failure or finding.is_of_start) and starts)
-        else incident.mitigate,
+        else (death.incident if death else incident).mitigate,
         now=now,
         fix=fix,
         relaunch=finding.relaunch or "",
@@ -76,8 +79,9 @@ class ReportAnswer(NamedTuple):
 
     `verdict` is the word in capitals that it begins with; `since` is the unix time at which the last episode began, or
     at which it was first watched if it held from then on; `when` is the same in words. `findings` are those of the
-    servers, the first one in detail, and `evidence` its values with their thresholds. Without an incident there are
-    neither, and `reasons` are why none was found.
+    servers, the first one in detail, and `evidence` its values with their thresholds; `worse` is a graver incident that
+    accompanies it, whose severity is the verdict. Without an incident there are neither, and `reasons` are why none was
+    found.
     """
 
     verdict: str
@@ -85,6 +89,7 @@ class ReportAnswer(NamedTuple):
     incident: str = ""
     title: str = ""
     impact: str = ""
+    worse: str = ""
     since: float | None = None
     when: str = ""
     actions: Actions = Actions()
@@ -103,7 +108,7 @@ class ReportAnswer(NamedTuple):
         return [f"{self.verdict} {self.incident} on {self.where}, {self.when}: {self.impact}"]
 
 
-def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
+def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
     """Return an answer for each primary incident, the worst first; if there is none, the one about the whole report."""
     families = (FAMILIES[name] for name in report.observed.not_measured)
     hints = words.grouped((family.hint, family.name) for family in families)
@@ -122,7 +127,7 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
             )
             for each in unshown.undecided(report)
         ]
-    target = escaped(report.observed.target)
+    target = printable(report.servers[0]) if len(report.servers) == 1 else escaped(report.observed.target)
     if report.verdict == "unknown":
         why = words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
         return [ReportAnswer("CANNOT TELL", target, reasons=tuple(why), not_seen=not_seen)]
@@ -135,7 +140,7 @@ def answers(report: Report, written_as: words.TimeFormat) -> list[ReportAnswer]:
     return [ReportAnswer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
 
 
-def _about(group: Sequence[Finding], report: Report, written_as: words.TimeFormat) -> ReportAnswer:
+def _about(group: Sequence[Finding], report: Report, written_as: TimeFormat) -> ReportAnswer:
     first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
     newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
     where, when = words.where(first), words.when(first, written_as)
@@ -145,15 +150,19 @@ def _about(group: Sequence[Finding], report: Report, written_as: words.TimeForma
         ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
         now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
         when = f"{now}, first seen {words.began(diagnoses, written_as)}"
+    death = words.death(group[0], report)
+    if death and len(group) == 1:  # what users feel dates from the death
+        newest, when = [death.one_by_one[-1]], words.when(death, written_as)
     return ReportAnswer(
-        verdict=first.severity.upper(),
+        verdict=words.severity(group[0], report).upper(),
         where=where,
         incident=first.incident.id,
         title=first.incident.title,
         impact=first.incident.impact,
         since=min(last.watched_since if last.since is None else last.since for last in newest),
         when=when,
-        actions=choose_actions(group[0]),
+        worse=words.worse(group[0], report),
+        actions=choose_actions(group[0], report),
         findings=tuple(group),
         evidence=readings(words.evidence(first)),
         ruled_out=tuple(refuted.name for refuted in first.refuted),
@@ -180,11 +189,12 @@ def verdicts(report: Report) -> list[str]:
         if len(group) > 1:
             servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
             place = f"{len(servers):,} of {len(report.servers):,} servers"
-        ends = [format_period(diagnoses, written_as), format_period(diagnoses, written_as, duration=False)]
+        ends = [*line_period(group, report)]
         if len(group) == 1 and first.incident.began and first.culprits:
-            since, course = words.began([first], written_as), [*map(printable, first.culprits)]
-            ends = [f"since {since}: {listed(named, most=3)}" for named in (course, course[-1:])] + ends
-        lines.append(_fit_line(f"{first.severity.upper()}  {first.incident.id}   ", place, ends))
+            since, course = words.began([first], written_as), [*map(words.culprit, first.culprits)]
+            ends = [f"since {since}: {listed(course)}", listed(course), f"since {since}: {course[-1]}", *ends]
+        verdict = words.severity(group[0], report).upper()
+        lines.append(_fit_line(f"{verdict}  {first.incident.id}   ", place, ends))
     if lines:
         return lines
 
@@ -202,7 +212,7 @@ def verdicts(report: Report) -> list[str]:
         place = names[0] if len(names) == 1 else plural(len(names), "log")
         return [_fit_line(f"{verdict}  ", place, [words.log_endings(report)[0]])]
     place = names[0] if len(names) == 1 else plural(len(names), "server") if names else seen.target
-    when = _format_span(seen.start, seen.end, written_as)
+    when = written_as.span(seen.start, seen.end)
     states = words.states(report)
     lasted = quantity(seen.end - seen.start, "seconds")
     return [_fit_line(f"{verdict}  ", place, [f"{states}   {when} ({lasted})", f"{states}   {when}", when])]
@@ -223,31 +233,10 @@ def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
     return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())
 
 
-def format_period(diagnoses: Sequence[Diagnosis], written_as: words.TimeFormat, *, duration: bool = True) -> str:
-    """Format start and duration, as far as they were observed: "since before 02:16:07 UTC (over 32 s)".
-
-    One diagnosis with several episodes has the period of the last one; several diagnoses, from the first start to the
-    last end.
-    """
-    episodes = len(diagnoses[0].episodes) if len(diagnoses) == 1 else 1
-    shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
-    since = [diagnosis.watched_since if diagnosis.since is None else diagnosis.since for diagnosis in shown]
-    start, before = min(since), "before " if any(diagnosis.since is None for diagnosis in shown) else ""
-    ongoing = any(diagnosis.ongoing for diagnosis in shown)
-    until = max(d.instants[-1] if d.ongoing or d.until is None else d.until for d in shown)
-    when = f"since {before}{written_as(start)}" if ongoing else before + _format_span(start, until, written_as)
-
-    lasted = f"{'over ' if before else ''}{quantity(until - start, 'seconds')}" if until > start else ""
-    times = f"episode {episodes}" if episodes > 1 else ""
-    remarks = ", ".join(filter(None, (lasted, "" if ongoing else "ended", times)))
-    return f"{when} ({remarks})" if duration and remarks else when
-
-
-def _format_span(start: float, end: float, written_as: words.TimeFormat) -> str:
-    """Format two times, a common date and zone written once: "02:30:22 - 02:30:34 UTC"."""
-    first, last = written_as(start).removesuffix(" UTC"), written_as(end)
-    date, _, time = last.rpartition(" UTC")[0].rpartition(" ")
-    return f"{first} - {f'{time} UTC' if date and first.startswith(date) else last}"
+def line_period(group: Sequence[Finding], report: Report) -> tuple[str, str]:
+    """Return when the incident of line 1 held, in full and in short; a death dates from the death."""
+    death = words.death(group[0], report) if len(group) == 1 else None
+    return words.period([death] if death else [finding.diagnosis for finding in group], report)
 
 
 # -- a row per server -------------------------------------------------------------------------------------------------
@@ -267,7 +256,7 @@ class FleetRow(NamedTuple):
     name: str = ""
 
 
-def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
+def fleet_rows(report: Report) -> list[FleetRow]:
     """Return a row for every server, the worst first."""
     harmful = (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity])
     present = words.grouped((instance_name(diagnosis.subject), diagnosis) for diagnosis in harmful)
@@ -294,16 +283,21 @@ def fleet_rows(report: Report, written_as: words.TimeFormat) -> list[FleetRow]:
                 states=", ".join(sorted(set(engines))),
                 incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes))
                 or possible.get(name, ""),
-                when=words.when(causes[0], written_as) if causes else "",
+                when=words.period(causes[:1], report)[1] if causes else "",
                 name=name,
             )
         )
-    return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), row.instance))
+    leads = [group[0].diagnosis.incident.id for group in words.alike(report)]
+
+    def place(row: FleetRow) -> tuple[int, int, str]:
+        """Sort as the answers do: the incident of line 1 is that of the first row."""
+        lead = min([leads.index(name) for name in row.incidents.split(", ") if name in leads], default=len(leads))
+        return VERDICTS.index(row.verdict), lead, row.instance
+
+    return sorted(rows, key=place)
 
 
-def merge_by_cause(
-    report: Report, rows: Sequence[FleetRow], written_as: words.TimeFormat, most: int = 3
-) -> list[FleetRow]:
+def merge_by_cause(report: Report, rows: Sequence[FleetRow], written_as: TimeFormat, most: int = 3) -> list[FleetRow]:
     """Merge the rows of servers whose first incident comes with the same shared label; name at most `most` of them."""
     shared = {
         (found.incident, name): found
@@ -375,7 +369,7 @@ def _history_bars(reading: Reading) -> str:
     history = [worst((value for value in part if value is not None), default=None) for part in parts]
     known = [value for value in history if value is not None]
     encoding = getattr(sys.stdout, "encoding", "utf-8")  # the stand-in for stdout in diag top has none
-    if len(known) < 2 or not is_wide() or not (encoding or "").lower().startswith("utf"):
+    if len(known) < 2 or not (encoding or "").lower().startswith("utf"):
         return ""
     low, span = min(known), (max(known) - min(known)) or 1.0
     return "".join("·" if value is None else BARS[int((value - low) / span * (len(BARS) - 1))] for value in history)

@@ -6,13 +6,13 @@ from functools import cache
 from typing import Literal
 
 from diag.core.declarations import PACKAGE, read
-from diag.core.formatting import escaped, listed, moment, number, printable, quantity
+from diag.core.formatting import TimeFormat, escaped, listed, moment, number, printable, quantity
 from diag.core.metric_prefix import relabelling
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import NormalReading, Report
 from diag.diagnosis.telemetry_checks import FAMILIES, DefectKind, TelemetryDefect
 from diag.diagnosis.vitals import MEASURES, Vitals
-from diag.report.sentences import TimeFormat, folded, found_nothing, grouped, is_fleet, log_endings, place, states
+from diag.report.sentences import folded, found_nothing, grouped, is_fleet, log_endings, place, states
 
 MANY = 5
 """The most unknown incidents of one subject that are listed with the signals that they lack."""

@@ -18,7 +18,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import coverage, svg
 from diag.report import sentences as words
-from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows
+from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, verdicts
 from diag.report.unshown import NO_FAILURE, NO_INCIDENT
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
@@ -29,12 +29,15 @@ CLASSES |= dict.fromkeys((NO_INCIDENT, NO_FAILURE), "unknown")
 MOST_ROWS = 200
 
 
-def render(report: Report) -> str:
-    """Render the report as one page, which is XML as well; one line break at its end."""
+def render(report: Report, runbooks: str = "") -> str:
+    """Render the report as one page, which is XML as well; one line break at its end.
+
+    If `runbooks` is a web address, each incident links to its runbook there.
+    """
     findings = sorted(
         words.detailed(report), key=lambda found: (not found.diagnosis.primary, -RANK[found.diagnosis.severity])
     )
-    servers = fleet_rows(report, moment) if words.is_fleet(report) else []
+    servers = fleet_rows(report) if words.is_fleet(report) else []
     diagnoses = (finding.diagnosis for finding in report.findings)
     absent = words.grouped((each.incident.id, each) for each in diagnoses if each.state == "absent")
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
@@ -54,7 +57,16 @@ def render(report: Report) -> str:
             for _, found in sorted(absent.items())
         ],
         version=__version__,
+        title=" ".join(verdicts(report)[0].split()),
+        runbooks=runbooks if runbooks.startswith(("https://", "http://")) else "",
+        local_end=_local_end(report.observed.end),
     )
+
+
+def _local_end(end: float) -> str:
+    """Return the end in the zone of the host that writes the page, "" if that is UTC."""
+    here = moment._replace(local=True)(end)
+    return "" if here == moment(end) else f" (ends {here})"
 
 
 def page(template: str, **values: object) -> str:
@@ -75,7 +87,9 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "link_to": _link_to,
-        "pairs": lambda items, *names: [tuple(getattr(item, name) for name in names) for item in items],
+        "words": lambda command: Markup(" ").join(
+            Markup("<span>{}</span>").format(word) for word in pasted(command).split(" ")
+        ),
         "pasted": lambda command: Markup("{}").format(pasted(command)),
     }
     environment.globals |= {

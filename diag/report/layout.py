@@ -13,9 +13,10 @@ from diag.core.formatting import escaped, pasted
 
 WIDTH = 100
 """Columns of a file or a pipe."""
-NARROWEST, NARROW, WIDEST = 60, 80, 160
+NARROWEST, WIDEST = 60, 160
 """Limits of a window: rows of evidence do not fit into less, and lines of text cannot be read if they are longer."""
 _width: ContextVar[int] = ContextVar("width", default=WIDTH)
+_local: ContextVar[bool] = ContextVar("local", default=False)
 LONGEST_ADDRESS = 250
 """Characters of an address that stays whole, to be copied; what is longer may be hostile."""
 LABEL = 17
@@ -29,13 +30,18 @@ _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 
 
 @contextmanager
-def columns(count: int) -> Iterator[None]:
-    """Lay out `count` columns while the block runs."""
-    token = _width.set(min(count, WIDEST))
+def columns(count: int, *, local: bool = False) -> Iterator[None]:
+    """Lay out `count` columns, with times of this host's zone if `local`, while the block runs."""
+    token, times = _width.set(min(count, WIDEST)), _local.set(local)
     try:
         yield
     finally:
         _width.reset(token)
+        _local.reset(times)
+
+
+def has_local_times() -> bool:
+    return _local.get()
 
 
 def line_width() -> int:
@@ -43,8 +49,8 @@ def line_width() -> int:
 
 
 def is_wide() -> bool:
-    """Return True if the window has room for bars and whole rows; a narrower one gets more lines instead."""
-    return line_width() >= NARROW
+    """Return True if the window has room for whole rows; a narrower one gets more lines instead."""
+    return line_width() >= WIDTH
 
 
 def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
@@ -98,23 +104,35 @@ def table(
     return lines
 
 
-def one_line_each(
+def aligned(
     rows: Sequence[Sequence[str]], flexible: int, *, label: str = "", width: int = LABEL, right: Collection[int] = ()
 ) -> list[str]:
-    """Lay out one line for each row: the cells of one column are shortened to the room that the others leave."""
+    """Lay out rows of equal length; cells of one column wrap within themselves if the others leave too little room.
+
+    `right` are the places of the columns to align at the right.
+    """
     if not rows:
         return []
     cells = [[escaped(cell) for cell in row] for row in rows]
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
     indents = [_label(label if at == 0 else "", width) if label else "  " for at in range(len(rows))]
-    others = sum(wide) - wide[flexible] + 2 * (len(wide) - 1)
+    others = sum(wide) - wide[flexible] + 2 * sum(map(bool, wide)) - 2
     wide[flexible] = min(wide[flexible], max(line_width() - len(indents[0]) - others, _LEAST_NAME))
     lines = []
     for indent, row in zip(indents, cells, strict=True):
-        row[flexible] = shortened(row[flexible], wide[flexible])
-        columns = (f"{cell:{'>' if at in right else '<'}{wide[at]}}" for at, cell in enumerate(row))
+        name, *rest = wrapped(row[flexible], wide[flexible]) or [""]
+        row[flexible] = name
+        columns = (f"{cell:{'>' if at in right else '<'}{wide[at]}}" for at, cell in enumerate(row) if wide[at])
         lines.append(shortened(f"{indent}{'  '.join(columns)}".rstrip(), line_width()))
+        margin = " " * (len(indent) + sum(room + 2 for room in wide[:flexible] if room))
+        lines += [f"{margin}{text}" for text in rest]
     return lines
+
+
+def wrapped(text: str, room: int) -> list[str]:
+    """Wrap text between words; a word that is longer than a line is shortened."""
+    words = " ".join(shortened(word, room) for word in text.split())
+    return textwrap.wrap(words, room, break_on_hyphens=False)
 
 
 def continued(command: str, start: str, rest: str) -> list[str]:
@@ -134,16 +152,27 @@ def continued(command: str, start: str, rest: str) -> list[str]:
 
 
 def shortened(text: str, room: int) -> str:
-    """Shorten text to `room` columns; both ends stay, since they tell names apart."""
+    """Shorten text to `room` columns; both ends stay, since they tell names apart, and end where a word does."""
+    if len(text) <= room:
+        return text
     head = max(room - 1, 2) // 2
-    return text if len(text) <= room else f"{text[:head]}…{text[len(text) - max(room - 1 - head, 1) :]}"
+    tail = max(room - 1 - head, 1)
+    first, last = text[:head], text[len(text) - tail :]
+    begin = re.match(r".*[\s./:_-](?=\S)|.*\s", first)
+    end = re.search(r"(?<=\S)[\s./:_-].*", last)
+    first = begin[0].rstrip() if begin and len(begin[0]) > head // 2 else first
+    return f"{first}…{end[0].lstrip() if end and len(end[0]) > tail // 2 else last}"
 
 
 def clipped(lines: Sequence[str], most: int) -> list[str]:
-    """Return the first lines, the last of them ending in "…" if more followed."""
+    """Return the first lines, the last of them ending in "…" behind a whole word if more followed."""
     if len(lines) <= most:
         return list(lines)
-    return [*lines[: most - 1], f"{lines[most - 1][: line_width() - 2].rstrip('.,;: ')} …"]
+    last = lines[most - 1]
+    if len(last) > line_width() - 2:
+        cut = last[: line_width() - 1]
+        last = cut.rpartition(" ")[0] if len(cut.split()[-1]) < LABEL else cut[:-1]
+    return [*lines[: most - 1], f"{last.rstrip('.,;: ')} …"]
 
 
 def _label(label: str, width: int) -> str:

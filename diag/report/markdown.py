@@ -25,7 +25,7 @@ def render(report: Report, verbose: bool = False) -> str:
     parts = [f"**{escape(line)}**" for answer in answers(report, moment) for line in answer.lines]
     parts += map(escape, words.shared(report))
     if words.is_fleet(report):
-        servers = fleet_rows(report, moment)
+        servers = fleet_rows(report)
         counts = count_verdicts([server.verdict for server in servers])
         ill = [
             (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
@@ -46,7 +46,7 @@ def render(report: Report, verbose: bool = False) -> str:
         "Source": [coverage.source(report, moment)],
         "Load at the end": coverage.vitals(report),
         "Compared with what is normal": coverage.normality(report)[:NORMAL],
-        "Ceiling": words.ceilings(report),
+        "GPU limits": words.ceilings(report),
         "Not shown": unshown.not_seen(report) if not report.observed.endings else [],
         "Checked": coverage.checked(report, verbose),
         "Unknown": [*coverage.not_judged(report), *(coverage.undecided(report) if verbose else [])],
@@ -82,7 +82,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
-    diagnosis, actions = finding.diagnosis, choose_actions(finding)
+    diagnosis, actions = finding.diagnosis, choose_actions(finding, report)
     evidence = []
     for reading in (*diagnosis.symptoms, *diagnosis.supports):
         holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
@@ -99,9 +99,9 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
         f"Relaunch:\n\n{fence}\n{relaunch}\n{fence}" if relaunch else "",
         table(("evidence", "value", "threshold", "holds"), evidence),
         bullets("Log", words.quoted(finding)),
-        bullets("Ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis)]),
-        bullets("Not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
-        bullets("Consequences", [follows.incident.id for follows in words.consequences(finding, report)]),
+        bullets("Ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis, report)]),
+        bullets("Not ruled out", [": ".join(pair) for pair in words.not_ruled_out(diagnosis, report)]),
+        bullets("Consequences", [words.titled(follows.incident) for follows in words.consequences(finding, report)]),
         _lines("Alternatives", [_proposal(proposal) for proposal in actions.alternatives]),
         bullets("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
         bullets("Do not", actions.do_not),

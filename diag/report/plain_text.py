@@ -4,7 +4,15 @@ from diag.core.formatting import plural
 from diag.diagnosis.report import Finding, Report
 from diag.report import coverage, unshown
 from diag.report import sentences as words
-from diag.report.answer import choose_actions, count_verdicts, evidence_rows, fleet_rows, reading_row, verdicts
+from diag.report.answer import (
+    choose_actions,
+    count_verdicts,
+    evidence_rows,
+    fleet_rows,
+    line_period,
+    reading_row,
+    verdicts,
+)
 from diag.report.layout import labelled, paragraph, table, verbatim
 
 SERVERS = 20
@@ -27,7 +35,7 @@ def full_report(report: Report) -> str:
     lines += labelled("not shown", unshown.not_seen(report) if not report.observed.endings else [])
     lines += labelled("progress", words.not_busy(report))
     if words.is_fleet(report):
-        servers = fleet_rows(report, words.time_format(report))
+        servers = fleet_rows(report)
         ill = [server for server in servers if server.verdict != "healthy"]
         rows = [
             (row.verdict, row.instance, f"{row.incidents or row.states}  {row.when}".rstrip()) for row in ill[:SERVERS]
@@ -45,7 +53,7 @@ def full_report(report: Report) -> str:
         "server": words.folded(coverage.servers(report), DESCRIBED),
         "load": coverage.vitals(report),
         "normal": coverage.normality(report)[:NORMAL],
-        "ceiling": words.ceilings(report),
+        "GPU limits": words.ceilings(report),
         "checked": coverage.checked(report, verbose=True),
         "unknown": coverage.not_judged(report),
         "not judged": coverage.undecided(report),
@@ -61,18 +69,19 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
     """Describe an incident: evidence, look-alikes, consequences, then mitigation, fix, relaunch line, alternatives."""
     diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
     alike = f", as on {len(others):,} more" if others else ""
-    follows = [f"{other.incident.id}: {other.incident.title}" for other in words.consequences(finding, report)]
+    follows = [words.titled(other.incident) for other in words.consequences(finding, report)]
     lines = [
         *paragraph(f"{incident.title} ({words.where(diagnosis)}{alike}): {incident.impact}"),
+        *labelled("when", [line_period([finding, *others], report)[0]]),
         *table(evidence_rows(diagnosis), label="evidence", right=(1,)),
         *labelled("log", words.quoted(finding)),
         *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),
-        *labelled("ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis)]),
-        *labelled("not ruled out", [f"{look_alike.name}: {look_alike.distinguish}" for look_alike in diagnosis.open]),
+        *labelled("ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis, report)]),
+        *labelled("not ruled out", [": ".join(pair) for pair in words.not_ruled_out(diagnosis, report)]),
         *labelled("consequences", follows),
     ]
 
-    actions = choose_actions(finding)
+    actions = choose_actions(finding, report)
     lines += labelled("next time" if actions.is_over else "do now", actions.advice)
     for label, proposal in (("mitigation", actions.now), ("fix", actions.fix)):
         if proposal:

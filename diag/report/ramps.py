@@ -12,7 +12,7 @@ from diag import __version__
 from diag.core.formatting import escaped, listed, number, plural, quantity
 from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
 from diag.ramp.kept import RampResult
-from diag.report.layout import labelled, one_line_each, paragraph, shortened, table
+from diag.report.layout import aligned, labelled, paragraph, shortened, table
 from diag.report.markdown import bullets, escape
 from diag.report.markdown import table as markdown_table
 
@@ -199,7 +199,7 @@ def render_trend(found: Trend) -> str:
     """Render one line of at most 100 columns for each ramp."""
     rows = [TREND_HEAD, *map(_trend_row, found.lines)]
     changed = len(TREND_HEAD) - 1
-    return "\n".join([*paragraph(_trend_title(found)), "", *one_line_each(rows, changed, right=(4, 5))]) + "\n"
+    return "\n".join([*paragraph(_trend_title(found)), "", *aligned(rows, changed, right=(4, 5))]) + "\n"
 
 
 def render_trend_markdown(found: Trend) -> str:

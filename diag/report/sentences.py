@@ -1,11 +1,13 @@
 """Sentences that all forms of a report share: verdicts, times, places, findings, changes."""
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from diag.core.contract import Contract
-from diag.core.formatting import clock, escaped, listed, moment, plural, printable, quantity
-from diag.core.incident import Fix, Source
+from diag.core.formatting import TimeFormat, clock, escaped, listed, moment, plural, printable, quantity
+from diag.core.incident import RANK, Fix, Incident, Severity, Source
+from diag.core.log_events import LOG_EVENTS
 from diag.core.subjects import Subject, agree, in_words
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
@@ -14,13 +16,15 @@ from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
+from diag.report.layout import has_local_times
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-TimeFormat = Callable[[float], str]
-"""Formats unix seconds: `clock` for a report that is read now, `moment` for one that is read another day."""
+NOW = 300.0
+"""Seconds before the present in which the end of a range in a Prometheus is now."""
+EVENTS = frozenset({*(event.name for event in LOG_EVENTS), "kernel_oom_kill", "api_server_stopped"})
 FEW_SERVERS = 5
 """The most servers that are reported one by one; in a larger fleet, servers with the same incident share a line."""
 
@@ -29,8 +33,10 @@ FEW_SERVERS = 5
 
 
 def time_format(report: Report) -> TimeFormat:
-    """Return the time of day, or date and time if the report is about the past."""
-    return moment if report.observed.source in ("prometheus", "log") else clock
+    """Return the time of day for servers that were scraped just now; anything else may be about another day."""
+    seen = report.observed
+    times = moment._replace(local=has_local_times())
+    return times._replace(dated=seen.source != "scrape" or not times.is_one_day(seen.start, seen.end))
 
 
 def began(diagnoses: Sequence[Diagnosis], written_as: TimeFormat) -> str:
@@ -45,6 +51,9 @@ def began(diagnoses: Sequence[Diagnosis], written_as: TimeFormat) -> str:
 def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
     """Return start and end of an incident, or the number of its episodes: "ongoing since 02:16:07 UTC"."""
     start = began([diagnosis], written_as)
+    watched = diagnosis.instants[-1] - diagnosis.watched_since
+    if diagnosis.ongoing and diagnosis.since is None and len(diagnosis.episodes) == 1 and watched:
+        return f"ongoing for at least {quantity(watched, 'seconds')} (since {start})"
     if len(diagnosis.episodes) > 1:
         last, times = diagnosis.one_by_one[-1], f"{len(diagnosis.episodes)} times"
         if diagnosis.ongoing or last.until is None:
@@ -55,15 +64,59 @@ def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
     return f"began {'' if diagnosis.since is None else 'at '}{start}, ended at {written_as(diagnosis.until)}"
 
 
+def ended(until: float, report: Report) -> str:
+    """Return how long ago an incident ended, or how long before the end of a recording, a log or a past time range."""
+    end = report.observed.end
+    is_now = report.observed.source == "scrape" or (report.observed.source == "prometheus" and time.time() - end < NOW)
+    noun = {"recording": "recording", "log": "log"}.get(report.observed.source, "time range")
+    ago = "ago" if is_now else f"before the {noun} ends"
+    return f"ended {quantity(max(end - until, 0), 'seconds')} {ago}"
+
+
+def period(diagnoses: Sequence[Diagnosis], report: Report) -> tuple[str, str]:
+    """Return when incidents held, in full and in short: "since 02:16:07 UTC (32 s)", "since 02:16:07 UTC".
+
+    One diagnosis with several episodes has the period of the last one; several diagnoses, from the first start to the
+    last end.
+    """
+    written_as = time_format(report)
+    episodes = len(diagnoses[0].episodes) if len(diagnoses) == 1 else 1
+    shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
+    start = min(each.watched_since if each.since is None else each.since for each in shown)
+    is_cut = any(each.since is None for each in shown)
+    until = max(each.instants[-1] if each.ongoing or each.until is None else each.until for each in shown)
+    lasted = quantity(until - start, "seconds") if until > start else ""
+    times = f"episode {episodes}" if episodes > 1 else ""
+    before = "before " if is_cut else ""
+    if not any(each.ongoing for each in shown):
+        remarks = ", ".join(filter(None, (lasted and f"for {'at least ' if is_cut else ''}{lasted}", times)))
+        held = before + written_as.span(start, until)
+        return f"{ended(until, report)}: {held}" + (f" ({remarks})" if remarks else ""), ended(until, report)
+    since = f"since {before}{written_as(start)}"
+    if is_cut and lasted:
+        remarks = ", ".join(filter(None, (since, times)))
+        return f"for at least {lasted} ({remarks})", f"for at least {lasted}"
+    remarks = ", ".join(filter(None, (lasted, times)))
+    return f"{since} ({remarks})" if remarks else since, since
+
+
 def place(subject: Subject) -> str:
     """Return a subject in words, harmless to a terminal."""
     return escaped(in_words(tuple((name, printable(value)) for name, value in subject)))
 
 
-def where(diagnosis: Diagnosis) -> str:
+def where(diagnosis: Diagnosis, *, with_server: bool = True) -> str:
     """Return the subject, and the rank, GPU or event that its evidence names."""
-    named = f" ({', '.join(map(printable, diagnosis.culprits))})" if diagnosis.culprits else ""
-    return place(diagnosis.subject) + named
+    subject = place(diagnosis.subject)
+    if not with_server:
+        subject = subject.removeprefix(place(tuple(each for each in diagnosis.subject if each[0] == "instance")))
+    named = ", ".join(map(culprit, diagnosis.culprits))
+    return f"{subject.strip()} ({named})" if subject and named else subject.strip() or named
+
+
+def culprit(name: str) -> str:
+    """Return what a reading names, harmless to a terminal, and an event of the log in words."""
+    return printable(name.replace("_", " ") if name in EVENTS else name)
 
 
 def is_fleet(report: Report) -> bool:
@@ -89,13 +142,13 @@ def grouped(pairs: Iterable[tuple[Key, Item]]) -> dict[Key, list[Item]]:
 
 
 def found_nothing(report: Report) -> str:
-    """Return "no incident found (19 checked on 1 server)", or "no other incident found ..." beside another one."""
+    """Return "no incident found (19 checked on 1 server)", or "no incident with an impact found ..." beside an info."""
     if report.observed.endings and report.verdict == "unknown":
         return "no server was asked"
     if report.observed.endings:
         found = "no other failure" if report.present else "no failure"
         return f"{found} is in the log up to its end; {_judged(report)}; no server was asked"
-    found = "no other incident found" if report.present else "no incident found"
+    found = "no incident with an impact found" if report.present else "no incident found"
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
     return f"{found} ({checked} checked on {plural(len(report.judged_servers), 'server')}{rest})"
@@ -116,7 +169,7 @@ def slo_missing(report: Report) -> str:
     if not report.slo_is_default:
         return ""
     ttft, itl = (quantity(getattr(Contract, f"{name}_seconds"), "seconds") for name in ("ttft", "itl"))
-    return f"none set (diag.toml): latency counts only beyond a TTFT of {ttft} or an ITL of {itl}"
+    return f"none in diag.toml: slow is only beyond {ttft} to the first token or {itl} between tokens"
 
 
 ENDS = {
@@ -163,12 +216,50 @@ def states(report: Report) -> str:
 
 
 def alike(report: Report) -> list[list[Finding]]:
-    """Group the primary findings: one by one, or in a fleet by incident, since they may have one cause."""
-    primaries = [finding for finding in report.present if finding.diagnosis.primary]
+    """Group the primary findings, the worst now first: one by one, or in a fleet by incident, as of one cause."""
+    primaries = sorted(
+        (finding for finding in report.present if finding.diagnosis.primary),
+        key=lambda finding: (-RANK[severity(finding, report)], not finding.diagnosis.ongoing),
+    )
     if not is_fleet(report):
         return [[finding] for finding in primaries]
-    pairs = (((finding.diagnosis.incident.id, finding.diagnosis.severity), finding) for finding in primaries)
+    pairs = (((finding.diagnosis.incident.id, severity(finding, report)), finding) for finding in primaries)
     return list(grouped(pairs).values())
+
+
+def severity(finding: Finding, report: Report) -> Severity:
+    """Return the severity of an incident or, of a primary one, of the worst that its server or engine has with it."""
+    return max((each.severity for each in (finding.diagnosis, *accompanying(finding, report))), key=RANK.__getitem__)
+
+
+def accompanying(finding: Finding, report: Report) -> list[Diagnosis]:
+    """Return the present incidents of the same server or engine that are reported below a primary one."""
+    lead = finding.diagnosis
+    others = (other.diagnosis for other in report.present if lead.primary and not other.diagnosis.primary)
+    return [other for other in others if agree(other.subject, lead.subject)]
+
+
+def death(finding: Finding, report: Report) -> Diagnosis | None:
+    """Return the ongoing death of a server that the incident brought about, None while it lives."""
+    deaths = (other for other in consequences(finding, report) if other.incident.crash and other.ongoing)
+    return next(deaths, None)
+
+
+def worse(finding: Finding, report: Report) -> str:
+    """Return the graver incident that accompanies a primary one, for which line 1 is graver: its title and id."""
+    worst = max(accompanying(finding, report), key=lambda each: RANK[each.severity], default=None)
+    is_worse = worst is not None and RANK[worst.severity] > RANK[finding.diagnosis.severity]
+    return f"{worst.severity}: {titled(worst.incident)}" if worst and is_worse else ""
+
+
+def titled(incident: Incident) -> str:
+    return f"{incident.title} ({incident.id})"
+
+
+def titles(names: Iterable[str], report: Report) -> list[str]:
+    """Return the names of incidents with their titles; other names, such as that of a look-alike, as they are."""
+    known = {finding.diagnosis.incident.id: titled(finding.diagnosis.incident) for finding in report.findings}
+    return [known.get(name, name) for name in names]
 
 
 def detailed(report: Report) -> list[Finding]:
@@ -245,13 +336,13 @@ def also(report: Report) -> list[str]:
     """List further incidents: infos, and incidents that no primary one explains."""
     others = [d for d in (f.diagnosis for f in report.present) if not d.primary and not d.explained_by]
     if is_fleet(report):
-        where = grouped((f"{d.severity}: {d.incident.id}", place(d.subject)) for d in others)
+        where = grouped((f"{d.severity}: {titled(d.incident)}", place(d.subject)) for d in others)
         return [f"{name} on {listed(sorted(places))}" for name, places in where.items()]
     texts = []
     for d in others:
         numbers = [reading for reading in evidence(d) if reading.condition.signal.unit != "bool"]
         shown = numbers or d.symptoms[:1]
-        since = f"{d.severity}: {d.incident.id} on {place(d.subject)}, {when(d, time_format(report))}"
+        since = f"{d.severity}: {titled(d.incident)} on {place(d.subject)}, {when(d, time_format(report))}"
         texts.append(f"{since}: {'; '.join(reading.sentence for reading in shown)}")
     return texts
 
@@ -275,10 +366,16 @@ def ruled_out(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     ]
 
 
-def ruled_out_by_evidence(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """Return the evidence of `ruled_out` once, with the names of all look-alikes that it rules out."""
+def ruled_out_by_evidence(diagnosis: Diagnosis, report: Report) -> list[tuple[str, str]]:
+    """Return the evidence of `ruled_out` once, with the titles of all look-alikes that it rules out."""
     names = grouped((evidence, name) for name, evidence in ruled_out(diagnosis))
-    return [(", ".join(look_alikes), evidence) for evidence, look_alikes in names.items()]
+    return [(", ".join(titles(look_alikes, report)), evidence) for evidence, look_alikes in names.items()]
+
+
+def not_ruled_out(diagnosis: Diagnosis, report: Report) -> list[tuple[str, str]]:
+    """Return each look-alike that was not ruled out, by its title, with how to distinguish it."""
+    names = titles((look_alike.name for look_alike in diagnosis.open), report)
+    return list(zip(names, (look_alike.distinguish for look_alike in diagnosis.open), strict=True))
 
 
 def quoted(finding: Finding) -> list[str]:
@@ -306,7 +403,7 @@ def timeline(report: Report) -> list[str]:
     if is_fleet(report) or len({diagnosis.since for diagnosis in found}) < 2:
         return []
     ordered = sorted(found, key=lambda diagnosis: diagnosis.since or 0.0)
-    return [f"{d.incident.id} on {where(d)}: {when(d, time_format(report))}" for d in ordered]
+    return [f"{titled(d.incident)} on {where(d)}: {when(d, time_format(report))}" for d in ordered]
 
 
 def consequences(finding: Finding, report: Report) -> list[Diagnosis]:
@@ -325,7 +422,7 @@ def consequences(finding: Finding, report: Report) -> list[Diagnosis]:
 
 
 def change(proposal: Proposal) -> str:
-    """Return the change in one line: `--max-num-seqs 64 -> 6`, `remove --enforce-eager`, a command; "" for advice."""
+    """Return the change in one line: `--max-num-seqs 64 -> 6`, `add --async-scheduling`, a command; "" for advice."""
     fix = proposal.fix
     if fix.kind == "host_command":
         return proposal.name
@@ -341,7 +438,7 @@ def change(proposal: Proposal) -> str:
             default = " (default)" if before and flag.assumed else ""
             changes.append(" ".join(part for part in (flag.name, before + default, f"-> {after}") if part))
         else:
-            changes.append(flag.name)
+            changes.append(f"add {flag.name}")
     return "; ".join(changes)
 
 

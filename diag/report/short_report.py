@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
-from diag.core.subjects import in_words, instance_name
+from diag.core.subjects import in_words
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Report
 from diag.report import coverage, unshown
@@ -21,12 +21,12 @@ from diag.report.answer import (
     count_verdicts,
     evidence_rows,
     fleet_rows,
-    format_period,
+    line_period,
     merge_by_cause,
     reading_row,
     verdicts,
 )
-from diag.report.layout import clipped, continued, is_wide, labelled, line_width, one_line_each, paragraph, shortened
+from diag.report.layout import aligned, clipped, continued, is_wide, labelled, line_width, paragraph, shortened
 from diag.report.plain_text import roll_call_lines
 
 LINES, NARROW_LINES = 20, 32
@@ -36,6 +36,8 @@ LABEL = 12
 ROWS = 6
 QUOTE = 3
 """Lines of the short report for a log line."""
+NAMED = 8
+"""Servers of one row of a fleet's table that are named, if their names are short."""
 NAME = 30
 """Columns for the name of a server within a sentence."""
 
@@ -44,19 +46,23 @@ Forms = list[Lines]
 """A part of the short report in full, then its shorter forms."""
 FIRST = (
     ("evidence", 3),
-    ("also", 3),
+    ("blank", 0),
+    ("also", 2),
     ("note", 1),
     ("not seen", 1),
     ("ruled out", 1),
+    ("not ruled out", 1),
     ("normal", 1),
     ("shared", 2),
     ("cost", 0),
     ("purpose", 0),
+    ("also", 1),
     ("log", 1),
     ("ceiling", 0),
 )
 """The parts to shorten if there is no room, in this order, and to how many lines."""
 LAST = (
+    ("relaunch", 1),
     ("do now", 2),
     ("also", 1),
     ("unknown", 1),
@@ -64,11 +70,15 @@ LAST = (
     ("trade-off", 1),
     ("impact", 1),
     ("where", 1),
+    ("when", 1),
     ("normal", 0),
     ("episodes", 1),
     ("why", 3),
     ("server", 1),
     ("why", 1),
+    ("ruled out", 0),
+    ("not ruled out", 0),
+    ("sure", 0),
     ("fix", 1),
     ("do now", 1),
     ("shared", 1),
@@ -112,7 +122,7 @@ def short_report(report: Report) -> str:
     most = HEALTHY_LINES if report.verdict in ("healthy", "no_incident") else LINES if is_wide() else NARROW_LINES
     lines = _shorten(parts, FIRST, most)
     if len(lines) > most:
-        parts["relaunch"] = parts.get("relaunch", [[]])[-1:]
+        parts["relaunch"] = parts.get("relaunch", [[]])[-2:]
         lines = _shorten(parts, FIRST + LAST, most)
     return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
 
@@ -138,12 +148,15 @@ def _part(label: str, texts: Iterable[str], most: int) -> Forms:
     return _shorter_forms(labelled(label, [text for text in texts if text], LABEL), most)
 
 
-def _whole_sentences(label: str, text: str, most: int) -> Forms:
-    """Label a text in at most `most` lines, and in shorter forms that end where a sentence or a clause does."""
+def _whole_sentences(label: str | None, text: str, most: int) -> Forms:
+    """Label a text in at most `most` lines, and in shorter forms that end where a sentence or a clause does.
+
+    Without a label it begins at the left.
+    """
     clauses = re.split(r"(?<=[.;]) ", text)
     forms = [
         labelled(label, [" ".join(clauses[:count]).rstrip(";")], LABEL)
-        if label
+        if label is not None
         else paragraph(" ".join(clauses[:count]).rstrip(";"), rest="")
         for count in range(len(clauses), 0, -1)
     ]
@@ -151,10 +164,14 @@ def _whole_sentences(label: str, text: str, most: int) -> Forms:
     return [form for form in forms if len(form) <= most] or [clipped(forms[-1], most)]
 
 
-def _fewer_rows(lines: Lines, indent: str) -> Forms:
-    """Keep at most ROWS rows, then fewer; each shorter form ends with the number of rows left out."""
-    shorter = [[*lines[:count], f"{indent}and {len(lines) - count:,} more"] for count in range(ROWS - 1, 0, -1)]
-    return [form for form in ([lines] if len(lines) <= ROWS else []) + shorter if len(form) <= max(len(lines), 1)]
+def _evidence(rows: Sequence[tuple[str, str, str, str]]) -> Forms:
+    """Lay out rows of name, value, threshold and history, without the histories if they would break a name."""
+    lines = aligned(rows, 0, label="Evidence", width=LABEL, right=(1,))
+    if len(lines) > len(rows):
+        rows = [(*row[:3], "") for row in rows]
+    return [
+        aligned(rows[:count], 0, label="Evidence", width=LABEL, right=(1,)) for count in range(len(rows), 0, -1)
+    ] or [[]]
 
 
 def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
@@ -167,13 +184,15 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     else:
         place = _part("Where", [where], 2) if where not in verdicts(report)[0] else [[]]  # too long a name for line 1
 
-    written_as = words.time_format(report)
-    earlier = [format_period([episode], written_as) for episode in reversed(diagnosis.one_by_one[:-1])]
+    earlier = [words.period([episode], report)[0] for episode in reversed(diagnosis.one_by_one[:-1])]
+    period = line_period(answer.findings, report)[0]
+    is_told = period in verdicts(report)[0] or "since" in verdicts(report)[0]
+    worse = f"; with it, {answer.worse}" if answer.worse else ""
     is_log = bool(report.observed.endings) and finding.failure is not None
     rows = evidence_rows(diagnosis, culprits=True)
     if is_log:  # the cause says more than what every incident of its kind is
         rows = [row for row in rows if row[1] not in ("yes", "no")]
-    evidence = one_line_each(rows, 0, label="Evidence", width=LABEL, right=(1,))
+    evidence = _evidence(rows)
 
     log: Forms = [[]]
     if finding.quotes:  # the shorter forms cut the log line, but not its place
@@ -188,20 +207,21 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     if finding.failure and finding.failure.seen:
         sure += f", with: {finding.failure.seen}"
     return {
-        "impact": _whole_sentences("", means, 4)
+        "impact": _whole_sentences(None, means, 4)
         if is_log
-        else _shorter_forms(paragraph(f"{answer.title}: {answer.impact}.", rest=""), 2),
-        "blank": [[""]],
+        else _shorter_forms(paragraph(f"{answer.title}: {answer.impact}{worse}.", rest=""), 3 if worse else 2),
+        "blank": [[""], []],
         "servers": _fleet_part(report),
         "where": place,
+        "when": _part("When", ["" if is_told else period], 2),
         "episodes": _part("Episodes", [listed(earlier, separator="; ")], 2),
-        "evidence": [evidence[:count] for count in range(len(evidence), 0, -1)] or [[]],
+        "evidence": evidence,
         "normal": _normal_part(report),
         "log": log,
         "means": [[]] if is_log else _whole_sentences("Means", means, 4),
         "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
         **_action_parts(answer.actions),
-        "sure": _part("Sure", [sure if finding.basis else ""], 2),
+        "sure": [*_part("Sure", [sure if finding.basis else ""], 2), []],
     }
 
 
@@ -209,13 +229,12 @@ def _undecided_parts(report: Report) -> dict[str, Forms]:
     """Build the parts about servers whose users are affected by an incident that cannot be told."""
     first, *others = unshown.undecided(report)
     rows = [reading_row(reading) for reading in first.signs]
-    evidence = one_line_each(rows, 0, label="Evidence", width=LABEL, right=(1,))
     named = [f"diag explain {name}" for name in first.incidents[:ROWS]]
     return {
         "impact": [paragraph("Users are affected, and the telemetry is missing that would tell the incident.")],
         "blank": [[""]],
         "servers": _fleet_part(report),
-        "evidence": [evidence[:count] for count in range(min(len(evidence), ROWS), 0, -1)],
+        "evidence": _evidence(rows[:ROWS]),
         "why": _part("Missing", ["; ".join(first.missing)], 3),
         "also": _part("Also", [each.sentence for each in others], 3),
         "do now": _part("Do now", [f"Collect what is missing, and read: {', '.join(named)}"], 3),
@@ -238,26 +257,27 @@ def _action_parts(actions: Actions) -> dict[str, Forms]:
         head = words.change(proposal) or proposal.text.rstrip(".")
         if fix.name or "start" not in head:
             head += "; restart needed" if fix.restart else "; no restart"
-        rollback = f"Rollback: {fix.rollback.removesuffix(' and restart')}." if fix.rollback else ""
+        rollback = f"Rollback: {fix.rollback}." if fix.rollback else ""
         rest = (_trade_off(proposal), rollback, words.needs(proposal))
         purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
         parts |= {
             "fix": _whole_sentences("Fix" if texts or proposal.changes else "Do now", head, 6),
             "purpose": [labelled("", [purpose] if purpose else [], LABEL), []],
-            "trade-off": _part("", [" ".join(text for text in rest if text)], 4),
+            "trade-off": _whole_sentences("", " ".join(text for text in rest if text), 4),
         }
 
     if actions.relaunch:
         lines = continued(pasted(actions.relaunch), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
-        elsewhere = labelled("Relaunch", ["the launch command with this change in it: --verbose"], LABEL)
-        parts["relaunch"] = [lines, elsewhere] if lines else [elsewhere]
+        edit = words.change(actions.fix) if actions.fix else ""
+        elsewhere = labelled("Relaunch", [f"in the launch command: {edit} (--verbose prints it whole)"], LABEL)
+        shortest = labelled("Relaunch", ["--verbose prints the launch command with this change"], LABEL)
+        parts["relaunch"] = [*([lines] if lines else []), elsewhere, shortest]
     return parts
 
 
 def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     """Build the parts below the actions: further incidents, what was ruled out, missing telemetry, where to read on."""
-    ruled_out, possible = ", ".join(answer.ruled_out), ", ".join(answer.not_ruled_out)
-    ruled_out = f"{ruled_out or 'none'}; not ruled out: {possible}" if possible else ruled_out
+    ruled_out, possible = (words.titles(names, report) for names in (answer.ruled_out, answer.not_ruled_out))
     runbook = f", diag explain {answer.incident}" if answer.findings else ""
 
     unseen = unshown.not_seen(report)  # these have a part of their own
@@ -269,17 +289,22 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
         others = [other.diagnosis for other in report.present if other is not first]
         rows = []
         for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
-            where = words.where(diagnosis)
-            if len(report.servers) == 1:  # line 1 has the name of the only server
-                where = where.removeprefix(printable(instance_name(diagnosis.subject))).strip() or where
-            period = format_period([diagnosis], words.time_format(report), duration=False)
-            rows.append((diagnosis.severity, diagnosis.incident.id, where, *([period] if is_wide() else [])))
-        also = _fewer_rows(one_line_each(rows, 2, label="Also", width=LABEL), " " * (LABEL + 2))
+            # line 1 has the name of the only server
+            where = words.where(diagnosis, with_server=len(report.servers) > 1)
+            is_told = diagnosis.ongoing and diagnosis.since is None  # line 1 has how long the servers were observed
+            period = "" if is_told else words.period([diagnosis], report)[1]
+            text = ", ".join(filter(None, (words.titled(diagnosis.incident), where, period)))
+            rows.append((diagnosis.severity, text))
+        also = [
+            [*aligned(rows[:count], 1, label="Also", width=LABEL), *labelled("", _left_out(len(rows) - count), LABEL)]
+            for count in range(min(len(rows), ROWS), 0, -1)
+        ] or [[]]
 
     return {
-        "ceiling": [*_part("Ceiling", words.ceilings(report)[:1], 2), []],
+        "ceiling": [*_part("GPU limits", words.ceilings(report)[:1], 2), []],
         "also": also,
-        "ruled out": _part("Ruled out", ["" if report.observed.endings and known else ruled_out], 2),
+        "ruled out": _names("Ruled out", [] if report.observed.endings and known else ruled_out),
+        "not ruled out": _names("Possible", [] if report.observed.endings and known else possible),
         "unknown": _part("Unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
         "note": _part("Note", _with_short_names(coverage.notes(report), report), 4 if report.observed.endings else 2),
         "not seen": _part("Not seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
@@ -287,20 +312,38 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     }
 
 
+def _left_out(count: int) -> list[str]:
+    return [f"and {count:,} more"] if count else []
+
+
+def _names(label: str, names: Sequence[str]) -> Forms:
+    """Label a list of names, and shorter forms that end with the number of names left out."""
+    forms = [labelled(label, [listed(list(names), most=count)], LABEL) for count in range(len(names), 0, -1)]
+    return [*([form for form in forms if len(form) <= 2] or forms[-1:]), []]
+
+
 def _fleet_part(report: Report) -> Forms:
     """Count the verdicts of a fleet, then list the unhealthy servers with the same verdict and incidents together."""
     if not words.is_fleet(report):
         return [[]]
     written_as = words.time_format(report)
-    servers = fleet_rows(report, written_as)
+    servers = fleet_rows(report)
     ill = words.grouped(
         ((row.verdict, row.incidents or row.states), shortened(row.instance, NAME) if row.name else row.instance)
         for row in merge_by_cause(report, servers, written_as, most=2)
         if row.verdict != "healthy"
     )
-    rows = [(verdict, incidents, listed(names, most=2)) for (verdict, incidents), names in ill.items()]
     counts = count_verdicts([server.verdict for server in servers])
-    return [[counts, *form, ""] for form in _fewer_rows(one_line_each(rows, 2), "  ")]
+    rows = []
+    for (verdict, incidents), names in ill.items():
+        titles = ", ".join(words.titles(incidents.split(", "), report))
+        rows.append((verdict, titles, listed(names, most=NAMED if max(map(len, names)) < NAME // 2 else 2)))
+    forms = []
+    for count in range(min(len(rows), ROWS), 0, -1):
+        left = sum(map(len, list(ill.values())[count:]))
+        rest = [f"  and {plural(left, 'more server')} that {'is' if left == 1 else 'are'} not healthy"] if left else []
+        forms.append([counts, *aligned(rows[:count], 2), *rest, ""])
+    return forms or [[counts, ""]]
 
 
 def _normal_part(report: Report) -> Forms:

@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from diag.core.formatting import clock, escaped, moment, quantity
+from diag.core.formatting import TimeFormat, clock, escaped, moment, quantity
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.onset import onset
 from diag.diagnosis.vitals import Vitals
-from diag.report import sentences as words
 
 Point = tuple[float, float]
 """A time in unix seconds and a value."""
@@ -142,7 +141,7 @@ def plot(reading: Reading, diagnosis: Diagnosis, axis: Axis) -> Markup:
     began = onset(reading, diagnosis)
     if began is not None:
         x, start = scale.x(max(began, scale.start)), _time_format(scale)(began)
-        crossed = "threshold crossed" if began > diagnosis.instants[0] else "threshold crossed before"
+        crossed = "this signal crossed at" if began > diagnosis.instants[0] else "this signal crossed before"
         anchor = "start" if x < PLOT.width / 3 else "end" if x > PLOT.width * 2 / 3 else "middle"
         parts.append(vertical(x, scale, "onset"))
         parts.append(text(f"{crossed} {start}", x, scale.box.top - 8, f"onset {anchor}"))
@@ -227,7 +226,7 @@ def _axes(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
             yield text(quantity(min(known), unit), left, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
-def _time_format(scale: Scale) -> words.TimeFormat:
+def _time_format(scale: Scale) -> TimeFormat:
     """Return the time of day if the axis lies within one day, else date and time."""
     one_day = moment(scale.start).split()[0] == moment(scale.end).split()[0]
     return clock if one_day else moment

@@ -62,8 +62,8 @@ def render(report: Report, *, verbose: bool = False, quiet: bool = False) -> str
 
 def write(report: Report, *, verbose: bool = False, quiet: bool = False) -> None:
     """Print the report, coloured if standard output is a terminal that wants it."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    with columns(max(width, NARROWEST)):
+    width = shutil.get_terminal_size((WIDTH, 24)).columns  # COLUMNS, the terminal, or WIDTH for a file or a pipe
+    with columns(max(width, NARROWEST), local=sys.stdout.isatty()):
         text = render(report, verbose=verbose, quiet=quiet)
     if sys.stdout.isatty() or not os.environ.keys().isdisjoint(COLOUR_ANYWHERE):
         _console().print(styled(text), end="", soft_wrap=True)

@@ -95,12 +95,14 @@ class SourceOptions:
 class Scraping:
     """The caller's part in scraping live servers; by default none.
 
-    `progress` opens a progress bar with a label; `should_go_on` is called when the duration is over: a huge prefill may
+    `progress` opens a progress bar with a label; `is_decided` is called while all servers refuse to be scraped: their
+    log may show a death; `should_go_on` is called when the duration is over: a huge prefill may
     still be under way.
     """
 
     progress: Callable[[str], AbstractContextManager[Tick]] = lambda _: nullcontext(lambda share: None)
     should_go_on: Callable[["Observation"], bool] = lambda _: False
+    is_decided: Callable[["Observation"], bool] = lambda _: False
 
 
 def open_source(
@@ -125,7 +127,7 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
 
         pods = find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
         with scraping.progress(f"watching {pods.shown}") as tick:
-            return pods.scrape(scrape_plan(options, tick, scraping.should_go_on))
+            return pods.scrape(scrape_plan(options, tick, scraping))
     if options.kind == "log":
         raise BadUsage(
             f"{printable(options.targets[0])} is no recording: it was not written by `diag record`; only diag doctor"
@@ -146,7 +148,7 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
     from diag.sources.live.scrape import scrape
 
     with _hint_at_paths(options.targets), scraping.progress(f"watching {shown_targets(options.targets)}") as tick:
-        return scrape(options.targets, scrape_plan(options, tick, scraping.should_go_on))
+        return scrape(options.targets, scrape_plan(options, tick, scraping))
 
 
 def read_logs(options: SourceOptions) -> "list[Observation]":
@@ -176,9 +178,7 @@ def open_prometheus(
     return PrometheusSource(prometheus, options.scope, contract, incidents)
 
 
-def scrape_plan(
-    options: SourceOptions, tick: Tick, should_go_on: Callable[["Observation"], bool] = lambda _: False
-) -> "ScrapePlan":
+def scrape_plan(options: SourceOptions, tick: Tick, scraping: Scraping | None = None) -> "ScrapePlan":
     """Return the plan of how live servers are scraped."""
     from diag.sources.live.scrape import ScrapePlan
 
@@ -190,7 +190,8 @@ def scrape_plan(
         probe=PROBE_TIMEOUT if options.probe else None,
         beside=partial(_host_pages, options),
         on_progress=lambda at: tick(at.seconds / max(at.of_seconds, at.seconds, options.every)),
-        should_go_on=should_go_on,
+        should_go_on=(scraping or Scraping()).should_go_on,
+        is_decided=(scraping or Scraping()).is_decided,
     )
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diag.core.errors import BadUsage, Unreachable
-from diag.core.formatting import clock, plural, quantity
+from diag.core.formatting import plural, quantity
 from diag.core.incident import RANK
 from diag.core.subjects import UNKNOWN, Instants, Subject, instance_name, label_value
 from diag.diagnosis.decision_table import LOOK
@@ -191,7 +191,7 @@ def server_rows(
     runs = {server.name: line for server, line in zip(report.observed.servers, coverage.servers(report), strict=True)}
 
     rows = []
-    for server in fleet_rows(report, clock):
+    for server in fleet_rows(report):
         incident, history = worst.get(server.name), histories.of_server(server.name)
         last = {key: values[-1] for key, values in history.items() if values}
         since = incident and (incident.watched_since if incident.since is None else incident.since)

@@ -4,6 +4,7 @@ A gateway is on no page of the server. If exactly as many requests as the doctor
 all the time, the limit is recognised as the change: fewer requests in flight are then no lighter load.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ FACTS = (("vLLM", VERSIONS, "version"), ("models served", MODELS, "model_name"),
 DERIVED = ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
 """Settings that vLLM derives from its flags and the memory that it finds."""
 ADDRESS = ("--host", "--port")
+_HIDDEN = re.compile(r"\"?\$\{\w+:\?\}\"?")
+"""A variable that stands for a secret in a published launch command."""
 GATEWAY_LIMIT = "gateway concurrency limit"
 """Name of the change that is on no page of the server."""
 ENGINES = f"count by ($by) (last_over_time({RUNNING}[$window]))"
@@ -75,7 +78,8 @@ def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChang
         variables = all(any(not name.startswith("-") for name in launch) for launch in launches)
         for name in sorted(launches[0].keys() | launches[1].keys()):
             earlier, later = (launch.get(name) for launch in launches)
-            if name not in ADDRESS and earlier != later:
+            is_hidden = any(_HIDDEN.fullmatch(value or "") for value in (earlier, later))  # a secret, not its value
+            if name not in ADDRESS and earlier != later and not is_hidden:
                 by_name[name] = SettingChange(name, earlier, later, known=name.startswith("-") or variables)
 
     # settings that are numbers; one that only a single side publishes may be the default of the other

@@ -85,7 +85,7 @@ def test_fifty_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
     (few, queries_of_few), (many, queries) = (judged(tmp_path / str(size), size) for size in SIZES)
     assert queries <= queries_of_few <= distinct() + BESIDES
     for size, report in ((10, few), (50, many)):
-        told = {line.instance: line.verdict for line in fleet_rows(report, moment)}
+        told = {line.instance: line.verdict for line in fleet_rows(report)}
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
     assert [each.partition(",")[0] for each in coverage.notes(many)] == ["evaluated every 30 s"]

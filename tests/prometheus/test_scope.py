@@ -12,13 +12,14 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.commands.top import make_app
 from diag.core.contract import Contract
+from diag.core.formatting import moment
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples, add_matchers, evaluate
 from diag.sources.observation import Observation
-from diag.sources.prometheus.scope import Scope, TimeSpan
+from diag.sources.prometheus.scope import Scope, TimeSpan, parse_time
 from diag.sources.recording.reader import read
 
 SICK, WELL = "kv_cascade", "healthy"
@@ -169,3 +170,19 @@ def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
 def test_add_matchers_changes_only_selectors(promql: str, expected: str) -> None:
     assert add_matchers(promql, 'job="v"') == expected
     assert add_matchers(promql, "") == promql
+
+
+@pytest.mark.parametrize(
+    ("written", "time"),
+    [
+        ("12:00", "2026-11-27 12:00:00"),
+        ("noon", "2026-11-27 12:00:00"),
+        ("23:16", "2026-11-26 23:16:00"),  # the last one before now
+        ("today 01:00", "2026-11-27 01:00:00"),
+        ("yesterday 18:00", "2026-11-26 18:00:00"),
+        ("12:00+02:00", "2026-11-27 10:00:00"),
+        ("-2h", "2026-11-27 15:20:00"),
+    ],
+)
+def test_a_time_of_day_is_the_last_one(written: str, time: str) -> None:
+    assert moment(parse_time(written, 1_795_800_000_000) / 1000) == f"{time} UTC"

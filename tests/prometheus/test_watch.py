@@ -237,7 +237,8 @@ def test_watch_until_resolved_reports_the_end_on_standard_output_and_to_alertman
         until(lambda: len(arrived) > 1)
     assert (process.returncode, error) == (0, "")
     first, *rest = out.splitlines()
-    assert re.match(rf"{STAMP}CRITICAL {HARM} on h:1 engine 0, ongoing since before [0-9 :-]+ UTC: ", first)
+    since = r"ongoing (?:for at least [^(]+ \()?since before [0-9 :-]+ UTC\)?: "
+    assert re.match(rf"{STAMP}CRITICAL {HARM} on h:1 engine 0, {since}", first)
     assert [each for each in rest if HARM in each] == [rest[0]]
     assert re.fullmatch(rf"{STAMP}ended   CRITICAL {HARM} on h:1 engine 0", rest[0])
     assert [alert["status"] for alert in arrived] == ["firing", "resolved"]

@@ -61,6 +61,11 @@ def report(folder: Path, *beside: Beside, estimated: float = 0, engines: int = 1
     return doctor.run(record(folder, *beside, estimated=estimated, engines=engines))
 
 
+BOUND = (
+    "74.6 % of the GPU's memory bandwidth in use (12 requests in a decoding step): memory bandwidth limits the speed"
+)
+
+
 def shares(folder: Path, *beside: Beside, estimated: float = 0) -> CeilingShares:
     """Return the shares of the only engine."""
     (found,) = report(folder, *beside, estimated=estimated).ceilings
@@ -123,23 +128,24 @@ def test_vllms_own_estimate_comes_first_and_needs_no_model(tmp_path: Path) -> No
 def test_unknown_gpu_or_model_has_no_ceiling(tmp_path: Path, beside: tuple[Beside, ...]) -> None:
     found = report(tmp_path, *beside)
     assert not found.ceilings
-    assert "Ceiling" not in short_report(found)
+    assert "GPU limits" not in short_report(found)
     assert json.document(found)["ceilings"] == []
 
 
 def test_the_report_has_one_line_that_names_what_binds(tmp_path: Path) -> None:
     assert sentences.ceilings(report(tmp_path / "room", LLAMA, gpu(0))) == [
-        "38.6 % of the bandwidth ceiling at batch 12, 3.84 % of compute"
+        "38.6 % of the GPU's memory bandwidth, 3.84 % of its compute in use (12 requests in a decoding step): "
+        "the GPU does not limit the speed"
     ]
     bound = report(tmp_path / "bound", gpu(0), estimated=2.5e12)
-    assert sentences.ceilings(bound) == ["74.6 % of the bandwidth ceiling at batch 12: bandwidth-bound"]
+    assert sentences.ceilings(bound) == [BOUND]
 
 
 def test_short_report_has_the_engine_nearest_to_its_ceiling(tmp_path: Path) -> None:
     found = report(tmp_path, LLAMA, gpu(0), engines=2)
     calm, busy = found.ceilings
     found = found._replace(ceilings=(calm, busy._replace(bandwidth=0.9)))
-    lines = [line for line in short_report(found).splitlines() if "ceiling at" in line]
+    lines = [line for line in short_report(found).splitlines() if "GPU limits" in line]
     assert [line.split(":1 ")[1][:15] for line in lines] == ["engine 1: 90 % "]
     assert len(sentences.ceilings(found)) == 2
     assert len(short_report(found).splitlines()) <= 20
@@ -155,7 +161,7 @@ def test_a_ramp_names_the_resource_that_a_full_step_lacks(tmp_path: Path) -> Non
     ramp = conclude(steps, Limits(Contract()), Circumstances("h:1"))
     (found,) = (one for one in ramp.candidates if one.id == "compute")
     assert (found.name, found.state) == ("memory bandwidth", "binds")
-    assert found.evidence[-1] == "by the data sheet, 74.6 % of the bandwidth ceiling at batch 12: bandwidth-bound"
+    assert found.evidence[-1] == f"by the data sheet, {BOUND}"
     assert ramp.binds is None, "more load might bring more"
     queued = [step._replace(waiting=0.5 * BATCH) for step in steps]
     binds = conclude(queued, Limits(Contract()), Circumstances("h:1")).binds

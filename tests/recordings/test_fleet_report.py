@@ -80,7 +80,7 @@ ILL = [
 
 
 def test_common_property_of_servers_is_one_line_with_their_count() -> None:
-    assert lines()[0].startswith("CRITICAL  kv_eviction_cascade   4 of 12 servers   since before ")
+    assert lines()[0].startswith("CRITICAL  kv_eviction_cascade   4 of 12 servers   for at least ")
     assert not [line for line in lines()[1:] if line.startswith("CRITICAL")]
 
 
@@ -126,20 +126,17 @@ def test_the_short_form_has_a_line_for_what_several_servers_have() -> None:
     start = short(FLEET).index("12 servers: 4 critical, 1 warning, 1 unknown, 6 healthy")
     rows = [re.split(r" {2,}", line.strip()) for line in short(FLEET)[start + 1 : start + 4]]
     assert rows == [
-        ["critical", "kv_eviction_cascade", "r1:8000, r3:8000 and 2 more"],
-        ["warning", "replicas_unbalanced", "r10:8000"],
-        ["unknown", "r11:8000"],
+        ["critical", f"{TITLES['kv_eviction_cascade']} (kv_eviction_cascade)", "r1:8000, r3:8000, r5:8000,"],
+        ["r7:8000"],
+        ["warning", f"{TITLES['replicas_unbalanced']} (replicas_unbalanced)", "r10:8000"],
     ]
 
 
 def test_the_short_form_has_a_line_for_each_further_incident_of_a_few_servers() -> None:
     printed = short((CASCADE, CASCADE, WELL, CROWDED, DOWN))
     also = printed[next(at for at, line in enumerate(printed) if line.startswith("  Also")) :][:3]
-    assert [line[14:].split()[:3] for line in also] == [
-        ["critical", "kv_eviction_cascade", "r1:8000"],
-        ["warning", "replicas_unbalanced", "r3:8000"],
-        ["and", "3", "more"],
-    ]
+    told = " ".join(" ".join(also).split())
+    assert f"critical {TITLES['kv_eviction_cascade']} (kv_eviction_cascade), r1:8000 engine 0" in told
 
 
 def test_very_large_fleet_lists_only_the_worst_servers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +197,7 @@ def test_five_servers_are_reported_individually() -> None:
     five = (CASCADE, CASCADE, WELL, WELL, WELL)
     report, printed = judged(five), lines(five)
     assert not words.is_fleet(report)
-    heads = [line.partition("   since")[0] for line in printed if line.startswith("CRITICAL")]
+    heads = [line.partition("   for at least")[0] for line in printed if line.startswith("CRITICAL")]
     assert heads == [f"CRITICAL  kv_eviction_cascade   r{number}:8000 engine 0" for number in range(2)]
     titles = [line.partition(": ")[0] for line in printed if line.startswith(f"{TITLES['kv_eviction_cascade']} (")]
     assert titles == [f"{TITLES['kv_eviction_cascade']} (r{number}:8000 engine 0)" for number in range(2)]

@@ -101,7 +101,7 @@ def test_only_the_incident_has_a_start_and_a_plot_says_when_its_signal_crossed_t
     drawn = html.render(judged(name))
     told = [text for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn) if "since" in text]
     assert not told
-    assert "threshold crossed" in drawn
+    assert "this signal crossed" in drawn
 
 
 def test_all_plots_of_a_page_show_the_same_time() -> None:
@@ -118,7 +118,7 @@ def test_all_plots_of_a_page_show_the_same_time() -> None:
 def test_evidence_that_rules_out_several_look_alikes_is_told_once() -> None:
     for name in ALL:
         for finding in judged(name).present:
-            evidence = [sentence for _, sentence in words.ruled_out_by_evidence(finding.diagnosis)]
+            evidence = [sentence for _, sentence in words.ruled_out_by_evidence(finding.diagnosis, judged(name))]
             assert len(evidence) == len(set(evidence))
 
 
@@ -160,8 +160,8 @@ def test_a_restart_is_drawn_where_it_happened(tmp_path: Path) -> None:
 def test_a_slow_server_is_not_called_healthy_beside_others() -> None:
     report = judged("healthy")
     slow = report._replace(progress=tuple(each._replace(state="slow") for each in report.progress))
-    assert [row.verdict for row in fleet_rows(slow, moment)] == ["slow"]
-    assert [row.verdict for row in fleet_rows(report, moment)] == ["healthy"]
+    assert [row.verdict for row in fleet_rows(slow)] == ["slow"]
+    assert [row.verdict for row in fleet_rows(report)] == ["healthy"]
 
 
 def test_json_has_the_vital_signs_of_every_server() -> None:

@@ -128,7 +128,7 @@ def test_observation_that_begins_in_a_stall_reports_its_end(tmp_path: Path) -> N
     since, until, ongoing = times(stall(report).diagnosis, report.observed.start - 48)
     assert (since, ongoing, report.verdict) == (None, False, "warning")
     assert until is not None and abs(until - CONT) <= 2
-    assert ", ended)" in terminal.render(report).splitlines()[0]
+    assert "   ended " in terminal.render(report).splitlines()[0]
 
 
 def test_a_stopped_api_server_is_no_dead_one_to_restart(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.progress import NotJudged
 from diag.diagnosis.report import ObservedServer, Report
+from diag.knowledge.catalog import load
 from diag.report import layout, terminal
 from diag.report import sentences as words
 
@@ -26,6 +27,7 @@ LONG_MODEL = "/mnt/models/registry/" + "a-model-of-many-words-" * 8 + "fp8"
 LONG_LAUNCH = " ".join(f"--override-number-{number} {number:040}" for number in range(30))
 IN_ORDER = [
     "Where",
+    "When",
     "Evidence",
     "Log",
     "Means",
@@ -34,9 +36,10 @@ IN_ORDER = [
     "Fix",
     "Relaunch",
     "Sure",
-    "Ceiling",
+    "GPU limits",
     "Also",
     "Ruled out",
+    "Possible",
     "Unknown",
     "Note",
     "Not seen",
@@ -123,6 +126,38 @@ def test_parts_of_the_terminal_report_have_a_fixed_order(name: str) -> None:
         assert found == sorted(found, key=IN_ORDER.index)
 
 
+IDS = "|".join(incident.id for incident in load())
+FALSE = {
+    "a growth below zero": r"\bby -\d",
+    "other than nothing": r"(?i)\bno other\b",
+    "one of many": r"(?<![\d.,])(?<![=>] )1 (?:engine|server|fixe|scrape|request|replica|incident)s\b",
+    "a metric or a variable": r"\bdiag_\w+|\w+_seconds\b",
+    "a bare id": rf"(?<!diag explain )(?<!\()\b(?:{IDS})\b(?!\))",
+    "half a word": r"\w…\w",
+}
+"""What no sentence of a report has, as regular expressions."""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sentences_are_true_and_can_be_read(name: str) -> None:
+    report = judged(name)
+    first, *rest = printed(name).splitlines()
+    words_of_exit = {"CRITICAL": 2, "WARNING": 1, "HEALTHY": 0, "NO INCIDENT FOUND": 0, "CANNOT TELL": 3}
+    assert words_of_exit[first.partition("  ")[0]] == doctor.EXIT[report.verdict]
+    for group in words.alike(report)[:1]:
+        lead = group[0].diagnosis
+        assert lead.ongoing or re.search(r"ended [\d.]+ \w+ before the recording ends", first)
+        assert lead.since is not None or not lead.ongoing or " for at least " in first or words.death(group[0], report)
+        over = not lead.ongoing or words.death(group[0], report)
+        assert not over or "while there is time" not in printed(name) + printed(name, verbose=True)
+    prose = re.sub(rf"(?m)^  (?:Log|Relaunch) .*(?:\n {{4,}}\S.*)*|tests/recordings/{name}\S*", "", "\n".join(rest))
+    with layout.columns(80):
+        narrow = terminal.render(report).partition("\n")[2]
+    found = {what: re.findall(pattern, re.sub(r"\n +", " ", prose)) for what, pattern in FALSE.items()}
+    found["half a word at 80 columns"] = re.findall(FALSE["half a word"], narrow)
+    assert not any(found.values()), found
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_quiet_is_the_first_line_of_both_forms(name: str) -> None:
     quiet = terminal.render(judged(name), quiet=True)
@@ -145,7 +180,7 @@ def test_the_relaunch_lines_can_be_pasted_as_they_are() -> None:
 
 def test_a_launch_command_that_does_not_fit_is_left_to_the_verbose_form(tmp_path: Path) -> None:
     report = doctor.run(ObserveOptions([str(stretched(tmp_path, "kv_cascade"))]))
-    assert "Relaunch    the launch command with this change in it: --verbose" in terminal.render(report)
+    assert "Relaunch    in the launch command: remove --num-gpu-blocks-override (now 128)" in terminal.render(report)
     assert f"{report.present[0].relaunch}\n" in terminal.render(report, verbose=True)
 
 
@@ -154,3 +189,37 @@ def test_no_line_of_the_verbose_form_is_wider_than_100_columns_but_one_to_paste(
     lines = printed(name, verbose=True).splitlines()
     long = [line for line in lines if len(line) > layout.WIDTH and not line.startswith("  relaunch ")]
     assert [line for line in long if not re.fullmatch(r" *https?://\S+", line)] == []  # an address is not broken
+
+
+def test_columns_of_the_environment_count_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "72")
+    terminal.write(judged("kv_cascade"))
+    assert 60 < max(map(len, capsys.readouterr().out.splitlines())) <= 72
+
+
+def test_a_long_cell_wraps_between_words() -> None:
+    rows = [("time without a CPU (engine 0 PID 31259)", "93.6 %"), ("a-name-of-one-very-long-word", "1")]
+    with layout.columns(36):
+        assert layout.aligned(rows, 0, right=(1,)) == [
+            "  time without a CPU (engine  93.6 %",
+            "  0 PID 31259)",
+            "  a-name-of-…-long-word            1",
+        ]
+
+
+def test_dates_are_written_where_the_day_is_not_today() -> None:
+    live = judged("kv_cascade").observed._replace(source="scrape")
+    today = judged("kv_cascade")._replace(observed=live)
+    assert not words.time_format(today).dated
+    assert words.time_format(judged("kv_cascade")).dated
+    midnight = live._replace(start=live.end - 86_400)
+    assert words.time_format(today._replace(observed=midnight)).dated
+
+
+def test_an_ended_incident_of_a_live_server_ended_some_time_ago() -> None:
+    report = judged("tp2_long_stall")
+    live = report._replace(observed=report.observed._replace(source="scrape"))
+    assert terminal.render(live, quiet=True).strip().endswith("   ended 21 s ago")
+    assert "  When        ended 21 s ago: 02:29:22 - 02:30:34 UTC (for 72 s)\n" in terminal.render(live)

@@ -43,7 +43,7 @@ def test_the_worst_server_is_first_and_every_column_that_matters_fits_into_80(fe
         feed.goes_on()
         async with shown(feed, NARROW) as (app, _):
             lines = screen(app)
-            assert lines[0].startswith(" CRITICAL  kv_eviction_cascade   r1:8000 engine 0   since ")
+            assert lines[0].startswith(" CRITICAL  kv_eviction_cascade   r1:8000 engine 0   for at least ")
             assert "4 servers: 2 critical, 2 healthy" in lines[2]
             assert [word in lines[3] for word in ("verdict", "state", "incident", "run", "wait", "KV", "TTFT")]
             assert servers(lines) == ["r1:8000", "r2:8000", "r0:8000", "r3:8000"]

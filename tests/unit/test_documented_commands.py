@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 from support.cli import diag
 from support.paths import ROOT
+from typer.exceptions import TyperException
 from typer.main import get_command
 
 from diag.cli.app import app
-from diag.cli.help import notes
+from diag.cli.help import missing_argument, notes
 from diag.core.contract import read
+from diag.knowledge.catalog import load
 
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "deploy/**/*.md", "alerts/*.md", "runbooks/*.md")
 TYPED = re.compile(r"^ *(?:\$ )?(?:\.venv/bin/)?diag ((?:.*\\\n)*.*)$", re.MULTILINE)
@@ -90,3 +93,17 @@ def test_documented_diag_toml_is_valid(tmp_path: Path) -> None:
             if language == "toml":
                 (tmp_path / "diag.toml").write_text(block)
                 read(tmp_path / "diag.toml")
+
+
+def test_every_incident_has_a_place_in_what_one_sees() -> None:
+    symptoms = tomllib.loads((ROOT / "docs" / "symptoms.toml").read_text(encoding="utf-8"))["symptom"]
+    assert {name for each in symptoms for name in each["incidents"]} == {incident.id for incident in load()}
+
+
+@pytest.mark.parametrize("command", ["replay", "lint", "record", "verify"])
+def test_a_command_without_its_argument_says_what_it_takes_with_two_examples(command: str) -> None:
+    with pytest.raises(TyperException) as error:
+        accept([command])
+    text = missing_argument(error.value, error.value.ctx)  # type: ignore[attr-defined]
+    assert text.startswith("diag: Missing argument '")
+    assert text.count(f"\n  diag {command} ") == 2

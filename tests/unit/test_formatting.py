@@ -5,7 +5,7 @@ import re
 import pytest
 
 import diag.signals
-from diag.core.formatting import quantity, threshold
+from diag.core.formatting import clock, moment, quantity, threshold
 from diag.core.incident import Signal
 
 FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time"}
@@ -63,3 +63,10 @@ def test_a_threshold_is_written_like_its_value(comparison: str, limit: float, un
 def test_every_signal_has_a_known_unit(name: str) -> None:
     assert SIGNALS[name].unit in FORMATTED | COUNTED | {"ratio", "1/s", "level"}
     assert not re.search(r"{value} (s|W|C|bytes)\b", SIGNALS[name].sentence)
+
+
+def test_a_span_has_the_date_once_and_a_second_time_after_midnight() -> None:
+    start = 1_784_000_000.0
+    assert moment.span(start, start + 60) == "2026-07-14 03:33:20 - 03:34:20 UTC"
+    assert moment.span(start, start + 86_400) == "2026-07-14 03:33:20 - 2026-07-15 03:33:20 UTC"
+    assert clock.span(start, start + 60) == "03:33:20 - 03:34:20 UTC"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.paths import MODELS
 
-from diag.artefacts.reference import lint_rule_page, lint_rule_reference
+from diag.artefacts.reference import failure_reference, lint_rule_page, lint_rule_reference
 from diag.commands.explain import run as explain
 from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract import read as read_contract
@@ -128,9 +128,15 @@ def test_explain_prints_the_page_of_a_rule(rule: LintRule) -> None:
 
 
 def test_the_reference_has_every_rule_with_its_page() -> None:
-    text = lint_rule_reference()
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [*RULES]
-    assert re.findall(r"^\| \[(\w+)\]\(#\w+\) \|", text, re.MULTILINE) == [*RULES]
+    index, *pages = lint_rule_reference().values()
+    named = re.findall(r"^## (.+)$", "\n".join(pages), re.MULTILINE)
+    assert sorted(named) == sorted(RULES)
+    assert re.findall(r"^\| \[(\w+)\]\(lint-rules/[\w-]+\.md#\w+\) \|", index, re.MULTILINE) == named
+
+
+def test_no_generated_page_has_more_than_three_thousand_words() -> None:
+    pages = {**lint_rule_reference(), **failure_reference()}
+    assert max(len(text.split()) for text in pages.values()) < 3_000
 
 
 def test_an_unknown_id_is_refused_in_one_sentence_that_names_both_lists() -> None:

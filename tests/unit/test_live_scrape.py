@@ -376,6 +376,20 @@ def test_a_server_that_closes_its_port_is_data() -> None:
     assert "connection refused" in observed.notes[0]
 
 
+def test_scraping_ends_when_two_refused_scrapes_and_what_stands_beside_them_decide() -> None:
+    asked: list[int] = []
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(pages(PAGE)))
+
+        def decided(seen: Observation) -> bool:
+            asked.append(seen.failed_scrapes)
+            return seen.failed_scrapes >= 4
+
+        observed = look(server, duration=600.0, on_progress=lambda _: stack.close(), is_decided=decided)
+    assert asked[0] >= 2 and len(asked) == 2  # judging takes time: it is asked again after twice as many
+    assert observed.failed_scrapes == asked[-1]
+
+
 def test_truncated_page_is_used_up_to_the_cut() -> None:
     with talking(bad.cut_off) as server:
         observed = look(server)

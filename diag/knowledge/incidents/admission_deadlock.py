@@ -85,7 +85,7 @@ incident = Incident(
             change="Accept no request that the KV cache cannot hold: longer ones are refused with HTTP 400.",
             effect="a request that is too long gets an error instead of blocking the queue",
             risk="requests above that length are refused",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=documented("--max-model-len bounds prompt and output together", SCHEDULER),
         ),
         Fix(
@@ -96,7 +96,7 @@ incident = Incident(
             effect="long prompts that fit chunk by chunk are admitted",
             only_if=(not_set("no_scheduler_reserve_full_isl"),),
             risk="more requests are admitted than fit to their end: preemptions may rise",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=reported("the workaround for the deadlock of a model with sliding windows", HEAD_OF_THE_QUEUE),
         ),
         *MORE_KV_CAPACITY,

@@ -60,7 +60,7 @@ incident = Incident(
             effect="latency outside the engine falls to a few percent of the end-to-end latency; GPU utilisation rises",
             risk="process_* metrics disappear from /metrics and the periodic statistics line from the log; "
             "vllm:lora_requests_info is no longer correct",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=documented("scale out the API server where the CPU is the bottleneck", SCALE_OUT),
         ),
         Fix(
@@ -72,7 +72,7 @@ incident = Incident(
             change="Send the tokens of a stream in groups: as many as are generated within 0.1 s.",
             effect="the CPU use of the API servers falls where responses are streamed",
             risk="streamed text arrives in small bursts",
-            rollback="--stream-interval 1 and restart",
+            rollback="--stream-interval 1",
             why=judged("every event costs the same, whether it holds one token or several"),
         ),
         Fix(
@@ -82,7 +82,7 @@ incident = Incident(
             change="Stop logging every prompt.",
             effect="the CPU use of the API servers falls",
             risk="the log no longer contains prompts",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=documented("request logging is off by default from 0.10.1 on", SCALE_OUT),
         ),
     ),

@@ -62,7 +62,7 @@ incident = Incident(
                 not_set("disable_custom_all_reduce"),
             ),
             risk="latency at small batch sizes rises by a few percent",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=reported("start-up fell from more than 45 minutes to 3", CAT_430),
         ),
         Fix(
@@ -72,7 +72,7 @@ incident = Incident(
             effect="the capture finishes if attention caused the hang",
             versions=("0.10.1", ""),
             risk="latency at small batch sizes rises by a few percent",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=documented("PIECEWISE is the mode between full graphs and none", GRAPHS),
         ),
         Fix(
@@ -82,7 +82,7 @@ incident = Incident(
             effect="the server becomes ready",
             only_if=(not_set("enforce_eager"),),
             risk="throughput falls by 10 to 20 %, at small batch sizes by up to half",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=documented("no CUDA graphs are captured", GRAPHS),
         ),
     ),

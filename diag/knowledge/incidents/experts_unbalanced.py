@@ -47,7 +47,7 @@ incident = Incident(
             least=2,
             effect="the busiest rank comes closer to the mean",
             risk="each redundant expert takes the memory of its weights in every MoE layer, which the KV cache loses",
-            rollback="remove num_redundant_experts and restart",
+            rollback="remove num_redundant_experts",
             why=documented("popular experts are replicated in the redundant slots", EPLB),
         ),
         Fix(

@@ -53,7 +53,7 @@ incident = Incident(
             effect="the KV cache grows to what --gpu-memory-utilization allows, and the engine starts if that suffices",
             only_if=(logged("max_model_len_exceeds_kv_cache").at_least(1, SAID), given("num_gpu_blocks_override")),
             risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
-            rollback="set the override again and restart",
+            rollback="set the override again",
             why=documented("unset, vLLM takes the number of blocks from its memory profile", CONSERVING_MEMORY),
         ),
         Fix(
@@ -62,7 +62,7 @@ incident = Incident(
             effect="the KV cache grows to what --gpu-memory-utilization allows, and the engine starts if that suffices",
             only_if=(logged("max_model_len_exceeds_kv_cache").at_least(1, SAID), given("kv_cache_memory_bytes")),
             risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
-            rollback="set the size again and restart",
+            rollback="set the size again",
             why=documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY),
         ),
         Fix(
@@ -73,7 +73,7 @@ incident = Incident(
             effect="the engine starts",
             only_if=(logged("max_model_len_exceeds_kv_cache").at_least(1, SAID),),
             risk="longer requests are rejected",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=documented(
                 "the KV cache has to hold at least one request of the maximum context length", CONSERVING_MEMORY
             ),
@@ -88,7 +88,7 @@ incident = Incident(
             effect="the engine starts; the KV cache shrinks by the same amount",
             only_if=(logged("free_memory_below_requested").at_least(1, SAID),),
             risk="fewer requests run concurrently",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=reported(
                 "67.24 of 79.25 GiB were free: 0.84 fits", "https://github.com/ovg-project/kvcached/issues/110"
             ),
@@ -103,7 +103,7 @@ incident = Incident(
             effect="the allocation that failed fits",
             only_if=(logged("cuda_out_of_memory").at_least(1, SAID), not_set("kv_cache_memory_bytes")),
             risk="fewer requests run concurrently",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=reported(
                 "136 MiB were requested and 120.88 MiB free at 0.98",
                 "https://github.com/vllm-project/vllm/issues/57475",
@@ -122,7 +122,7 @@ incident = Incident(
                 running_value("compilation_config").at_most(0, SIZED),
             ),
             risk="batches above that size run without CUDA graphs",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=documented("every captured size costs memory", CONSERVING_MEMORY),
         ),
         Fix(
@@ -132,7 +132,7 @@ incident = Incident(
             effect="the engine starts",
             only_if=(logged("no_kv_cache_memory").at_least(1, SAID), FP8_HARDWARE),
             risk="a small loss of accuracy; the attention backend must support FP8",
-            rollback="--kv-cache-dtype auto and restart",
+            rollback="--kv-cache-dtype auto",
             why=documented("these reduce the memory that vLLM needs", CONSERVING_MEMORY),
         ),
         Fix(

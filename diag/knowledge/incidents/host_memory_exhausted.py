@@ -95,7 +95,7 @@ incident = Incident(
             effect=f"host memory in use stays below {FULL.limit_with_unit} of the limit",
             only_if=(LARGE_BUFFER,),
             risk="fewer evicted prefixes are found again",
-            rollback="set the old size again and restart",
+            rollback="set the old size again",
             why=LARGE_BUFFER.why,
         ),
         Fix(
@@ -106,12 +106,12 @@ incident = Incident(
             effect="the memory of the API server stays smaller",
             only_if=(running_value("mm_processor_cache_gb").above(1, RESERVED),),
             risk="repeated images and audio are processed again",
-            rollback="set the old size again and restart",
+            rollback="set the old size again",
             why=RESERVED,
         ),
         Fix(
             change="Raise the memory limit of the container, or move other programs away from this host: the server "
-            "needs what its roles hold in diag_vllm_process_resident_memory_bytes, and some room above that.",
+            "needs the resident memory of all its processes (`ps -eo pid,rss,comm`), and some room above that.",
             effect=f"host memory in use stays below {FULL.limit_with_unit} of the limit",
             why=documented("memory.max is the limit at which the kernel kills", CGROUP),
         ),

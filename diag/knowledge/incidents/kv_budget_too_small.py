@@ -76,7 +76,7 @@ incident = Incident(
             effect=f"GPU memory free falls to {100 * RESERVE:g} %; the prefix cache hit rate rises where prompts share "
             "a prefix",
             risk="out of memory at start-up or under load if another process uses the GPU",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=documented("cached blocks are kept until their memory is needed", PREFIX_CACHING),
         ),
         Fix(

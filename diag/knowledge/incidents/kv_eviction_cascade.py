@@ -33,7 +33,7 @@ CAP = Fix(
     effect=f"preemptions per finished request fall below {hardly_preempts.limit_with_unit}; inter-token latency "
     "becomes steady; more requests wait",
     risk=CAPPED,
-    rollback="remove the flag and restart",
+    rollback="remove the flag",
     expects=(hardly_preempts,),
     why=SIX,
 )
@@ -96,7 +96,7 @@ incident = Incident(
             flag="--max-num-seqs",
             instead_of=CAP.flag,
             change="Admit no more requests than the KV cache holds at the observed mean length.",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
         ),
         Fix(
             flag="--watermark",
@@ -109,7 +109,7 @@ incident = Incident(
             "running requests grow until one of them finishes, and at least the amount that was measured to help.",
             effect="preemptions per finished request fall by about half",
             risk="preemptions only halve; others reported that TTFT rose from 6.6 to 11.2 s",
-            rollback="--watermark 0 and restart",
+            rollback="--watermark 0",
             why=measured("0.05: preemptions per finished request 1.33 -> 0.69", "cure_watermark"),
         ),
         Fix(

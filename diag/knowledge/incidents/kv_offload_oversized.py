@@ -51,7 +51,7 @@ incident = Incident(
             "than the size after the start, it may be doubled.",
             effect="host memory in use stays below the limit",
             risk="fewer evicted prefixes are found again",
-            rollback="set the old size again and restart",
+            rollback="set the old size again",
             why=reported("a buffer took 1.92 times its size as shared memory, and the pod was killed", SHARED_MEMORY),
         ),
         Fix(

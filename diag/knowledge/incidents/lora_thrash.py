@@ -29,7 +29,7 @@ SLOTS = Fix(
     effect="no waiting request is deferred; queue time falls",
     risk="each slot reserves memory for --max-lora-rank in every layer, which the KV cache loses; each step gathers "
     "from more adapters",
-    rollback="set the old value again and restart",
+    rollback="set the old value again",
     why=documented("--max-loras is the number of adapters in one batch", LORA),
 )
 CROWDED = adapters_per_slot.above(1, measured("6 adapters share 2 slots", "lora_thrash"))
@@ -75,7 +75,7 @@ incident = Incident(
             only_if=(running_value("max_cpu_loras").at_least(1, documented("the default is --max-loras", LORA)),),
             change="Give every adapter that was used within five minutes a slot, and keep at least as many in host "
             "memory; where some never get a slot, double the slots.",
-            rollback="set the old values again and restart",
+            rollback="set the old values again",
         ),
         Fix(
             change="If memory does not suffice, route each adapter to its own replicas, so that no replica serves "

@@ -67,7 +67,7 @@ incident = Incident(
             change="Turn the multimodal processor cache off until the release is upgraded.",
             effect="every request carries its items, so that no cache can lack one",
             risk="repeated images are processed again: more CPU time in the API server, and a longer TTFT",
-            rollback="--mm-processor-cache-gb 4 (the default) and restart",
+            rollback="--mm-processor-cache-gb 4 (the default)",
             why=documented("0 disables the cache in both processes", CACHING),
         ),
         Fix(

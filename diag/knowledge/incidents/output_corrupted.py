@@ -62,7 +62,7 @@ incident = Incident(
             change="Serve the model in the type that it was trained in: its activations overflow float16.",
             effect="corrupted requests stay at 0",
             risk="GPUs before compute capability 8.0 (T4, V100) have no bfloat16: float32 there, at half the speed",
-            rollback="set the old --dtype again and restart",
+            rollback="set the old --dtype again",
             why=CAST.why,
         ),
         Fix(
@@ -72,7 +72,7 @@ incident = Incident(
             change="Do not quantize the KV cache, or serve a checkpoint with k_scale and v_scale.",
             effect="corrupted requests stay at 0",
             risk="the KV cache holds half as many tokens",
-            rollback="set the old --kv-cache-dtype again and restart",
+            rollback="set the old --kv-cache-dtype again",
             why=NO_SCALES.why,
         ),
         Fix(

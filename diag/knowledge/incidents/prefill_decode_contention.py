@@ -69,8 +69,8 @@ incident = Incident(
     explains=("requests_aborted", "contract_breached"),
     fixes=(
         Fix(
-            change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of freeze_seconds) to a "
-            "separate server while short requests stream here.",
+            change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of the stream pause "
+            "threshold) to a separate server while short requests stream here.",
             value=tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
@@ -94,10 +94,10 @@ incident = Incident(
             ),
             expects=(HARDLY_PAUSES,),
             change="Cap how many tokens of one long prompt a step may take: its part of what this server prefills in "
-            "60 % of freeze_seconds.",
+            "60 % of the stream pause threshold.",
             effect="decode time in stream pauses falls to 0 (p99 of inter-token latency rises: judge by the maximum)",
             risk="the long prompt itself takes about 10 % longer",
-            rollback="--long-prefill-token-threshold 0 and restart",
+            rollback="--long-prefill-token-threshold 0",
             why=measured(
                 "maximum inter-token latency 3.8 s -> 0.5 s, TTFT p95 of short requests 0.39 s",
                 "contention_cure_threshold",
@@ -114,7 +114,7 @@ incident = Incident(
             change="Cap the whole step instead. Use this only where several long prompts still share a step.",
             effect="decode time in stream pauses falls to 0",
             risk="new short requests queue behind the long prompt: their TTFT p95 was 6.2 s instead of 0.39 s",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=measured("the same inter-token latency as with the threshold", "contention_smallbatch"),
         ),
         Fix(

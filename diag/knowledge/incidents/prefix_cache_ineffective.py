@@ -80,7 +80,7 @@ incident = Incident(
             ),
             change="Enable prefix caching.",
             effect="the prefix cache hit rate rises where prompts share a prefix",
-            rollback="--no-enable-prefix-caching and restart",
+            rollback="--no-enable-prefix-caching",
             why=documented("it is on by default for generative models", PREFIX_CACHING),
         ),
         Fix(
@@ -98,7 +98,7 @@ incident = Incident(
             effect="the prefix cache hit rate rises where prompts continue earlier prompts; prompts that share only a "
             "beginning shorter than a block still miss",
             risk='has no effect if the log says "Disabling fine-grained prefix-cache hits" (some draft models)',
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=measured("the same conversations: hit rate 66 % with it, 0 % without", "prefix_hybrid_match_unit"),
         ),
         Fix(

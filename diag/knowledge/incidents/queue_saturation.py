@@ -135,7 +135,7 @@ incident = Incident(
                 change=change,
                 effect="fewer requests wait; KV cache usage rises",
                 risk=f"inter-token latency rises as more requests share a step{memory}",
-                rollback="set the old value again and restart",
+                rollback="set the old value again",
                 why=judged(
                     "beyond the load a higher cap costs memory and gains nothing; beyond the KV cache, requests "
                     "preempt each other"
@@ -151,10 +151,10 @@ incident = Incident(
             most=twice_the_token_budget,
             direction="raise",
             change="Fewer requests run than --max-num-seqs allows, so the token budget is the limit: at most double "
-            "it, as long as a step takes less than freeze_seconds.",
+            "it, as long as a step takes less than the stream pause threshold.",
             effect="prompt throughput rises; fewer requests wait",
             risk="steps take longer: inter-token latency grows in proportion",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             only_if=(
                 running_share_of_cap.below(1, documented("below the cap, the cap is not the limit", SCHEDULER)),
                 prefilled_per_step.below(

@@ -84,7 +84,7 @@ incident = Incident(
                 ),
             ),
             risk="backends differ in the schemas that they accept",
-            rollback="set the old backend again and restart",
+            rollback="set the old backend again",
             why=judged("backends differ in the grammars that they compile"),
         ),
         Fix(

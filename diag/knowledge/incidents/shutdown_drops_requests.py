@@ -71,7 +71,7 @@ incident = Incident(
             effect="requests in flight at SIGTERM are answered",
             only_if=(ABORTED,),
             risk="a restart takes up to this long; requests that arrive then get HTTP 500: add the preStop hook",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=reported("a drain of 0 s, the default, aborts what is in flight", SHUTDOWN),
         ),
         Fix(

@@ -62,7 +62,7 @@ incident = Incident(
             "draft tokens are accepted",
             risk="a step generates slightly fewer tokens; where few requests run and drafting is cheap, responses may "
             "get slower",
-            rollback="set the old value again and restart",
+            rollback="set the old value again",
             why=documented("vLLM counts accepted tokens per draft position", SPECULATION),
         ),
         Fix(
@@ -71,7 +71,7 @@ incident = Incident(
             change="Disable speculative decoding: not even the first token of a draft is accepted often enough.",
             effect="no draft tokens; inter-token latency stays the same or falls",
             risk="repetitive text (edited code, for example) loses its speed-up",
-            rollback="set the old --speculative-config again and restart",
+            rollback="set the old --speculative-config again",
             why=reported("with a low acceptance rate, speculation raises latency", AUTOMATE),
         ),
         Fix(

@@ -70,7 +70,7 @@ incident = Incident(
             "While any running request is longer, vLLM drafts for none of the batch.",
             effect="no draft tokens at long contexts; inter-token latency of long requests falls",
             risk="one long request takes the speed-up from all that run beside it: separate long prompts",
-            rollback="remove the key and restart",
+            rollback="remove the key",
             why=documented("speculation is skipped beyond the draft's max_model_len", SPECULATIVE_CONFIG),
         ),
         Fix(

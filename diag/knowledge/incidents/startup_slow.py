@@ -78,7 +78,7 @@ incident = Incident(
             effect="the phase load_weights takes the size of the weights divided by what the storage delivers",
             only_if=(SLOW_STORAGE,),
             risk="a file of the weights at a time is held in host memory",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=documented("recommended for models on network filesystems", LOADING),
         ),
         SAVE_STACKS,

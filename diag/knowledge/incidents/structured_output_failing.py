@@ -59,7 +59,7 @@ incident = Incident(
             effect="no line about a grammar any more",
             only_if=(speculates.at_least(1, documented("only drafts can run ahead of the grammar", STRUCTURED)),),
             risk="fewer tokens per step: outputs take longer",
-            rollback="set --speculative-config again and restart",
+            rollback="set --speculative-config again",
             why=reported("the engine went in circles with MTP drafts and xgrammar", LIVELOCK),
         ),
         Fix(
@@ -68,7 +68,7 @@ incident = Incident(
             change="Try another backend for grammars; keep the other keys that are set.",
             effect="no line about a grammar any more",
             risk="backends differ in the schemas that they accept and in the white space that they allow",
-            rollback="set the old backend again and restart",
+            rollback="set the old backend again",
             why=reported("each backend fails in its own way: xgrammar out of step, outlines at compiling", NO_BACKEND),
         ),
     ),

@@ -98,7 +98,7 @@ incident = Incident(
             effect="the stall does not recur",
             only_if=(ON_PCIE, not_set("disable_custom_all_reduce")),
             risk="latency at small batch sizes rises by a few percent",
-            rollback="remove the flag and restart",
+            rollback="remove the flag",
             why=reported("the flag ended the stalls", "https://github.com/vllm-project/vllm/issues/33041"),
         ),
         Fix(
@@ -108,7 +108,7 @@ incident = Incident(
             change="If ACS or an IOMMU breaks peer-to-peer access, stop NCCL from using it.",
             effect="the stall does not recur",
             risk="traffic between ranks goes through host memory, which is slower",
-            rollback="unset it and restart",
+            rollback="unset it",
             why=reported("NCCL hangs with P2P behind ACS", "https://github.com/NVIDIA/nccl/issues/2079"),
         ),
         Fix(
@@ -118,7 +118,7 @@ incident = Incident(
             change="Let vLLM test peer-to-peer access at start-up instead of trusting the driver.",
             effect="a broken link is found at start-up, and custom all-reduce is disabled",
             versions=("0.10.1", ""),
-            rollback="unset it and restart",
+            rollback="unset it",
             why=documented("the test is skipped by default since 0.10.1", TROUBLESHOOTING),
         ),
         STACK_TRACES,

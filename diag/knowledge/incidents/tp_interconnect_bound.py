@@ -98,7 +98,7 @@ incident = Incident(
             "parallelism, which communicates once per stage instead of twice per layer.",
             effect="PCIe traffic falls; throughput rises; latency at low load may rise too",
             risk="a single request gets slower",
-            rollback="set the old sizes again and restart",
+            rollback="set the old sizes again",
             why=documented("pipeline parallelism is recommended for GPUs without NVLink", PARALLELISM),
         ),
     ),

@@ -48,7 +48,7 @@ incident = Incident(
     ),
     fixes=(
         Fix(
-            change="Set what changed back: start the new release with the values that the settings had before.",
+            change="Start the new release with the values that the changed settings had before the upgrade.",
             effect="ITL at the same load returns to what it was",
             why=judged("defaults change between releases, and are the cheapest thing to undo"),
             only_if=(flags_changed_with_upgrade.at_least(1, judged("only where a setting changed")),),

@@ -400,19 +400,19 @@ sign_of_death = Signal(
     "bool",
 )
 tokens_or_shutdown = Signal(
-    "generating, or shut down in order",
+    "generating tokens, or stopped on purpose",
     any_of(tokens="$generates_beyond_doubt", shutdown="$shut_down_in_order", stops="$stops")
     + " or 0 * max by ($by) (count_over_time(up[$window]))",
     "tokens are processed, or the server was shut down in order: {value}",
     "bool",
-    formerly=("tokens or an orderly shutdown",),
+    formerly=("generating, or shut down in order", "tokens or an orderly shutdown"),
 )
 signs_of_life = Signal(
-    "engine alive, or shut down in order",
-    any_of(tokens="$generating_or_shut_down_in_order", health="$health_passes"),
+    "engine alive, or stopped on purpose",
+    any_of(tokens="$generating_tokens_or_stopped_on_purpose", health="$health_passes"),
     "tokens are processed, GET /health is answered with HTTP 200, or the server was shut down in order: {value}",
     "bool",
-    formerly=("generating, or shut down in order", "tokens or an orderly shutdown"),
+    formerly=("engine alive, or shut down in order",),
 )
 death_claimed = Signal(
     "engine death claimed by the log",

@@ -124,7 +124,14 @@ out_of_memory = Signal(
 
 
 def logged(event: str) -> Signal:
-    return Signal(f"{event} in the log", recently(event), f"the log reports {event}: {{value}}", "bool")
+    words = event.replace("_", " ")
+    return Signal(
+        f"{words} in the log",
+        recently(event),
+        f"the log reports {words}: {{value}}",
+        "bool",
+        formerly=(f"{event} in the log",) if "_" in event else (),
+    )
 
 
 utilization_that_fits = Signal(

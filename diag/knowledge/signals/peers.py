@@ -376,8 +376,9 @@ twice_the_stages = Signal(
     "stages",
 )
 log_waits = Signal(
-    "shm_broadcast_wait in the log",
+    "a rank waits for another one, in the log",
     "$log_waits_for_a_rank",
     "the log reports a rank waiting for another one: {value}",
     "bool",
+    formerly=("shm_broadcast_wait in the log",),
 )

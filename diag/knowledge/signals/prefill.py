@@ -117,13 +117,13 @@ PARTS: tuple[Part, ...] = (
 paused_share = Signal(
     "decode time in stream pauses",
     "$paused_time / ($itl_sum > 0)",
-    "at least {value} of decode time is spent in inter-token latencies above freeze_seconds",
+    "at least {value} of decode time is spent in inter-token latencies above the stream pause threshold",
     "share",
 )
 stream_pauses_per_request = Signal(
     "stream pauses / finished request",
     "$stream_pauses / ($finished_requests >= 3)",
-    "{value} stream pauses (inter-token latency above freeze_seconds) per finished request",
+    "{value} stream pauses (inter-token latency above the stream pause threshold) per finished request",
     "ratio",
 )
 typical_decode_share = Signal(
@@ -143,7 +143,7 @@ prefilled_per_step = Signal(
 long_prefills = Signal(
     "prefills over freeze_seconds",
     "$prefills - $prefills_within_freeze_seconds",
-    "prefills that took longer than freeze_seconds: {value}",
+    "prefills that took longer than the stream pause threshold: {value}",
     "requests",
     window_scaling="peak",
 )
@@ -157,7 +157,7 @@ long_prompts = Signal(
 prefills_in_pauses = Signal(
     "long prefills, done or in progress",
     "($long_prefills_done > 0) or ($long_prefills_begun > 0) or ($long_prefills_done + $long_prefill_in_progress)",
-    "prefills that took longer than freeze_seconds, or whose prompt still takes KV cache: {value}",
+    "prefills that took longer than the stream pause threshold, or whose prompt still takes KV cache: {value}",
     "requests",
     window_scaling="peak",
     formerly=("prefills over freeze_seconds",),
@@ -178,17 +178,17 @@ prompt_lengths_spread = Signal(
     "ratio",
 )
 tokens_prefilled_within_pause = Signal(
-    "tokens prefilled in 60 % of freeze_seconds",
+    "tokens prefilled in 60 % of the stream pause threshold",
     # a margin of 60 %: prefill slows down as the context grows
     "0.6 * $freeze_seconds * $prefill_rate",
-    "{value} prompt tokens are prefilled in 60 % of freeze_seconds",
+    "{value} prompt tokens are prefilled in 60 % of the stream pause threshold",
     "tokens",
 )
 tokens_of_one_prompt_within_pause = Signal(
-    "tokens of one prompt in 60 % of freeze_seconds",
+    "tokens of one prompt in 60 % of the stream pause threshold",
     # concurrent prefills share the tokens of a step
     f"${tokens_prefilled_within_pause.id} / (1 + $prefills_at_a_time)",
-    "{value} tokens of each concurrent prompt are prefilled in 60 % of freeze_seconds",
+    "{value} tokens of each concurrent prompt are prefilled in 60 % of the stream pause threshold",
     "tokens",
 )
 threshold_share_of_step = Signal(

@@ -224,7 +224,7 @@ host_memory_ends = Signal(
     " {value}",
     "bool",
     culprit_promql="deriv(diag_vllm_process_resident_memory_bytes[5m]) > on (instance) group_left ()"
-    " (0.3 * max by (instance) (deriv(diag_host_memory_used_bytes[5m])))",
+    " (0.3 * clamp_min(max by (instance) (deriv(diag_host_memory_used_bytes[5m])), 0))",
     culprit_label="{role} {rank} PID {pid} grows by {value}/s",
     culprit_unit="bytes",
 )
@@ -316,7 +316,7 @@ compiled = Signal(
 stream_pauses = Signal(
     "stream pauses",
     "$itl_count - $itl_within_freeze_seconds",
-    "inter-token latencies above freeze_seconds: {value}",
+    "inter-token latencies above the stream pause threshold: {value}",
     "pauses",
     window_scaling="peak",
 )

@@ -23,6 +23,8 @@ from diag.vllm.running_config import ServerFacts
 
 UNTIL_STOPPED = 10 * 365 * 86_400.0
 """Seconds of scraping that runs until it is stopped."""
+REFUSED = 2
+"""Failed scrapes of every server after which the log and the processes may decide."""
 GONE = 3
 """Failed scrapes in a row after which a server that has answered counts as gone."""
 _SLACK = 1e-6
@@ -48,6 +50,7 @@ class ScrapePlan:
     credentials: None reads the environment. probe: time limit of one request for one token, None for no probe.
     client: makes the HTTP client for a server. beside: the source of a server's pages, None for the server itself.
     on_progress: called after every scrape. should_go_on: called when `duration` is over, and then every few scrapes.
+    is_decided: called while all servers refuse to be scraped; True ends the scraping.
     notes: what the source of the pages adds to the notes about the scraping.
     """
 
@@ -61,6 +64,7 @@ class ScrapePlan:
     beside: Callable[[VllmServer], Pages | None] = lambda _: None
     on_progress: Callable[[ScrapeProgress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
+    is_decided: Callable[[Observation], bool] = lambda _: False
     notes: Callable[[], Sequence[str]] = tuple
 
 
@@ -180,7 +184,7 @@ class Scraper:
             self._servers.append(ScrapedServer(Target(instance), server, beside, self._clock, self._sink))
         self._start = _now()
         try:
-            await self._scrape_until(self._plan.duration)
+            await self._scrape_until_decided()
             await asyncio.gather(*self._fact_requests)
             while not all(probe.done() for probe in self._probes) or self._plan.should_go_on(self.observation()):
                 await self._scrape_until(_now() - self._start + 2 * self._plan.every)
@@ -189,6 +193,21 @@ class Scraper:
         finally:
             for task in (*self._fact_requests, *self._probes):
                 task.cancel()
+
+    async def _scrape_until_decided(self) -> None:
+        """Scrape every target for the duration, or until what stands beside refused pages decides."""
+        scraping, failures = asyncio.create_task(self._scrape_until(self._plan.duration)), REFUSED
+        try:
+            while not scraping.done():
+                await asyncio.wait([scraping], timeout=self._plan.every)
+                if scraping.done() or not self.last_failures(failures):
+                    continue
+                if self._plan.is_decided(self.observation()):
+                    return
+                failures *= 2  # judging takes time
+            scraping.result()
+        finally:
+            scraping.cancel()
 
     async def _scrape_until(self, until: float) -> None:
         """Scrape every target until `until` seconds after the start."""

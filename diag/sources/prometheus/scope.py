@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
@@ -16,7 +16,9 @@ from diag.core.subjects import label_value
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _LATEST = 1e11
-_TIME_FORMATS = "2026-11-20T03:12:00Z (UTC by default), unix seconds, or -2h"
+_TIME_FORMATS = "2026-11-20T03:12:00Z, 12:00, noon, yesterday 18:00 (all UTC by default), unix seconds, or -2h"
+_CLOCKS = {"noon": "12:00", "midnight": "00:00"}
+_DAYS = {"today": 0, "yesterday": 86_400}
 SERVES = f"{ANY}({PROBE}|generation_tokens_total)|diag_vllm_up|diag_vllm_info"
 """Regular expression of the metrics that only a vLLM server or its exporter has."""
 _VLLM_NAME = re.compile(rf"(?!diag_){ANY}")
@@ -64,7 +66,7 @@ class Scope(NamedTuple):
 
 
 def parse_time(text: str, now: int) -> int:
-    """Parse unix seconds, an ISO 8601 time or a negative duration before `now` into unix milliseconds."""
+    """Parse unix seconds, an ISO 8601 time, a time of day or a duration before `now` into unix milliseconds."""
     if text.startswith("-"):
         return max(0, now - round(duration(text[1:]) * 1000))
     seconds = math.nan
@@ -72,11 +74,27 @@ def parse_time(text: str, now: int) -> int:
         seconds = float(text)
     except ValueError:
         with suppress(ValueError):
+            seconds = _time_of_day(text, now / 1000)
+        with suppress(ValueError):
             read = datetime.fromisoformat(text)
             seconds = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     if not 0 <= seconds < _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is not a time: write {_TIME_FORMATS}")
     return round(seconds * 1000)
+
+
+def _time_of_day(text: str, now: float) -> float:
+    """Return the unix seconds of "12:00", "noon" or "yesterday 18:00"; a time of day alone is the last one before now.
+
+    ValueError for any other text.
+    """
+    day, _, clock = text.lower().strip().rpartition(" ")
+    read = time.fromisoformat(_CLOCKS.get(clock, clock.upper()))
+    if day not in _DAYS and day:
+        raise ValueError(day)
+    zone = read.tzinfo or UTC
+    at = datetime.combine(datetime.fromtimestamp(now - _DAYS.get(day, 0), zone), read, zone).timestamp()
+    return at if day or at <= now else at - _DAYS["yesterday"]
 
 
 def duration(text: str) -> float:

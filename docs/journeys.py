@@ -1,0 +1,55 @@
+"""Follow the journeys and searches of docs/symptoms.toml over the built site: `python docs/journeys.py docs/_build`.
+
+The searches need node, which runs the site's own search.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from itertools import pairwise
+from os.path import normpath
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MOST_CLICKS = 2
+SEARCH = """
+const fs = require("fs"), vm = require("vm"), site = process.argv[1] + "/";
+const element = { children: [], childNodes: [], removeChild() {} };
+const page = { addEventListener() {}, getElementById: () => element,
+  documentElement: { dataset: { content_root: "" } } };
+const context = vm.createContext({ document: page, console, _: text => text, _ready() {}, URLSearchParams,
+  SPHINX_HIGHLIGHT_ENABLED: false });
+context.window = context;
+for (const file of ["_static/documentation_options.js", "_static/base-stemmer.js", "_static/english-stemmer.js",
+  "_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
+  if (fs.existsSync(site + file)) vm.runInContext(fs.readFileSync(site + file, "utf8"), context);
+const run = vm.runInContext("query => Search._performSearch(...Search._parseQuery(query))", context);
+for (const query of process.argv.slice(2)) console.log(run(query).at(-1)?.[0] ?? "nothing");
+"""
+
+
+def main(site: Path) -> list[str]:
+    """Return what a reader does not find."""
+    known = tomllib.loads((HERE / "symptoms.toml").read_text(encoding="utf-8"))
+    wrong = []
+    for question, pages in known["journeys"].items():
+        wrong += [f"{question}: more than {MOST_CLICKS} clicks"] * (len(pages) > MOST_CLICKS + 1)
+        for here, there in pairwise(pages):
+            text = (site / f"{here}.html").read_text(encoding="utf-8")
+            links = {normpath(Path(here).parent / link) for link in re.findall(r'href="([^"#:]+)\.html', text)}
+            wrong += [] if there in links else [f"{question}: {here} has no link to {there}"]
+    if node := shutil.which("node"):
+        queries = list(known["search"])
+        found = subprocess.run([node, "-e", SEARCH, site, *queries], capture_output=True, text=True, check=True).stdout
+        for query, first in zip(queries, found.splitlines(), strict=True):
+            right = known["search"][query]
+            wrong += [] if first == right else [f"a search for '{query}' shows {first} first, not {right}"]
+    return wrong
+
+
+if __name__ == "__main__":
+    problems = main(Path(sys.argv[1]))
+    print("\n".join(problems) or "every journey and search leads to its page")
+    sys.exit(bool(problems))
