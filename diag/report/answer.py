@@ -223,11 +223,10 @@ def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
 
     If the place does not fit, the line leaves it out: the report prints it below.
     """
-    name = escaped(place)
-    shortest = f"{start.rstrip()}   {min(ends, key=len)}"
-    if not is_wide() and len(f"{start}{name}   {min(ends, key=len)}") > line_width():
-        return shortened(shortest, line_width())
+    name, shortest = escaped(place), min(ends, key=len)
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
+    if len(start) + (least if is_wide() else len(name)) + len(f"   {shortest}") > line_width():
+        return shortened(f"{start.rstrip()}   {shortest}", line_width())
     room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
     return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())

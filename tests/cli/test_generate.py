@@ -52,7 +52,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_generate_writes_all_files_into_any_folder(generated: Path) -> None:
     names = {str(file.relative_to(generated)) for file in generated.rglob("*") if file.is_file()}
-    folders = ("alerts", "dashboards", "runbooks")
+    folders = ("alerts", "dashboards", "runbooks", "docs/failures", "docs/lint-rules")
     committed = {str(file.relative_to(ROOT)) for folder in folders for file in (ROOT / folder).rglob("*.*")}
     references = ("failures", "lint-rules", "metrics", "paging", "preflight")
     assert names == committed | {f"docs/{name}.md" for name in references}

@@ -12,6 +12,7 @@ from support.schemas import validator
 from diag.commands import exporter as work
 from diag.commands.exporter import Exporter, ExporterOptions, LivenessThread
 from diag.commands.observe import judge_observation, site
+from diag.core.contract import PUBLISHED
 from diag.diagnosis.progress import Liveness
 from diag.report import health_report
 
@@ -38,7 +39,9 @@ def test_it_says_what_doctor_says(recording: str, status: str, present: str) -> 
     assert next(iter(content["indicators"]), "") == present
     if present:
         (diagnosis,) = content["indicators"][present]["diagnosis"]
-        assert diagnosis["help_url"] == f"runbooks/{present}.md" and diagnosis["action"] and diagnosis["cause"]
+        assert (
+            diagnosis["help_url"] == PUBLISHED.replace("{page}", present) and diagnosis["action"] and diagnosis["cause"]
+        )
 
 
 def test_before_the_first_scrape_it_cannot_tell() -> None:

@@ -87,4 +87,4 @@ def test_a_healthy_report_says_that_no_slo_is_set(tmp_path: Path, stated: str) -
     folder = re.write(tmp_path / "recording", re.scrapes("healthy"))
     report = doctor.run(ObserveOptions([str(folder)], contract=contract))
     lines = [line for line in render(report).splitlines() if line.startswith("  SLO ")]
-    assert len(lines) == (not stated) and all("none set" in line for line in lines)
+    assert len(lines) == (not stated) and all("none in diag.toml" in line for line in lines)

@@ -59,7 +59,7 @@ def test_a_live_look_before_the_cascade_names_the_time(tmp_path: Path) -> None:
     report = doctor.run(ObserveOptions([str(recorded(tmp_path / "look", FILLING[BATCH], np.arange(end - 32, end, 2)))]))
     assert report.verdict == "healthy"
     text = " ".join(render(report, verbose=True).split())
-    named = re.search(r"info: kv_cache_filling on .* KV cache full in about ([\d.]+) s at this rate", text)
+    named = re.search(r"\(kv_cache_filling\) on .* KV cache full in about ([\d.]+) s at this rate", text)
     assert named, text
     assert 15 <= float(named[1]) <= 60  # half a minute later it is full
 
