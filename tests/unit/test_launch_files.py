@@ -303,10 +303,14 @@ def test_a_correction_never_drops_what_stands_around_vllm(tmp_path: Path) -> Non
         assert (case, judged(tmp_path / name)[0]["corrected_command"]) == (case, expected)
 
 
-def test_a_finding_names_its_flag_and_its_condition() -> None:
+def test_a_finding_names_its_flag_its_condition_and_its_number(tmp_path: Path) -> None:
     text = " ".join(run("vllm serve m --swap-space 4", LintOptions(), as_json=False)[0].split())
     assert "it recomputes. It is an error if the server runs 0." in text
     assert "fix Remove --swap-space " in text
+    shape = {"model_type": "llama", "max_position_embeddings": 4096, "num_attention_heads": 32, "hidden_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 32, "vocab_size": 32000}))
+    text = run(f"vllm serve {tmp_path} --max-model-len 99999999", LintOptions(), as_json=False)[0]
+    assert "--max-model-len 99999999 is above the model's maximum" in " ".join(text.split())
 
 
 def test_infos_about_a_file_are_counted_and_shown_on_demand(tmp_path: Path) -> None:
