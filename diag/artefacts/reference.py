@@ -166,8 +166,9 @@ def _forms() -> str:
     rows = "\n".join(f"| {form} | {what} |" for form, what in FORMS.items())
     return f"""A launch is read in any of these forms: as text by `diag lint`, `diag budget` and `--launch`, as a file
 by `diag lint` and `diag budget`. The report names the form, and the corrected command starts the same server as a
-command line. A value that the text does not show, such as `$TP`, `args.model` or a variable of a Secret, is not
-checked, and the report lists it.
+command line; for a container that a file describes it is vLLM's own words, to be put back into the file. A value that
+the text does not show, such as `$TP`, `args.model` or a variable of a Secret, is not checked, and the report lists it.
+Files of a folder that mention vLLM and could not be read are named: the exit status is 1 at least.
 
 | form | what is read |
 |---|---|

@@ -793,8 +793,8 @@ def lint(
 ) -> None:
     """Check launch commands, files or folders for removed, ineffective, conflicting or harmful flags.
 
-    Every server of a file is judged. Nothing is started. Exit status: 0 no warning, 1 warnings, 2 errors, 65 no launch
-    of vLLM found, 66 no such file.
+    Every server of a file is judged. Nothing is started. Exit status: 0 no warning, 1 warnings or a file of several
+    that could not be read, 2 errors, 65 no launch of vLLM found, 66 no such file.
     """
     from diag.commands.lint import LintOptions, run
 

@@ -38,7 +38,7 @@ from diag.report.settings import render_lint, render_lint_json
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import MOST_BYTES, filled_in, parse, parse_all, read_all, unopened
+from diag.vllm.command.parse import MOST_BYTES, elsewhere, filled_in, parse, parse_all, read_all, unopened
 from diag.vllm.command.shell import default, line, written
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
@@ -63,6 +63,8 @@ _OWN = re.compile(
 """vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
 _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
 """vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
+_HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
+_PROGRAM = re.compile(r"vllm|python[\d.]*")
 TAG, ASSUMED = "the image's tag", "the newest known"
 OLDER = ("0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
@@ -94,7 +96,8 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
     contract = find(options.contract)
     ignored = ignored_rules(options.ignore, contract)
     files = [targets] if isinstance(targets, str) and options.foreign else launch_files(targets)
-    several, judged = len(files) > 1, []
+    several = files != ([targets] if isinstance(targets, str) else [*targets]) or len(files) > 1
+    judged: list[LintReport] = []
     unread: dict[str, str] = {}
     for text in files:
         is_file = not options.foreign and "\n" not in text and is_existing(text)
@@ -112,17 +115,18 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
         except BadUsage as error:
             if not several:
                 raise
-            unread[text] = str(error) if not isinstance(error, NoLaunch) else ""
+            if not isinstance(error, NoLaunch):
+                unread[redaction.name(text)] = str(error).removeprefix(text).lstrip(":, ")
             continue
         judged += [
             report.of_file(redaction.name(text) if is_file else "", options.every or not is_file)
             for report in reports
             if options.only in ("", report.place)
         ]
-    if not judged:
+    if not judged and not unread:
         what = f"{plural(len(files), 'file')} read" if several else "the text"
         raise NoLaunch(f"no launch of vLLM found: {what}{f' has none called {options.only}' if options.only else ''}")
-    result = LintResult(tuple(judged), len(files), {name: why for name, why in unread.items() if why})
+    result = LintResult(tuple(judged), len(files), unread)
     return (render_lint_json if as_json else render_lint)(result), result.status
 
 
@@ -142,6 +146,10 @@ _SUFFIXES = {
 }
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
 _MOST_FILES = 100_000
+_MOST_SEARCHED = 2**26
+_MENTION = re.compile(rb"vllm|LLMConfig", re.IGNORECASE)
+_LAUNCH = re.compile(rb"vllm[\s\"',]+serve\b|vllm\.entrypoints|vllm/vllm-|LLMConfig\(")
+"""A launch in a file too large to be one: tables of tokens and results of benchmarks mention vLLM, too."""
 
 
 def is_existing(text: str) -> bool:
@@ -154,6 +162,8 @@ def launch_files(targets: str | Sequence[str]) -> list[str]:
     """Return commands and files; a folder or a pattern stands for its files that mention vLLM."""
     found: list[str] = []
     for text in [targets] if isinstance(targets, str) else targets:
+        if not text.strip():
+            raise BadUsage("an empty text names no launch: give a command, a file or a folder")
         is_word = not re.search(r"\s", text) and not text.startswith("-")
         if not is_word or is_existing(text):
             found.append(text)
@@ -183,9 +193,15 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _mentioning(files: Iterable[Path]) -> Iterator[Path]:
-    for file in files:
-        with suppress(OSError):
-            if file.stat().st_size <= MOST_BYTES and re.search(rb"(?i)vllm|LLMConfig", file.read_bytes()):
+    """Yield files that mention vLLM, those that are too large to be read if they look like a launch."""
+    for file in filter(Path.is_file, files):
+        try:
+            with file.open("rb") as opened:
+                content = opened.read(_MOST_SEARCHED)
+        except OSError:
+            yield file  # reading it again says why it cannot be read
+        else:
+            if (_MENTION if len(content) <= MOST_BYTES else _LAUNCH).search(content):
                 yield file
 
 
@@ -349,6 +365,7 @@ def _report(
         errors_left=left,
         place=redaction.name(command.place),
         line=command.line,
+        is_part=_is_part(command),
     )
 
 
@@ -574,4 +591,30 @@ def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> 
         again = parse(line(filled_in(words, redaction.harmless(command.environment))))
     except BadUsage:
         return ""
-    return written(masked(again._replace(around=command.around, exported=command.exported)))
+    shown = masked(again._replace(around=command.around, exported=command.exported))
+    if not _is_part(command):
+        return written(shown)
+    own = _own_words(again)
+    is_same = again.words[own] == command.words[_own_words(command)]  # a variable of the container is in the fix alone
+    return "" if is_same else line(shown.words[own])
+
+
+def _is_part(command: Command) -> bool:
+    """Return True if a corrected command cannot start the same server: only vLLM's own words are printed.
+
+    A file gives its container more than `docker run` says here, and words of a wrapper may be hidden.
+    """
+    names = [*command.words[: command.arguments], *(word for outer, _ in command.around for word in outer)]
+    shown = masked(command)
+    around = [*shown.words[: command.arguments], *(word for outer, _ in shown.around for word in outer)]
+    return any(map(_HIDDEN.fullmatch, around)) or bool(command.writing and elsewhere(names) == "in the container")
+
+
+def _own_words(command: Command) -> slice:
+    """Return the place of vLLM's own words: its program and arguments, or those of the image's own entry point."""
+    if command.entry is not None:
+        return slice(command.entry, None)
+    words = command.words[: command.arguments]
+    first = words.index(command.image) + 1 if command.image in words else 0
+    programs = [at for at in range(first, len(words)) if _PROGRAM.fullmatch(Path(words[at]).name)]
+    return slice(programs[-1] if programs else command.arguments, None)

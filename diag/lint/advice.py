@@ -78,10 +78,10 @@ def sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
     if sequences is not None and sequences > largest:
         yield Match(
-            f"--max-num-seqs {sequences:g} is above the largest batch with a CUDA graph, {largest:g}",
-            f"A step that decodes more than {largest:g} sequences runs without a CUDA graph",
-            f"Set --max-num-seqs to {largest:g}"
-            + (f", or --max-cudagraph-capture-size to {sequences:g}" if target.since("0.11.1") else ""),
+            f"--max-num-seqs {sequences:.15g} is above the largest batch with a CUDA graph, {largest:.15g}",
+            f"A step that decodes more than {largest:.15g} sequences runs without a CUDA graph",
+            f"Set --max-num-seqs to {largest:.15g}"
+            + (f", or --max-cudagraph-capture-size to {sequences:.15g}" if target.since("0.11.1") else ""),
             severity="warning" if flag else None,
         )
 
@@ -101,8 +101,8 @@ def graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
     if sequences is not None and flag and largest > max(sequences, 2 * sequences):
         yield Match(
-            f"CUDA graphs are captured for batches of up to {largest:g}, and --max-num-seqs is {sequences:g}",
-            fix=f"Give {flag} no sizes above {sequences:g}",
+            f"CUDA graphs are captured for batches of up to {largest:.15g}, and --max-num-seqs is {sequences:.15g}",
+            fix=f"Give {flag} no sizes above {sequences:.15g}",
         )
 
 

@@ -160,7 +160,7 @@ _SCHEDULING = (
             and target.command.environment.get("VLLM_USE_V1") != "0"
         ),
         why="vLLM falls back to its V0 engine, or exits where VLLM_USE_V1=1 selects V1",
-        fix="Remove it",
+        fix="Remove the flag that is above 1",
         example=Example(
             "vllm serve m --num-scheduler-steps 8", "0.10.0", leaves="vllm serve m --num-scheduler-steps 1"
         ),

@@ -91,7 +91,7 @@ def context_above_the_model(target: LintTarget) -> Iterator[Match]:
     extended = command.get("--hf-overrides") or command.get("--rope-scaling") or command.environment.get(_LONG) == "1"
     if shape and length > shape.longest and not extended:
         yield Match(
-            f"--max-model-len {length:g} is above the model's maximum, {shape.longest:,} tokens",
+            f"--max-model-len {length:.15g} is above the model's maximum, {shape.longest:,} tokens",
             fix=f"Set --max-model-len to {shape.longest}",
             severity=None if shape.family else "warning",
         )

@@ -220,7 +220,7 @@ class LintReport:
     the message of vLLM's own parser, "" if it accepts the command, None if it was not run. `ignored` holds the rule
     id of each finding that was dropped. `writing` names the notation of the launch, "" for a command; `place` is its
     service, container or function, `line` its line in the text (0: unknown), `file` the file; `left_out` counts
-    infos that are not shown.
+    infos that are not shown. With `is_part`, `corrected` holds vLLM's own words without those around them.
     """
 
     version: str
@@ -237,6 +237,7 @@ class LintReport:
     line: int = 0
     file: str = ""
     left_out: int = 0
+    is_part: bool = False
 
     def of_file(self, name: str, every: bool) -> "LintReport":
         """Return the report for a file of that name; without `every`, infos are left out and counted."""
@@ -259,7 +260,8 @@ class LintResult:
 
     @property
     def status(self) -> int:
-        return max((report.status for report in self.launches), default=0)
+        """The highest of the servers; 1 at least if a file could not be read, which is no pass."""
+        return max([report.status for report in self.launches] + [EXIT["warning"]] * bool(self.unread), default=0)
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,8 @@ class Example:
     leaves_version: str = ""
 
 
+_SUBJECT = re.compile(r"(?:--?[A-Za-z]|VLLM_)[\w.-]*(?:, --?[A-Za-z][\w.-]*)*")
+"""The flags, or the variable, that a message is about, at its beginning."""
 Check = Callable[[LintTarget], Iterator[Match]]
 
 
@@ -300,12 +304,15 @@ class LintRule:
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
         """Yield a finding for each match, with the texts of the rule if the match has none; end at an unknown value."""
         for match in self._matches(target):
+            message, fix = match.message or self.title, match.fix or self.fix
+            if flag := _SUBJECT.match(message):
+                fix = re.sub(r"^Remove it\b", f"Remove {flag[0]}", fix)
             yield LintFinding(
                 self.id,
                 match.severity or self.severity,
-                match.message or self.title,
+                message,
                 match.why or self.why,
-                match.fix or self.fix,
+                fix,
                 match.edits,
             )
 

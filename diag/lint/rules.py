@@ -74,7 +74,7 @@ def of_assumed(
     An error of an older release is the same one if it is about the same flag, by the first word of its message.
     """
     subjects = [{finding.message.split()[0] for finding in found if finding.severity == "error"} for found in older]
-    why = f", if the server runs {version}: the text names no release (--vllm-version sets it)"
+    why = f". It is an error if the server runs {version}: the text names no release (--vllm-version sets it)"
     return ordered(
         replace(finding, severity="warning", why=finding.why + why)
         if finding.severity == "error" and not all(finding.message.split()[0] in found for found in subjects)

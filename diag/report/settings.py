@@ -136,7 +136,7 @@ def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str])
 
 def render_lint(result: LintResult) -> str:
     """Render the findings as plain text, server by server; servers without any share one line."""
-    several = len(result.launches) > 1 or result.files > 1
+    several = len(result.launches) != 1 or result.files > 1
     clean = [report for report in result.launches if not report.findings] if several else []
     parts = [_render_launch(report) for report in result.launches if report not in clean]
     places = [_place(report) or report.model or "a server" for report in clean]
@@ -146,7 +146,8 @@ def render_lint(result: LintResult) -> str:
         servers, errors = plural(len(result.launches), "server"), [report.status for report in result.launches]
         bad = f"{errors.count(2)} with errors, {errors.count(1)} with warnings only"
         files = f" in {plural(result.files, 'file')}" if result.files > 1 else ""
-        below += ["", *paragraph(f"{servers}{files}: {bad}")]
+        unread = f"; {plural(len(result.unread), 'file')} not read" if result.unread else ""
+        below += ["", *paragraph(f"{servers}{files}: {bad}{unread}")]
     parts += ["\n".join(below).strip("\n") + "\n"] if below else []
     return "\n".join(parts)
 
@@ -174,8 +175,11 @@ def _render_launch(report: LintReport) -> str:
         lines += ["", *verbatim("corrected", report.corrected, LABEL)]
 
     notes: dict[str, list[str]] = {}
-    if report.writing:
-        notes["read from"] = [f"{report.writing}; the corrected command starts the same server as a command line"]
+    corrected = "the corrected command starts the same server as a command line" if report.writing else ""
+    if report.is_part:
+        corrected = "the corrected words are vLLM's own; what stands around them stays as it is"
+    if origin := [each for each in (report.writing, corrected if report.corrected else "") if each]:
+        notes["read from" if report.writing else "note"] = ["; ".join(origin)]
     if report.parser_error is not None:
         answer = f"refuses it: {report.parser_error}" if report.parser_error else "accepts the command"
         notes["parser"] = [f"that of the installed vLLM {report.version} {answer}"]

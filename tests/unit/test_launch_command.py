@@ -386,7 +386,7 @@ def test_text_without_a_command_is_refused_in_one_sentence(text: str, said: str)
         ("c.yaml", b"", "holds no flags"),
         ("c.yaml", b"\xff\xfe\x00", "is not a text file with a command"),
         ("run.sh", b"\x7fELF\0\0", "is not a text file with a command"),
-        ("run.sh", b"x" * (MOST_BYTES + 1), "is not a text file with a command"),
+        ("run.sh", b"x" * (MOST_BYTES + 1), "it is larger than 1 MiB"),
         ("run.sh", b"echo hello\n", "no command that starts a vLLM server"),
     ],
 )

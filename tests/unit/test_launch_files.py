@@ -8,7 +8,7 @@ import pytest
 
 from diag.commands import preflight
 from diag.commands.lint import LintOptions, run
-from diag.core.errors import NoFile, NoLaunch
+from diag.core.errors import BadUsage, NoFile, NoLaunch
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
@@ -247,6 +247,70 @@ def test_folders_and_patterns_stand_for_their_launches(tmp_path: Path) -> None:
         run([str(tmp_path / "c*.yaml")], LintOptions(), as_json=False)
     with pytest.raises(NoFile, match="no such file or folder"):
         run([str(tmp_path / "e.yaml")], LintOptions(), as_json=False)
+
+
+UNREAD = {
+    "h.yaml": ("kind: Pod\nspec:\n  {{- range .Values.x }}\n  - vllm\n  {{- end }}\n", "this is a Helm template"),
+    "large.sh": ("vllm serve m\n" + "# x\n" * 2**19, "cannot be read: it is larger than 1 MiB"),
+    "q.sh": ("vllm serve 'm --port 1\n", "the command has an unclosed quotation mark"),
+}  # fmt: skip
+
+
+def test_a_file_that_could_not_be_read_is_named_and_is_no_pass(tmp_path: Path) -> None:
+    for name, (text, _) in UNREAD.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "results.json").write_text(json.dumps({"backend": "vllm", "latencies": "1" * 2**20}))
+    for servers in (0, 1):
+        printed, status = run([str(tmp_path)], LintOptions(), as_json=True)
+        not_read = json.loads(printed)["not_read"]
+        assert (status, len(json.loads(printed)["launches"]), len(not_read)) == (1, servers, len(UNREAD))
+        assert all(not_read[str(tmp_path / name)].startswith(why) for name, (_, why) in UNREAD.items())
+        (tmp_path / "a.sh").write_text("vllm serve m\n")
+    assert "1 server in 4 files: 0 with errors, 0 with warnings only; 3 files not read" in " ".join(
+        run([str(tmp_path)], LintOptions(), as_json=False)[0].split()
+    )
+    for nothing in ("", " ", ["", "vllm serve m"]):
+        with pytest.raises(BadUsage, match="an empty text names no launch"):
+            run(nothing, LintOptions(), as_json=False)
+
+
+CORRECTED = {
+    "a Compose service": ("c.yaml", compose(service("--model m --swap-space 4", "ipc: host")), "--model m"),
+    "a pod's shell": ("p.yaml", pod("-c, vllm serve m --swap-space 4", ", command: [sh]"), "vllm serve m"),
+    "a pod's module": (
+        "p.yaml",
+        pod("-m, vllm.entrypoints.openai.api_server, --model=m, --swap-space=4", ", command: [python3]"),
+        "--model=m",
+    ),
+    "a variable of a pod": ("p.yaml", pod("--model, m", ", env: [{name: VLLM_USE_V1, value: '1'}]"), None),
+    "a wrapper": (
+        "j.sbatch",
+        "apptainer exec --nv --bind $HF_HOME vllm_0.9.2.sif vllm serve m --disable-log-requests --preemption-mode swap",
+        "vllm serve m --disable-log-requests",
+    ),
+    "a volume": ("r.sh", f"{RUN} all -v /m:/m vllm/vllm-openai:v0.25.1 --model m --swap-space 4", "--model m"),
+    "no hidden word": (
+        "r.sh",
+        f"{RUN} all vllm/vllm-openai:v0.25.1 --model m --swap-space 4",
+        f"{RUN} all vllm/vllm-openai:v0.25.1 --model m",
+    ),
+}
+
+
+def test_a_correction_never_drops_what_stands_around_vllm(tmp_path: Path) -> None:
+    for case, (name, text, expected) in CORRECTED.items():
+        (tmp_path / name).write_text(text)
+        assert (case, judged(tmp_path / name)[0]["corrected_command"]) == (case, expected)
+
+
+def test_a_finding_names_its_flag_its_condition_and_its_number(tmp_path: Path) -> None:
+    text = " ".join(run("vllm serve m --swap-space 4", LintOptions(), as_json=False)[0].split())
+    assert "it recomputes. It is an error if the server runs 0." in text
+    assert "fix Remove --swap-space " in text
+    shape = {"model_type": "llama", "max_position_embeddings": 4096, "num_attention_heads": 32, "hidden_size": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 32, "vocab_size": 32000}))
+    text = run(f"vllm serve {tmp_path} --max-model-len 99999999", LintOptions(), as_json=False)[0]
+    assert "--max-model-len 99999999 is above the model's maximum" in " ".join(text.split())
 
 
 def test_infos_about_a_file_are_counted_and_shown_on_demand(tmp_path: Path) -> None:

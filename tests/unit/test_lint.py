@@ -742,17 +742,17 @@ m with vLLM 0.32.0 (--vllm-version): 1 error, 1 warning, 1 info
 
 ERROR          --swap-space was removed: 0.17.1 is the last release with it [removed_flag]
   why          V1 never swaps the KV cache to the CPU: it recomputes
-  fix          Remove it
+  fix          Remove --swap-space
 
 WARNING        --disable-log-stats removes every vllm:... metric [no_metrics]
   why          Neither Prometheus nor diag can tell how the server performs
-  fix          Remove it
+  fix          Remove --disable-log-stats
 
 INFO           --enforce-eager disables CUDA graphs and compilation [eager]
   why          Every decode step launches its kernels one by one: short steps get much slower on a
                GPU
-  fix          Remove it unless the server fails to start without it; --max-cudagraph-capture-size
-               saves memory at less cost
+  fix          Remove --enforce-eager unless the server fails to start without it;
+               --max-cudagraph-capture-size saves memory at less cost
 
   corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 --served-model-name "$NAME" --api-key \
 "${VLLM_API_KEY:?}"

@@ -169,7 +169,9 @@ def _content(name: str) -> bytes | None:
         if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
             raise BadUsage(f"{name} cannot be read: {error.strerror}") from error
         return None
-    if len(content) > MOST_BYTES or b"\0" in content:
+    if len(content) > MOST_BYTES:
+        raise BadUsage(f"{name} cannot be read: it is larger than {MOST_BYTES // 2**20} MiB")
+    if b"\0" in content:
         raise BadUsage(f"{name} is not a text file with a command")
     return content
 
@@ -183,7 +185,7 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
     flags = [understood(f"--{key}") for document in documents if isinstance(document, dict) for key in document]
     if manifests.is_manifest(documents) or (flags and flags.count(None) > len(flags) / 2):
         why = manifests.template(content.decode("utf-8", "replace"))
-        raise NoLaunch(
+        raise (BadUsage if why and b"containers:" in content else NoLaunch)(
             f"{file}: {why}"
             if why
             else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
