@@ -232,8 +232,8 @@ def layouts(
 ) -> list[Deployment]:
     """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
 
-    With a load the counts are those at which a layout holds it, or the most replicas if they do not hold it. More GPUs never hold fewer requests. Without a layout
-    that fits, the setups are returned as they are.
+    With a load the counts are those at which a layout holds it, at most those of 4,096 replicas. More GPUs never hold
+    fewer requests. Without a layout that fits, the setups are returned as they are.
     """
     kind = change or Change(NOW, "", {}, model)
     engines = []

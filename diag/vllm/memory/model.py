@@ -132,8 +132,9 @@ def find(name: str, command: Command, revision: str = "") -> Path:
 
 
 def read(folder: Path, name: str = "", version: str = "") -> Model:
-    """Read the model of a folder with a config.json, or of such a file, for a release; BadUsage, in one sentence, if that fails.
+    """Read the model of a folder with a config.json for a release; BadUsage, in one sentence, if that fails.
 
+    A name that ends like a file's is that of the config.json itself.
     Without a release `longest` is the most that any release takes, and every field must be there; with one, a missing
     field of an unknown architecture is 0.
     """

@@ -19,7 +19,7 @@ Judge = Callable[[Model, Setup, Measured], Ledger]
 
 
 def judge(started: Command, gpu: GpuSpec, version: str) -> Judge:
-    """Return the ledger's function: over all releases if `version` is "", so that a page has one verdict for a setup."""
+    """Return the ledger's function: over all releases if `version` is "", so a setup has one verdict."""
     if version:
         return ledger
     return lambda model, setup, measured: over_releases(ledger(model, setup, measured), started, gpu)
