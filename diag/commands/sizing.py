@@ -182,7 +182,11 @@ def _launch(model: Model, started: Command, best: Deployment, length: int | None
     tensor = [] if started.get("--tensor-parallel-size") else ["--tensor-parallel-size", str(best.setup.tensor)]
     context = ["--max-model-len", str(length)] if length and length <= model.longest else []
     is_one = best.setup.tensor == 1
-    return " ".join([written(masked(started)), *([] if is_one else tensor), *context, *best.flags.split()])
+    added = [*([] if is_one else tensor), *context, *best.flags.split()]
+    replaced = {at for given in started.given if given.name in added for at in given.words}
+    shown = masked(started)  # it keeps its number of words
+    words = (word for at, word in enumerate(shown.words) if at not in replaced)
+    return written(shown._replace(words=(*words, *added)))
 
 
 def model_label(model: Model) -> str:

@@ -101,7 +101,7 @@ def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledge
     That is the largest that starts if vLLM refuses the default, and what an engine holds of the load if it is more.
     """
     found = judge(model, setup, {})
-    least, share = found.blocks.low if found.blocks else 0, min(held(found), concurrency)
+    least, share = found.blocks.low if found.blocks else 0, min(held(found), -(-concurrency // setup.data))
     if setup.default_sequences and 0 < least < state_blocks_needed(model, setup):
         return judge(model, replace(setup, sequences=least), {})
     return judge(model, replace(setup, sequences=share), {}) if setup.sequences < share else found

@@ -142,6 +142,12 @@ def test_first_line_and_launch_are_true(model: str, gpu: str, context: str, conc
     assert re.search(says, f"{' '.join(page.split())[:200]}\n{said['launch']}", re.M)
 
 
+def test_a_launch_has_each_flag_once() -> None:
+    _, said = sized(f"vllm serve {MODELS / 'llama-3.1-8b'} --max-num-seqs 8 --max-model-len 4k", "h100", "1k", 50)
+    flags = str(said["launch"]).split()[3:]
+    assert flags == ["--max-model-len", "1000", "--max-num-seqs", "50"]
+
+
 def test_both_pages_hold_the_same_requests_if_no_release_is_named() -> None:
     """Was: a safe concurrency of 8 over all releases, and 9 held with the newest."""
     command = f"vllm serve {MODELS / 'llama-3.1-8b'} --max-model-len 32000 -tp 1"
