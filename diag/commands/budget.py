@@ -18,10 +18,10 @@ from diag.vllm.command.command import Command
 from diag.vllm.deployments import offers
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
-from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, ledger
+from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured
 from diag.vllm.memory.model import Model, is_folder, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
-from diag.vllm.memory.unknown_release import over_releases
+from diag.vllm.memory.unknown_release import judge
 from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
@@ -81,10 +81,9 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     if "free" in logged.sizes:
         planned = replace(planned, free=logged.sizes["free"][1])
     measured = _measured(logged, planned)
-    found = ledger(model, planned, measured)
-    if not version:
-        found = over_releases(found, started, gpu)
-    changes = suggestions(found, measured) if found.verdict != "fits" and found.kv_cache else []
+    judged = judge(started, gpu, version)
+    found = judged(model, planned, measured)
+    changes = suggestions(found, measured, judged) if found.verdict != "fits" and found.kv_cache else []
 
     notes = [model.facts] if model.facts else []
     notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
@@ -128,7 +127,7 @@ def _read_command(target: str, version: str, foreign: bool) -> Command:
 def _read_model(started: Command, version: str, config: str) -> Model:
     """Read the model of a command, of --config if it is given; BadUsage if another host has the model's folder."""
     if config:
-        return read(expanded(config) if is_folder(config) else expanded(config).parent, started.model, version)
+        return read(expanded(config), started.model, version)
     if started.elsewhere and is_folder(started.model):
         raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
     return load(started.model, started, started.get("--revision") or "", version or versions()[-1])

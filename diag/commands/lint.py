@@ -274,7 +274,7 @@ def judge_all(
         )
         facts = _Facts(gpu, tenant_share, here, shares)
         lint_target, notes = _gather(command, known_release, parser, chosen, facts)
-        lint_target = replace(lint_target, beside=beside)
+        lint_target = replace(lint_target, beside=beside, is_assumed=source == ASSUMED)
         targets.append(lint_target)
         findings = _of_branches(lint_target)
         if source == ASSUMED and any(finding.severity == "error" for finding in findings):
@@ -282,7 +282,9 @@ def judge_all(
             for one in OLDER:
                 before = by_release.setdefault(one, read_commands(one))
                 older.append(
-                    _of_branches(replace(lint_target, version=one, command=before[at])) if at < len(before) else ()
+                    _of_branches(replace(lint_target, version=one, is_assumed=False, command=before[at]))
+                    if at < len(before)
+                    else ()
                 )
             findings = of_assumed(findings, older, chosen)
         reports.append(_report(lint_target, findings, chosen, source, parser, python, ignored, notes))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from diag import promql
 from diag.commands import budget
 from diag.commands.budget import BudgetOptions
-from diag.commands.lint import gpu_samples, ignored_rules, judge, judge_all
+from diag.commands.lint import ASSUMED, gpu_samples, ignored_rules, judge, judge_all
 from diag.commands.observe import ObserveOptions, site
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
@@ -140,7 +140,8 @@ def _together(reports: Sequence[LintReport]) -> LintReport:
 def _with_ledger(facts: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:
     try:
         gpu = options.gpu or ("cpu" if facts.on_cpu else "")
-        found = budget.estimate(BudgetOptions(launch, gpu=gpu, version=facts.version))
+        is_assumed = facts.lint is not None and facts.lint.version_source == ASSUMED
+        found = budget.estimate(BudgetOptions(launch, gpu=gpu, version="" if is_assumed else facts.version))
     except (BadUsage, OSError) as error:
         return replace(facts, no_ledger=hidden(str(error)))
     fitting = tuple(f"{flag} {value}" for flag, value in found.suggestions)

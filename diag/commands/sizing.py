@@ -29,6 +29,7 @@ from diag.vllm.gpus import GpuModel, gpus
 from diag.vllm.gpus import named as gpu_named
 from diag.vllm.memory.model import Model, is_folder
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, setup, size
+from diag.vllm.memory.unknown_release import judge
 
 _MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
 _RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"
@@ -111,7 +112,7 @@ def run(model: Model, started: Command, options: SizingOptions, as_json: bool) -
     """Return the text to print, and the exit status: 0 if a GPU fits, 2 if none does, 3 if that is unknown."""
     sizing = size_up(model, started, options)
     verdicts = {one.ledger.verdict for one in sizing.rows}
-    status = 0 if "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
+    status = 0 if sizing.best and "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
     return (render_sizing_json if as_json else render_sizing)(sizing), status
 
 
@@ -140,31 +141,40 @@ def size_up(model: Model, started: Command, options: SizingOptions) -> Sizing:
     first = set_up(kinds[0])[0]
     check(model, first)
     work.check(model, first)
-    of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency) for gpu in kinds}
+    judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), options.version) for gpu in kinds}
+    of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
     best = chosen((one for found in of_kind.values() for one in found), concurrency, prices)
     kind = best.gpu if best and best.gpu else kinds[0] if len(kinds) == 1 else None
     changed = []
     if kind:
         for change in changes(model, set_up(kind)[0]):
-            found = layouts(model, set_up(kind), kind, concurrency, change)
-            changed += [one for one in found if one.requests][:1]
-    plain = [one for found in of_kind.values() for one in (found if len(kinds) == 1 else found[:1])]
-    best = chosen((*plain, *changed), concurrency, prices)
+            found = layouts(model, set_up(kind), kind, concurrency, change, judges[kind.name])
+            changed += _least([one for one in found if one.requests], concurrency)
+    plain = [one for found in of_kind.values() for one in (found if len(kinds) == 1 else _least(found, concurrency))]
+    unnamed = () if options.version else (f"vLLM {version} is assumed; set the release with --vllm-version",)
+    rows = (*plain, *changed)
+    if best := chosen(rows, concurrency, prices):
+        rows = tuple(one for one in rows if not one.requests or one.holds(concurrency))
     return Sizing(
         model=model_label(model),
         version=version,
         context=first.length,
         concurrency=concurrency,
-        rows=(*plain, *changed),
+        rows=rows,
         best=best,
-        answer=answer((*plain, *changed), best, concurrency, prices),
+        answer=answer(rows, best, concurrency, prices),
         launch=_launch(model, started, best, length) if best else "",
         prices=prices,
         utilisation=_parse_utilisation(options.utilisation),
         measured=had.output_rate if had else None,
         choices=tuple(choices(model, best, concurrency)),
-        notes=(model.facts,) if model.facts else (),
+        notes=(*filter(None, (model.facts,)), *unnamed),
     )
+
+
+def _least(found: list[Deployment], concurrency: int | None) -> list[Deployment]:
+    """Return the fewest GPUs that hold the load; the most if none do."""
+    return [one for one in found if one.holds(concurrency)][:1] or found[-1:]
 
 
 def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
@@ -172,7 +182,11 @@ def _launch(model: Model, started: Command, best: Deployment, length: int | None
     tensor = [] if started.get("--tensor-parallel-size") else ["--tensor-parallel-size", str(best.setup.tensor)]
     context = ["--max-model-len", str(length)] if length and length <= model.longest else []
     is_one = best.setup.tensor == 1
-    return " ".join([written(masked(started)), *([] if is_one else tensor), *context, *best.flags.split()])
+    added = [*([] if is_one else tensor), *context, *best.flags.split()]
+    replaced = {at for given in started.given if given.name in added for at in given.words}
+    shown = masked(started)  # it keeps its number of words
+    words = (word for at, word in enumerate(shown.words) if at not in replaced)
+    return written(shown._replace(words=(*words, *added)))
 
 
 def model_label(model: Model) -> str:

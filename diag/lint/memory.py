@@ -10,8 +10,9 @@ from diag.lint.removed import V1
 from diag.lint.rule import Example, HostGpu, LintTarget, Match, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
-from diag.vllm.memory.ledger import Ledger, ledger, state_blocks_needed
+from diag.vllm.memory.ledger import Ledger, state_blocks_needed
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
+from diag.vllm.memory.unknown_release import judge
 from diag.vllm.offloading import connector_bytes
 
 _SHARE = "--gpu-memory-utilization"
@@ -37,7 +38,8 @@ def memory_ledger(target: LintTarget) -> Ledger | None:
         return None
     with suppress(BadUsage):
         planned = memory_setup(target) or setup(target.command, target.shape, GpuSpec(), target.version)
-        return ledger(target.shape, planned)
+        gpu = GpuSpec(planned.total, target.used_gpus()[0].name if planned.total else "")
+        return judge(target.command, gpu, "" if target.is_assumed else target.version)(target.shape, planned, {})
     return None
 
 

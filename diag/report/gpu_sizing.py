@@ -237,7 +237,10 @@ def render_sizing(sizing: Sizing) -> str:
     """Render the answer, the launch to copy, one table for one load, and the sentences about the choice."""
     lines = [*paragraph(f"{sizing.answer}."), *_command_lines(sizing.launch)]
     requests = plural(sizing.concurrency, "request") if sizing.concurrency else "as many requests as each holds"
-    lines += ["", *paragraph(f"{sizing.model}, vLLM {sizing.version}: {requests} of {sizing.context:,} tokens", "  ")]
+    lines += [
+        "",
+        *paragraph(f"{sizing.model}, vLLM {sizing.version}: {requests} of {plural(sizing.context, 'token')}", "  "),
+    ]
     lines += [*_sizing_table(sizing), ""]
 
     low, high = (quantity(bound, "share") for bound in REACHED)

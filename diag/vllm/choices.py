@@ -21,12 +21,17 @@ def answer(
 ) -> str:
     """Return the first line: the GPUs, their layout and flags, the requests that they hold, and the least cost."""
     if best is None:
-        largest = max(rows, key=lambda one: (one.gpu.memory if one.gpu else 0) * one.gpus, default=None)
+        largest = max(rows, key=lambda one: (one.requests, (one.gpu.memory if one.gpu else 0) * one.gpus), default=None)
+        if largest and largest.requests and concurrency:
+            asked = f"{plural(concurrency, 'request')} of {plural(largest.setup.length, 'token')}"
+            return (
+                f"No configuration holds {asked}: the largest that diag tries, {largest.name} ({_how(largest)}), holds"
+                f" {largest.requests:,}"
+            )
         reasons = largest.ledger.reasons if largest else ()
         why = f"; on {largest.name}: {reasons[0]}" if largest and reasons else ""
         return f"None holds one request for certain{why}"
-    context = f"{best.setup.length:,} tokens"
-    how = ", ".join(filter(None, (best.layout, best.flags)))
+    context, how = plural(best.setup.length, "token"), _how(best)
     cost = best.cost(prices.get(best.gpu.name)) if best.gpu else None
     price = f", at least ${cost:.2f} per million output tokens" if cost else ""
     doubt = "" if best.ledger.verdict == "fits" else f"; it may not fit: {best.ledger.reasons[0]}"
@@ -37,9 +42,13 @@ def answer(
     least = min(plain, key=lambda one: one.gpus, default=None)
     without = ""
     if best.change != NOW and (least is None or least.gpus > best.gpus):
-        without = f"; without {best.flags}: {least.name if least else 'no layout fits'}"
+        without = f"; without {best.flags.partition(' --max-num-seqs')[0]}: {least.name if least else 'no layout fits'}"
     asked = plural(concurrency, "request")
-    return f"{best.name} ({how}) holds {asked} of {context}: {best.requests:,}{price}{without}{doubt}"
+    return f"{best.name} ({how}) holds {asked} of {context}, with room for {best.requests:,}{price}{without}{doubt}"
+
+
+def _how(one: Deployment) -> str:
+    return ", ".join(filter(None, (one.layout, one.flags)))
 
 
 def choices(model: Model, best: Deployment | None, concurrency: int | None) -> list[str]:
@@ -52,7 +61,7 @@ def choices(model: Model, best: Deployment | None, concurrency: int | None) -> l
         one = best.prefill.tokens_per_second / (best.replicas * best.setup.data)
         seconds = quantity(best.setup.length / one, "seconds")
         found.append(
-            f"A prompt of {best.setup.length:,} tokens takes at least {seconds} of prefill on one replica;"
+            f"A prompt of {plural(best.setup.length, 'token')} takes at least {seconds} of prefill on one replica;"
             " a prefix cache hit saves its share of that."
         )
     found.append(_length_sentence(model, best))

@@ -12,6 +12,7 @@ from diag.vllm.memory.kv_layout import NUMBER_BYTES
 from diag.vllm.memory.ledger import Ledger, ledger, state_blocks_needed, with_kv_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
+from diag.vllm.memory.unknown_release import Judge
 from diag.vllm.memory.usage import ByteRange
 from diag.vllm.roofline import Ceiling, Replica, cost_per_million, decode, prefill
 
@@ -94,13 +95,16 @@ def held(found: Ledger) -> int:
     return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
 
 
-def sized(model: Model, setup: Setup) -> Ledger:
-    """Return the ledger of a setup; a default --max-num-seqs that vLLM refuses becomes the largest that starts."""
-    found = ledger(model, setup)
-    least = found.blocks.low if found.blocks else 0
+def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledger) -> Ledger:
+    """Return the ledger of a setup with the --max-num-seqs that its launch needs instead of the default.
+
+    That is the largest that starts if vLLM refuses the default, and what an engine holds of the load if it is more.
+    """
+    found = judge(model, setup, {})
+    least, share = found.blocks.low if found.blocks else 0, min(held(found), -(-concurrency // setup.data))
     if setup.default_sequences and 0 < least < state_blocks_needed(model, setup):
-        return ledger(model, replace(setup, sequences=least))
-    return found
+        return judge(model, replace(setup, sequences=least), {})
+    return judge(model, replace(setup, sequences=share), {}) if setup.sequences < share else found
 
 
 def deployment(
@@ -219,19 +223,24 @@ _MOST_REPLICAS = 4096
 
 
 def layouts(
-    model: Model, setups: Sequence[Setup], gpu: GpuModel, concurrency: int | None, change: Change | None = None
+    model: Model,
+    setups: Sequence[Setup],
+    gpu: GpuModel,
+    concurrency: int | None,
+    change: Change | None = None,
+    judge: Judge = ledger,
 ) -> list[Deployment]:
     """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
 
-    With a load the counts are those at which a layout holds it. More GPUs never hold fewer requests. Without a layout
-    that fits, the setups are returned as they are.
+    With a load the counts are those at which a layout holds it, at most those of 4,096 replicas. More GPUs never hold
+    fewer requests. Without a layout that fits, the setups are returned as they are.
     """
     kind = change or Change(NOW, "", {}, model)
     engines = []
     for setup in setups:
         with suppress(BadUsage):
             check(kind.model, setup)
-            found = sized(kind.model, replace(setup, **kind.fields))
+            found = sized(kind.model, replace(setup, **kind.fields), concurrency or 0, judge)
             labels = kind.labels() | {"flags": " ".join(filter(None, (kind.flags, _sequences(found, setup))))}
             engines.append(deployment(kind.model, found, gpu, concurrency, **labels))
     able = [one for one in engines if one.requests]
@@ -239,7 +248,7 @@ def layouts(
         return engines if change is None else []
     certain = [one for one in able if one.ledger.verdict == "fits"] or able
     if concurrency:
-        counts = {one.gpus * -(-concurrency // one.requests) for one in certain}
+        counts = {one.gpus * min(-(-concurrency // one.requests), _MOST_REPLICAS) for one in certain}
     else:
         counts = {one.gpus * times for one in certain for times in _USUAL}
         counts = {count for count in counts if count <= max(_USUAL[-1], min(one.gpus for one in certain))}

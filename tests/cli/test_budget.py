@@ -387,7 +387,7 @@ def test_all_gpus_are_one_table_of_100_columns() -> None:
     lines = ended.stdout.splitlines()
     assert (ended.returncode, ended.stderr) == (0, "")
     assert max(map(len, lines)) <= 100
-    first = "2 x h100 (TP 2, --quantization fp8 --kv-cache-dtype fp8) holds 50 requests of 32,000 tokens: "
+    first = "2 x h100 (TP 2, --quantization fp8 --kv-cache-dtype fp8) holds 50 requests of 32,000 tokens, "
     assert lines[0].startswith(first)
     launch = f"  vllm serve {MODELS}/llama-3.1-8b --tensor-parallel-size 2 --max-model-len 32000"
     assert launch in ended.stdout

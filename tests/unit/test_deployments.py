@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from support.paths import MODELS, ROOT
@@ -51,7 +52,7 @@ def test_a_page_has_one_number_for_one_thing(seed: int) -> None:
     assert len({one["batch"] for one in able if one["batch"] == concurrency} | {concurrency}) == 1
     first = " ".join(page.splitlines()[0].split())
     if found := re.match(r"(\d+) x (\S+) ", first):
-        total = re.search(r"tokens: ([\d,]+)", " ".join(page.split()))
+        total = re.search(r"room for ([\d,]+)", " ".join(page.split()))
         assert total and (int(found[1]), found[2], int(total[1].replace(",", "").rstrip("."))) in {
             (one["gpus"], one["gpu"], one["requests"]) for one in rows
         }
@@ -77,7 +78,7 @@ def test_the_answer_is_line_1_with_the_least_gpus_that_hold_the_load() -> None:
     """Was: 8 x H100 as the least in the third bullet, while TP 4 with an FP8 KV cache holds 215."""
     page, said = sized(f"vllm serve {MODELS / 'llama-3-70b'}", "h100", "4k", 200)
     assert " ".join(page.splitlines()[:2]).startswith(
-        "4 x h100 (TP 4, --kv-cache-dtype fp8) holds 200 requests of 4,000 tokens: 214; without"
+        "4 x h100 (TP 4, --kv-cache-dtype fp8) holds 200 requests of 4,000 tokens, with room for 214; without"
         "   --kv-cache-dtype fp8: 8 x h100."
     )
     assert str(said["launch"]).endswith("--tensor-parallel-size 4 --max-model-len 4000 --kv-cache-dtype fp8")
@@ -92,13 +93,73 @@ def test_rows_of_awq_on_t4_are_for_one_load() -> None:
 def test_wide_expert_parallelism_is_sized() -> None:
     """Was: --data-parallel-size with --concurrency refused."""
     page, said = sized("vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel", "h200", "8k", 256)
-    assert page.startswith("16 x h200 (TP 1 DP 16 EP) holds 256 requests of 8,000 tokens: ")
+    assert page.startswith("16 x h200 (TP 1 DP 16 EP) holds 256 requests of 8,000 tokens, with room")
     assert [one["decode"] for one in said["configurations"]][:1] == [None]  # type: ignore[attr-defined]
 
 
 def test_a_default_max_num_seqs_that_vllm_refuses_is_in_the_launch() -> None:
     page, said = sized("vllm serve Qwen/Qwen3.5-27B", "h100", "4k", 20)
     assert "--max-num-seqs" in str(said["launch"]) and page.startswith("1 x h100")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "seen"),
+    [
+        ("openai/gpt-oss-120b", "h100", "--max-model-len 6656"),
+        ("openai/gpt-oss-20b", "l4", "--gpu-memory-utilization 0.93"),
+    ],
+)
+def test_what_makes_it_fit_fits_when_it_is_tried(model: str, gpu: str, seen: str) -> None:
+    """Was: computed for the newest release while the verdict is over all of them."""
+    offered = [" ".join(each) for each in estimate(BudgetOptions(model, gpu)).suggestions]
+    assert offered and seen not in offered
+    for flags in offered:
+        assert estimate(BudgetOptions(f"vllm serve {model} {flags}", gpu)).ledger.verdict == "fits"
+
+
+def test_blocks_of_states_have_one_range() -> None:
+    """Was: 280 to 427 in the reason, 199 to 427 in the table, and 280 certain in lint."""
+    found = estimate(BudgetOptions("Qwen/Qwen3.5-27B", "h100")).ledger
+    assert found.blocks and found.reasons[0].endswith(
+        f"has {found.blocks.low} to {found.blocks.high}; --max-num-seqs {found.blocks.low} certainly has enough"
+    )
+    tried = estimate(BudgetOptions(f"vllm serve Qwen/Qwen3.5-27B --max-num-seqs {found.blocks.low}", "h100")).ledger
+    assert not any("refuses" in reason for reason in tried.reasons)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "context", "concurrency", "says"),
+    [
+        ("llama-3.1-8b", "h100", "32k", 9_000_000, r"^No configuration holds 9,000,000 requests of 32,000 tokens: the"),
+        ("llama-3.1-8b", "l40s", "1k", 2000, r"--max-num-seqs 2000$"),
+        ("llama-3.1-8b", "h100", "256", 3000, r"--max-num-seqs 3000$"),
+        ("llama-3.1-8b", "h100", "4k", 20, r"--max-model-len 4000$"),
+        ("llama-3.1-8b", "h100", "1", 3, r"holds 3 requests of 1 token, with room for [\d,]+\."),
+    ],
+)
+def test_first_line_and_launch_are_true(model: str, gpu: str, context: str, concurrency: int, says: str) -> None:
+    page, said = sized(f"vllm serve {MODELS / model}", gpu, context, concurrency)
+    assert re.search(says, f"{' '.join(page.split())[:200]}\n{said['launch']}", re.M)
+
+
+def test_a_launch_has_each_flag_once() -> None:
+    _, said = sized(f"vllm serve {MODELS / 'llama-3.1-8b'} --max-num-seqs 8 --max-model-len 4k", "h100", "1k", 50)
+    flags = str(said["launch"]).split()[3:]
+    assert flags == ["--max-model-len", "1000", "--max-num-seqs", "50"]
+
+
+def test_both_pages_hold_the_same_requests_if_no_release_is_named() -> None:
+    """Was: a safe concurrency of 8 over all releases, and 9 held with the newest."""
+    command = f"vllm serve {MODELS / 'llama-3.1-8b'} --max-model-len 32000 -tp 1"
+    several = SizingOptions(False, "l40s", "32k", 2)
+    said = json.loads(run(BudgetOptions(command, "l40s", sizing=several), as_json=True)[0])
+    assert said["configurations"][0]["requests"] == safe_sequences(estimate(BudgetOptions(command, "l40s")).ledger)
+
+
+def test_config_takes_a_file_of_any_name(tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_bytes((MODELS / "llama-3.1-8b" / "config.json").read_bytes())
+    for config in (tmp_path / "my.json", MODELS / "llama-3.1-8b", MODELS / "llama-3.1-8b" / "config.json"):
+        assert estimate(BudgetOptions("some/model", "h100", config=str(config))).ledger.model.layers == 32
 
 
 FENCE = re.compile(r"```console\n\$ diag budget (.*?)\n(.*?)```", re.DOTALL)

@@ -23,6 +23,7 @@ from diag.vllm.memory.ledger import (
 )
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
+from diag.vllm.memory.unknown_release import Judge
 from diag.vllm.memory.usage import ByteRange
 
 MOST_GPUS = 64
@@ -62,26 +63,29 @@ def safe_sequences(found: Ledger) -> int | None:
     return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
 
 
-def suggestions(found: Ledger, measured: Measured) -> list[Suggestion]:
-    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
+def suggestions(found: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:
+    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context.
+
+    `judge` is what gave the ledger its verdict: with a suggestion it has to say "fits" too.
+    """
     model, start = found.model, Suggestion("", "", found.setup, measured)
-    other = (_fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
+    other = (_fp8_cache(model, start), _shorter(model, start, judge), _more_gpus(model, start))
     kinds = (_fewer_requests(found, start), _larger_share(start), *other)
-    alone = [next((suggestion for suggestion in kind if _fits(model, suggestion)), None) for kind in kinds]
+    alone = [next((suggestion for suggestion in kind if _fits(model, suggestion, judge)), None) for kind in kinds]
     if any(alone):
         return [suggestion for suggestion in alone if suggestion]
     first = chain(_fp8_cache(model, start), _more_gpus(model, start))
-    pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion))
-    return list(islice((pair for pair in pairs if _fits(model, pair)), 2))
+    pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion, judge))
+    return list(islice((pair for pair in pairs if _fits(model, pair, judge)), 2))
 
 
-def _fits(model: Model, suggestion: Suggestion) -> bool:
-    return ledger(model, suggestion.setup, suggestion.measured).verdict == "fits"
+def _fits(model: Model, suggestion: Suggestion, judge: Judge) -> bool:
+    return judge(model, suggestion.setup, suggestion.measured).verdict == "fits"
 
 
-def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
+def _shorter(model: Model, before: Suggestion, judge: Judge) -> Iterator[Suggestion]:
     """Yield the longest context that fits after the changes of `before`."""
-    length = safe_length(ledger(model, before.setup, before.measured)) or 0
+    length = safe_length(judge(model, before.setup, before.measured)) or 0
     if LEAST_LENGTH <= length < before.setup.length:
         setup = replace(before.setup, length=length, auto_length=False)
         value = f"{before.value} --max-model-len {length}" if before.flag else str(length)

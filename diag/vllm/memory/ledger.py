@@ -198,9 +198,10 @@ def state_blocks_needed(model: Model, setup: Setup) -> int:
 
 def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
     there = f"{blocks.low:,}" if blocks.low == blocks.high else f"{blocks.low:,} to {blocks.high:,}"
+    certain = f"; --max-num-seqs {blocks.low} certainly has enough" if blocks.low else ""
     return (
-        f"vLLM refuses --max-num-seqs {wanted}: each request needs a block for its state, and the KV cache has {there};"
-        f" --max-num-seqs {max(blocks.low, 1)} starts"
+        f"vLLM refuses --max-num-seqs {wanted}: each request needs a block for its state, and the KV cache has {there}"
+        f"{certain}"
     )
 
 
@@ -215,10 +216,12 @@ def with_kv_cache(found: Ledger, size: ByteRange, why: str = "") -> Ledger:
     if not found.blocks:
         return replace(found, rows=rows)
     blocks = ByteRange(*(max(bound, 0) // found.block_bytes for bound in (size.low, size.high, size.central)))
-    found = replace(found, rows=rows, blocks=blocks)
+    wanted = state_blocks_needed(found.model, found.setup)
+    texts = {_few_state_blocks(wanted, found.blocks): _few_state_blocks(wanted, blocks)}
+    found = replace(found, rows=rows, blocks=blocks, reasons=tuple(texts.get(text, text) for text in found.reasons))
     least = 1 if found.setup.auto_length else found.setup.length
     needed = found.layout.blocks(least) + RESERVED if found.layout else 0
-    if found.verdict == "fits" and blocks.low < max(needed, state_blocks_needed(found.model, found.setup)):
+    if found.verdict == "fits" and blocks.low < max(needed, wanted):
         verdict: Verdict = "does not fit" if blocks.high < needed else "cannot tell"
         reason = why or "the KV cache is smaller than computed from the shape"
         return replace(found, verdict=verdict, reasons=(f"whether the longest request fits is unknown: {reason}",))

@@ -134,10 +134,12 @@ def find(name: str, command: Command, revision: str = "") -> Path:
 def read(folder: Path, name: str = "", version: str = "") -> Model:
     """Read the model of a folder with a config.json for a release; BadUsage, in one sentence, if that fails.
 
+    A name that ends like a file's is that of the config.json itself.
     Without a release `longest` is the most that any release takes, and every field must be there; with one, a missing
     field of an unknown architecture is 0.
     """
-    file = folder / "config.json"
+    file = folder if folder.suffix and not is_folder(str(folder)) else folder / "config.json"
+    folder = file.parent
     place = repr(str(file))[1:-1]
     try:
         content = read_bytes(file, MOST_BYTES)
