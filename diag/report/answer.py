@@ -128,11 +128,14 @@ def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
             for each in unshown.undecided(report)
         ]
     target = printable(report.servers[0]) if len(report.servers) == 1 else escaped(report.observed.target)
+    accepted = unshown.in_brackets(ignored=unshown.ignored(report)).strip()
+    accepted = f"{accepted} " if accepted else ""
     if report.verdict == "unknown":
         why = words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
+        why[:1] = [f"{accepted}{each}" for each in why[:1]]
         return [ReportAnswer("CANNOT TELL", target, reasons=tuple(why), not_seen=not_seen)]
     states = listed(words.log_endings(report)) or words.states(report)
-    healthy = f"{target}: {states}; {words.found_nothing(report)}"
+    healthy = f"{accepted}{target}: {states}; {words.found_nothing(report)}"
     if report.verdict == "no_incident":
         verdict = unshown.NO_FAILURE if report.observed.endings else unshown.NO_INCIDENT
         unseen = () if report.observed.endings else tuple(unshown.not_seen(report))
@@ -205,7 +208,9 @@ def verdicts(report: Report) -> list[str]:
             _fit_line(f"WARNING  {each.question}   ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
             for each in unshown.undecided(report)
         ]
-    verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
+    verdict = "HEALTHY"
+    if report.verdict == "unknown":
+        verdict = "CANNOT TELL" + unshown.in_brackets(ignored=unshown.ignored(report))
     if report.verdict == "no_incident":
         verdict = unshown.pass_without_health(report)
     if seen.endings:
