@@ -226,13 +226,13 @@ def verdicts(report: Report) -> list[str]:
 def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
     """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened.
 
-    If the place does not fit, the line leaves it out: the report prints it below.
+    If the place does not fit, the line leaves it out: the report prints it below. What is ignored stays whole.
     """
-    name = escaped(place)
-    shortest = f"{start.rstrip()}   {min(ends, key=len)}"
-    if not is_wide() and len(f"{start}{name}   {min(ends, key=len)}") > line_width():
-        return shortened(shortest, line_width())
+    name, end, verdict = escaped(place), min(ends, key=len), start.rstrip()
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
+    if len(f"{start}   {end}") + (least if is_wide() else len(name)) > line_width():
+        room = line_width() - len(f"{verdict}   ")
+        return shortened(f"{verdict}   {shortened(end, room) if room >= least else end}", line_width())
     room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
     return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())
