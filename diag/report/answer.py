@@ -228,11 +228,11 @@ def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
 
     If the place does not fit, the line leaves it out: the report prints it below. What is ignored stays whole.
     """
-    name, end, verdict = escaped(place), min(ends, key=len), start.rstrip()
+    name, shortest, verdict = escaped(place), min(ends, key=len), start.rstrip()
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
-    if len(f"{start}   {end}") + (least if is_wide() else len(name)) > line_width():
-        room = line_width() - len(f"{verdict}   ")
-        return shortened(f"{verdict}   {shortened(end, room) if room >= least else end}", line_width())
+    if len(f"{start}   {shortest}") + (least if is_wide() else len(name)) > line_width():
+        left = line_width() - len(f"{verdict}   ")
+        return shortened(f"{verdict}   {shortened(shortest, left) if left >= least else shortest}", line_width())
     room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
     return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())
