@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, scraping, site
+from diag.core.errors import BadUsage
 from diag.diagnosis import report as judged
 from diag.diagnosis.query_cache import QueryCache
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -127,4 +128,6 @@ def _document(printed: tuple[str, int]) -> dict[str, Any]:
 
 def _options(targets: Sequence[Target], seconds: float, log: Target, prometheus: str, scope: Scope) -> ObserveOptions:
     names = [fspath(each) for each in targets]
+    if not names and not prometheus:
+        raise BadUsage("no target is named: name a recording, a log, a URL of a server, or a Prometheus (prometheus=)")
     return ObserveOptions(names, duration=seconds, log=fspath(log), prometheus=prometheus, scope=scope)

@@ -267,7 +267,8 @@ class LogEnding(NamedTuple):
     without secrets; `lines` are the last lines of each event; `context` is what stands around the line that
     ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx;
     `load` are the requests and tokens of the last stats lines, in words, "" without one. `is_still`: the server was at
-    work, and its last stats line reports requests and no token.
+    work, and its last stats line reports requests and no token. `waits` is the line of an engine at work whose ranks
+    wait for each other, and behind which it has generated no token.
     """
 
     state: LogState
@@ -283,6 +284,7 @@ class LogEnding(NamedTuple):
     answered: int = 0
     load: str = ""
     is_still: bool = False
+    waits: str = ""
 
 
 STARTING = tuple(phase.name for phase in STARTUP_PHASES if phase.name != READY)

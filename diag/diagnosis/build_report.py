@@ -11,10 +11,10 @@ from diag.core.log_events import ANSWERS, READY, LogEnding
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis, diagnose
-from diag.diagnosis.health import OF_A_LOG, Suspect, health
+from diag.diagnosis.health import OF_A_LOG, HealthEvidence, Suspect, health
 from diag.diagnosis.ignored import ignored_notes, ignored_present, without_ignored
 from diag.diagnosis.onset import begun, by_scrapes, dated
-from diag.diagnosis.progress import INSTANCE, NotJudged, judge
+from diag.diagnosis.progress import FAILED, INSTANCE, NotJudged, Progress, judge
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.quotes import Quote, quotes
@@ -26,6 +26,7 @@ from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import NOTHING, known_failure
 from diag.knowledge.signals.answers import failed_share
+from diag.knowledge.signals.forward_progress import successful_scrapes
 from diag.vllm.command.free_text import hidden
 
 ENDS_OPEN = {
@@ -47,6 +48,15 @@ STILL = (
     "read more of the log: two minutes without a stats line are a hang"
 )
 """The reason where the server was at work."""
+RANK_WAITS = (
+    "the ranks of its engine wait for each other, and the log shows no token since then: {line}. One of them hangs, or "
+    "the log ends during a compilation. Ask the server itself (diag doctor URL), and see where its ranks are (--stacks)"
+)
+"""The reason where ranks wait for each other."""
+ACCEPTED = "{state}, and [ignore] accepts {incidents}: its health was not seen"
+"""The reason where an ignored incident is all that is known of a server."""
+ENDS_ILL = {"failed": "its start failed", "dead": "its engine died"}
+"""Ends of a log that are a failure of the server itself."""
 USUAL = {
     "load_weights": "If the process is gone, the usual cause in this phase is the kernel's OOM killer: raise the "
     "memory limit above the size of the model's files.",
@@ -67,7 +77,7 @@ WATCHDOG = (
     "on its log"
 )
 REQUEST_ALONE = "its log shows a request that failed (see the note), and nothing of the server's own state"
-FAILING = "requests_failing"
+FAILING, START_FAILED = "requests_failing", "startup_failed"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 """Failed answers among the last of a log, and their share, from which they are an incident."""
 SHARE = ((failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the last answers")), LEAST_FAILED),)
@@ -100,9 +110,13 @@ def build_report(
     models = {server.name: server.model for server in observed.servers}
     endings = dict(observed.endings)
     findings = []
-    for found_here in _with_failing_answers(
-        begun(dated(diagnose(incidents, judged), judged), incidents, judged), endings
-    ):
+    found_all = begun(dated(diagnose(incidents, judged), judged), incidents, judged)
+    failed_to_start = {
+        instance_name(each.subject)
+        for each in found_all
+        if each.incident.id == START_FAILED and each.state == "present" and each.ongoing
+    }
+    for found_here in _with_failing_answers(found_all, endings):
         if found_here.state != "present":
             findings.append(Finding(found_here))
             continue
@@ -145,7 +159,7 @@ def build_report(
         if ending is not None:  # what a log does not tell is no advice
             proposals = tuple(each for each in proposals if not each.needs)
         line = relaunch(known.launch, proposals)
-        is_of_start = ending is not None and ending.state == "failed"
+        is_of_start = ending.state == "failed" if ending else instance_name(diagnosis.subject) in failed_to_start
         findings.append(
             Finding(by_scrapes(diagnosis, judged), proposals, line, uncomputed, quoted, failure, is_of_start)
         )
@@ -159,6 +173,7 @@ def build_report(
     not_judged = (*unknown, *mixed, *_not_judged(findings, judged, is_dead=is_dead))
     seen = health(diagnoses, progress, queries, observed.not_measured)
     seen = seen._replace(ignored=ignored_present(diagnoses, contract, observed.end))
+    not_judged = (*not_judged, *_accepted_outages(seen, progress, diagnoses))
     return Report(
         observed=observed._replace(
             defects=(*observed.defects, *claims(queries, "claimed"), *log_alone(ill, queries), *strays(queries))
@@ -174,6 +189,24 @@ def build_report(
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
+
+
+def _accepted_outages(
+    seen: HealthEvidence, progress: Sequence[Progress], diagnoses: Sequence[Diagnosis]
+) -> Iterator[NotJudged]:
+    """Yield the servers that serve nobody, or of whose health nothing was seen, and whose incidents are ignored."""
+    ill = {instance_name(each.subject) for each in diagnoses if each.state == "present" and RANK[each.severity]}
+    for name in dict.fromkeys(instance_name(each.subject) for each in seen.ignored):
+        failed = [each.state for each in progress if instance_name(each.subject) == name and each.state in FAILED]
+        own = seen.of(name)
+        if name not in ill and (failed or not own.seen):
+            state = f"its engine is {failed[0]}" if failed else "no part of its health was measured"
+            yield _accepted(state, own.ignored, name)
+
+
+def _accepted(state: str, ignored: Sequence[Diagnosis], name: str) -> NotJudged:
+    incidents = listed(list(dict.fromkeys(each.incident.id for each in ignored)))
+    return NotJudged(ACCEPTED.format(state=state, incidents=incidents), (("instance", name),))
 
 
 def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]) -> Iterator[Diagnosis]:
@@ -196,7 +229,8 @@ def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, 
             yield each
             continue
         share = ending.failed / ending.answered
-        readings = tuple(Reading(condition, share, limit, True, [share]) for condition, limit in SHARE)
+        history = [*(None for _ in each.instants[1:]), share]
+        readings = tuple(Reading(condition, share, limit, True, history) for condition, limit in SHARE)
         yield each._replace(
             state="present",
             severity=each.incident.severity,
@@ -222,6 +256,8 @@ def _quote_event(diagnosis: Diagnosis, observed: Observed) -> tuple[Quote, ...]:
 
 
 def _why_unknown(ending: LogEnding) -> str:
+    if ending.waits:
+        return RANK_WAITS.format(line=ending.waits)
     if ending.is_still:
         return STILL.format(load=ending.load)
     known = (
@@ -260,25 +296,31 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
     """Return the report on logs without a server: the incidents that they show, and how they end."""
     lost = {name for name, ending in observed.endings if ending.state == "lost"}
     ended = {name for name, ending in observed.endings if ending.state in ("shut down", "stopped")}
-    still = {name for name, ending in observed.endings if ending.is_still}
+    still = {name for name, ending in observed.endings if ending.is_still or ending.waits}
     told = [
-        each
+        each._replace(diagnosis=_without_scrapes(each.diagnosis))
         for each in findings
         if each.diagnosis.state != "unknown"
         and each.diagnosis.incident.id not in TIMED
         and instance_name(each.diagnosis.subject) not in lost
         and not (instance_name(each.diagnosis.subject) in ended | still and _is_of_load(each.diagnosis))
     ]
-    ill = {instance_name(found.diagnosis.subject) for found in told if found.diagnosis.state == "present"}
+    present = [found.diagnosis for found in told if found.diagnosis.state == "present"]
+    ignored = ignored_present(present, queries.contract, observed.end)
+    accepted = {each.incident.id for each in ignored}
+    ill = {instance_name(each.subject) for each in present if each.incident.id not in accepted}
     suspects = health([each.diagnosis for each in findings], (), queries, observed.not_measured).suspects
     at_work = {name for name, ending in observed.endings if ending.state == "serving"} - still
     seen = OF_A_LOG._replace(
         suspects=tuple(
             each for each in suspects if instance_name(each.diagnosis.subject) in at_work and _lacks_preemptions(each)
-        )
+        ),
+        ignored=ignored,
     )
     not_judged = tuple(
-        NotJudged(_why_unknown(ending), (("instance", name),))
+        _accepted(ENDS_ILL[ending.state], own, name)
+        if ending.state in ENDS_ILL and (own := seen.of(name).ignored)
+        else NotJudged(_why_unknown(ending), (("instance", name),))
         for name, ending in observed.endings
         if (name in still or ending.state in ENDS_OPEN) and name not in ill
     )
@@ -300,6 +342,15 @@ def _log_report(observed: Observed, findings: Sequence[Finding], queries: QueryC
         found_note=queries.contract.found_note(),
         health=seen,
     )
+
+
+def _without_scrapes(diagnosis: Diagnosis) -> Diagnosis:
+    """Leave out the readings of scrapes: nothing was scraped of a server of which only a log is known."""
+    symptoms, supports = (
+        tuple(each for each in readings if each.condition.signal is not successful_scrapes)
+        for readings in (diagnosis.symptoms, diagnosis.supports)
+    )
+    return diagnosis._replace(symptoms=symptoms, supports=supports)
 
 
 def _is_of_load(diagnosis: Diagnosis) -> bool:
@@ -341,8 +392,15 @@ def merge_log_reports(reports: Sequence[Report]) -> Report:
         defects=tuple(defect for each in seen for defect in each.defects),
         endings=tuple(ending for each in seen for ending in each.endings),
     )
-    verdict = verdict_of(findings, not_judged, OF_A_LOG)
-    return reports[0]._replace(observed=observed, verdict=verdict, findings=findings, not_judged=not_judged)
+    health_seen = OF_A_LOG._replace(ignored=tuple(each for report in reports for each in report.health.ignored))
+    verdict = verdict_of(findings, not_judged, health_seen)
+    return reports[0]._replace(
+        observed=observed,
+        verdict=verdict,
+        findings=findings,
+        not_judged=not_judged,
+        health=reports[0].health._replace(ignored=health_seen.ignored),
+    )
 
 
 def _not_judged(findings: Sequence[Finding], queries: QueryCache, *, is_dead: bool) -> Iterator[NotJudged]:

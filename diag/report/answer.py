@@ -128,11 +128,14 @@ def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
             for each in unshown.undecided(report)
         ]
     target = printable(report.servers[0]) if len(report.servers) == 1 else escaped(report.observed.target)
+    accepted = unshown.in_brackets(ignored=unshown.ignored(report)).strip()
+    accepted = f"{accepted} " if accepted else ""
     if report.verdict == "unknown":
         why = words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
+        why[:1] = [f"{accepted}{each}" for each in why[:1]]
         return [ReportAnswer("CANNOT TELL", target, reasons=tuple(why), not_seen=not_seen)]
     states = listed(words.log_endings(report)) or words.states(report)
-    healthy = f"{target}: {states}; {words.found_nothing(report)}"
+    healthy = f"{accepted}{target}: {states}; {words.found_nothing(report)}"
     if report.verdict == "no_incident":
         verdict = unshown.NO_FAILURE if report.observed.endings else unshown.NO_INCIDENT
         unseen = () if report.observed.endings else tuple(unshown.not_seen(report))
@@ -205,7 +208,9 @@ def verdicts(report: Report) -> list[str]:
             _fit_line(f"WARNING  {each.question}   ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
             for each in unshown.undecided(report)
         ]
-    verdict = "CANNOT TELL" if report.verdict == "unknown" else "HEALTHY"
+    verdict = "HEALTHY"
+    if report.verdict == "unknown":
+        verdict = "CANNOT TELL" + unshown.in_brackets(ignored=unshown.ignored(report))
     if report.verdict == "no_incident":
         verdict = unshown.pass_without_health(report)
     if seen.endings:
@@ -221,12 +226,13 @@ def verdicts(report: Report) -> list[str]:
 def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
     """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened.
 
-    If the place does not fit, the line leaves it out: the report prints it below.
+    If the place does not fit, the line leaves it out: the report prints it below. What is ignored stays whole.
     """
-    name, shortest = escaped(place), min(ends, key=len)
+    name, shortest, verdict = escaped(place), min(ends, key=len), start.rstrip()
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
-    if len(start) + (least if is_wide() else len(name)) + len(f"   {shortest}") > line_width():
-        return shortened(f"{start.rstrip()}   {shortest}", line_width())
+    if len(f"{start}   {shortest}") + (least if is_wide() else len(name)) > line_width():
+        left = line_width() - len(f"{verdict}   ")
+        return shortened(f"{verdict}   {shortened(shortest, left) if left >= least else shortest}", line_width())
     room = [line_width() - len(f"{start}   {end}") for end in ends]
     at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
     return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())

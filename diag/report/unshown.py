@@ -79,11 +79,19 @@ def undecided(report: Report) -> list[Undecided]:
 def pass_without_health(report: Report) -> str:
     """Return the first words of a report that found nothing, and saw less than health needs."""
     if report.observed.endings:
-        return NO_FAILURE
-    ignored = list(dict.fromkeys(each.incident.id for each in report.health.ignored))
-    lists = {"ignored": ignored, "not seen": list(report.health.lacking)}
+        return NO_FAILURE + in_brackets(ignored=ignored(report))
+    return NO_INCIDENT + in_brackets(ignored=ignored(report), **{"not seen": list(report.health.lacking)})
+
+
+def ignored(report: Report) -> list[str]:
+    """List the incidents that are present and that diag.toml accepts."""
+    return list(dict.fromkeys(each.incident.id for each in report.health.ignored))
+
+
+def in_brackets(**lists: list[str]) -> str:
+    """Return lists of names behind a verdict: "  (ignored: kv_pool_saturated; not seen: queue)", "" without names."""
     named = "; ".join(f"{head}: {listed(names, most=MOST_NAMED)}" for head, names in lists.items() if names)
-    return f"{NO_INCIDENT}  ({named})"
+    return f"  ({named})" if named else ""
 
 
 def not_seen(report: Report) -> list[str]:

@@ -158,7 +158,7 @@ def read_logs(options: SourceOptions) -> "list[Observation]":
 
     if others := [target for target in options.targets if not is_log(target)]:
         raise BadUsage(f"{printable(others[0])} is no log: logs are diagnosed alone, or beside one URL with --log")
-    return list(read(options.targets, parse_timezone(options.log_timezone), options.launch, options.version))
+    return read(options.targets, parse_timezone(options.log_timezone), options.launch, options.version)
 
 
 def open_prometheus(

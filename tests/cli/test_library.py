@@ -10,7 +10,7 @@ from support import cli
 from support.paths import ROOT
 
 import diag
-from diag.core.errors import DiagError
+from diag.core.errors import BadUsage, DiagError
 
 CASCADE = cli.CASCADE
 
@@ -55,6 +55,11 @@ def test_tables_have_their_columns() -> None:
 def test_what_cannot_be_read_is_an_error_of_one_sentence(target: str) -> None:
     with pytest.raises(DiagError, match=r"\A[^\n]+\Z"):
         diag.diagnose(target, seconds=0.1)
+
+
+def test_no_target_is_bad_usage() -> None:
+    with pytest.raises(BadUsage, match="no target is named"):
+        diag.diagnose()
 
 
 def test_what_is_not_offered_is_no_attribute() -> None:

@@ -30,6 +30,15 @@ def test_ignored_incident_is_named_with_reason_and_end_and_is_no_health(tmp_path
     assert terminal.render(found).startswith("NO INCIDENT FOUND  (ignored: kv_eviction_cascade)")
 
 
+@pytest.mark.parametrize("target", ["engine_dead", "engine_dead/server.log"])
+def test_a_dead_engine_that_is_ignored_is_no_pass(target: str, tmp_path: Path) -> None:
+    found = report(target, "engine_dead", "2099-12-07", tmp_path)
+    assert (found.verdict, doctor.EXIT[found.verdict]) == ("unknown", 3)
+    assert terminal.render(found).startswith("CANNOT TELL  (ignored: engine_dead)")
+    assert "(ignored: engine\\_dead)" in markdown.render(found).splitlines()[0]
+    assert "[ignore] accepts engine_dead" in found.not_judged[-1].why
+
+
 def test_it_counts_again_after_its_last_day(tmp_path: Path) -> None:
     found = report("kv_cascade", "kv_eviction_cascade", "2020-12-07", tmp_path)
     assert found.verdict == "critical"

@@ -23,6 +23,7 @@ from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.report import json as as_json
 from diag.report import markdown, terminal
+from diag.report.answer import choose_actions
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.doctor.schema.json")
@@ -101,7 +102,9 @@ def test_a_start_in_its_log_is_starting() -> None:
 
 
 def test_context_that_does_not_fit_gets_a_proposed_one_that_fits() -> None:
-    fix = judged("fail_max_model_len").present[0].proposals[0]
+    report = judged("fail_max_model_len")
+    assert not choose_actions(report.present[0], report).advice  # a start that failed serves nobody: its cure is first
+    fix = report.present[0].proposals[0]
     assert (fix.name, fix.before, fix.after) == ("--max-model-len", 131072, 65408)
 
 

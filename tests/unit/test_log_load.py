@@ -11,6 +11,7 @@ from support.reports import judged_logs as judged
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
 from diag.knowledge.other_engines import program_of_log, program_of_models, program_of_page
+from diag.report import terminal
 from diag.sources.log.paste import Line
 from diag.sources.log.reader import fitting_zone
 
@@ -167,6 +168,36 @@ def test_a_request_whose_client_gave_up_does_not_run(tmp_path: Path, running: in
     assert ("engine_stalled" in incidents(report)) == is_stalled
 
 
+RANKS_WAIT = "shm_broadcast.py:681] No available shared memory broadcast block found in 60 seconds. This typically"
+
+
+def waits(second: int, process: str = "EngineCore pid=88") -> str:
+    return f"({process}) INFO {at(second)} [{RANKS_WAIT}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict"),
+    [
+        ([*busy(10, 60), waits(120), waits(180)], "unknown"),
+        ([post(), waits(120), HEALTH], "unknown"),
+        ([*busy(10, 60), waits(120, "EngineCore_DP0 pid=9")], "unknown"),
+        ([*busy(10, 60), waits(120), *busy(130, 160)], "no_incident"),
+        ([*busy(10, 60), stats(60, 0.0, 0.0, 0, 0), waits(120, "Worker_TP1 pid=90")], "no_incident"),
+    ],
+    ids=[
+        "no token after it",
+        "no stats line",
+        "a process that had logged nothing",
+        "tokens after it",
+        "an idle worker",
+    ],
+)
+def test_ranks_that_wait_for_each_other_are_no_pass(tmp_path: Path, lines: list[str], verdict: str) -> None:
+    report = report_on(tmp_path, lines)
+    assert report.verdict == verdict
+    assert any("ranks of its engine wait" in each.why for each in report.not_judged) == (verdict == "unknown")
+
+
 def test_a_torn_stats_line_is_no_crash(tmp_path: Path) -> None:
     torn = stats(120, 30.5, 345.2, 2, 0).replace("30.5 tokens", "30.5.1 tokens")
     assert incidents(report_on(tmp_path, [*busy(10, 120), torn])) == []
@@ -188,6 +219,7 @@ def test_failing_answers_at_the_end_are_an_incident_with_their_exception(tmp_pat
     assert incidents(report) == ["requests_failing"]
     assert report.present[0].failure is not None
     assert "Have the clients" in report.present[0].failure.do
+    assert "failed share of answers" in terminal.render(report, verbose=True)
 
 
 def test_a_few_failed_answers_among_many_are_none(tmp_path: Path) -> None:

@@ -222,6 +222,15 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         judged(write(tmp_path, [""]))
 
 
+def test_an_empty_file_hides_no_other(tmp_path: Path) -> None:
+    write(tmp_path, [""], "a.log")
+    write(tmp_path, OUT_OF_MEMORY, "b.log")
+    report = judged(tmp_path)
+    assert report.verdict == "critical"
+    assert any("a.log has no text" in note for note in report.observed.notes)
+    assert "successful scrapes" not in render(report, verbose=True)
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -26,6 +26,7 @@ from diag.core.log_events import (
     KILLED_BY_SIGNAL,
     ON_DEVICE,
     QUOTED,
+    SHM_BROADCAST_WAIT,
     SHUT_DOWN,
     WORKER_DIED,
     EventLine,
@@ -36,7 +37,7 @@ from diag.core.log_events import (
 from diag.core.metric_families import Sample
 from diag.exporter.log.answers import AnswerCounts
 from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
-from diag.exporter.log.load_lines import LoadLines
+from diag.exporter.log.load_lines import LoadLines, reports_tokens
 from diag.exporter.log.parse_line import PROGRESS_BAR, AnsweredRequest, ParsedLine
 from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
 from diag.exporter.log.recognise import (
@@ -67,6 +68,7 @@ from diag.exporter.log.trackers import (
     informativeness,
     quote,
 )
+from diag.vllm.routes import asks_for_inference
 
 DEATHS = (ENGINE_DEAD, WORKER_DIED)
 _BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
@@ -138,6 +140,8 @@ class ServerRun:
     """Names of the processes that have logged an exception."""
     waits_for: str = ""
     """The line of a rank that waits for a lock, until the start moves."""
+    rank_waits: str = ""
+    """The line of an engine at work whose ranks wait for each other, until it has generated tokens."""
     aborting: tuple[Pattern, ParsedLine, float] | None = None
     """The first unproven line of a device's runtime that aborts a process."""
     announced: tuple[ErrorLine, int] | None = None
@@ -266,6 +270,9 @@ class LogInterpreter:
         if request.status.startswith("5"):
             self._cut_off("answers", at)
         self._is_vllm = self._is_vllm or (not self._is_other and request.route.startswith("/v1/"))
+        is_answer = request.status.startswith("2") and asks_for_inference(request.method, request.route)
+        if is_answer and not self.load.engines:  # a stream is answered before its first token: stats lines tell more
+            self._run.rank_waits = ""
         self._serve(at)
 
     def process_ended(self, at: float, by_signal: bool) -> None:
@@ -505,6 +512,7 @@ class LogInterpreter:
             len(latest),
             self.load.words(self.latest or 0.0),
             state == "serving" and self.load.is_still,
+            self._run.rank_waits if state == "serving" else "",
         )
 
     def _give_reason(self, errors: Sequence[ErrorLine]) -> None:
@@ -581,6 +589,10 @@ class LogInterpreter:
             self._run.root_cause.consider(ErrorLine(line.text, line.number, at, line.process))
         if pattern is None:
             return
+        if pattern.name == SHM_BROADCAST_WAIT and self._serves:  # a worker of an idle engine waits for its next command
+            is_of_engine = line.process.lower().startswith("enginecore")
+            if is_of_engine or self.load.has_requests:
+                self._run.rank_waits = quote(line.text.partition(". ")[0], MOST_TEXT)
         if pattern.kind == "event" and pattern.aborts and not self._was_stopped:
             self._run.abort = ErrorLine(line.text, line.number, at, line.process, event=pattern.name), self.served
         if origin is LineOrigin.VLLM:
@@ -679,6 +691,8 @@ class LogInterpreter:
 
     def _on_serves(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         self.load.read(line.text, at, self.answers.succeeded)
+        if reports_tokens(line.text):
+            self._run.rank_waits = ""
         self._serve(at)
 
     def _cut_off(self, kind: str, at: float) -> None:

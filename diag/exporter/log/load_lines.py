@@ -132,6 +132,11 @@ class LoadLines:
         """True if the last line of an engine reported requests and no token."""
         return any(load.is_still and load.running + load.waiting > 0 for load in self.engines.values())
 
+    @property
+    def has_requests(self) -> bool:
+        """True if the last line of an engine reported requests."""
+        return any(load.running + load.waiting > 0 for load in self.engines.values())
+
     def frozen(self) -> "LoadLines":
         """Return a copy that further lines do not change."""
         other = LoadLines()

@@ -53,14 +53,15 @@ MOST_UNTIMED = 10_000
 """Lines among which the first time of a log is looked for."""
 
 
-def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str) -> Iterator[Observation]:
-    """Yield each log as the observation of a server; times without a zone are of `zone`, None for this host's.
+def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str) -> list[Observation]:
+    """Return each log as the observation of a server; times without a zone are of `zone`, None for this host's.
 
     `launch` and `version` are the servers' launch command and vLLM release, "" if unknown. BadRecording if a log cannot
-    be read or has no text, Unreachable if all of them are of other programs.
+    be read, or all of them have no text; Unreachable if all of them are of other programs.
     """
     others: list[str] = []
-    is_alone = True
+    empty: list[str] = []
+    found: list[Observation] = []
     for each in read_logs(targets):
         lines = as_logged(as_lines([*_lines(each.first, 1), *_lines(each.last, 0)]))
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
@@ -70,19 +71,20 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         log, target = ServerLog(own, each.path), Target(each.name)
         _play(log, lines, own, each.written, target)
         if log.latest is None:
-            raise BadRecording(f"{printable(each.name)} has no text: there is nothing to judge")
-        is_alone = False
+            empty.append(f"{printable(each.name)} has no text: there is nothing to judge")
+            continue
         notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin(
-            "log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *remark, *others)
-        )
+        origin = Origin("log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *remark))
         facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         near = nearby(lines, log.reason_number, partial(_time, zone=own, written=each.written))
         context = ending.context._replace(nearby=near)
-        yield replace(observation(origin, [target], facts), endings={each.name: ending._replace(context=context)})
-    if others and is_alone:
-        raise Unreachable("; ".join(others))
+        endings = {each.name: ending._replace(context=context)}
+        found.append(replace(observation(origin, [target], facts), endings=endings))
+    aside = (*empty, *others)
+    if aside and not found:
+        raise (BadRecording if empty else Unreachable)("; ".join(aside))
+    return [replace(each, notes=(*each.notes, *(() if at else aside))) for at, each in enumerate(found)]
 
 
 def fitting_zone(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[tzinfo | None, tuple[str, ...]]:
