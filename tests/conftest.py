@@ -16,6 +16,8 @@ OPTIONAL = ("test_promqltest", "test_kubernetes")
 """Prometheus' own scripts are never shipped, and a Kubernetes API server takes ten minutes to build."""
 LIVE = ("test_two_ranks", "test_small_server", "test_tiny_server", "test_log_of_clients", "test_outages")
 """The live files that take minutes, in the order in which two processes wait least for each other's servers."""
+FIRST = ("recordings",)
+"""The folders whose tests wait for no other process: they come first, while live tests beside them keep the cores."""
 FAST = ("unit",)
 """The folders whose tests need nothing but Python, and a minute; tests elsewhere say that they are fast themselves."""
 
@@ -30,6 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if item not in nightly]
     items.sort(key=lambda item: LIVE.index(item.path.stem) if item.path.stem in LIVE else len(LIVE))
+    items.sort(key=lambda item: item.path.parent.name not in FIRST)
     for item in items:
         needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow"}
         if item.path.relative_to(TESTS).parts[0] in FAST and not needs:
