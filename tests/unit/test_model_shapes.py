@@ -11,6 +11,7 @@ from diag.commands.budget import BudgetOptions, estimate
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import Command
 from diag.vllm.memory import weights
+from diag.vllm.memory.ledger import WEIGHTS
 from diag.vllm.memory.model import load
 from diag.vllm.memory.shapes import closest, find_shape, repositories
 
@@ -114,6 +115,11 @@ def test_a_config_json_in_the_cache_wins(tmp_path: Path) -> None:
     changed(snapshot, num_hidden_layers=2)
     model = load("Qwen/Qwen3-8B", cached(str(tmp_path)))
     assert (model.layers, model.facts) == (2, "")
+
+
+def test_the_weights_of_a_shape_by_name_are_not_those_of_a_config_json() -> None:
+    found = estimate(BudgetOptions("vllm serve Qwen/Qwen3-8B", "h100", version="0.32.0"))
+    assert [row.source for row in found.ledger.rows if row.name == WEIGHTS] == ["the shape of that name"]
 
 
 def test_formats_with_other_modules_in_16_bits_are_a_doubt() -> None:

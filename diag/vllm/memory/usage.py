@@ -171,7 +171,8 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
     slack = BY_FILES if files else DOUBT if model.doubt else BY_FILES if bits.exact else QUANTIZED
     slack = 0 if exact else slack
     doubtful = 0 if files else round(encoders(model).elements * 2 * ENCODER / setup.tensor)
-    shape = ", ".join(filter(None, ("the shape in config.json", bits.named)))
+    origin = "the shape of that name" if model.facts else "the shape in config.json"
+    shape = ", ".join(filter(None, (origin, bits.named)))
     source = ("the *.safetensors files" if files else shape) + (f", divided among {gpus} GPUs" if gpus > 1 else "")
 
     padded, ways = bits, setup.tensor * setup.data
