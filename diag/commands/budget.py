@@ -10,7 +10,7 @@ from diag.commands.sizing import SizingOptions, is_server, model_label, traffic
 from diag.core.errors import BadUsage
 from diag.core.files import exists, expanded
 from diag.core.formatting import GIB, gibibytes, printable
-from diag.exporter.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
+from diag.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.gpu_sizing import Budget, render_budget, render_budget_json
 from diag.vllm import gpus
 from diag.vllm.command import parse as command

@@ -18,9 +18,9 @@ from diag.core.errors import BadUsage
 from diag.core.files import read_json, refused_in_words, written_bytes, written_whole
 from diag.core.formatting import gibibytes
 from diag.diagnosis.report import Report
+from diag.log import files as logs
 from diag.report import html, issue
 from diag.report import json as report_json
-from diag.sources.log import files as logs
 from diag.sources.recording import bundle, reader
 from diag.sources.source import SCRAPE_TIMEOUT, shown_targets
 from diag.vllm.command.free_text import hidden, hidden_lines

@@ -92,9 +92,9 @@ def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract,
     """Return the page for a pasted text: an alert, an exception, an environment variable, a metric; "" for none."""
     from diag.artefacts.names import alert_name
     from diag.artefacts.runbook import runbook
-    from diag.exporter.log.recognise import recognise
     from diag.knowledge.formulas import expanded, rule_set
     from diag.knowledge.known_failures import PLACE, known_failure, table
+    from diag.log.recognise import recognise
 
     bare = text.strip().strip("`'\"")
     for incident in incidents:
@@ -170,10 +170,10 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.artefacts.advice import wrong_advice
     from diag.core.metric_families import families
     from diag.diagnosis.roll_call import waits
-    from diag.exporter.log import patterns
     from diag.knowledge import known_failures, other_engines, rocm
     from diag.lint.rule import LintRule
     from diag.lint.rules import RULES
+    from diag.log import patterns
     from diag.preflight.check import PreflightCheck
     from diag.preflight.checks import CHECKS
     from diag.report.coverage import sentences

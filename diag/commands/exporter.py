@@ -22,14 +22,14 @@ from diag.core.files import refused_in_words
 from diag.core.formatting import listed, printable, quantity
 from diag.core.metric_families import Sample
 from diag.exporter import http_server as serve
-from diag.exporter.log.corroboration import measure
-from diag.exporter.log.tail import STDIN, parse_timezone
 from diag.exporter.nccl import parse_address
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
 from diag.exposition.rendering import render
 from diag.http.address import parse
 from diag.http.vllm_server import Probe
+from diag.log.corroboration import measure
+from diag.log.tail import STDIN, parse_timezone
 
 if TYPE_CHECKING:
     from diag.diagnosis.progress import Health, Liveness
@@ -262,7 +262,7 @@ class ReplayedServer:
 
 def replay(options: ReplayOptions) -> None:
     """Serve a recording until Ctrl-C, or until it ends if `at_end` is "exit"."""
-    from diag.exporter.log.parse_line import TimedLine, read_timed_lines
+    from diag.log.parse_line import TimedLine, read_timed_lines
     from diag.sources.recording.reader import read_pages
     from diag.sources.recording.replay import Replay, restamped
 

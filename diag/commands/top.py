@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from diag.commands.observe import ObserveOptions, judge_observation, look, site
 from diag.core.errors import BadUsage
-from diag.sources.log.files import is_stream
+from diag.log.files import is_stream
 from diag.sources.source import refuse_the_past, scrape_plan, shown_targets
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The events and the start-up phases that the exporter reads from a vLLM server's log, each declared once.
 
 An event is a value of the label `event` of diag_vllm_log_events_total, a phase one of the label `phase` of
-diag_vllm_startup_phase. diag/exporter/log/patterns.toml declares the lines that show them, diag/knowledge/ the
+diag_vllm_startup_phase. diag/log/patterns.toml declares the lines that show them, diag/knowledge/ the
 incidents that read them. An event that no incident reads states why it is counted.
 """
 

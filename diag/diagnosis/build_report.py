@@ -373,7 +373,7 @@ def merge_log_reports(reports: Sequence[Report]) -> Report:
     """
     if len(reports) == 1:
         return reports[0]
-    from diag.exporter.log.trackers import informativeness  # noqa: PLC0415  # compiles the patterns of a log
+    from diag.log.trackers import informativeness  # noqa: PLC0415  # compiles the patterns of a log
 
     def order(finding: Finding) -> tuple[int, int, float]:
         reason = max((informativeness(quote.text) for quote in finding.quotes), default=0)

@@ -23,14 +23,14 @@ from diag.core.formatting import printable
 from diag.core.metric_families import Collector, Sample
 from diag.exporter.gpu.collector import GpuCollector
 from diag.exporter.infiniband import InfiniBandCollector, read_ports
-from diag.exporter.log.corroboration import Measurement
-from diag.exporter.log.tail import LogTail
 from diag.exporter.nccl import NcclCollector
 from diag.exporter.process.collector import ProcessCollector
 from diag.exporter.process.table import listeners
 from diag.exporter.vllm_page import CollectorFailed, Scraped
 from diag.http.address import Address, is_here
 from diag.http.failure import SCALES
+from diag.log.corroboration import Measurement
+from diag.log.tail import LogTail
 from diag.vllm import work
 from diag.vllm.running_config import Config, ServerFacts, settle
 

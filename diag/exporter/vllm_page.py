@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
-from diag.exporter.log.corroboration import Measurement, measure
 from diag.exposition import NotMetrics, is_cut, lines_from, sample
 from diag.http.address import Address, from_environment
 from diag.http.client import Client, Manner
 from diag.http.failure import Failure, WrongAnswer
 from diag.http.vllm_server import VllmServer
+from diag.log.corroboration import Measurement, measure
 from diag.vllm.running_config import Config, ServerFacts, from_page
 
 REMEMBERED = 300.0

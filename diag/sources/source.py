@@ -18,8 +18,8 @@ from diag.core.files import exists
 from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.subjects import Floats, Instants, Subject
+from diag.log.files import is_log
 from diag.promql import Formula
-from diag.sources.log.files import is_log
 from diag.sources.prometheus.scope import Scope
 
 if TYPE_CHECKING:
@@ -153,8 +153,8 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
 
 def read_logs(options: SourceOptions) -> "list[Observation]":
     """Read logs without a server, each as an observation of its own; BadUsage if a target is none."""
-    from diag.exporter.log.tail import parse_timezone
-    from diag.sources.log.reader import read
+    from diag.log.tail import parse_timezone
+    from diag.sources.logs import read
 
     if others := [target for target in options.targets if not is_log(target)]:
         raise BadUsage(f"{printable(others[0])} is no log: logs are diagnosed alone, or beside one URL with --log")
@@ -197,10 +197,10 @@ def scrape_plan(options: SourceOptions, tick: Tick, scraping: Scraping | None = 
 
 def _host_pages(options: SourceOptions, server: "VllmServer") -> "JoinedPages | None":
     """Return the pages of GPUs, processes and log of a server on this host, or of a server whose log was named."""
-    from diag.exporter.log.tail import parse_timezone
     from diag.exporter.nccl import parse_address
     from diag.exporter.page import host_collectors
     from diag.http.address import is_here
+    from diag.log.tail import parse_timezone
     from diag.sources.live.joined_pages import JoinedPages
 
     if not options.log and not is_here(server.address):

@@ -12,11 +12,11 @@ from support.imitations import at_of
 from support.processes import TP2
 from support.processes import serving as serving_processes
 
-from diag.exporter.log.corroboration import Measurement, measure
-from diag.exporter.log.server_log import ServerLog
-from diag.exporter.log.tail import LogTail
 from diag.exporter.page import HostCollectors
 from diag.exporter.process.collector import ProcessCollector
+from diag.log.corroboration import Measurement, measure
+from diag.log.server_log import ServerLog
+from diag.log.tail import LogTail
 from diag.sources.kubernetes.pod_object import Candidate, ContainerStatus
 from diag.sources.kubernetes.servers import ContainerLog
 

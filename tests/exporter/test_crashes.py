@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from diag.exporter.log.server_log import ServerLog
+from diag.log.server_log import ServerLog
 
 BEGIN = datetime(2026, 11, 21, 2, tzinfo=UTC)
 

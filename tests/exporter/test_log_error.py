@@ -7,10 +7,10 @@ import pytest
 from support.paths import LOGS, RECORDINGS
 from support.secrets import corpus, is_shown
 
-from diag.exporter.log.parse_line import read_timed_lines
-from diag.exporter.log.server_log import ServerLog
-from diag.exporter.log.tail import FIRST, LAST, LogTail
-from diag.exporter.log.trackers import MOST_TEXT
+from diag.log.parse_line import read_timed_lines
+from diag.log.server_log import ServerLog
+from diag.log.tail import FIRST, LAST, LogTail
+from diag.log.trackers import MOST_TEXT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 NAMES = ("event", "process", "file", "line", "text", "cause", "frames")

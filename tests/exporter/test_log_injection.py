@@ -11,10 +11,10 @@ from support.imitations import Heads, at_of, imitations
 from support.paths import LOGS
 from support.sampling import some
 
-from diag.exporter.log.parse_line import read_timed_lines, split_redrawn
-from diag.exporter.log.patterns import Pattern, patterns
-from diag.exporter.log.recognise import recognise
-from diag.exporter.log.server_log import ServerLog
+from diag.log.parse_line import read_timed_lines, split_redrawn
+from diag.log.patterns import Pattern, patterns
+from diag.log.recognise import recognise
+from diag.log.server_log import ServerLog
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
 TIME = "2026-11-21T19:50:00.000000000Z"

@@ -13,9 +13,9 @@ import pytest
 from support.live import server as live
 from support.processes import Fake, engine, serving
 
-from diag.exporter.log.corroboration import Measurement
 from diag.exporter.process import collector
 from diag.exporter.process.collector import ProcessCollector
+from diag.log.corroboration import Measurement
 
 ORPHANED, STRAY = "diag_vllm_process_orphaned", "diag_vllm_stray_engine"
 STARTED = "process_start_time_seconds"

@@ -45,8 +45,6 @@ from diag.core.yaml import load as load_yaml
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
-from diag.exporter.log.memory_sizes import read_memory_log
-from diag.exporter.log.tail import LogTail
 from diag.exporter.nccl import NcclStatus, NotRas, nccl_samples, read_status
 from diag.exporter.process import table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
@@ -60,6 +58,8 @@ from diag.http import prometheus_api
 from diag.http.address import Credentials, parse
 from diag.http.failure import Failure
 from diag.knowledge.catalog import CatalogEntry, check, load
+from diag.log.memory_sizes import read_memory_log
+from diag.log.tail import LogTail
 from diag.normal.baseline import learn, save
 from diag.normal.baseline import read as read_baseline
 from diag.normal.comparison import by_baseline

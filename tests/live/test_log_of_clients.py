@@ -17,8 +17,8 @@ import pytest
 from support import imitations
 from support.live import load, memory_runs_out, on_call, server, slow_weights
 
-from diag.exporter.log.parse_line import read_timed_lines
-from diag.exporter.log.server_log import ServerLog
+from diag.log.parse_line import read_timed_lines
+from diag.log.server_log import ServerLog
 
 pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")

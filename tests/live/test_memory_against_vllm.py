@@ -12,7 +12,7 @@ import pytest
 from support.live import model, server
 from support.paths import MODELS, TESTS
 
-from diag.exporter.log.memory_sizes import read_memory_log
+from diag.log.memory_sizes import read_memory_log
 from diag.vllm.command.parse import parse
 from diag.vllm.memory import kv_layout, weights
 from diag.vllm.memory.ledger import keeps_tokens, ledger, state_blocks_needed

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from support.paths import LOGS
 
-from diag.exporter.log.recognise import recognise
+from diag.log.recognise import recognise
 
 
 class Heads(NamedTuple):

@@ -14,11 +14,11 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
-from diag.exporter.log.corroboration import Measurement
 from diag.exporter.vllm_page import PageScraper
 from diag.http.address import Credentials, parse
 from diag.http.client import Client, Manner
 from diag.http.vllm_server import HEALTH_WAIT, VllmServer
+from diag.log.corroboration import Measurement
 from diag.sources.live.scrape import ScrapePlan, scrape
 from diag.sources.recording.writer import record
 

@@ -18,11 +18,11 @@ from diag.commands.ramp import MOST_FILES
 from diag.core import files, yaml
 from diag.diagnosis import decision_table
 from diag.exporter import infiniband, nccl
-from diag.exporter.log import parse_line, tail
-from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
 from diag.http import address, client, prometheus_api, vllm_server
+from diag.log import parse_line, tail
+from diag.log.memory_sizes import read_memory_log
 from diag.normal import baseline
 from diag.promql import parser
 from diag.ramp import kept, results

@@ -14,9 +14,9 @@ from re import _parser  # type: ignore[attr-defined]
 
 import pytest
 
-from diag.exporter import log
-from diag.exporter.log.patterns import Pattern, patterns
-from diag.exporter.log.recognise import MOST_SEARCHED, read_values
+from diag import log
+from diag.log.patterns import Pattern, patterns
+from diag.log.recognise import MOST_SEARCHED, read_values
 
 OTHERS = (
     "diag.exposition",

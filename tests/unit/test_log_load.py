@@ -11,9 +11,9 @@ from support.reports import judged_logs as judged
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
 from diag.knowledge.other_engines import program_of_log, program_of_models, program_of_page
+from diag.log.paste import Line
 from diag.report import terminal
-from diag.sources.log.paste import Line
-from diag.sources.log.reader import fitting_zone
+from diag.sources.logs import fitting_zone
 
 BEGAN = datetime(2026, 11, 20, 3, tzinfo=UTC)
 READY = ["INFO:     Started server process [1]", "INFO:     Application startup complete."]

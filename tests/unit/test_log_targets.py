@@ -17,8 +17,8 @@ from support.reports import judged_logs as judged
 
 from diag.core.errors import BadRecording, BadUsage
 from diag.diagnosis.report import Report
+from diag.log.paste import Line, as_logged
 from diag.report.terminal import render
-from diag.sources.log.paste import Line, as_logged
 
 OUT_OF_MEMORY = (LOGS / "v1_0.8.5_no_kv_memory.log").read_text(encoding="utf-8").splitlines()
 SERVING = (LOGS / "v1_0.32.0_cpu_small.log").read_text(encoding="utf-8").splitlines()
@@ -437,8 +437,8 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: bytes)
 
 
 def test_the_middle_of_a_large_log_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diag.sources.log.files.FIRST", 2_000)
-    monkeypatch.setattr("diag.sources.log.files.LAST", 20_000)
+    monkeypatch.setattr("diag.log.files.FIRST", 2_000)
+    monkeypatch.setattr("diag.log.files.LAST", 20_000)
     access = [f'{API}INFO:     10.0.0.7:51234 - "POST /v1/completions HTTP/1.1" 200 OK'] * 5_000
     report = judged(write(tmp_path, [*START, *READY, *access, *OUT_OF_MEMORY]))
     assert "only the first" in told(report)
@@ -447,8 +447,8 @@ def test_the_middle_of_a_large_log_is_left_out(tmp_path: Path, monkeypatch: pyte
 
 def test_lines_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Line feeds alone are no lines; of too many lines the last ones are read."""
-    monkeypatch.setattr("diag.sources.log.reader.FIRST_LINES", 20)
-    monkeypatch.setattr("diag.sources.log.reader.LAST_LINES", 500)
+    monkeypatch.setattr("diag.sources.logs.FIRST_LINES", 20)
+    monkeypatch.setattr("diag.sources.logs.LAST_LINES", 500)
     (tmp_path / "feeds.log").write_bytes(b"\n" * 5_000_000 + b"x")
     assert judged(tmp_path / "feeds.log").verdict == "unknown"
     report = judged(write(tmp_path, [*["x"] * 1_000, *OUT_OF_MEMORY]))

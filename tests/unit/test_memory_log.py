@@ -4,7 +4,7 @@ import pytest
 from support.paths import LOGS
 
 from diag.core.errors import BadUsage
-from diag.exporter.log.memory_sizes import GIB, LoggedMemory, parse_memory_log, read_memory_log
+from diag.log.memory_sizes import GIB, LoggedMemory, parse_memory_log, read_memory_log
 
 HEAD = "(EngineCore pid=9) INFO 10-06 17:00:41 [gpu_worker.py:955] "
 

@@ -16,7 +16,7 @@ FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
 ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
 DEFECTS = "report/defects.toml"
-ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
+ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "log/patterns.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
     (

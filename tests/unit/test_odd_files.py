@@ -14,9 +14,9 @@ from diag.core import files, yaml
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadDeclaration, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
-from diag.exporter.log.memory_sizes import read_memory_log
 from diag.http.address import from_environment
 from diag.knowledge.catalog import load as load_incidents
+from diag.log.memory_sizes import read_memory_log
 from diag.sources.kubernetes.cluster import cluster_of
 from diag.sources.recording.reader import read as read_recording
 from diag.vllm.command.command import read_config_file
@@ -168,8 +168,8 @@ def test_an_incident_file_that_cannot_be_run_is_refused(code: str, tmp_path: Pat
 
 
 def test_a_log_on_standard_input_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diag.exporter.log.memory_sizes.FIRST", 2**10)
-    monkeypatch.setattr("diag.exporter.log.memory_sizes.LAST", 2**10)
+    monkeypatch.setattr("diag.log.memory_sizes.FIRST", 2**10)
+    monkeypatch.setattr("diag.log.memory_sizes.LAST", 2**10)
     with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
         monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": endless.stdout}))
         with pytest.raises(BadUsage, match="standard input has more than"):

@@ -20,8 +20,8 @@ from diag.core.formatting import listed, printable
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.http.address import Address, parse, without_user
 from diag.lint.rules import RULES
+from diag.log.files import PAGES, is_log
 from diag.report.settings import UNKNOWN
-from diag.sources.log.files import PAGES, is_log
 from diag.sources.prometheus.scope import Scope
 from diag.vllm.flags import registry
 from diag.vllm.gpus import gpus

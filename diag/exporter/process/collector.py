@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
-from diag.exporter.log.corroboration import RESOLUTION, Measurement
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
 from diag.exporter.process.orphans import orphaned_engines, proven, stray_engines
 from diag.exporter.process.server import (
@@ -32,6 +31,7 @@ from diag.exporter.process.table import (
     read_from,
     read_table,
 )
+from diag.log.corroboration import RESOLUTION, Measurement
 
 STOPPED = "diag_vllm_process_stopped"
 ANOTHER = (

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from diag.core.formatting import moment, plural, printable, resource_quantity
 from diag.core.metric_families import Sample
-from diag.exporter.log.trackers import STEADY_SECONDS
+from diag.log.trackers import STEADY_SECONDS
 from diag.vllm.command.free_text import hidden
 
 Pod = Mapping[str, Any]

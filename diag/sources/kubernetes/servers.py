@@ -17,13 +17,13 @@ from diag.core.errors import Unreachable
 from diag.core.formatting import listed, plural, printable
 from diag.core.metric_families import Collected, Collector
 from diag.core.metric_prefix import named_as_ours
-from diag.exporter.log.corroboration import Measurement
-from diag.exporter.log.server_log import ServerLog
 from diag.exporter.vllm_page import is_ours
 from diag.http.address import PAGE, Address, Credentials
 from diag.http.client import run_in_thread
 from diag.http.failure import Failure
 from diag.http.vllm_server import ACCEPT, VllmServer
+from diag.log.corroboration import Measurement
+from diag.log.server_log import ServerLog
 from diag.sources.kubernetes.cluster import MOST_PODS, Api, Place, cluster_of, namespaced
 from diag.sources.kubernetes.pod_object import (
     LAST_MOMENT,

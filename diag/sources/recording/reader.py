@@ -22,7 +22,7 @@ from diag.core.files import FLUSHED, STEP, Gunzip, cut_at_flushes, exists, opene
 from diag.core.formatting import moment, plural, printable
 from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Reading, Target
-from diag.sources.log.files import NAMED, PAGES
+from diag.log.files import NAMED, PAGES
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import FLAGS, ServerFacts, settings
 
@@ -149,8 +149,8 @@ class RecordedLog:
 
     def __init__(self, file: Path, shown: str, zone: tzinfo, first: float) -> None:
         """`shown` is its path in messages, `first` the time of a scrape: the lines lack the year."""
-        from diag.exporter.log.parse_line import read_timed_lines, skipped_note
-        from diag.exporter.log.server_log import ServerLog
+        from diag.log.parse_line import read_timed_lines, skipped_note
+        from diag.log.server_log import ServerLog
 
         self.state = ServerLog(zone, shown)
         self._begun = False
@@ -160,8 +160,8 @@ class RecordedLog:
     def until(self, at: float, page: bytes) -> Sequence[Reading]:
         """Return the log's metrics at a scrape; `page` is b"" if it failed. Scrapes come in order."""
         from diag.core.metric_prefix import named_as_ours
-        from diag.exporter.log.corroboration import Measurement, measure
         from diag.exposition.rendering import labelled
+        from diag.log.corroboration import Measurement, measure
 
         seen = measure(at, named_as_ours(page)[0]) if page else Measurement(at, page=False, answers=False)
         if not self._begun:  # the lines before the first scrape are judged by what it measured

@@ -16,8 +16,8 @@ from diag.core.files import exists, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.exposition import CUT, is_cut
 from diag.http.address import Address
+from diag.log.files import PAGES
 from diag.sources.live.scrape import ScrapePlan, ScrapeProgress, Scraper, on_interrupt
-from diag.sources.log.files import PAGES
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import ABOUT
 from diag.vllm.command.free_text import hidden

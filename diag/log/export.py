@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from diag.core.files import parse_json
-from diag.sources.log.paste import NEARLY_ALL, Line, is_newest_first
+from diag.log.paste import NEARLY_ALL, Line, is_newest_first
 
 TEXTS = ("message", "log", "line", "textpayload", "msg", "content", "@message", "body", "text")
 TIMES = ("@timestamp", "timestamp", "time", "__realtime_timestamp", "date", "ts", "eventtime")

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from diag.core.declarations import PACKAGE, Mistake, Place, did_you_mean, read, typed
 from diag.core.log_events import CUDA_GRAPH_CAPTURE, LOG_EVENTS, STARTUP_PHASES
 
-FILE = PACKAGE / "exporter" / "log" / "patterns.toml"
+FILE = PACKAGE / "log" / "patterns.toml"
 Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
 """The meaning of a line. A banner begins a new start; a hint does so only if no start is under way; a stage has been
 reached by a start; progress is made inside a stage; a setting is of the configuration; an event is counted; "serves"

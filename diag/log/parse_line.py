@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from diag.core.files import parse_json, read_ends
-from diag.exporter.log.patterns import RAW
+from diag.log.patterns import RAW
 
 MOST_CHARACTERS = 64 * 2**10
 """Characters of one line that are read; the rest is ignored."""

@@ -35,12 +35,12 @@ from diag.core.log_events import (
     LogState,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.answers import AnswerCounts
-from diag.exporter.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
-from diag.exporter.log.load_lines import LoadLines, reports_tokens
-from diag.exporter.log.parse_line import PROGRESS_BAR, AnsweredRequest, ParsedLine
-from diag.exporter.log.patterns import FAILED, RAW, STAGES, Pattern
-from diag.exporter.log.recognise import (
+from diag.log.answers import AnswerCounts
+from diag.log.corroboration import LINGERS, RESOLUTION, SURVIVED, MeasuredServer
+from diag.log.load_lines import LoadLines, reports_tokens
+from diag.log.parse_line import PROGRESS_BAR, AnsweredRequest, ParsedLine
+from diag.log.patterns import FAILED, RAW, STAGES, Pattern
+from diag.log.recognise import (
     TRACEBACK,
     ErrorLine,
     LineOrigin,
@@ -55,7 +55,7 @@ from diag.exporter.log.recognise import (
     read_values,
     recognise,
 )
-from diag.exporter.log.trackers import (
+from diag.log.trackers import (
     MOST_NAME,
     MOST_TEXT,
     READY_STAGE,

@@ -6,11 +6,11 @@ and that interpretation counts once the log shows work later than that.
 """
 
 from diag.core.log_events import QUOTED
-from diag.exporter.log.corroboration import LINGERS, Claim
-from diag.exporter.log.interpreter import LogInterpreter
-from diag.exporter.log.load_lines import reports_tokens
-from diag.exporter.log.parse_line import AnsweredRequest, ParsedLine
-from diag.exporter.log.patterns import Pattern
+from diag.log.corroboration import LINGERS, Claim
+from diag.log.interpreter import LogInterpreter
+from diag.log.load_lines import reports_tokens
+from diag.log.parse_line import AnsweredRequest, ParsedLine
+from diag.log.patterns import Pattern
 from diag.vllm.routes import is_served
 
 FEWEST_SIGNS = 2

@@ -12,8 +12,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 
 from diag.core.metric_families import Sample
-from diag.exporter.log.parse_line import AnsweredRequest
-from diag.exporter.log.trackers import quote
+from diag.log.parse_line import AnsweredRequest
+from diag.log.trackers import quote
 from diag.vllm.routes import asks_for_inference, is_served
 
 SINGLE = ("400", "401", "403", "404", "413", "422")

@@ -14,8 +14,8 @@ from pathlib import Path
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
-from diag.exporter.log.interpreter import LogInterpreter, PlacedLine
-from diag.exporter.log.parse_line import (
+from diag.log.interpreter import LogInterpreter, PlacedLine
+from diag.log.parse_line import (
     FIRST,
     LAST,
     LONGEST,
@@ -23,9 +23,9 @@ from diag.exporter.log.parse_line import (
     skipped_note,
     split_redrawn,
 )
-from diag.exporter.log.recognise import LineOrigin, parse_amount, read_values
-from diag.exporter.log.server_log import ServerLog
-from diag.exporter.log.trackers import parse_settings
+from diag.log.recognise import LineOrigin, parse_amount, read_values
+from diag.log.server_log import ServerLog
+from diag.log.trackers import parse_settings
 
 Size = tuple[int, int]
 """Least and most bytes."""

@@ -23,10 +23,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from diag.core.errors import BadUsage
 from diag.core.metric_families import Collected
-from diag.exporter.log.corroboration import Measurement
-from diag.exporter.log.server_log import ServerLog
+from diag.log.corroboration import Measurement
+from diag.log.server_log import ServerLog
 
 log = logging.getLogger("diag.exporter")
+log.addHandler(logging.NullHandler())  # the doctor has these messages in its report
 
 STDIN = "-"
 MOST_LINE = 64 * 2**10

@@ -17,9 +17,10 @@ from diag.core.log_events import (
     LogState,
 )
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import START, Claim, MeasuredServer, Measurement
-from diag.exporter.log.interpreter import LogInterpreter, PlacedLine
-from diag.exporter.log.parse_line import (
+from diag.exposition.scrapes import Reading
+from diag.log.corroboration import START, Claim, MeasuredServer, Measurement
+from diag.log.interpreter import LogInterpreter, PlacedLine
+from diag.log.parse_line import (
     MOST_CHARACTERS,
     UVICORN,
     AnsweredRequest,
@@ -28,18 +29,17 @@ from diag.exporter.log.parse_line import (
     is_access,
     parse_request,
 )
-from diag.exporter.log.patterns import Pattern
-from diag.exporter.log.recognise import (
+from diag.log.patterns import Pattern
+from diag.log.recognise import (
     LineOrigin,
     recognise,
 )
-from diag.exporter.log.survival import Survival, claims_death
-from diag.exporter.log.trackers import (
+from diag.log.survival import Survival, claims_death
+from diag.log.trackers import (
     MOST_NAME,
     MOST_TEXT,
     quote,
 )
-from diag.exposition.scrapes import Reading
 from diag.vllm.running_config import ServerFacts
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from diag.core.formatting import printable
 from diag.core.log_events import LOG_EVENTS, READY, WARM_UP
 from diag.core.metric_families import Sample
-from diag.exporter.log.corroboration import RESOLUTION, SURVIVED
-from diag.exporter.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
-from diag.exporter.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
+from diag.log.corroboration import RESOLUTION, SURVIVED
+from diag.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
+from diag.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.redaction import is_like_a_flag, is_plain_name
 from diag.vllm.command.shell import HIDDEN

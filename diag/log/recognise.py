@@ -19,8 +19,8 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from diag.core.formatting import GIB, LOG_UNITS
-from diag.exporter.log.parse_line import ParsedLine
-from diag.exporter.log.patterns import FAILED, RAW, Pattern, patterns
+from diag.log.parse_line import ParsedLine
+from diag.log.patterns import FAILED, RAW, Pattern, patterns
 
 _RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
 _BEFORE = re.compile(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from diag.exporter.log.parse_line import COLLECTOR, ISO
+from diag.log.parse_line import COLLECTOR, ISO
 
 
 class Line(NamedTuple):
@@ -32,7 +32,7 @@ _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r"\t")))
 FEWEST_BLANKS = 4
 """Blanks before nearly all lines that are the paste's, such as Markdown's for code."""
 _INSIDE = re.compile(
-    r"(?<=\S) +(?=(?:\([A-Za-z]\w{0,60} (?:rank=\d+ )?pid=\d+[^()]{0,80}\) ?){0,3}"
+    r"(?<=\S) +(?=(?:\([A-Za-z]\w{0,60} (?:rank=\d+ )?pid=\d{1,20}[^()]{0,80}\) ?){0,3}"
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\]"
     r"|(?:INFO|WARNING|ERROR): +(?:[A-Z][a-z]+ing |Started |Application |Uvicorn |[\d.]{7,15}:\d+ - )"
     r"|Traceback \(most recent call last\):|File \"[^\"]{1,300}\", line \d+, in ))"
@@ -58,11 +58,11 @@ _OWN = re.compile(
     r"|(?:INFO|WARNING|ERROR): {4,5}\S|Traceback \(most recent call last\):"
 )
 """The beginning of a line that vLLM, uvicorn or Python wrote."""
-_PROCESS = re.compile(r"(?:\(\w[^()]{0,80} pid=\d+[^()]{0,80}\) ?){0,3}")
+_PROCESS = re.compile(r"(?:\(\w[^()]{0,80} pid=\d{1,20}[^()]{0,80}\) ?){0,3}")
 _PREFIX = re.compile(rf"(?!\(|{_LEVEL}(?::| \d))\S.{{0,80}}?(?={_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\])")
 """VLLM_LOGGING_PREFIX, between the name of the process and the level; behind uvicorn's level, a client wrote it."""
 _TIME = re.compile(
-    rf"(?P<iso>{ISO})|(?:\(\w[^()]{{0,80}} pid=\d+[^()]{{0,80}}\) ?){{0,3}}{_LEVEL} (?P<own>\d\d-\d\d \S+)"
+    rf"(?P<iso>{ISO})|(?:\(\w[^()]{{0,80}} pid=\d{{1,20}}[^()]{{0,80}}\) ?){{0,3}}{_LEVEL} (?P<own>\d\d-\d\d \S+)"
 )
 LONGEST_HEAD, FEWEST_HEADS, RAREST = 300, 3, 0.01
 """Characters of a head, lines from which one is learnt, and their share of the lines that have one."""

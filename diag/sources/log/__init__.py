@@ -1,1 +1,0 @@
-"""Logs without a server: files, folders of them, or standard input."""
