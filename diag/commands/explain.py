@@ -94,7 +94,7 @@ def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract,
     from diag.artefacts.runbook import runbook
     from diag.knowledge.formulas import expanded, rule_set
     from diag.knowledge.known_failures import PLACE, known_failure, table
-    from diag.log.recognise import recognise
+    from diag.log.patterns import recognise
 
     bare = text.strip().strip("`'\"")
     for incident in incidents:

@@ -1,5 +1,5 @@
-"""Read a vLLM server's log: raw line -> `parse_line` -> `recognise` (the table in `patterns`) -> `server_log`.
+"""Read a vLLM server's log: raw line -> `parse_line` -> `patterns` -> `interpreter` -> `states` -> `server_log`.
 
-`server_log` feeds the `trackers` and returns samples. `tail` follows a log file; `memory_sizes` reads memory sizes.
-`files` reads logs that are named; `export` and `paste` undo what a log store, a terminal or a page has done to one.
+`tail` follows a log file; `files` reads logs that are named, and `export` and `paste` undo what a log store, a terminal
+or a page has done to one. `memory_sizes` reads memory sizes.
 """

@@ -14,7 +14,8 @@ from pathlib import Path
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
-from diag.log.interpreter import LogInterpreter, PlacedLine
+from diag.log.interpreter import LogInterpreter
+from diag.log.origin import LineOrigin
 from diag.log.parse_line import (
     FIRST,
     LAST,
@@ -23,8 +24,9 @@ from diag.log.parse_line import (
     skipped_note,
     split_redrawn,
 )
-from diag.log.recognise import LineOrigin, parse_amount, read_values
+from diag.log.patterns import parse_amount, read_values
 from diag.log.server_log import ServerLog
+from diag.log.states import PlacedLine
 from diag.log.trackers import parse_settings
 
 Size = tuple[int, int]
@@ -121,7 +123,7 @@ def parse_memory_log(lines: Iterable[str]) -> LoggedMemory:
     for raw in lines:
         for line in split_redrawn(raw[:LONGEST]):
             log.feed(line, now, live=False)
-    interpreter.memory.version = log.version
+    interpreter.memory.version = log.config.version
     return interpreter.memory
 
 
@@ -134,9 +136,9 @@ class _MemoryInterpreter(LogInterpreter):
 
     def interpret(self, placed: PlacedLine) -> None:
         line, pattern, origin = placed[:3]
-        startup, serves = self._run.startup, self.phase == "serving"
+        startup, serves = self.states.run.startup, self.phase == "serving"
         super().interpret(placed)
-        if startup is not self._run.startup and self.memory.sizes:
+        if startup is not self.states.run.startup and self.memory.sizes:
             self.memory = LoggedMemory()
         if serves and (origin is not LineOrigin.VLLM or (pattern and pattern.kind != "event")):
             return

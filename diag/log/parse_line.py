@@ -90,6 +90,15 @@ class ParsedLine(NamedTuple):
     form: Form = "line"
     stamped: bool = False
 
+    @property
+    def file(self) -> str:
+        """The file of vLLM that logs it."""
+        return self.source.partition(":")[0]
+
+    @property
+    def is_of_api_server(self) -> bool:
+        return self.process.lower().startswith("apiserver")
+
 
 class AnsweredRequest(NamedTuple):
     """An answered request in uvicorn's access log; `is_addressed` is true if the client stands there as an address.

@@ -6,20 +6,16 @@ interpretations counts.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
 from datetime import tzinfo
 
-from diag.core.log_events import (
-    ENGINE_DEAD,
-    SHUT_DOWN,
-    LogEnding,
-    LogState,
-)
+from diag.core.log_events import ENGINE_DEAD, QUOTED, SHUT_DOWN, LogEnding, LogState
 from diag.core.metric_families import Sample
-from diag.exposition.scrapes import Reading
-from diag.log.corroboration import START, Claim, MeasuredServer, Measurement
-from diag.log.interpreter import LogInterpreter, PlacedLine
+from diag.log.corroboration import LINGERS, START, Claim, MeasuredServer, Measurement
+from diag.log.interpreter import LogInterpreter
+from diag.log.load import reports_tokens
+from diag.log.origin import LineOrigin
 from diag.log.parse_line import (
     MOST_CHARACTERS,
     UVICORN,
@@ -29,30 +25,15 @@ from diag.log.parse_line import (
     is_access,
     parse_request,
 )
-from diag.log.patterns import Pattern
-from diag.log.recognise import (
-    LineOrigin,
-    recognise,
-)
-from diag.log.survival import Survival, claims_death
-from diag.log.trackers import (
-    MOST_NAME,
-    MOST_TEXT,
-    quote,
-)
+from diag.log.patterns import Pattern, recognise
+from diag.log.trackers import MOST_NAME, MOST_TEXT, LoggedConfig, quote
+from diag.vllm.routes import is_served
 from diag.vllm.running_config import ServerFacts
-
-
-def _claimed_event(placed: PlacedLine) -> str:
-    """Return the event that a line claims."""
-    pattern = placed.pattern
-    if pattern is None or pattern.kind not in ("event", "ends", "fatal"):
-        return ENGINE_DEAD if placed.error is not None else START
-    return SHUT_DOWN if pattern.kind == "ends" else pattern.name
-
 
 SILENT_SECONDS, SILENT_SCRAPES = 15.0, 3
 """The server has ended if /metrics does not answer for this long and for so many scrapes in a row."""
+FEWEST_SIGNS = 2
+"""Signs of work that refute a death: the first statistics behind one may count tokens from before it."""
 
 
 class ServerLog:
@@ -83,7 +64,8 @@ class ServerLog:
         """The fewest requests in flight since a claimed drain began."""
 
     @property
-    def _interpreter(self) -> LogInterpreter:
+    def current(self) -> LogInterpreter:
+        """The interpretation that counts."""
         return self._claimed if self._claimed is not None and self._is_confirmed else self._proven
 
     @property
@@ -91,38 +73,35 @@ class ServerLog:
         return self._measured.confirms(self._open.values())
 
     @property
-    def ahead(self) -> float:
-        """Seconds by which the last line read live that has a time is ahead of the clock: a wrong time zone."""
-        return self._interpreter.ahead
-
-    @property
     def latest(self) -> float | None:
         """Unix time of the last line of any kind."""
-        return self._interpreter.latest
+        return self.current.clock.latest
 
     @property
-    def config(self) -> Mapping[str, float]:
-        """The running configuration as far as it is known, by names of `launch.FLAGS`."""
-        return dict(self._interpreter.config.config)  # a copy: another thread may read it
+    def config(self) -> LoggedConfig:
+        """Version, model and running configuration as far as they are known."""
+        return self.current.states.run.config
 
     @property
-    def version(self) -> str:
-        """Version of vLLM; "" if the log does not print it."""
-        return self._interpreter.config.version
+    def state(self) -> LogState:
+        """The state of the server at the last line, without its lines."""
+        return self.current.judge.state
 
     @property
-    def model(self) -> str:
-        """Served model name, never a path; "" if the log does not print it."""
-        return self._interpreter.config.model
+    def ending(self) -> LogEnding:
+        """The state of the server at the last line."""
+        return self.current.judge.ending
 
     def completes(self, facts: ServerFacts) -> ServerFacts:
         """Add the log's facts to the server's own; version and model that the server reports itself win."""
-        models = facts.models or ((self.model,) if self.model else ())
-        config = self._interpreter.config
-        log: dict[str, float | str] = {**config.config, **config.words}
-        version = facts.version or self.version
-        whole, platform = config.has_all_args, config.platform
-        return facts._replace(version=version, models=models, log=log, log_whole=whole, platform=platform)
+        config = self.config
+        return facts._replace(
+            version=facts.version or config.version,
+            models=facts.models or ((config.model,) if config.model else ()),
+            log={**config.numbers, **config.words},
+            log_whole=config.has_all_args,
+            platform=config.platform,
+        )
 
     def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:
         """Read one line, or one redrawing of a bar, without its end; if `live`, a line without a time gets `read_at`.
@@ -134,25 +113,26 @@ class ServerLog:
         if head and request:
             self._take_request(request, self._parser.parse_time(head["iso"], read_at), read_at, live)
             return
-        for each in self._parser.parse(line[:MOST_CHARACTERS], read_at):
-            if is_access(each):
-                request = parse_request(each.text) if each.form != "inside" else None
+        for parsed in self._parser.parse(line[:MOST_CHARACTERS], read_at):
+            if is_access(parsed):
+                request = parse_request(parsed.text) if parsed.form != "inside" else None
                 if request:
-                    self._take_request(request, each.at, read_at, live)
+                    self._take_request(request, parsed.at, read_at, live)
                 continue
-            parsed, main = each._replace(number=number), self._claimed or self._proven
-            pattern = recognise(parsed.text, parsed.level)
-            if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(parsed, pattern):
+            numbered, main = parsed._replace(number=number), self._claimed or self._proven
+            pattern = recognise(numbered.text, numbered.level)
+            if self._if_ended is None and main.phase == "serving" and main.shows_failed_start(numbered, pattern):
                 self._if_ended = main.with_server_ended(read_at, live)
-            starts, served = main.starts, main.served
-            self._take(parsed, pattern, read_at, live)
+            starts, served = main.states.starts, main.states.served
+            self._take(numbered, pattern, read_at, live)
             main = self._claimed or self._proven
             if self._if_ended is None:
                 continue
-            self._if_ended.take(parsed, pattern, read_at, live)
-            if main.starts > starts and self._has_ended(read_at):
+            self._if_ended.take(numbered, pattern, read_at, live)
+            has_begun = main.states.starts > starts
+            if has_begun and self._has_ended(read_at):
                 self._settle(self._if_ended)
-            if main.starts > starts or main.served > served or main.phase != "serving":
+            if has_begun or main.states.served > served or main.phase != "serving":
                 self._if_ended = None
 
     def _take_request(self, request: AnsweredRequest, own: float | None, read_at: float, live: bool) -> None:
@@ -178,11 +158,14 @@ class ServerLog:
             else:
                 self._claimed.interpret(claim)
         if claim is not None:
-            event = _claimed_event(claim)
+            if pattern is None or pattern.kind not in ("event", "ends", "fatal"):
+                event = ENGINE_DEAD if claim.error is not None else START
+            else:
+                event = SHUT_DOWN if pattern.kind == "ends" else pattern.name
             first = self._open.get(event) or Claim(event, line.text, line.number, claim.at, read_at)
             self._open[event] = first._replace(at=max(first.at, claim.at), read_at=max(first.read_at, read_at))
         if self._survival is not None:
-            self._survival.take(line, pattern, read_at, self._proven.latest or 0.0)
+            self._survival.take(line, pattern, read_at, self._proven.clock.latest or 0.0)
             self._end_survival()
 
     def _end_survival(self) -> None:
@@ -194,7 +177,7 @@ class ServerLog:
         if survival.is_refuted:
             self._settle(survival.interpreter)
             self._refuted = {**survival.claims, **self._refuted}
-            self.withdrawn = survival.began
+            self.withdrawn = min(claim.at for claim in survival.claims.values())
 
     def page(self, seen: Measurement, live: bool = True) -> None:
         """Take what a scrape has measured; if the page came, no line that was read live before was of another start."""
@@ -202,17 +185,18 @@ class ServerLog:
         if self._measured.see(seen, bool(self._open)):  # another process: what ended the last one is no claim
             self._settle(self._claimed or self._proven)
             self._refuted = {}
-        if self._claimed is not None and self._claimed.drains_until and seen.page:
+        shutdown = self._claimed.states.run.shutdown if self._claimed is not None else None
+        if shutdown is not None and shutdown.drains_until and seen.page:
             self._fewest = min(self._fewest, seen.in_flight)
             if seen.in_flight > self._fewest:  # a server that drains accepts no more requests
-                self._claimed.stop_draining()
+                shutdown.drains_until = 0.0
         if self._open and not self._drains(seen.at) and self._measured.refutes(self._open.values()):
             self._refuted |= {
                 name: self._refuted.get(name, claim)._replace(at=claim.at) for name, claim in self._open.items()
             }
             self._settle(self._proven)
         if self._measured.serves:
-            self._proven.server_answers(seen.at)
+            self._proven.states.server_answers(seen.at)
         if seen.answers:
             self._silent_scrapes = 0
             self._if_ended = None if live else self._if_ended
@@ -222,73 +206,27 @@ class ServerLog:
 
     def _drains(self, now: float) -> bool:
         """Return True if the server was told to stop and still waits for its requests: it answers and generates."""
-        return self._claimed is not None and now < self._claimed.drains_until
+        return self._claimed is not None and now < self._claimed.states.run.shutdown.drains_until
 
     def _settle(self, interpreter: LogInterpreter) -> None:
         """Keep one interpretation for good."""
         self._proven, self._claimed, self._open = interpreter.doubting(self._measured), None, {}
         self._fewest = math.inf
 
-    @property
-    def state(self) -> LogState:
-        """The state of the server at the last line, without its lines."""
-        return self._interpreter.state
-
-    @property
-    def ending(self) -> LogEnding:
-        """The state of the server at the last line."""
-        return self._interpreter.ending
-
-    @property
-    def reached(self) -> float:
-        """Unix time of the last line, also of one that may be the continuation of a client's text; 0 for none."""
-        return max(self._interpreter.latest or 0.0, self._interpreter.reached)
-
-    @property
-    def reason(self) -> str:
-        """The text of the line that explains the last failure, "" while none has one."""
-        return self._interpreter.reason
-
-    @property
-    def reason_number(self) -> int:
-        """The number of the line that explains the last failure, 0 while none does."""
-        return self._interpreter.reason_number
-
-    @property
-    def answers(self) -> Mapping[tuple[str, str], int]:
-        """Answers by route and class of the status, as the access log has them."""
-        return self._interpreter.answers.by_route
-
-    @property
-    def load_lines(self) -> int:
-        """Count of the stats lines and starts so far: while it stays, the load is the same."""
-        return self._interpreter.load.lines
-
-    @property
-    def load_at(self) -> Callable[[float], list[Reading]]:
-        """The load by the lines so far, as a function of time that yields series of vLLM's page."""
-        load, answered = self._interpreter.load, self._interpreter.answers.succeeded
-        engines = load.frozen()
-        return lambda at: list(engines.series(at, answered))
-
-    def finish(self) -> None:
-        """Take the end of the log for that of the server, if the log's last word is an exception."""
-        self._interpreter.finish()
-
     def process_ended(self, at: float, by_signal: bool) -> None:
         """Note that the server's process ended, as its supervisor reports: all later lines are of another start."""
         self._settle(self._claimed or self._proven)
-        self._proven.process_ended(at, by_signal)
+        self._proven.states.process_ended(at, by_signal)
         self._if_ended = None
 
     def _has_ended(self, now: float) -> bool:
         """Return True if other starts failed and the page no longer answers."""
         is_silent = self._silent_scrapes >= SILENT_SCRAPES and now - self._silent_since >= SILENT_SECONDS
-        return is_silent and self._if_ended is not None and self._if_ended.failed > 0
+        return is_silent and self._if_ended is not None and self._if_ended.states.failed > 0
 
     def samples(self, now: float) -> list[Sample]:
         """Return the samples of the interpretation that counts, and the claims that do not."""
-        interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self._interpreter
+        interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self.current
         return [*interpreter.samples(now), *self._claims(now)]
 
     def _claims(self, now: float) -> Iterator[Sample]:
@@ -296,12 +234,62 @@ class ServerLog:
         is_measured = self._measured.answers or (self._measured.began is None and bool(self._refuted))
         if self._drains(now) or not is_measured or (self._open and self._is_confirmed):
             return
-        for claim in (
-            *self._refuted.values(),
-            *(self._open[name] for name in self._open.keys() - self._refuted.keys()),
-        ):
+        others = (self._open[event] for event in self._open.keys() - self._refuted.keys())
+        for claim in (*self._refuted.values(), *others):
             line = str(claim.number) if claim.number and self._file else ""
             state = "open" if claim.event in self._open else "refuted"
             labels = (claim.event, quote(self._file, MOST_NAME), line, quote(claim.text, MOST_TEXT), state)
             newest = self._open.get(claim.event, claim)
             yield "diag_vllm_log_claim_timestamp_seconds", labels, max(claim.at, newest.at)
+
+
+def claims_death(pattern: Pattern | None) -> bool:
+    """Return True if a line says that the server or a part of it died, or is about to."""
+    return pattern is not None and pattern.kind == "event" and pattern.name in QUOTED
+
+
+class Survival:
+    """The interpretation of a log in which the deaths that it tells are none; `claims` are their first lines by event.
+
+    A client that knows the engine's PID can write the line of a death into the log. A server that died processes no
+    tokens: what it had queued to be logged comes within seconds. So work that a log shows later than that refutes the
+    death, where nothing but the log is known: `is_refuted` becomes true. `is_over` is true if the server was started
+    anew or shut down before that.
+    """
+
+    def __init__(self, interpreter: LogInterpreter) -> None:
+        self.interpreter = interpreter
+        self.claims: dict[str, Claim] = {}
+        self.is_refuted = False
+        self._starts = interpreter.states.starts
+        self._heads: set[str] = set()
+        self._signs = 0
+        self._newest = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.interpreter.phase != "serving" or self.interpreter.states.starts > self._starts
+
+    def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, at: float) -> None:
+        """Interpret a line that was written at unix time `at`, but no claim and no other line of its record."""
+        if claims_death(pattern) and pattern is not None:
+            self.claims.setdefault(pattern.name, Claim(pattern.name, line.text, line.number, at, read_at))
+            self._heads.add(line.head)
+            self._newest, self._signs = at, 0
+        elif not line.head or line.head not in self._heads:
+            served = self.interpreter.states.served
+            self.interpreter.take(line, pattern, read_at, live=False)
+            if self.interpreter.states.served > served and reports_tokens(line.text):
+                self._note_work()
+
+    def take_request(self, request: AnsweredRequest, own: float | None, read_at: float) -> None:
+        """Interpret a line of the access log, as `LogInterpreter.take_request` does; some requests need the engine."""
+        self.interpreter.take_request(request, own, read_at, live=False)
+        needs_engine = request.method == "POST" and is_served(request.route)
+        if needs_engine and request.status.startswith("2") and request.is_addressed:
+            self._note_work()
+
+    def _note_work(self) -> None:
+        if (self.interpreter.clock.latest or 0.0) >= self._newest + LINGERS:
+            self._signs += 1
+            self.is_refuted = self._signs >= FEWEST_SIGNS

@@ -240,7 +240,7 @@ class LogTail:
             problem = "standard input has ended: nothing more will come of the log"
         elif self._thread and not self._thread.is_alive() and not self._stopped.is_set():
             problem = "the thread that reads the log has ended"
-        elif self.state.ahead > AHEAD:
+        elif self.state.current.clock.ahead > AHEAD:
             problem = "the times in the log are ahead of this host's clock: name their zone with --log-timezone"
         else:
             problem = self._broken

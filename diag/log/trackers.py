@@ -12,8 +12,8 @@ from diag.core.formatting import printable
 from diag.core.log_events import LOG_EVENTS, READY, WARM_UP
 from diag.core.metric_families import Sample
 from diag.log.corroboration import RESOLUTION, SURVIVED
-from diag.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern
-from diag.log.recognise import MOST_READ, ErrorLine, parse_amount, read_values
+from diag.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern, parse_amount, read_values
+from diag.log.tracebacks import MOST_READ, ErrorLine
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.redaction import is_like_a_flag, is_plain_name
 from diag.vllm.command.shell import HIDDEN
@@ -250,7 +250,7 @@ class LoggedConfig:
     """Version, model and configuration of the latest start: numbers and words of the allow-lists, nothing else."""
 
     def __init__(self) -> None:
-        self.config: dict[str, float] = {}
+        self.numbers: dict[str, float] = {}
         self.words: Mapping[str, str] = {}
         self.version = ""
         self.model = ""
@@ -279,9 +279,9 @@ class LoggedConfig:
             flag = _ALIASES.get(name, name)
             size = number(value.replace(",", "")) if flag in FLAGS else None
             if size is not None and size >= 0:
-                self.config[flag] = size
+                self.numbers[flag] = size
         if pattern.name == "config":
-            self.compiles = "a V1 LLM" in text and not self.config.get("enforce_eager")
+            self.compiles = "a V1 LLM" in text and not self.numbers.get("enforce_eager")
 
 
 def model_name(model: str) -> str:

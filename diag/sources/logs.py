@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, timedelta, timezone, tzinfo
-from functools import partial
 
 from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
@@ -61,30 +60,35 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     """
     others: list[str] = []
     empty: list[str] = []
-    found: list[Observation] = []
-    for each in read_logs(targets):
-        lines = as_logged(as_lines([*_lines(each.first, 1), *_lines(each.last, 0)]))
+    observations: list[Observation] = []
+    for text in read_logs(targets):
+        lines = as_logged(as_lines([*_lines(text.first, 1), *_lines(text.last, 0)]))
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
-            others.append(f"{printable(each.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
+            others.append(f"{printable(text.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
             continue
-        own, remark = fitting_zone(lines, zone, each.written)
-        log, target = ServerLog(own, each.path), Target(each.name)
-        _play(log, lines, own, each.written, target)
+        own, remark = fitting_zone(lines, zone, text.written)
+        log, target = ServerLog(own, text.path), Target(text.name)
+        _play(log, lines, own, text.written, target)
         if log.latest is None:
-            empty.append(f"{printable(each.name)} has no text: there is nothing to judge")
+            empty.append(f"{printable(text.name)} has no text: there is nothing to judge")
             continue
-        notes = (f"of {each.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin("log", printable(each.name), every=EVERY, notes=(*(notes if each.last else ()), *remark))
-        facts = {each.name: log.completes(ServerFacts(version=version, launch=launch))}
+        cut = (f"of {text.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
+        origin = Origin("log", printable(text.name), every=EVERY, notes=(*(cut if text.last else ()), *remark))
+        facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
-        near = nearby(lines, log.reason_number, partial(_time, zone=own, written=each.written))
-        context = ending.context._replace(nearby=near)
-        endings = {each.name: ending._replace(context=context)}
-        found.append(replace(observation(origin, [target], facts), endings=endings))
+        near = nearby(lines, log.current.states.reason_number, own, text.written)
+        endings = {text.name: ending._replace(context=ending.context._replace(nearby=near))}
+        observations.append(replace(observation(origin, [target], facts), endings=endings))
     aside = (*empty, *others)
-    if aside and not found:
+    if aside and not observations:
         raise (BadRecording if empty else Unreachable)("; ".join(aside))
-    return [replace(each, notes=(*each.notes, *(() if at else aside))) for at, each in enumerate(found)]
+    return [replace(seen, notes=(*seen.notes, *(() if at else aside))) for at, seen in enumerate(observations)]
+
+
+def _times(parser: LineParser, text: str, written: float) -> Iterator[float]:
+    """Yield the times in a line."""
+    parts = parser.parse(text[:LONGEST_NEARBY], written)
+    return (part.at for part in parts if part.at is not None)
 
 
 def fitting_zone(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[tzinfo | None, tuple[str, ...]]:
@@ -95,82 +99,73 @@ def fitting_zone(lines: Sequence[Line], zone: tzinfo | None, written: float) -> 
     """
     if zone is not None:
         return zone, ()
-    if _latest(lines, None, written) <= written + SKEW:
-        return None, ()
-    for other in (UTC, *(timezone(timedelta(hours=hours)) for hours in range(1, 15))):
+    for other in (None, UTC, *(timezone(timedelta(hours=hours)) for hours in range(1, 15))):
         if _latest(lines, other, written) <= written + SKEW:
-            return other, (
+            remark = (
                 f"its times are read as {other}: as times of this host's zone the last ones would be later than the"
-                " log itself (--log-timezone overrides)",
+                " log itself (--log-timezone overrides)"
             )
+            return other, (remark,) if other else ()
     return None, ()
 
 
 def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float:
     """Return the latest time of the last lines, 0 without any."""
     parser = LineParser(zone)
-    texts = (line.text[:LONGEST_NEARBY] for line in lines[-MOST_ENDS:])
-    times = (part.at for text in texts for part in parser.parse(text, written))
-    return max((at for at in times if at is not None), default=0.0)
+    return max((at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)), default=0.0)
 
 
-def _first_judged(lines: Sequence[Line], zone: tzinfo | None, written: float, horizon: float) -> int:
-    """Return the index behind the last line whose time is before the horizon, 0 without one."""
-    parser = LineParser(zone)
-    for place in range(len(lines) - 1, -1, -1):
-        parts = parser.parse(lines[place].text[:LONGEST_NEARBY], written)
-        if any(part.at is not None and part.at < horizon for part in parts):
-            return place + 1
-    return 0
-
-
-def _play(log: ServerLog, plain: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
+def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:
     """Feed the lines, and sample the log every `EVERY` seconds of its own time and at its end.
 
     While the load is known, a moment without a line is sampled too: silence is what a stalled engine logs.
     """
     samples: deque[tuple[float, list[Reading]]] = deque(maxlen=2 * int(KEPT / EVERY))
-    horizon = min(_latest(plain, zone, written), written) - KEPT  # what is older is not judged
-    reason, clock, known, load = log.reason, ProbeClock(), log.load_lines, log.load_at
-    untimed, begun = first_time((line.text for line in plain[:MOST_UNTIMED]), zone, written)
-    first = _first_judged(plain, zone, written, horizon)
-    for place, line in enumerate(plain):
-        before, served = log.reached, log.state == "serving"
+    horizon = min(_latest(lines, zone, written), written) - KEPT  # what is older is not judged
+    untimed, begun = first_time((line.text for line in lines[:MOST_UNTIMED]), zone, written)
+    parser, first = LineParser(zone), 0  # the index of the first line to judge
+    for place in range(len(lines) - 1, -1, -1):
+        if any(at < horizon for at in _times(parser, lines[place].text, written)):
+            first = place + 1
+            break
+    reason, clock, states = "", ProbeClock(), log.current.states
+    load_lines, load = states.load.lines, states.load_at
+    for place, line in enumerate(lines):
+        before, served, states = log.current.clock.end, log.state == "serving", log.current.states
         if place == first and before:  # a silence that begins here shows what was true so far
             samples.append((before, _readings(log, before)))
-        if log.load_lines != known:
-            known, load = log.load_lines, log.load_at
+        if states.load.lines != load_lines:
+            load_lines, load = states.load.lines, states.load_at
         for part in split_redrawn(line.text):
             log.feed(part, begun if place < untimed else written, live=False, number=line.number)
-        clock.read(line.text, log.reached)
+        at = log.current.clock.end
+        clock.read(line.text, at)
         if log.withdrawn is not None:  # what was sampled since is not true
             while samples and samples[-1][0] >= log.withdrawn - RESOLUTION:
                 samples.pop()
             log.withdrawn = None
-        at = log.reached
         if served and at - before > EVERY and samples and at >= horizon:
             samples.extend(_quiet(samples[-1][1], load, before, at))
         is_due = not samples or (at >= horizon and at - samples[-1][0] >= DUE * EVERY)
-        if at and (
-            is_due or log.reason not in ("", reason)
-        ):  # a reason may come behind the line that shows the failure
+        told = log.current.states.run.root_cause.reason  # it may come behind the line that shows the failure
+        if at and (is_due or told not in ("", reason)):
             if not is_due and at - samples[-1][0] < RESOLUTION:
                 samples.pop()
             samples.append((at, _readings(log, at)))
-            reason = log.reason
-    log.finish()
-    if not log.reached:
+            reason = told
+    log.current.finish()
+    last = log.current.clock.end
+    if not last:
         return
-    if log.reached - samples[-1][0] < RESOLUTION:
+    if last - samples[-1][0] < RESOLUTION:
         samples.pop()
-    samples.append((log.reached, _readings(log, log.reached)))
-    end = log.reached + clock.behind
+    samples.append((last, _readings(log, last)))
+    end = last + clock.behind
     if log.state == "serving":
-        samples.extend(_quiet(samples[-1][1], log.load_at, log.reached, end + 1.0))
+        samples.extend(_quiet(samples[-1][1], log.current.states.load_at, last, end + 1.0))
     for at, readings in samples:
-        if end - at > KEPT:  # a log that was silent for long
-            continue
-        target.note(round(at * 1000), readings)
+        if end - at <= KEPT:  # else the log was silent for long
+            target.note(round(at * 1000), readings)
 
 
 class ProbeClock:
@@ -201,20 +196,23 @@ class ProbeClock:
         return min(self._pending * self._seconds / self._probes, KEPT)
 
 
-def nearby(lines: Sequence[Line], number: int, time: Callable[[str], float | None]) -> str:
+def nearby(lines: Sequence[Line], number: int, zone: tzinfo | None, written: float) -> str:
     """Return the lines around the one with a number, or the last ones, and those of other programs further off.
 
-    `time` tells the unix time of a line. What another program logged long before has not ended this server.
+    What another program logged long before has not ended this server.
     """
     at = next((place for place in range(len(lines) - 1, -1, -1) if lines[place].number == number), len(lines) - 1)
     at = at if number else len(lines) - 1
     first, last = max(0, at - BEFORE), at + AFTER
 
+    def time(text: str) -> float | None:
+        return next(filter(None, _times(LineParser(zone), text, written)), None)
+
     def kept(distance: int, words: re.Pattern[str]) -> list[str]:
         before = (line.text[:LONGEST_NEARBY] for line in lines[max(0, at - distance) : first])
         return [text for text in before if words.search(text)][-MOST_FAR:]
 
-    ended = next(filter(None, (time(line.text[:LONGEST_NEARBY]) for line in reversed(lines[first : at + 1]))), None)
+    ended = next(filter(None, (time(line.text) for line in reversed(lines[first : at + 1]))), None)
 
     def is_of_this_end(text: str) -> bool:
         if ended is None or not OF_OTHERS.search(text):
@@ -224,10 +222,6 @@ def nearby(lines: Sequence[Line], number: int, time: Callable[[str], float | Non
 
     around = [line.text[:LONGEST_NEARBY] for line in lines[first:last]]
     return "\n".join([*kept(OF_START, OF_CHOICES), *filter(is_of_this_end, [*kept(FAR, OF_OTHERS), *around])])
-
-
-def _time(text: str, zone: tzinfo | None, written: float) -> float | None:
-    return next((part.at for part in LineParser(zone).parse(text, written) if part.at), None)
 
 
 def _quiet(
@@ -250,10 +244,10 @@ def _readings(log: ServerLog, at: float) -> list[Reading]:
     is_up = float(log.state in ("serving", "stopped", "script failed", "run over"))
     answers = [
         ({"__name__": "http_requests_total", "handler": route, "status": status}, float(count))
-        for (route, status), count in log.answers.items()
+        for (route, status), count in log.current.states.answers.by_route.items()
     ]
     ups = [({"__name__": name}, is_up) for name in ("up", "diag_vllm_up")]
-    load = log.load_at(at) if log.state == "serving" else ()
+    load = log.current.states.load_at(at) if log.state == "serving" else ()
     return [*labelled(log.samples(at)), *ups, *answers, *load]
 
 

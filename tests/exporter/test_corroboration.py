@@ -77,7 +77,7 @@ def told(state: ServerLog, after: float) -> tuple[dict[str, float], str, str, st
     events = {labels[0]: value for name, labels, value in samples if name == "diag_vllm_log_events_total" and value}
     phases = [labels[0] for name, labels, value in samples if name == "diag_vllm_startup_phase" and value]
     quoted = [labels[4] for name, labels, _ in samples if name == "diag_vllm_log_error_timestamp_seconds"]
-    return events, "".join(phases), state.version, "".join(quoted)
+    return events, "".join(phases), state.config.version, "".join(quoted)
 
 
 def claimed(state: ServerLog) -> set[str]:
@@ -93,11 +93,11 @@ DIED = ({"engine_dead": 1.0, "cuda_out_of_memory": 1.0}, "ready", "0.32.0", DEAT
 def test_a_forged_line_changes_nothing_while_the_same_process_answers(name: str, began: float | None) -> None:
     state = serving(began=began)
     assert told(state, 0) == AT_WORK
-    config = dict(state.config)
+    config = dict(state.config.numbers)
     feed(state, FORGED[name])
     for after in (2, 4, 6, 8):
         state.page(measured(after, 100.0 + after, began))
-        assert (told(state, after), state.config) == (AT_WORK, config)
+        assert (told(state, after), state.config.numbers) == (AT_WORK, config)
     state.page(silent(9))  # one page that does not come makes nothing true that was refuted
     assert told(state, 9) == AT_WORK
 
@@ -262,7 +262,7 @@ def test_a_banner_in_a_log_whose_beginning_is_lost_starts_nothing_and_configures
     feed(state, BANNER, live=False)
     state.page(measured(0, 200.0))
     events, phase, version, _ = told(state, 0)
-    assert (events, phase, version, dict(state.config)) == ({}, "", "", {})
+    assert (events, phase, version, dict(state.config.numbers)) == ({}, "", "", {})
     assert claimed(state) == {"start"}
 
 
@@ -277,7 +277,7 @@ def test_a_young_server_whose_log_begins_with_forged_lines_did_not_run_out_of_me
     feed(state, [*before, *BANNER[:20], *DEATH, *SHUTDOWN], live=live)
     state.page(measured(0, 100.0, NOW - 30))
     assert told(state, 0)[0] == {}
-    assert not state.config or not (before or live)
+    assert not state.config.numbers or not (before or live)
 
 
 def test_a_second_banner_right_behind_the_own_start_starts_nothing() -> None:
@@ -377,7 +377,7 @@ def test_a_container_without_a_restart_did_not_die_though_its_log_claims_so(answ
         log.page(measured(after, 100.0 + after) if answers else silent(after))
     samples = {(name, *labels): value for name, labels, value in log.collect().samples}
     assert samples["diag_vllm_log_events_total", "engine_dead"] == (not answers)
-    assert log.state.version == ("0.32.0" if answers else "9.9.9")
+    assert log.state.config.version == ("0.32.0" if answers else "9.9.9")
 
 
 def test_processes_that_outlive_their_death_in_the_log_are_not_dead(tmp_path: Path) -> None:

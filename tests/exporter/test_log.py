@@ -229,7 +229,7 @@ def test_a_line_of_a_process_that_is_late_does_not_turn_back_the_time() -> None:
 def test_no_line_is_of_the_future_and_a_wrong_zone_shows() -> None:
     state = fed("INFO 11-21 14:00:00 [a.py:1] x", live=True)
     assert last_line(state) == NOW
-    assert state.ahead == 7200
+    assert state.current.clock.ahead == 7200
 
 
 def test_a_log_that_was_never_written_to_has_no_last_line() -> None:
@@ -516,7 +516,7 @@ def test_the_same_banner_again_begins_a_new_start_before_any_phase() -> None:
 def test_new_start_forgets_the_previous_configuration() -> None:
     args = head("02:00:00", process="APIServer") + "non-default args: {'max_num_seqs': 8, 'model': 'm'}"
     state = fed(BANNER, args, LOADS, BANNER.replace("0.24.0", "0.25.0"))
-    assert (dict(state.config), state.version, state.model) == ({}, "0.25.0", "")
+    assert (dict(state.config.numbers), state.config.version, state.config.model) == ({}, "0.25.0", "")
 
 
 FAILS = [
@@ -698,7 +698,7 @@ def test_only_the_outermost_settings_are_read() -> None:
     ],
 )
 def test_model_has_its_served_name_and_never_a_path(args: str, model: str) -> None:
-    assert fed(head("02:00:00", process="APIServer") + f"non-default args: {args}").model == model
+    assert fed(head("02:00:00", process="APIServer") + f"non-default args: {args}").config.model == model
 
 
 @pytest.mark.parametrize(
@@ -718,7 +718,7 @@ def test_model_has_its_served_name_and_never_a_path(args: str, model: str) -> No
     ],
 )
 def test_settings_are_read_as_numbers(text: str, config: dict[str, float]) -> None:
-    assert fed(head("02:00:00", process="APIServer") + text).config == config
+    assert fed(head("02:00:00", process="APIServer") + text).config.numbers == config
 
 
 SECRETS = (
@@ -730,10 +730,10 @@ SECRETS = (
 def test_log_yields_only_known_numbers_version_model_name_and_an_error() -> None:
     error = head("02:01:00", "ERROR") + OOM + " api_key=hush-5 https://user:hush-6@host/ Bearer hush-hush-hush-7"
     state = fed(BANNER, head("02:00:00", process="APIServer") + SECRETS, error)
-    everything = f"{state.samples(NOW)} {dict(state.config)} {state.version} {state.model}"
+    everything = f"{state.samples(NOW)} {dict(state.config.numbers)} {state.config.version} {state.config.model}"
     assert "hush" not in everything
     assert "81234" not in everything
-    assert (state.config, state.model) == ({"max_num_seqs": 3}, "m")
+    assert (state.config.numbers, state.config.model) == ({"max_num_seqs": 3}, "m")
 
 
 # -- real logs --------------------------------------------------------------------------------------------------------
@@ -779,8 +779,8 @@ ENDED = {
 def test_a_real_log_ends_in_its_phase_with_its_events(name: str) -> None:
     state, seen = replayed(RECORDINGS / name / "server.log")
     assert (seen.phase, seen.events) == ENDED[name]
-    assert (state.version, state.model) == ("0.26.0" if name in ON_A_GPU else "0.32.0", "tiny")
-    assert state.config["max_model_len"] in (2048, 4096, 8192, 16384, 131072)
+    assert (state.config.version, state.config.model) == ("0.26.0" if name in ON_A_GPU else "0.32.0", "tiny")
+    assert state.config.numbers["max_model_len"] in (2048, 4096, 8192, 16384, 131072)
     failed = "engine_start_failed" in seen.events
     assert ("warm_up" in seen.spent) is not failed
 
@@ -819,7 +819,7 @@ def test_a_real_start_that_failed_for_its_context_length_gives_the_numbers() -> 
 
 def test_a_real_configuration_is_read() -> None:
     state, _ = replayed(RECORDINGS / "tp2_long_stall/server.log")
-    assert state.config == {
+    assert state.config.numbers == {
         **{"max_model_len": 2048, "enforce_eager": 1, "tensor_parallel_size": 2, "block_size": 32},
         **{"num_gpu_blocks_override": 512, "max_num_seqs": 32, "max_num_batched_tokens": 4096},
         **{"pipeline_parallel_size": 1, "data_parallel_size": 1, "disable_custom_all_reduce": 1},
@@ -833,15 +833,15 @@ def test_a_log_of_the_first_engine_is_read() -> None:
     assert (seen.phase, seen.events) == ("ready", {"custom_all_reduce_disabled": 1, "preemption_v0": 1})
     assert list(seen.spent) == [each for each in PHASES if each not in ("compile", "ready")]
     assert seen.spent["cuda_graph_capture"] == 17
-    assert (state.version, state.model) == ("0.6.4.post1", "meta-llama/Llama-3.1-8B-Instruct")
-    assert state.config["max_num_seqs"] == 256
+    assert (state.config.version, state.config.model) == ("0.6.4.post1", "meta-llama/Llama-3.1-8B-Instruct")
+    assert state.config.numbers["max_num_seqs"] == 256
 
 
 def test_a_log_of_a_start_without_room_for_the_cache_is_read() -> None:
     state, seen = replayed(LOGS / "v1_0.8.5_no_kv_memory.log")
     assert (seen.phase, seen.events) == ("", {"no_kv_cache_memory": 2, "engine_start_failed": 2})
     assert seen.spent == {"process_start": 17, "load_weights": 5, "profile_memory": 5}
-    assert (state.version, state.model) == ("0.8.5", "qwen")
+    assert (state.config.version, state.config.model) == ("0.8.5", "qwen")
 
 
 def test_a_log_of_a_capture_that_hangs_is_read() -> None:
@@ -849,8 +849,8 @@ def test_a_log_of_a_capture_that_hangs_is_read() -> None:
     assert (seen.phase, seen.events) == ("cuda_graph_capture", {"shm_broadcast_wait": 3})
     assert seen.moved == at("09:01:24", "11-20")
     assert seen.spent["cuda_graph_capture"] == 120
-    assert state.config["tensor_parallel_size"] == 2
-    assert state.config["max_model_len"] == 8192
+    assert state.config.numbers["tensor_parallel_size"] == 2
+    assert state.config.numbers["max_model_len"] == 8192
 
 
 def test_a_log_in_a_containers_format_is_read() -> None:
@@ -859,7 +859,7 @@ def test_a_log_in_a_containers_format_is_read() -> None:
     assert seen.one("diag_vllm_log_value", "cuda_out_of_memory", "free_gibibytes") == pytest.approx(120.88 / 1024)
     assert seen.spent["cuda_graph_capture"] == pytest.approx(15)
     assert seen.spent["warm_up"] == pytest.approx(10.9 + 5)
-    assert state.model == "llama"
+    assert state.config.model == "llama"
 
 
 # -- bytes ------------------------------------------------------------------------------------------------------------
@@ -915,7 +915,7 @@ def test_any_log_is_taken_and_gives_a_page(pieces: list[str], live: bool) -> Non
     assert all(0 <= seconds < 10**9 for seconds in seen.spent.values())
     assert seen.ratio is None or 0 <= seen.ratio <= 1
     samples = [sample for sample in state.samples(NOW) if sample[0] != QUOTE]
-    assert "hush" not in f"{samples} {dict(state.config)} {state.version} {state.model}"
+    assert "hush" not in f"{samples} {dict(state.config.numbers)} {state.config.version} {state.config.model}"
 
 
 def test_a_line_is_kept_up_to_its_limit() -> None:
@@ -1148,7 +1148,7 @@ def test_huge_log_is_read_at_both_ends(
     tail = LogTail(str(path), UTC)
     with caplog.at_level(logging.INFO, "diag.exporter"):
         tail.catch_up()
-    assert (tail.state.version, Told(tail).phase) == ("0.24.0", "ready")
+    assert (tail.state.config.version, Told(tail).phase) == ("0.24.0", "ready")
     assert count(tail) * (len(FULL) + 1) == pytest.approx(2**18, rel=0.1)
     assert "bytes have been skipped" in caplog.text
     assert tail.collect().problem == ""

@@ -375,7 +375,7 @@ TORCH = '  File "/usr/lib/python3.12/site-packages/torch/nn/modules/module.py", 
 def finished(*lines: str) -> ServerLog:
     """A log that is read alone, to its end."""
     state = fed(*lines)
-    state.finish()
+    state.current.finish()
     return state
 
 

@@ -12,8 +12,7 @@ from support.paths import LOGS
 from support.sampling import some
 
 from diag.log.parse_line import read_timed_lines, split_redrawn
-from diag.log.patterns import Pattern, patterns
-from diag.log.recognise import recognise
+from diag.log.patterns import Pattern, patterns, recognise
 from diag.log.server_log import ServerLog
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
@@ -111,7 +110,7 @@ def feed(state: ServerLog, *lines: str) -> None:
 
 def known(state: ServerLog) -> tuple[object, ...]:
     samples = [sample for sample in state.samples(NOW) if sample[0] not in NOT_BELIEVED]
-    return samples, dict(state.config), state.version, state.model
+    return samples, dict(state.config.numbers), state.config.version, state.config.model
 
 
 def serving(server: Heads, frame: Callable[[str], str] = str) -> ServerLog:
@@ -146,7 +145,7 @@ def test_client_input_in_a_real_log_changes_no_result() -> None:
     for entry in read_timed_lines(LOGS / "v1_0.32.0_clients_imitate.log", UTC, NOW + 7 * 86_400):
         state.feed(entry.text, entry.at, live=False)
         ready = known(state) if entry.text == "INFO:     Application startup complete." else ready
-    assert state.version == "0.32.0"
+    assert state.config.version == "0.32.0"
     assert known(state) == ready
 
 
@@ -270,7 +269,7 @@ def test_imitated_time_is_not_the_time_of_a_line() -> None:
     state = serving(NEW)
     state.feed(f"{NEW.api}Received request x", NOW, live=True)
     state.feed("\rINFO 11-22 19:00:00 [core.py:1] x", NOW, live=True)
-    assert state.ahead == at_of(NEW.api) - NOW
+    assert state.current.clock.ahead == at_of(NEW.api) - NOW
 
 
 def test_a_process_that_the_start_did_not_show_is_hearsay() -> None:
@@ -293,6 +292,6 @@ def test_restart_is_believed_once_another_source_file_continues_it() -> None:
     again = NEW.start.replace("0.32.0", "0.33.0").replace("19:4", "19:5")
     banner, _, rest = again.partition("[model.py:733]")
     feed(state, *banner.split("\n")[:-1])
-    assert state.version == "0.32.0"
+    assert state.config.version == "0.32.0"
     feed(state, f"(APIServer pid=24326) INFO 11-21 19:57:13 [model.py:733]{rest}".split("\n")[0])
-    assert state.version == "0.33.0"
+    assert state.config.version == "0.33.0"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from support.paths import LOGS
 
 from diag.core.log_events import LOG_EVENTS
-from diag.log.patterns import EVENTS, PHASES, STAGES, Pattern, patterns
-from diag.log.recognise import parse_amount, read_values, recognise
+from diag.log.patterns import EVENTS, PHASES, STAGES, Pattern, parse_amount, patterns, read_values, recognise
 from diag.vllm.running_config import FLAGS
 
 pytestmark = pytest.mark.fast

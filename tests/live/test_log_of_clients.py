@@ -39,7 +39,7 @@ def told(log: Path) -> tuple[object, ...]:
     for entry in read_timed_lines(log, UTC, time.time()):
         state.feed(entry.text, entry.at, live=False)
     events = {labels: n for name, labels, n in state.samples(time.time()) if name == "diag_vllm_log_events_total"}
-    return state.version, state.model, state.config, events
+    return state.config.version, state.config.model, state.config.numbers, events
 
 
 def texts(log: Path) -> list[str]:

@@ -12,7 +12,7 @@ from support.scenarios import found
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
-from diag.log.answers import MOST_NAMES, AnswerCounts
+from diag.log.load import MOST_NAMES, AnswerCounts
 
 REFUSED, SURGE = "requests_refused", "client_errors_surge"
 Counters = Callable[[float], str]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from support.paths import LOGS
 
-from diag.log.recognise import recognise
+from diag.log.patterns import recognise
 
 
 class Heads(NamedTuple):

@@ -15,8 +15,7 @@ from re import _parser  # type: ignore[attr-defined]
 import pytest
 
 from diag import log
-from diag.log.patterns import Pattern, patterns
-from diag.log.recognise import MOST_SEARCHED, read_values
+from diag.log.patterns import MOST_SEARCHED, Pattern, patterns, read_values
 
 OTHERS = (
     "diag.exposition",
