@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from diag.exporter.gpu import readings
+from diag.exporter.gpu import nvidia
 from diag.exporter.gpu.nvml import Field, NvmlCall, NvmlReading
 
 ALONE = (
@@ -41,11 +41,11 @@ def _calls(index: int) -> Iterator[dict[str, Any]]:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     gpu = (str(index), "")
     asked: list[NvmlReading] = [
-        *readings.each_time(gpu),
-        *readings.constant(gpu),
-        *readings.LINKS,
-        *readings.link_traffic(gpu, 1),
-        *readings.slow(gpu, 1, frozenset()),
+        *nvidia.each_time(gpu),
+        *nvidia.constant(gpu),
+        *nvidia.LINKS,
+        *nvidia.link_traffic(gpu, 1),
+        *nvidia.slow(gpu, 1, frozenset()),
         *(NvmlReading("", (), (call,)) for call in ALONE),
     ]
     for reading in asked:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 from diag.core.metric_families import Sample
 from diag.exporter.gpu import amdsmi
@@ -42,22 +43,21 @@ GENERATIONS = {2500: 1, 5000: 2, 8000: 3, 16000: 4, 32000: 5, 64000: 6}
 SENSORS = {"gpu": "EDGE", "hotspot": "HOTSPOT", "memory": "VRAM"}
 PAGE_STATES = {0: "reserved", 1: "pending", 2: "unreservable"}
 _XGMI = 2
-SHARE_THE_HOST_MEMORY = {
-    "gfx902",
-    "gfx90c",
-    "gfx1033",
-    "gfx1035",
-    "gfx1036",
-    "gfx1103",
-    "gfx1150",
-    "gfx1151",
-    "gfx1152",
-}
+SHARE_THE_HOST_MEMORY = frozenset(
+    {"gfx902", "gfx90c", "gfx1033", "gfx1035", "gfx1036", "gfx1103"} | {"gfx1150", "gfx1151", "gfx1152"}
+)
 """Architectures of GPUs inside a processor: what AMD SMI calls their memory is the part that the firmware reserves, and
 a server allocates from the rest of the host's memory too."""
 LEAST_HELD = 64 * MIB
 """Bytes below which a process does not use a GPU: ROCm's runtime opens every GPU that it sees, also those of others."""
-Found = dict[tuple[str, tuple[str, ...]], float | None]
+_VRAM = ("AmdSmiMemoryType", "VRAM")
+_CLOCK = "amdsmi_get_clock_info"
+_CLOCKS = {"sm": ("AmdSmiClkType", "GFX"), "memory": ("AmdSmiClkType", "MEM")}
+_CAP = "amdsmi_get_power_cap_info"
+_ACTIVITY = "amdsmi_get_gpu_activity"
+_LINK = ("amdsmi_get_pcie_info",)
+_ERRORS = {"corrected": "correctable_count", "uncorrected": "uncorrectable_count", "deferred": "deferred_count"}
+Values = dict[tuple[str, tuple[str, ...]], float | None]
 """By family and labels after the GPU's, None where there is no value."""
 
 
@@ -77,70 +77,62 @@ class AmdGpu(ListedGpu[AmdDevice]):
 
     def _read_each_time(self, device: AmdDevice, now: float) -> list[Sample]:
         metrics = device.metrics()
-        found = {**self._now(device, metrics), **self._throttling(metrics, now)}
+        values = {**self._now(device, metrics), **self._throttling(metrics, now)}
         if device.fell_silent():
             raise GpuLost
-        found |= self._memory(device)  # from here on, the kernel answers for a GPU that is gone, too
-        self.processes = _processes(device)
-        return self._samples(found)
+        if self.has_memory:  # from here on, the kernel answers for a GPU that is gone, too
+            total, used = (device.number(f"amdsmi_get_gpu_memory_{kind}", args=[_VRAM]) for kind in ("total", "usage"))
+            values["diag_gpu_memory_total_bytes", ()] = total
+            values["diag_gpu_memory_used_bytes", ()] = used
+            free = None if total is None or used is None else max(total - used, 0.0)
+            values["diag_gpu_memory_free_bytes", ()] = free
+        listed = device.ask("amdsmi_get_gpu_process_list")
+        self.processes = None if listed is None else dict(_processes(listed))
+        return self._samples(values)
 
     def is_named(self, names: Sequence[str]) -> bool:
         """Return True if `names` has its index or its UUID, as HIP and ROCr write them."""
         return not self.names.isdisjoint(name.strip().lower() for name in names)
 
-    def _samples(self, found: Found) -> list[Sample]:
-        return [(name, (*self.labels, *labels), value) for (name, labels), value in found.items() if value is not None]
+    def _samples(self, values: Values) -> list[Sample]:
+        return [(name, (*self.labels, *labels), value) for (name, labels), value in values.items() if value is not None]
 
-    def _now(self, device: AmdDevice, metrics: Metrics) -> Found:
+    def _now(self, device: AmdDevice, metrics: Metrics) -> Values:
         temperatures = {sensor: _temperature(device, kind, "CURRENT") for sensor, kind in SENSORS.items()}
         margins = [
             self._limits[at] - heat for at, heat in temperatures.items() if heat is not None and at in self._limits
         ]
-        watts = [
+        powers = [
             device.number("amdsmi_get_power_info", key) for key in ("current_socket_power", "average_socket_power")
         ]
         ticks = device.ask("amdsmi_get_energy_count") or {}
         energy, tick = number(ticks.get("energy_accumulator")), number(ticks.get("counter_resolution"))
-        links = {"tx": metrics.all("xgmi_write_data_acc"), "rx": metrics.all("xgmi_read_data_acc")}
-        link = ("amdsmi_get_pcie_info", "pcie_metric")
-        return {
-            **{("diag_gpu_temperature_celsius", (sensor,)): heat for sensor, heat in temperatures.items()},
-            ("diag_gpu_temperature_margin_celsius", ()): min(margins, default=None),
-            **{
-                ("diag_gpu_clock_hertz", (name,)): _scaled(device.number(_CLOCK, "clk", args=[kind]), E6)
-                for name, kind in _CLOCKS.items()
-            },
-            ("diag_gpu_power_watts", ()): next((power for power in watts if power is not None), None),
+        values: Values = {("diag_gpu_temperature_celsius", (sensor,)): heat for sensor, heat in temperatures.items()}
+        values["diag_gpu_temperature_margin_celsius", ()] = min(margins, default=None)
+        for name, clock in _CLOCKS.items():
+            values["diag_gpu_clock_hertz", (name,)] = _scaled(device.number(_CLOCK, "clk", args=[clock]), E6)
+        values |= {
+            ("diag_gpu_power_watts", ()): next((power for power in powers if power is not None), None),
             ("diag_gpu_power_limit_watts", ()): _scaled(device.number(_CAP, "power_cap"), per=E6),
             ("diag_gpu_energy_joules_total", ()): _scaled(energy, tick, per=E6) if tick else None,
             ("diag_gpu_utilization_ratio", ()): _scaled(device.number(_ACTIVITY, "gfx_activity"), per=100),
             ("diag_gpu_memory_busy_ratio", ()): _scaled(device.number(_ACTIVITY, "umc_activity"), per=100),
-            ("diag_gpu_pcie_link_width", ("current",)): device.number(*link, "pcie_width"),
-            ("diag_gpu_pcie_link_generation", ("current",)): _generation(device.number(*link, "pcie_speed")),
-            ("diag_gpu_pcie_replays_total", ()): device.number(*link, "pcie_replay_count"),
-            **{
-                ("diag_gpu_nvlink_bytes_total", (way,)): float(sum(kilobytes) * E3) if kilobytes else None
-                for way, kilobytes in links.items()
-            },
+            ("diag_gpu_pcie_link_width", ("current",)): device.number(*_LINK, "pcie_metric", "pcie_width"),
+            ("diag_gpu_pcie_link_generation", ("current",)): _generation(device, "pcie_metric", "pcie_speed"),
+            ("diag_gpu_pcie_replays_total", ()): device.number(*_LINK, "pcie_metric", "pcie_replay_count"),
         }
+        for way, counter in (("tx", "xgmi_write_data_acc"), ("rx", "xgmi_read_data_acc")):
+            kilobytes = metrics.all(counter)
+            values["diag_gpu_nvlink_bytes_total", (way,)] = float(sum(kilobytes) * E3) if kilobytes else None
+        return values
 
-    def _memory(self, device: AmdDevice) -> Found:
-        if not self.has_memory:
-            return {}
-        total, used = (device.number(f"amdsmi_get_gpu_memory_{kind}", args=[_VRAM]) for kind in ("total", "usage"))
-        return {
-            ("diag_gpu_memory_total_bytes", ()): total,
-            ("diag_gpu_memory_used_bytes", ()): used,
-            ("diag_gpu_memory_free_bytes", ()): None if total is None or used is None else max(total - used, 0.0),
-        }
-
-    def _throttling(self, metrics: Metrics, now: float) -> Found:
+    def _throttling(self, metrics: Metrics, now: float) -> Values:
         """Return what holds the clocks down: the bits of older GPUs, the time of MI300 and later."""
-        found: Found = {}
+        values: Values = {}
         bits = metrics["indep_throttle_status"]
         if bits is not None:
             for reason, places in THROTTLED.items():
-                found["diag_gpu_throttle_active", (reason,)] = float(any(bits >> place & 1 for place in places))
+                values["diag_gpu_throttle_active", (reason,)] = float(any(bits >> place & 1 for place in places))
         names = ("accumulation_counter", *(name for counters in RESIDENCY.values() for name in counters))
         steps = {name: value for name in names if (value := metrics[name]) is not None}
         passed = steps.get("accumulation_counter", 0) - self._steps.get("accumulation_counter", 0)
@@ -149,40 +141,39 @@ class AmdGpu(ListedGpu[AmdDevice]):
             if grown and passed > 0 and min(grown) >= 0:  # the counters begin anew with the driver
                 self._throttled[reason] += min(max(grown) / passed, 1.0) * (now - self._stepped_at)
             if passed and any(name in steps for name in counters):
-                found["diag_gpu_throttle_seconds_total", (reason,)] = self._throttled[reason]
+                values["diag_gpu_throttle_seconds_total", (reason,)] = self._throttled[reason]
         if "accumulation_counter" in steps:
             self._steps, self._stepped_at = steps, now
-        return found
+        return values
 
     def _read_seldom(self, device: AmdDevice) -> list[Sample]:
-        found: Found = {}
+        values: Values = {}
         if self._has_ecc:
             for kind, key in _ERRORS.items():
-                found["diag_gpu_ecc_errors_total", (kind,)] = device.number("amdsmi_get_gpu_total_ecc_count", key)
+                values["diag_gpu_ecc_errors_total", (kind,)] = device.number("amdsmi_get_gpu_total_ecc_count", key)
         pages = device.ask("amdsmi_get_gpu_bad_page_info")
         if pages is not None:
             states = Counter(page.get("status") for page in pages)
             for code, state in PAGE_STATES.items():
-                found["diag_gpu_retired_pages", (state,)] = float(states[code])
+                values["diag_gpu_retired_pages", (state,)] = float(states[code])
         states_of_links = (device.ask("amdsmi_get_gpu_xgmi_link_status") or {}).get("status")
         if states_of_links is not None:
-            found["diag_gpu_nvlink_active_links", ()] = float(states_of_links.count("U"))
-        return self._samples(found)
+            values["diag_gpu_nvlink_active_links", ()] = float(states_of_links.count("U"))
+        return self._samples(values)
 
     def _read_constant(self, device: AmdDevice) -> list[Sample]:
         limits = {sensor: _temperature(device, kind, "CRITICAL") for sensor, kind in SENSORS.items()}
         self._limits = {sensor: limit for sensor, limit in limits.items() if limit}
         self._has_ecc = device.number("amdsmi_get_gpu_ecc_enabled") != 0  # without ECC the counters are 0, not missing
-        link = ("amdsmi_get_pcie_info", "pcie_static")
-        constant: Found = {
+        constant: Values = {
             **{
                 ("diag_gpu_clock_max_hertz", (name,)): _scaled(device.number(_CLOCK, "max_clk", args=[kind]), E6)
                 for name, kind in _CLOCKS.items()
             },
             ("diag_gpu_power_limit_min_watts", ()): _scaled(device.number(_CAP, "min_power_cap"), per=E6),
             ("diag_gpu_power_limit_default_watts", ()): _scaled(device.number(_CAP, "default_power_cap"), per=E6),
-            ("diag_gpu_pcie_link_width", ("max",)): device.number(*link, "max_pcie_width"),
-            ("diag_gpu_pcie_link_generation", ("max",)): _generation(device.number(*link, "max_pcie_speed")),
+            ("diag_gpu_pcie_link_width", ("max",)): device.number(*_LINK, "pcie_static", "max_pcie_width"),
+            ("diag_gpu_pcie_link_generation", ("max",)): _generation(device, "pcie_static", "max_pcie_speed"),
         }
         return [*self._samples(constant), *work.gpu_samples(self.about[0], self.labels)]
 
@@ -212,15 +203,15 @@ class AmdDriver:
 
     def gpus(self) -> Sequence[AmdGpu]:
         devices = amdsmi.devices()
-        found = [_identified(index, device, self._gpus) for index, device in enumerate(devices)]
-        present = {gpu.uuid for gpu in found}
+        gpus = [_identified(index, device, self._gpus) for index, device in enumerate(devices)]
+        present = {gpu.uuid for gpu in gpus}
         for gpu in self._gpus.values():
             if gpu.uuid not in present:
                 gpu.device = None
-                found.append(gpu)
-        self._gpus = {gpu.uuid: gpu for gpu in found}
+                gpus.append(gpu)
+        self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._close()
-        return found
+        return gpus
 
     def peers(self) -> Iterator[Sample]:
         for gpu, peer in permutations(self._gpus.values(), 2):
@@ -252,21 +243,14 @@ class AmdDriver:
             self._resets = None
 
 
-_VRAM = ("AmdSmiMemoryType", "VRAM")
-_CLOCK = "amdsmi_get_clock_info"
-_CLOCKS = {"sm": ("AmdSmiClkType", "GFX"), "memory": ("AmdSmiClkType", "MEM")}
-_CAP = "amdsmi_get_power_cap_info"
-_ACTIVITY = "amdsmi_get_gpu_activity"
-_ERRORS = {"corrected": "correctable_count", "uncorrected": "uncorrectable_count", "deferred": "deferred_count"}
-
-
 def _scaled(value: float | None, times: float = 1, per: float = 1) -> float | None:
     return None if value is None else value * times / per
 
 
-def _generation(megatransfers: float | None) -> float | None:
-    found = GENERATIONS.get(round(megatransfers)) if megatransfers is not None else None
-    return None if found is None else float(found)
+def _generation(device: AmdDevice, *keys: str) -> float | None:
+    megatransfers = device.number(*_LINK, *keys)
+    generation = GENERATIONS.get(round(megatransfers)) if megatransfers is not None else None
+    return None if generation is None else float(generation)
 
 
 def _temperature(device: AmdDevice, sensor: str, metric: str) -> float | None:
@@ -274,16 +258,11 @@ def _temperature(device: AmdDevice, sensor: str, metric: str) -> float | None:
     return device.number("amdsmi_get_temp_metric", args=args)
 
 
-def _processes(device: AmdDevice) -> dict[int, int | None] | None:
-    listed = device.ask("amdsmi_get_gpu_process_list")
-    if listed is None:
-        return None
-    found: dict[int, int | None] = {}
+def _processes(listed: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, int | None]]:
     for process in listed:
         held = number(process.get("memory_usage", {}).get("vram_mem"))
         if process.get("pid") and (held is None or held >= LEAST_HELD):
-            found[int(process["pid"])] = None if held is None else int(held)
-    return found
+            yield int(process["pid"]), None if held is None else int(held)
 
 
 def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> AmdGpu:
@@ -300,21 +279,11 @@ def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> A
     runtime = device.ask("amdsmi_get_gpu_enumeration_info") or {}
     number_of_hip = number(runtime.get("hip_id"))
     serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
-    names: Iterable[object] = (
-        index if number_of_hip is None else int(number_of_hip),
-        uuid,
-        runtime.get("hip_uuid"),
-        f"GPU-{serial}" if serial else "",
-    )
+    hip = index if number_of_hip is None else int(number_of_hip)
+    names: Iterable[object] = (hip, uuid, runtime.get("hip_uuid"), f"GPU-{serial}" if serial else "")
     # both may be "N/A", or a number in hexadecimal where the driver does not know the product
-    product = next(
-        (
-            name
-            for name in (asic.get("market_name"), board.get("product_name"))
-            if name and not name.startswith(("N/A", "0x"))
-        ),
-        "",
-    )
+    products = (asic.get("market_name"), board.get("product_name"))
+    product = next((name for name in products if name and not name.startswith(("N/A", "0x"))), "")
     version = str(driver.get("driver_version", "")).replace("N/A", "")
     about = (str(product), bdf, version, "")
     has_memory = asic.get("target_graphics_version") not in SHARE_THE_HOST_MEMORY

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from diag.exporter.gpu.driver import DriverUnavailable
+from diag.exporter.gpu.driver import DriverUnavailable, GpuDevice, handle_address
 
 _REFUSED = {1, 2, 3}
 """INVAL (a sensor or clock that it does not have), NOT_SUPPORTED, NOT_YET_IMPLEMENTED."""
@@ -65,46 +65,34 @@ def number(value: Any) -> float | None:
     return float(value) if is_number and value not in _NOT_THERE else None
 
 
-class AmdDevice:
+class AmdDevice(GpuDevice):
     """One GPU, or one partition of a GPU."""
 
     def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        self._refused: set[tuple[Any, ...]] = set()
-        self._known: dict[tuple[Any, ...], Any] = {}
-        self._answers = 0
-        self._failures = 0
-
-    def forget(self) -> None:
-        """Repeat requests that were refused."""
-        self._refused.clear()
+        super().__init__(handle)
+        self._asked: dict[tuple[Any, ...], Any] = {}
 
     def fell_silent(self) -> bool:
         """End a scrape: return True if none of its requests was answered."""
-        self._known.clear()
-        silent = self._failures > 0 and self._answers == 0
-        self._answers = self._failures = 0
-        return silent
+        self._asked.clear()
+        return super().fell_silent()
 
     def ask(self, name: str, *args: Any) -> Any:
         """Call a function of this GPU, once a scrape; None if it is refused, missing or fails.
 
         An argument is the name of an enumeration and of one of its items.
         """
-        request = (name, *args)
-        if request not in self._known:
-            self._known[request] = None if request in self._refused else self._call(request)
-        return self._known[request]
-
-    def _call(self, request: tuple[Any, ...]) -> Any:
-        name, *args = request
-        package = _package()
-        try:
-            answer = getattr(package, name)(self.handle, *(getattr(package, kind)[item] for kind, item in args))
-        except _exceptions() as error:
-            self._failed(_code(error), request)
-            return None
-        self._answers += 1
+        request, package = (name, *args), _package()
+        if request in self._asked:
+            return self._asked[request]
+        answer = None
+        if request not in self._refused:
+            try:
+                answer = getattr(package, name)(self.handle, *(getattr(package, kind)[item] for kind, item in args))
+                self._answers += 1
+            except _exceptions() as error:
+                self._failed(_code(error), request)
+        self._asked[request] = answer
         return answer
 
     def number(self, name: str, *keys: str, args: Iterable[tuple[str, str]] = ()) -> float | None:
@@ -176,21 +164,21 @@ class Resets:
         for device in devices:
             with suppress(*_exceptions()):
                 kinds = [package.AmdSmiEvtNotificationType.GPU_PRE_RESET]
-                self._readers[_address(device.handle)] = package.AmdSmiEventReader(device.handle, kinds)
+                self._readers[handle_address(device.handle)] = package.AmdSmiEventReader(device.handle, kinds)
 
     def watches(self, device: AmdDevice) -> bool:
-        return _address(device.handle) in self._readers
+        return handle_address(device.handle) in self._readers
 
     def new(self) -> list[int | None]:
         """Return the addresses of the GPUs that were reset since the last call, one for each reset."""
         with suppress(*_exceptions()):
             for reader in self._readers.values():  # any of them reads the events of all
-                events = reader.read(0)
-                return [_address(event["processor_handle"]) for event in events if event["event"] == "GPU_PRE_RESET"]
+                resets = (event for event in reader.read(0) if event["event"] == "GPU_PRE_RESET")
+                return [handle_address(event["processor_handle"]) for event in resets]
         return []
 
     def is_of(self, address: int | None, device: AmdDevice) -> bool:
-        return _address(device.handle) == address
+        return handle_address(device.handle) == address
 
     def close(self) -> None:
         for reader in self._readers.values():
@@ -238,7 +226,3 @@ def link_type(one: AmdDevice, other: AmdDevice) -> int | None:
     with suppress(*_exceptions()):
         return int(_package().amdsmi_topo_get_link_type(one.handle, other.handle)["type"])
     return None
-
-
-def _address(handle: Any) -> int | None:
-    return ctypes.cast(handle, ctypes.c_void_p).value

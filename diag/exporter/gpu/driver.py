@@ -1,5 +1,6 @@
 """The seam between the GPU collector and a vendor's library: a driver lists GPUs, and each GPU reads itself."""
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,16 +25,31 @@ class GpuLost(Exception):
     """This GPU does not answer, the others may."""
 
 
-class GpuHandle(Protocol):
+def handle_address(handle: Any) -> int | None:
+    """Return the address behind a library's handle."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+class GpuDevice:
     """A GPU in the vendor's library, which remembers the requests that the GPU refused."""
 
-    def forget(self) -> None: ...
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self._refused: set[tuple[Any, ...]] = set()
+        self._answers = self._failures = 0
+
+    def forget(self) -> None:
+        """Repeat requests that were refused."""
+        self._refused.clear()
 
     def fell_silent(self) -> bool:
         """Return True if no request was answered since the last call: some lost GPUs only report "unknown error"."""
+        silent = self._failures > 0 and self._answers == 0
+        self._answers = self._failures = 0
+        return silent
 
 
-Handle = TypeVar("Handle", bound=GpuHandle)
+Handle = TypeVar("Handle", bound=GpuDevice)
 
 
 @dataclass

@@ -4,7 +4,6 @@ Functions are called by name: an older nvidia-ml-py or an older driver may lack 
 not repeated, since some refusals are as slow as an answer, until `Device.forget`.
 """
 
-import ctypes
 import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -13,10 +12,8 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from diag.exporter.gpu.driver import DriverUnavailable, GpuLost
+from diag.exporter.gpu.driver import DriverUnavailable, GpuDevice, GpuLost, handle_address
 
-MEMORY_V2 = 0x02000028
-"""nvmlMemory_v2: its `used` leaves out what the driver keeps for itself, which is `used` in the first version."""
 WAIT = 500
 """Milliseconds to wait for an event, during which NVML cannot be shut down."""
 
@@ -90,26 +87,17 @@ class ReadPlan(NamedTuple):
     calls: Sequence[Request]
 
 
-class Device:
+class Device(GpuDevice):
     """One GPU or MIG instance."""
 
     def __init__(self, handle: Any) -> None:
-        self.handle = handle
-        self._refused: set[Request] = set()
+        super().__init__(handle)
         self._plans: dict[int, ReadPlan] = {}
-        self._answers = 0
-        self._failures = 0
 
     def forget(self) -> None:
         """Repeat requests that were refused."""
-        self._refused.clear()
+        super().forget()
         self._plans.clear()
-
-    def fell_silent(self) -> bool:
-        """Return True if no request was answered since the last call: some lost GPUs only report "unknown error"."""
-        silent = self._failures > 0 and self._answers == 0
-        self._answers = self._failures = 0
-        return silent
 
     def ask(self, name: str, *args: Any) -> Any:
         """Call a function; None if it is refused or fails."""
@@ -145,14 +133,14 @@ class Device:
             answers = [*self._fields(plan.fields), *map(self._call, plan.calls)]
             if len(self._refused) == refused:
                 break
-        found = []
+        values = []
         for reading, source, place in plan.sources:
             answer = answers[place]
             if answer is not None:
                 if isinstance(source, NvmlCall) and source.pick != "":
                     answer = answer[source.pick] if isinstance(source.pick, int) else getattr(answer, source.pick)
-                found.append((reading, float(answer * source.times / source.per)))
-        return found
+                values.append((reading, float(answer * source.times / source.per)))
+        return values
 
     def processes(self) -> dict[int, int | None]:
         """Return bytes by PID, None if unknown. Never skipped as refused: the call shows a lost GPU."""
@@ -161,12 +149,12 @@ class Device:
             self._refused.discard((name, ()))
             if (answer := self.ask(name)) is not None:
                 break
-        found: dict[int, int | None] = {}
+        used: dict[int, int | None] = {}
         for process in answer or ():
             if process.pid not in _NO_PIDS:  # a process may be listed once per MIG instance
-                sizes = [size for size in (found.get(process.pid), process.usedGpuMemory) if size is not None]
-                found[process.pid] = sum(sizes) if sizes else None
-        return found
+                sizes = [size for size in (used.get(process.pid), process.usedGpuMemory) if size is not None]
+                used[process.pid] = sum(sizes) if sizes else None
+        return used
 
     def utilization(self) -> dict[int, float] | None:
         """Return the share of the SMs' time by PID over the last seconds; None if the driver does not tell.
@@ -205,9 +193,9 @@ class Device:
         for request, (kind, code, value) in zip(wanted, _VALUES.iter_unpack(values), strict=True):
             if code:
                 self._failed(code, (request,))
-            known = not code and kind in _DECODE
-            self._answers += known
-            yield _DECODE[kind](value)[0] if known else None
+            has_value = not code and kind in _DECODE
+            self._answers += has_value
+            yield _DECODE[kind](value)[0] if has_value else None
 
     def _failed(self, code: int, requests: Collection[Request]) -> None:
         if code in _AWAY:
@@ -230,7 +218,7 @@ class Events:
         for device in devices:
             with suppress(pynvml.NVMLError):
                 _function("nvmlDeviceRegisterEvents")(device.handle, _XID, self._set)
-                self._uuids[_address(device.handle)] = _function("nvmlDeviceGetUUID")(device.handle)
+                self._uuids[handle_address(device.handle)] = _function("nvmlDeviceGetUUID")(device.handle)
 
     @property
     def watched(self) -> Collection[str]:
@@ -245,7 +233,7 @@ class Events:
             if error.value == _TIMEOUT:
                 return None
             raise (GpuLost if error.value in _LOST else DriverUnavailable(_sentence(error))) from error
-        uuid = self._uuids.get(_address(event.device))
+        uuid = self._uuids.get(handle_address(event.device))
         return (uuid, int(event.eventData)) if uuid is not None else None
 
     def close(self) -> None:
@@ -271,13 +259,13 @@ def count() -> int:
 
 def devices() -> list[Device | None]:
     """Return the GPUs in the order of the PCI bus; None for one that does not answer. Raises DriverUnavailable."""
-    found: list[Device | None] = []
+    gpus: list[Device | None] = []
     for index in range(count()):
         try:
-            found.append(Device(_function("nvmlDeviceGetHandleByIndex")(index)))
+            gpus.append(Device(_function("nvmlDeviceGetHandleByIndex")(index)))
         except pynvml.NVMLError:
-            found.append(None)
-    return found
+            gpus.append(None)
+    return gpus
 
 
 def driver_version() -> str:
@@ -320,7 +308,3 @@ def _or_unavailable(name: str) -> Any:
 
 def _sentence(error: Any) -> str:
     return _SENTENCES.get(error.value, f"NVML does not start: {error}")
-
-
-def _address(handle: Any) -> int | None:
-    return ctypes.cast(handle, ctypes.c_void_p).value

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from diag.core.metric_families import Collected, Sample
 from diag.exporter.process.kernel import ControlGroup, control_group, last_vllm_kill
-from diag.exporter.process.orphans import orphaned_engines, proven, stray_engines
 from diag.exporter.process.server import (
     Owner,
     ServerProcess,
@@ -19,6 +18,9 @@ from diag.exporter.process.server import (
     axis_sizes,
     find_server,
     newest_dump,
+    orphaned_engines,
+    proven,
+    stray_engines,
 )
 from diag.exporter.process.table import (
     HALTED,

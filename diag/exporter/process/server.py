@@ -1,4 +1,4 @@
-"""The vLLM server among the processes of this host, and the role and rank of each of its processes.
+"""The vLLM server among the processes of this host, the role and rank of each of its processes, and stray engines.
 
 A process belongs to the server on a port if it listens there, or is the only one whose command line names the port; a
 page that answers must then come from a process of that start time. Descendants belong to their server.
@@ -7,15 +7,17 @@ page that answers must then come from a process of that start time. Descendants 
 import os
 import re
 import shlex
+import stat
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.exporter.process.kernel import whole
-from diag.exporter.process.table import SETTLED, ProcessEntry, ProcessTable, ancestry, read_table
+from diag.exporter.process.table import SETTLED, ProcessEntry, ProcessTable, ancestry, proc, read_table
 from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import placeholder
@@ -68,7 +70,10 @@ def find_server(
     for listener in listening:  # children inherit sockets, and psutil names any one of their owners
         chain = ancestry(table, listener)
         replicas = [pid for pid in chain if table[pid].role == "api_server" and "DP" in table[pid].index]
-        embeds = any(_embeds(table, listener, pid) for pid, entry in table.items() if entry.role == "engine")
+        # a program that listens may run an engine itself; a gateway may be the parent of whole servers
+        engines = (ancestry(table, pid)[1:] for pid, entry in table.items() if entry.role == "engine")
+        between = (above[: above.index(listener)] for above in engines if listener in above)
+        embeds = any(not any(table[p].serves or table[p].role == "api_server" for p in pids) for pids in between)
         tops = [*replicas, *(pid for pid in reversed(chain) if table[pid].serves), *([listener] if embeds else [])]
         if tops:
             return _server(table, tops[0], True), ""
@@ -83,13 +88,6 @@ def find_server(
         return None, f"more than one vLLM process {which}, and none is seen to listen: run one exporter beside each"
     share = "in a container share the PID namespace (shareProcessNamespace, --pid=host)"
     return None, f"no vLLM process is visible that {which}: {share}"
-
-
-def _embeds(table: ProcessTable, listener: int, engine: int) -> bool:
-    """Return True if a program that listens runs an engine itself; a gateway may be the parent of whole servers."""
-    above = ancestry(table, engine)[1:]
-    between = above[: above.index(listener)] if listener in above else None
-    return between is not None and not any(table[pid].serves or table[pid].role == "api_server" for pid in between)
 
 
 def parse_port(argv: tuple[str, ...]) -> str:
@@ -258,3 +256,74 @@ def newest_dump(prefixes: Sequence[str], since: float) -> float:
         except OSError:
             continue
     return max((at for at in times if at >= since), default=0.0)
+
+
+# -- engines whose API server has ended --------------------------------------------------------------------------------
+#
+# The engines of other servers on this host look the same once their API server is gone. An engine belongs to a server if
+# it was seen as a descendant of it, if it holds the socket of the server's port, if it writes to the server's log, or if
+# its session was opened for a command that names the port. Without such a proof it belongs to no server.
+
+_PORT = re.compile(r"--port[= ](\d{1,5})\b", re.ASCII)
+_SERVES = re.compile(r"\bvllm serve\b|\bvllm[./]entrypoints[./]")
+
+
+def stray_engines(table: ProcessTable) -> ProcessTable:
+    """Return the engines on this host whose API server has ended, as far as that can be told from the processes.
+
+    vLLM starts an engine with its own interpreter. The kernel gives an orphan to init or to another reaper, which runs
+    another program, or runs for another user. A script that runs an engine without a server is a parent that lives.
+    """
+    engines = ((pid, entry, table.get(entry.parent)) for pid, entry in table.items() if entry.role == "engine")
+    return {
+        pid: entry
+        for pid, entry, parent in engines
+        if parent and not (parent.serves or parent.role) and entry.program() not in ("", parent.program())
+    }
+
+
+def proven(
+    strays: ProcessTable, table: ProcessTable, port: int | None, listening: Collection[int], log: str
+) -> set[int]:
+    """Return the PIDs of the stray engines that are proven to be of the server on a port, with this log or ""."""
+    holding = {pid for listener in listening for pid in ancestry(table, listener)}
+
+    def output(pid: int) -> tuple[int, int] | None:
+        """Return the file to which a process writes its standard output."""
+        return _file_of(f"{proc()}/{pid}/fd/1")
+
+    others = {output(pid) for pid, entry in table.items() if entry.serves}  # servers that live
+    file = _file_of(log)
+
+    def is_opened_for_port(entry: ProcessEntry) -> bool:
+        """Return True if the leader of a process's session serves this port alone by its command line."""
+        try:
+            leader = table.get(os.getsid(entry.process.pid))
+        except OSError:
+            return False
+        command = " ".join(leader.argv) if leader else ""
+        return bool(_SERVES.search(command)) and set(_PORT.findall(command)) == {str(port)}
+
+    return {
+        pid
+        for pid, entry in strays.items()
+        if pid in holding
+        or (file is not None and file not in others and output(pid) == file)
+        or (port is not None and is_opened_for_port(entry))
+    }
+
+
+def _file_of(log: str) -> tuple[int, int] | None:
+    """Return device and inode of a regular file; None for anything else."""
+    try:
+        status = Path(log).stat() if log not in ("", "-") else None
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if status and stat.S_ISREG(status.st_mode) else None
+
+
+def orphaned_engines(members: ProcessTable, owners: Mapping[int, Owner]) -> Mapping[int, bool]:
+    """Return the engines of this server that run, and of each whether the API server that started it has ended."""
+    serving = {pid for pid, owner in owners.items() if owner.role == "api_server" and members[pid].runs()}
+    engines = (pid for pid, entry in members.items() if entry.role == "engine" and pid in owners and entry.runs())
+    return {pid: serving.isdisjoint(ancestry(members, pid)) for pid in engines}
