@@ -108,28 +108,24 @@ def _read_json(text: str) -> NcclStatus:
     comparable = _release(document.get("nccl_version"))
     left = MOST_RANKS
     for communicator in islice(_list(document, "communicators"), MOST_COMMUNICATORS):
-        found = _HASH.fullmatch(str(_dict(communicator).get("hash")))
-        if not found:
+        hashed = _HASH.fullmatch(str(_dict(communicator).get("hash")))
+        if not hashed:
             raise NotRas("a communicator has no hash")
-        name, ranks = found[1].zfill(16), _list(communicator, "ranks")[:left]
+        name, ranks = hashed[1].zfill(16), _list(communicator, "ranks")[:left]
         left -= len(ranks)
         for rank in _list(communicator, "missing_ranks")[:MOST_RANKS]:
             status = _dict(rank, "status")
             if status.get("unresponsive") is True:  # others have answered: they have left the communicator
                 missing[_rank(name, rank)] = status.get("considered_dead") is True
-        counts = {}
+        counts: dict[str, dict[NcclRank, int]] = {}  # by kind of collective
         for rank in ranks:
             who = _rank(name, rank)
-            counts[who] = {
-                kind: _whole(count, "collective_counts")
-                for kind, count in _dict(rank, "collective_counts").items()
-                if _COLLECTIVE.fullmatch(kind)
-            }
+            for kind, count in _dict(rank, "collective_counts").items():
+                if _COLLECTIVE.fullmatch(kind):
+                    counts.setdefault(kind, {})[who] = _whole(count, "collective_counts")
             answered.add((who.host, who.pid))
         if comparable and all(map(_is_running, ranks)):
-            for kind in dict.fromkeys(kind for each in counts.values() for kind in each):
-                named = {who: each[kind] for who, each in counts.items() if kind in each}
-                launches.append(_Launches(kind, named, Counter(named.values())))
+            launches += [_Launches(kind, named, Counter(named.values())) for kind, named in counts.items()]
     return NcclStatus(len(answered), tuple(_behind(launches)), missing)
 
 
@@ -141,12 +137,11 @@ def _is_running(rank: object) -> bool:
 
 
 def _rank(communicator: str, rank: object) -> NcclRank:
-    found = _dict(rank)
-    host = found.get("host")
-    known = isinstance(host, str) and host != "unknown" and _NODE.fullmatch(host)
-    pid = found.get("pid")
+    entry = _dict(rank)
+    host, pid = entry.get("host"), entry.get("pid")
+    is_named = isinstance(host, str) and host != "unknown" and _NODE.fullmatch(host)
     process = pid if isinstance(pid, int) and 0 < pid < 2**31 else 0
-    return NcclRank(communicator, _whole(found.get("rank"), "rank"), str(host) if known else "", process)
+    return NcclRank(communicator, _whole(entry.get("rank"), "rank"), str(host) if is_named else "", process)
 
 
 def _whole(value: object, name: str) -> int:
@@ -156,25 +151,25 @@ def _whole(value: object, name: str) -> int:
 
 
 def _dict(value: object, name: str = "") -> Mapping[str, object]:
-    found = value.get(name) if name and isinstance(value, dict) else value
-    if not isinstance(found, dict):
+    entry = value.get(name) if name and isinstance(value, dict) else value
+    if not isinstance(entry, dict):
         raise NotRas(f"{name or 'an entry'} is no object")
-    return found
+    return entry
 
 
 def _list(value: object, name: str) -> Sequence[object]:
-    found = _dict(value).get(name)
-    if not isinstance(found, list):
+    entries = _dict(value).get(name)
+    if not isinstance(entries, list):
         raise NotRas(f"{name} is no list")
-    return found
+    return entries
 
 
 def _release(version: object) -> bool:
     """Return True if the counts of this release of NCCL can be compared; NotRas if it is none."""
-    found = _RELEASE.match(version) if isinstance(version, str) else None
-    if not found:
+    release = _RELEASE.match(version) if isinstance(version, str) else None
+    if not release:
         raise NotRas("it names no release of NCCL")
-    return (int(found[1]), int(found[2])) >= _LEAST_VERSION
+    return (int(release[1]), int(release[2])) >= _LEAST_VERSION
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -208,34 +203,34 @@ def _read_text(text: str) -> NcclStatus:
     ranks: Counter[int] = Counter()
     communicator, section, part, group, processes = "", "", "", None, 0
     for line in text.splitlines():
-        found = _LINE.fullmatch(line.rstrip())
-        if not found:
+        words = _LINE.fullmatch(line.rstrip())
+        if not words:
             continue
-        if found["hash"]:
-            communicator, section, part, group = found["hash"].zfill(16), found["section"], "", None
-        elif found["part"]:
-            part = found["part"]
-        elif found["process"] and part == "DEAD":
-            dead.add((found["node"], int(found["process"])))
-        elif found["processes"]:
-            processes = int(found["processes"])
-        elif found["kind"] and communicator:
+        if words["hash"]:
+            communicator, section, part, group = words["hash"].zfill(16), words["section"], "", None
+        elif words["part"]:
+            part = words["part"]
+        elif words["process"] and part == "DEAD":
+            dead.add((words["node"], int(words["process"])))
+        elif words["processes"]:
+            processes = int(words["processes"])
+        elif words["kind"] and communicator:
             named, ranks, group = {}, Counter(), 0
-            if comparable and found["kind"] != "collective":
-                launches.append(_Launches(found["kind"], named, ranks))
-        elif found["other"]:
+            if comparable and words["kind"] != "collective":
+                launches.append(_Launches(words["kind"], named, ranks))
+        elif words["other"]:
             group = None
-        elif found["ranks"] and group is not None:
-            group = int(found["count"] or 0)
-            ranks[group] += int(found["ranks"])
-        elif found["rank"] and len(named) + len(missing) < MOST_RANKS:
-            host = found["host"] if found["host"] and _NODE.fullmatch(found["host"]) else ""
-            who = NcclRank(communicator, int(found["rank"]), host, int(found["pid"] or 0))
+        elif words["ranks"] and group is not None:
+            group = int(words["count"] or 0)
+            ranks[group] += int(words["ranks"])
+        elif words["rank"] and len(named) + len(missing) < MOST_RANKS:
+            host = words["host"] if words["host"] and _NODE.fullmatch(words["host"]) else ""
+            who = NcclRank(communicator, int(words["rank"]), host, int(words["pid"] or 0))
             if section == "INCOMPLETE":
                 missing[who] = False
             elif section == "MISMATCH" and group is not None:
-                if found["alone"]:
-                    group = int(found["own"] or 0)
+                if words["alone"]:
+                    group = int(words["own"] or 0)
                     ranks[group] += 1
                 named[who] = group
     gone = {who: (who.host, who.pid) in dead for who in missing}
@@ -369,13 +364,21 @@ def nccl_samples(now: NcclStatus, before: NcclStatus | None) -> Iterator[Sample]
     """Yield what two statuses in a row show; nothing for a single one."""
     if before is None:
         return
-    still = {each[:3] for each in before.behind}
-    behind = _one_for_each_process(
-        (each.who, "behind", each.collective, each.launched + 1, each.most - each.launched)
-        for each in sorted(now.behind, key=lambda each: (-each.size, each))
-        if each[:3] in still
+
+    def one_for_each_process(ranks: Iterable[_Missing]) -> list[_Missing]:
+        """Return the first one of each process: it hangs once, and is missing in all of its communicators."""
+        first: dict[object, _Missing] = {}
+        for rank in ranks:
+            first.setdefault((rank[0].host, rank[0].pid) if rank[0].pid else rank[0], rank)
+        return list(first.values())
+
+    still = {rank[:3] for rank in before.behind}
+    behind = one_for_each_process(
+        (rank.who, "behind", rank.collective, rank.launched + 1, rank.most - rank.launched)
+        for rank in sorted(now.behind, key=lambda rank: (-rank.size, rank))
+        if rank[:3] in still
     )
-    missing = _one_for_each_process(
+    missing = one_for_each_process(
         (who, "dead" if now.missing[who] else "unresponsive", "", 0, 0)
         for who in sorted(now.missing.keys() & before.missing.keys())
     )
@@ -386,12 +389,3 @@ def nccl_samples(now: NcclStatus, before: NcclStatus | None) -> Iterator[Sample]
     for who, state, collective, operation, lag in (*behind[:MOST_NAMED], *missing[:MOST_NAMED]):
         labels = (who.communicator, str(who.rank), who.host, state, collective, str(operation or ""))
         yield "diag_nccl_missing_rank_operations", labels, float(lag)
-
-
-def _one_for_each_process(found: Iterable[_Missing]) -> list[_Missing]:
-    """Return the first one of each process: it hangs once, and is missing in all of its communicators."""
-    first: dict[object, _Missing] = {}
-    for each in found:
-        who = each[0]
-        first.setdefault((who.host, who.pid) if who.pid else who, each)
-    return list(first.values())

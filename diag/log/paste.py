@@ -1,19 +1,30 @@
-"""Undo what people and programs do to a log when they paste it, before its lines are parsed.
+"""Undo what log stores, people and programs do to a log before it reaches us, before its lines are parsed.
 
-A paste is quoted, indented or fenced as Markdown does it, its colours and carriage returns are written out as text, and
-a terminal has wrapped it. The layout is undone only where nearly all lines have it, since a log's own text may look so.
+Exports: journald, Loki, Grafana, Datadog, CloudWatch and their like keep the text of a line and its time as two fields
+of a record (JSON line by line or in a list, CSV, logfmt). A record becomes the lines of its text, each behind its time,
+as `kubectl logs --timestamps` writes them. Other text stays.
 
-What a collector or a shell writes before each line is learnt from the lines in which vLLM's own head stands behind it:
-`stern`, `logcli`, `grep -n`, `cat -n`, `srun --label`, VLLM_LOGGING_PREFIX, or a head that no program here names.
+Pastes: a paste is quoted, indented or fenced as Markdown does it, its colours and carriage returns are written out as
+text, and a terminal has wrapped it. The layout is undone only where nearly all lines have it, since a log's own text
+may look so. What a collector or a shell writes before each line is learnt from the lines in which vLLM's own head
+stands behind it: `stern`, `logcli`, `grep -n`, `cat -n`, `srun --label`, VLLM_LOGGING_PREFIX, or a head that no program here
+names.
 """
 
+import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
 
+from diag.core.files import parse_json
 from diag.log.parse_line import COLLECTOR, ISO
+
+NEARLY_ALL = 0.9
+"""The share of lines that have a layout, if the layout is that of the paste and not of a text in the log."""
 
 
 class Line(NamedTuple):
@@ -22,9 +33,147 @@ class Line(NamedTuple):
     number: int
     text: str
 
+    def cut(self, part: re.Match[str] | None) -> "Line":
+        """Return the line without a part of it."""
+        return Line(self.number, self.text[: part.start()] + self.text[part.end() :]) if part else self
 
-NEARLY_ALL = 0.9
-"""The share of lines that have a layout, if the layout is that of the paste and not of a text in the log."""
+
+# -- exports -----------------------------------------------------------------------------------------------------------
+
+TEXTS = ("message", "log", "line", "textpayload", "msg", "content", "@message", "body", "text")
+TIMES = ("@timestamp", "timestamp", "time", "__realtime_timestamp", "date", "ts", "eventtime")
+"""Names of the fields, in lower case; the first one that a record has counts."""
+_NESTED = ("attributes", "jsonpayload", "_source", "fields")
+"""Fields whose own fields are those of the record."""
+_OF_A_LOGGER = ("levelname", "logger", "name")
+"""Fields of a record that a program's own logger wrote as JSON: the parser of lines reads them."""
+_DOCKER = '{"log"'
+"""The beginning of a line of Docker's json-file driver, which the parser of lines reads: it joins split lines."""
+_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (1e9, 1.0))
+"""Numbers from which a time counts nanoseconds, microseconds, milliseconds or seconds, and how many make a second."""
+_LOGFMT = re.compile(
+    r"(?P<before>(?:[\w.]{1,40}=(?:\"(?:[^\"\\]|\\.)*\"|\S*) ){0,12})(?:msg|message)=(?P<text>\"(?:[^\"\\]|\\.)*\")"
+)
+"""A record of logfmt, as Docker Model Runner and other programs in Go write them."""
+_LOGFMT_TIME = re.compile(r"\b(?:time|ts|timestamp)=\"?([^\" ]+)")
+MOST_DEPTH = 4
+
+
+class _ExportedRecord(NamedTuple):
+    number: int
+    at: str
+    text: str
+
+
+def as_lines(lines: Sequence[Line]) -> Sequence[Line]:
+    """Return the lines of the records that the text consists of, the oldest first; other text as it is."""
+    written = [line for line in lines if line.text.strip()]
+    first = written[0].text.lstrip("\ufeff \t") if written else ""
+    records: list[_ExportedRecord] = []
+    if first.startswith("{") and not first.startswith(_DOCKER):
+        records = [record for line in written for record in _record(_load(line.text), line.number)]
+        records = records if len(records) >= NEARLY_ALL * len(written) else []
+    if not records and first.startswith(("[", "{")) and not first.startswith(_DOCKER):
+        document = _load("\n".join(line.text for line in lines))
+        if isinstance(document, dict) and isinstance(document.get("cells"), list):
+            records = [_ExportedRecord(0, "", text) for text in _outputs(document["cells"])]
+        else:
+            records = next(filter(None, _lists(document, MOST_DEPTH)), [])
+    if not records and "=" in first:
+        for line in written:
+            if match := _LOGFMT.match(line.text):
+                at, text = _LOGFMT_TIME.search(match["before"]), str(_load(match["text"]) or "")
+                records.append(_ExportedRecord(line.number, _moment(at[1]) if at else "", text))
+        records = records if len(records) >= NEARLY_ALL * len(written) else []
+    if not records and first.count(","):
+        with suppress(csv.Error):
+            records = list(_cells(lines))
+    if not records:
+        return lines
+    if is_newest_first([record.at for record in records if record.at], 1):  # a store sorts its records
+        records.reverse()
+    return [
+        Line(record.number, f"{record.at} {text}" if record.at else text)
+        for record in records
+        for text in record.text.removesuffix("\n").split("\n")
+    ]
+
+
+def _lists(value: object, depth: int) -> Iterator[list[_ExportedRecord]]:
+    """Yield the records of each list inside a document: objects, or Loki's pairs of a time and a line."""
+    if not depth or not isinstance(value, dict | list):
+        return
+    if isinstance(value, list):
+        yield [record for entry in value for record in _record(entry, 0)]
+    for entry in value.values() if isinstance(value, dict) else value[:MOST_DEPTH]:
+        yield from _lists(entry, depth - 1)
+
+
+def _outputs(cells: list[object]) -> Iterator[str]:
+    """Yield the printed outputs of a notebook."""
+    for cell in cells:
+        outputs = cell.get("outputs") if isinstance(cell, dict) else None
+        for output in outputs if isinstance(outputs, list) else ():
+            if isinstance(output, dict):
+                text = output.get("text") or output.get("traceback") or ()
+                joint = "\n" if "traceback" in output else ""
+                yield text if isinstance(text, str) else joint.join(map(str, text))
+
+
+def _cells(lines: Sequence[Line]) -> Iterator[_ExportedRecord]:
+    """Read a table of CSV whose heading names a column of texts, the cells of which may have several lines."""
+    reader = csv.reader(f"{line.text}\n" for line in lines)
+    heading = [name.strip("\ufeff \"'").lower() for name in next(reader, [])]
+    column = next((heading.index(name) for name in TEXTS if name in heading), None)
+    if column is None or len(heading) < 2:
+        return
+    clock = next((heading.index(name) for name in TIMES if name in heading), None)
+    for row in reader:
+        if len(row) > column:
+            number = lines[min(reader.line_num, len(lines)) - 1].number
+            at = _moment(row[clock]) if clock is not None and len(row) > clock else ""
+            yield _ExportedRecord(number, at, row[column])
+
+
+def _record(value: object, number: int) -> Iterator[_ExportedRecord]:
+    if isinstance(value, list) and len(value) >= 2 and isinstance(value[0], str) and isinstance(value[1], str):
+        if at := _moment(value[0]):
+            yield _ExportedRecord(number, at, value[1])
+        return
+    if not isinstance(value, dict):
+        return
+    fields = {str(name).lower(): field for name, field in value.items()}
+    for name in _NESTED:
+        if isinstance(nested := fields.get(name), dict):
+            fields = {**{str(inner).lower(): field for inner, field in nested.items()}, **fields}
+    text = next((fields[name] for name in TEXTS if isinstance(fields.get(name), str)), None)
+    if isinstance(text, str) and fields.keys().isdisjoint(_OF_A_LOGGER):
+        yield _ExportedRecord(number, next((_moment(fields[name]) for name in TIMES if name in fields), ""), text)
+
+
+def _load(text: str) -> object:
+    try:
+        return parse_json(text.lstrip("\ufeff"))
+    except ValueError:
+        return None
+
+
+def _moment(value: object) -> str:
+    """Return a time as a log collector writes it, with its zone; "" for none."""
+    text = str(value).strip().removesuffix(" UTC")
+    if re.fullmatch(r"\d{9,20}(?:\.\d{1,9})?", text):
+        number = float(text)
+        unit = next((unit for least, unit in _UNITS if number >= least), None)
+        return datetime.fromtimestamp(number / unit, UTC).isoformat(timespec="microseconds") if unit else ""
+    try:
+        at = datetime.fromisoformat(text.replace(",", "."))
+    except ValueError:
+        return ""
+    return at.isoformat(timespec="microseconds")
+
+
+# -- pastes ----------------------------------------------------------------------------------------------------------
+
 FEWEST_WRAPPED, NARROWEST, WIDEST = 3, 60, 250
 """Full lines from which a log was wrapped by a terminal, and the columns that a terminal may have."""
 _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r"\t")))
@@ -86,7 +235,11 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
         if written and sum(bool(layout.match(line.text)) for line in written) >= NEARLY_ALL * len(written):
             plain = [Line(line.number, layout.sub("", line.text, count=1)) for line in plain]
     plain = [line for line in plain if not _FENCE.match(line.text)]
-    plain = _separated(_unnumbered(_without_indentation(plain)))
+    depths = sorted(len(line.text) - len(line.text.lstrip(" ")) for line in plain if line.text.strip())
+    depth = depths[int((1 - NEARLY_ALL) * len(depths))] if depths else 0
+    if depth >= FEWEST_BLANKS:  # nearly all lines are indented
+        plain = [Line(line.number, line.text[:depth].lstrip(" ") + line.text[depth:]) for line in plain]
+    plain = _separated(_unnumbered(plain))
     head = _learnt_head(plain)
     plain = [Line(line.number, _without(head, line.text)) for line in _unwrapped(plain, head)]
     starts = [_own_start(line.text) for line in plain]
@@ -95,28 +248,19 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
         for line, start in zip(plain, starts, strict=True)
     ]
     if prefix := _learnt(match[0] for match in prefixes if match):
-        plain = [_cut(line, prefix.match(line.text, start)) for line, start in zip(plain, starts, strict=True)]
+        plain = [line.cut(prefix.match(line.text, start)) for line, start in zip(plain, starts, strict=True)]
     times = [match for line in plain if (match := _TIME.match(line.text[:LONGEST_HEAD]))]
     kind = "iso" if sum(bool(match["iso"]) for match in times) * 2 > len(times) else "own"
     return plain[::-1] if is_newest_first([match[kind] for match in times if match[kind]]) else plain
-
-
-def _without_indentation(lines: list[Line]) -> list[Line]:
-    """Return the lines without the blanks that nearly all of them begin with."""
-    depths = sorted(len(line.text) - len(line.text.lstrip(" ")) for line in lines if line.text.strip())
-    depth = depths[int((1 - NEARLY_ALL) * len(depths))] if depths else 0
-    if depth < FEWEST_BLANKS:
-        return lines
-    return [line._replace(text=line.text[:depth].lstrip(" ") + line.text[depth:]) for line in lines]
 
 
 def _separated(lines: list[Line]) -> list[Line]:
     """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
     if sum(bool(_OWN.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
         return lines
-    parted = [(line, _INSIDE.split(line.text)) for line in lines]
+    parted = ((line, _INSIDE.split(line.text)) for line in lines)
     return [
-        line._replace(text=text)
+        Line(line.number, text)
         for line, parts in parted
         for text in (parts if len(parts) > FEWEST_HEADS else [line.text])
     ]
@@ -130,7 +274,7 @@ def _unnumbered(lines: list[Line]) -> list[Line]:
     steps = sum(after > before for before, after in pairwise(numbers))
     if len(numbers) < max(FEWEST_HEADS, NEARLY_ALL * written) or steps < NEARLY_ALL * (len(numbers) - 1):
         return lines
-    return [_cut(line, match) for line, match in zip(lines, matches, strict=True)]
+    return [line.cut(match) for line, match in zip(lines, matches, strict=True)]
 
 
 def _without_colours(text: str) -> str:
@@ -146,10 +290,6 @@ def _own_start(text: str) -> int:
     return process.end() if process else 0
 
 
-def _cut(line: Line, part: re.Match[str] | None) -> Line:
-    return line._replace(text=line.text[: part.start()] + line.text[part.end() :]) if part else line
-
-
 def is_newest_first(times: Sequence[str], fewest: int = FEWEST_HEADS) -> bool:
     """Return True if times, all in the same form, go back from each line to the next, as a log store shows them."""
     steps = Counter((after > before) - (after < before) for before, after in pairwise(times))
@@ -158,12 +298,12 @@ def is_newest_first(times: Sequence[str], fewest: int = FEWEST_HEADS) -> bool:
 
 def _learnt_head(lines: Sequence[Line]) -> re.Pattern[str] | None:
     """Return the head that nearly all lines of vLLM's have before them, None if the parser of lines knows it."""
-    found = [(line.text, match.start()) for line in lines if (match := _OWN.search(line.text[:LONGEST_HEAD]))]
-    if sum(text.startswith('{"') for text, _ in found) > (1 - NEARLY_ALL) * len(found):  # Docker's file, vLLM's JSON
+    owns = [(line.text, match.start()) for line in lines if (match := _OWN.search(line.text[:LONGEST_HEAD]))]
+    if sum(text.startswith('{"') for text, _ in owns) > (1 - NEARLY_ALL) * len(owns):  # Docker's file, vLLM's JSON
         return None
-    heads = [text[:start] for text, start in found if start]
-    known = sum(bool(COLLECTOR.fullmatch(head)) for head in heads)
-    if len(heads) < NEARLY_ALL * len(found) or known >= NEARLY_ALL * len(heads):
+    heads = [text[:start] for text, start in owns if start]
+    parsed = sum(bool(COLLECTOR.fullmatch(head)) for head in heads)
+    if len(heads) < NEARLY_ALL * len(owns) or parsed >= NEARLY_ALL * len(heads):
         return None
     if len(heads) < FEWEST_HEADS:  # a short log: the head must be before the other lines too
         written = [line.text for line in lines if line.text.strip()]
@@ -174,16 +314,15 @@ def _learnt_head(lines: Sequence[Line]) -> re.Pattern[str] | None:
 
 def _learnt(heads: Iterable[str], fewest: int = FEWEST_HEADS) -> re.Pattern[str] | None:
     """Return a pattern of the heads that are frequent; all numbers and times in one are taken to vary."""
-    shapes = Counter(map(_shape, heads))
+    forms = {"iso": ISO, "clock": r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?", "digits": r" *\d+"}
+    shapes = Counter(
+        "".join(forms.get(piece.lastgroup or "", re.escape(piece[0])) for piece in _PIECE.finditer(head))
+        for head in heads
+    )
     frequent = [shape for shape, count in shapes.items() if count >= max(fewest, RAREST * shapes.total())]
     if sum(shapes[shape] for shape in frequent) < NEARLY_ALL * shapes.total() or not frequent:
         return None
     return re.compile("|".join(sorted(frequent, key=len, reverse=True)))
-
-
-def _shape(head: str) -> str:
-    forms = {"iso": ISO, "clock": r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?", "digits": r" *\d+"}
-    return "".join(forms.get(piece.lastgroup or "", re.escape(piece[0])) for piece in _PIECE.finditer(head))
 
 
 def _without(head: re.Pattern[str] | None, text: str) -> str:

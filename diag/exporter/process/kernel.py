@@ -24,7 +24,7 @@ def read_file(path: str) -> str:
     """
     try:
         flags = os.O_NONBLOCK | os.O_NOCTTY
-        with open(path, "rb", buffering=0, opener=lambda name, given: os.open(name, given | flags)) as file:
+        with open(path, "rb", buffering=0, opener=lambda name, mode: os.open(name, mode | flags)) as file:
             parts = [file.read(MOST_BYTES)]
             while parts[-1] and sum(map(len, parts)) < MOST_BYTES:
                 parts.append(file.read(MOST_BYTES))
@@ -70,8 +70,8 @@ class ControlGroup:
         for resource in RESOURCES:
             own = [f"{self.unified[0]}/{resource}.pressure"] if self.unified else []
             lines = next(filter(None, map(read_file, [*own, f"{self.proc}/pressure/{resource}"])), "")
-            if found := _PRESSURE.search(lines):
-                yield "diag_host_pressure_ratio", (resource,), float(found[1]) / 100
+            if pressure := _PRESSURE.search(lines):
+                yield "diag_host_pressure_ratio", (resource,), float(pressure[1]) / 100
 
     def _memory(self) -> Iterator[Sample]:
         """Yield limit and use, without reclaimable memory, of the host or the group that has the least room left."""
@@ -107,7 +107,7 @@ class ControlGroup:
         throttled = [stat for stat in stats if stat.keys() & {"throttled_usec", "throttled_time"}]
         if throttled:  # version 2 counts microseconds, version 1 nanoseconds
             microseconds = (stat.get("throttled_usec", stat.get("throttled_time", 0.0) / 1e3) for stat in throttled)
-            yield "diag_host_cpu_throttled_seconds_total", (), sum(each / 1e6 for each in microseconds)
+            yield "diag_host_cpu_throttled_seconds_total", (), sum(spell / 1e6 for spell in microseconds)
         for stat in stats[:1]:
             for metric, key in PERIODS.items():
                 if key in stat:
@@ -116,7 +116,13 @@ class ControlGroup:
 
 def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) -> ControlGroup:
     """Return the group of a process, as far as it is visible here; without it, the samples are those of the host."""
-    own, ours = (_paths(read_file(f"{proc}/{each}/cgroup")) for each in (pid, "self"))
+
+    def paths(process: object) -> Mapping[str, str]:
+        """Return the path of a process's group by controller, "" for version 2."""
+        parts = (line.split(":", 2) for line in read_file(f"{proc}/{process}/cgroup").splitlines())
+        return {name: part[2] for part in parts if len(part) > 2 for name in part[1].split(",")}
+
+    own, ours = paths(pid), paths("self")
     unified = "" if (mount / "cgroup.controllers").exists() else "unified"
 
     def folders(controller: str) -> tuple[Path, ...]:
@@ -133,12 +139,6 @@ def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) ->
         return (folder, *(above for above in folder.parents if above.is_relative_to(top)))
 
     return ControlGroup(folders("memory"), folders("cpu"), folders(""), proc)
-
-
-def _paths(lines: str) -> Mapping[str, str]:
-    """Parse /proc/<pid>/cgroup: the path of the group by controller, "" for version 2."""
-    parts = (line.split(":", 2) for line in lines.splitlines() if line.count(":") > 1)
-    return {controller: path for _, controllers, path in parts for controller in controllers.split(",")}
 
 
 def _pairs(text: str) -> dict[str, float]:

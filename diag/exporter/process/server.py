@@ -260,9 +260,9 @@ def newest_dump(prefixes: Sequence[str], since: float) -> float:
 
 # -- engines whose API server has ended --------------------------------------------------------------------------------
 #
-# The engines of other servers on this host look the same once their API server is gone. An engine belongs to a server if
-# it was seen as a descendant of it, if it holds the socket of the server's port, if it writes to the server's log, or if
-# its session was opened for a command that names the port. Without such a proof it belongs to no server.
+# The engines of other servers on this host look the same once their API server is gone. An engine belongs to a server
+# if it was seen as a descendant of it, if it holds the socket of the server's port, if it writes to the server's log,
+# or if its session was opened for a command that names the port. Without such a proof it belongs to no server.
 
 _PORT = re.compile(r"--port[= ](\d{1,5})\b", re.ASCII)
 _SERVES = re.compile(r"\bvllm serve\b|\bvllm[./]entrypoints[./]")

@@ -7,11 +7,11 @@ busy, and fails in a process that is stopped already. A stack that changes meanw
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diag.core.files import parse_json
 from diag.exporter.process.kernel import read_file
@@ -58,13 +58,9 @@ class ProcessStack:
 
 def take(owners: Mapping[int, Owner]) -> list[ProcessStack]:
     """Return the stacks of these processes, one after the other; those that have ended meanwhile are left out."""
-    program = _py_spy()
-    return [_stack(pid, owner, program) for pid, owner in owners.items() if Path(f"/proc/{pid}").exists()]
-
-
-def _py_spy() -> str | None:
     beside = Path(sys.executable).parent / "py-spy"  # the virtual environment of diag may not be activated
-    return str(beside) if beside.exists() else shutil.which("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    return [_stack(pid, owner, program) for pid, owner in owners.items() if Path(f"/proc/{pid}").exists()]
 
 
 def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
@@ -72,11 +68,11 @@ def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
     halted = _HALTED.get(status.get("State", "").strip()[:1], "")
     waits = read_file(f"/proc/{pid}/wchan")
     called = read_file(f"/proc/{pid}/syscall").split(" ")[0]
-    seen = ProcessStack(pid, owner, halted, kernel=waits if waits not in ("", "0") else f"system call {called or '?'}")
+    stack = ProcessStack(pid, owner, halted, kernel=waits if waits not in ("", "0") else f"system call {called or '?'}")
     if program is None:
-        return replace(seen, problem=f"py-spy is not installed: {INSTALL}")
+        return replace(stack, problem=f"py-spy is not installed: {INSTALL}")
     if halted == "zombie":
-        return replace(seen, problem="the process has ended and waits for its parent")
+        return replace(stack, problem="the process has ended and waits for its parent")
     command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
     try:
         for _ in range(ATTEMPTS):
@@ -85,23 +81,22 @@ def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
                 break
         threads = parse_json(ran.stdout) if ran.returncode == 0 else None
     except subprocess.TimeoutExpired:
-        return replace(seen, problem=f"py-spy did not answer within {TIMEOUT:.0f} s")
+        return replace(stack, problem=f"py-spy did not answer within {TIMEOUT:.0f} s")
     except (OSError, ValueError) as error:
-        return replace(seen, problem=f"py-spy could not be used: {str(error).splitlines()[0]}")
+        return replace(stack, problem=f"py-spy could not be used: {str(error).splitlines()[0]}")
     if not isinstance(threads, list):
-        return replace(seen, problem=_reason(ran.stderr.decode(errors="replace")))
+        return replace(stack, problem=_reason(ran.stderr.decode(errors="replace")))
     with suppress(KeyError, TypeError, AttributeError, ValueError):
-        main = next(each for each in threads if each.get("os_thread_id") == pid or each["thread_name"] == "MainThread")
-        holders = [str(each["thread_name"]) for each in threads if each["owns_gil"] and each is not main]
-        return replace(seen, frames=tuple(_frames(main)), holder=next(iter(holders), ""))
-    return replace(seen, problem="py-spy's answer has no main thread")
-
-
-def _frames(thread: Mapping[str, Any]) -> Iterator[StackFrame]:
-    for each in thread["frames"][:MOST_FRAMES]:
-        yield StackFrame(
-            str(each["name"]).rpartition(".")[2], str(each["short_filename"] or each["filename"]), int(each["line"])
+        main = next(run for run in threads if run.get("os_thread_id") == pid or run["thread_name"] == "MainThread")
+        holders = [str(run["thread_name"]) for run in threads if run["owns_gil"] and run is not main]
+        frames = tuple(
+            StackFrame(
+                str(call["name"]).rpartition(".")[2], str(call["short_filename"] or call["filename"]), int(call["line"])
+            )
+            for call in main["frames"][:MOST_FRAMES]
         )
+        return replace(stack, frames=frames, holder=next(iter(holders), ""))
+    return replace(stack, problem="py-spy's answer has no main thread")
 
 
 def _reason(written: str) -> str:
