@@ -6,11 +6,13 @@ Sizes are rounded in the log, so each is a range. Of several workers the fullest
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
@@ -32,50 +34,32 @@ from diag.log.trackers import parse_settings
 Size = tuple[int, int]
 """Least and most bytes."""
 
-_G = r" ?Gi?B"
-_N = r"(-?[\d.]+)"
-_TEXTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (rf"(?:Model loading|Loading model weights) took {_N}{_G}", ("weights",)),
-    (rf"Available KV cache memory: {_N} GiB", ("kv_cache",)),
-    (rf"Graph capturing finished in [\d.]+ secs?, took {_N} GiB", ("graphs",)),
-    (rf"Estimated CUDA graph memory: {_N} GiB total", ("estimated graphs",)),
-    (rf"(?:Explicitly|Auto) set \({_N}/[\d.]+\) GiB for KV cache", ("kv_cache",)),
-    (
-        rf"Free memory on device (?:\S+ )?\({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization is "
-        rf"\([\d.]+, {_N} GiB\)\.",
-        ("free", "total", "budget"),
-    ),
-    (rf"Free memory on device .*? {_N} GiB for peak activation", ("activations",)),
-    (rf"Free memory on device .*? {_N} GiB for non-torch memory", ("other",)),
-    (rf"the current vLLM instance can use total_gpu_memory \({_N}{_G}\)", ("total",)),
-    (rf"the current vLLM instance .*= {_N}{_G}", ("budget",)),
-    (
-        rf"(?:the current .*?)?model weights take {_N}{_G}; non_torch_memory takes {_N}{_G}; PyTorch activation peak"
-        rf" memory takes {_N}{_G}; the rest of the memory reserved for KV Cache is {_N}{_G}",
-        ("weights", "other", "activations", "kv_cache"),
-    ),
+
+class SizeText(NamedTuple):
+    """A text that states sizes, and their names."""
+
+    begins: str
+    names: tuple[str, ...]
+
+
+class SizeTable(NamedTuple):
+    """The file memory_sizes.toml."""
+
+    text: tuple[SizeText, ...]
+    sizes: Mapping[str, str]
+    numbers: Mapping[str, str]
+
+
+_TABLE = read(PACKAGE / "log" / "memory_sizes.toml", SizeTable)
+_LOOKED_FOR = tuple(
+    (re.compile(text.begins.replace("{n}", r"(-?[\d.]+)").replace("{g}", " ?Gi?B")), text.names) for text in _TABLE.text
 )
-_LOOKED_FOR = tuple((re.compile(regex), names) for regex, names in _TEXTS)
-"""Texts with sizes in GiB, and the names of these sizes."""
 _LEAST = frozenset({"kv_cache", "free", "total", "budget"})
 """Sizes of which the smallest of several workers counts; of all others the largest."""
 _WITHOUT_LEVEL = ("model weights take", "the current vLLM")
 """Beginnings of the further lines of a record."""
-_NUMBERS = {
-    "max_model_len": "length",
-    "kv_cache_max_concurrency": "concurrency",
-    "kv_cache_size_tokens": "tokens",
-    "estimated_max_model_len": "longest",
-}
 SETTINGS = ("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size")
 """Settings that the sizes depend on."""
-_SIZES = {
-    "free_gibibytes": "free",
-    "total_gibibytes": "total",
-    "requested_gibibytes": "budget",
-    "needed_gibibytes": "needed",
-    "available_gibibytes": "kv_cache",
-}
 
 
 @dataclass
@@ -97,17 +81,16 @@ class LoggedMemory:
         """Note a size in GiB, as exact as it was printed; ValueError or OverflowError if it is no number."""
         half = 0.5 * 10.0 ** -max(len(text.partition(".")[2]), 2)  # "1.0" is round(x, 2)
         size = round((float(text) - half) * GIB), round((float(text) + half) * GIB)
-        known = self.sizes.get(name, size)
-        self.sizes[name] = min(known, size) if name in _LEAST else max(known, size)
+        self.sizes[name] = (min if name in _LEAST else max)(self.sizes.get(name, size), size)
 
 
 def read_memory_log(path: str) -> LoggedMemory:
     """Read the memory sizes of a log file, "-" for standard input; BadUsage if it cannot be read."""
     try:
         if path != "-":
-            found = parse_memory_log(line for _, line in read_lines(Path(path)))
-            found.skipped = skipped_note(Path(path))
-            return found
+            memory = parse_memory_log(line for _, line in read_lines(Path(path)))
+            memory.skipped = skipped_note(Path(path))
+            return memory
         content = sys.stdin.buffer.read(FIRST + LAST + 1)
     except OSError as error:
         raise BadUsage(f"the log {path[:120]!r} cannot be read: {error.strerror}") from error
@@ -154,11 +137,11 @@ class _MemoryInterpreter(LogInterpreter):
                 self.memory.sizes.setdefault("kv_cache", (0, 0))
             for name, value in values.items():
                 with suppress(ValueError, OverflowError):
-                    if name in _NUMBERS:
-                        self.memory.numbers[_NUMBERS[name]] = parse_amount(value)
-                    elif name in _SIZES and (name == "total_gibibytes" or pattern.name != CUDA_OUT_OF_MEMORY):
+                    if name in _TABLE.numbers:
+                        self.memory.numbers[_TABLE.numbers[name]] = parse_amount(value)
+                    elif name in _TABLE.sizes and (name == "total_gibibytes" or pattern.name != CUDA_OUT_OF_MEMORY):
                         # when memory runs out, the free memory is not that of the start
-                        self.memory.note(_SIZES[name], f"{parse_amount(value):.2f}")
+                        self.memory.note(_TABLE.sizes[name], f"{parse_amount(value):.2f}")
         if serves or not (line.level in ("INFO", "DEBUG") or line.text.startswith(_WITHOUT_LEVEL)):
             return
         for regex, names in _LOOKED_FOR:

@@ -6,10 +6,10 @@ line counts if its file logs that text. An exception that the web server prints 
 seconds of it may be a part of it. Before the server listens, no client can have sent anything.
 """
 
-import re
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from diag.log.marks import MARKS
 from diag.log.parse_line import ParsedLine
 from diag.log.patterns import FAILED, RAW, Pattern
 from diag.log.tracebacks import TRACEBACK, announces_end
@@ -25,16 +25,6 @@ MOST_RECORDS, MOST_PIDS = 32, 4096
 """Records that may be open at a time, and processes of one server."""
 QUIET = 2.0
 """Seconds behind a text without an end after which a line is no part of it."""
-_FOREIGN = re.compile(
-    r"(?!\S{1,300}\.cu:\d+: [^:]{1,200}: block: \[)"  # a device's assertion, which quotes no text
-    r"(?:Task exception was never retrieved|Exception in |Exception ignored |Unhandled exception"
-    r"|\[\d\d:\d\d:\d\d\] \S{1,300}:\d+: "  # TVM, xgrammar
-    r"|\S{1,300}\.(?:rs|cc|cpp|cu|h):\d+(?::\d+)?:|thread '[^']{0,80}' .{0,40}panicked at "
-    r"|\[?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?::[\w.]{1,100}:|\|[\w./]{1,200}:\d+))"  # logging's, transformers'
-)
-"""Beginnings of exceptions that Python prints and that ended nothing, and of what other libraries print: both quote
-what clients sent, with its line feeds.
-"""
 _STARTUP_KINDS = frozenset({"banner", "hint", "stage", "progress", "setting"})
 _LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 
@@ -79,7 +69,7 @@ class RecordTracker:
 
         A line that stands inside another one, or within seconds of a text without an end, is quoted.
         """
-        is_foreign = line.level != RAW or (pattern is None and bool(_FOREIGN.match(line.text)))
+        is_foreign = line.level != RAW or (pattern is None and bool(MARKS.foreign.match(line.text)))
         is_foreign = is_foreign and line.form == "line" and not line.source and line.level in FAILED
         self.has_foreign = self.has_foreign or (is_foreign and phase != "starting")
         if phase == "serving":

@@ -6,9 +6,8 @@ as `kubectl logs --timestamps` writes them. Other text stays.
 
 Pastes: a paste is quoted, indented or fenced as Markdown does it, its colours and carriage returns are written out as
 text, and a terminal has wrapped it. The layout is undone only where nearly all lines have it, since a log's own text
-may look so. What a collector or a shell writes before each line is learnt from the lines in which vLLM's own head
-stands behind it: `stern`, `logcli`, `grep -n`, `cat -n`, `srun --label`, VLLM_LOGGING_PREFIX, or a head that no program here
-names.
+may look so. What stands before each line is learnt from the lines in which vLLM's own head stands behind it: `stern`,
+`logcli`, `grep -n`, `cat -n`, `srun --label`, VLLM_LOGGING_PREFIX, or a head that no program here names.
 """
 
 import csv

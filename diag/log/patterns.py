@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from diag.core.declarations import PACKAGE, Mistake, Place, did_you_mean, read, typed
 from diag.core.formatting import GIB, LOG_UNITS
 from diag.core.log_events import CUDA_GRAPH_CAPTURE, LOG_EVENTS, STARTUP_PHASES
+from diag.log.marks import MARKS
 
 FILE = PACKAGE / "log" / "patterns.toml"
 Kind = Literal["banner", "hint", "stage", "progress", "setting", "event", "serves", "ends", "fatal"]
@@ -107,16 +108,6 @@ def patterns() -> tuple[Pattern, ...]:
     return read(FILE, Table).expanded()
 
 
-_RANK = r"(?:\[[^\]]{0,120}Rank \d+\] ?){0,3}"
-_BEFORE = re.compile(
-    r"(?: *what\(\): +|\S{1,300}\.py:\d+: UserWarning: )?"
-    rf"{_RANK}(?:Process group watchdog thread terminated with exception: )?{_RANK}"
-    r"(?:[A-Za-z_][\w.]{0,120}(?:Error|Exception|RayTaskError\([\w.]{1,80}\)): ){0,3}"
-    r"(?:Failed to run autotuning code block: |Worker failed with error ['\"])?"
-)
-"""Text that may precede the words of a failure: a warning's place, torch's name of the rank, the exception's class, the
-quotation of a worker.
-"""
 MOST_SEARCHED = 2_000
 """Characters of a text that are searched for numbers, which may take as many steps as their square."""
 
@@ -126,7 +117,7 @@ def recognise(text: str, level: str) -> Pattern | None:
     find = _finder()
     pattern = find(text)
     if pattern is None and level in FAILED:
-        before = _BEFORE.match(text)
+        before = MARKS.before.match(text)
         pattern = find(text[before.end() :]) if before and before.end() else None
     return pattern if pattern and level in pattern.levels else None
 

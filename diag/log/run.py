@@ -3,10 +3,10 @@
 Times are unix seconds.
 """
 
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from diag.log.marks import MARKS
 from diag.log.origin import Phase, is_of_vllm
 from diag.log.parse_line import ParsedLine
 from diag.log.patterns import Pattern
@@ -14,8 +14,6 @@ from diag.log.tracebacks import ErrorLine
 from diag.log.trackers import LoggedConfig, RootCauseTracker, StartupProgress
 
 _UVICORN_STARTS = "Started server process ["
-_OF_SCRIPT = re.compile(r"(?:Processed prompts|Adding requests|Rendering (?:prompts|conversations)): +\d{1,3}%")
-"""Bars of the class LLM, which scripts use without a server; its own lines are logged by llm.py."""
 _OF_SERVER = frozenset({"api_server.py", "api_utils.py", "launcher.py", "run_batch.py"})
 
 
@@ -38,7 +36,7 @@ class Writers:
         self.is_vllm = self.is_vllm or is_of_vllm(line) or says_failure
         self.is_other = not self.is_vllm and (self.is_other or is_uvicorn)
         self.has_api_server = self.has_api_server or is_uvicorn or file in _OF_SERVER or line.is_of_api_server
-        self.is_script = self.is_script or file == "llm.py" or bool(_OF_SCRIPT.match(line.text))
+        self.is_script = self.is_script or file == "llm.py" or bool(MARKS.of_script.match(line.text))
 
     def note_route(self, route: str) -> None:
         self.is_vllm = self.is_vllm or (not self.is_other and route.startswith("/v1/"))

@@ -3,7 +3,6 @@
 An end: a process ends with an announced exception, with one of its own entry point, or with a line that says so.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,11 +25,12 @@ from diag.core.metric_families import Sample
 from diag.exposition.scrapes import Reading
 from diag.log.corroboration import LINGERS, RESOLUTION, SURVIVED
 from diag.log.load import AnswerCounts, LoadLines, reports_tokens
+from diag.log.marks import MARKS
 from diag.log.origin import LineOrigin
 from diag.log.parse_line import PROGRESS_BAR, AnsweredRequest, ParsedLine
 from diag.log.patterns import RAW, STAGES, Pattern, read_values
 from diag.log.run import ServerRun, Writers
-from diag.log.tracebacks import ErrorLine, TracebackTracker, frame_of, is_exception, is_raised
+from diag.log.tracebacks import ErrorLine, TracebackTracker, frame_of
 from diag.log.trackers import (
     MOST_TEXT,
     READY_STAGE,
@@ -53,19 +53,6 @@ _ENGINE_STARTED = "init engine (profile, create kv cache, warmup model) took "
 MOST_PENDING = 64
 LONGEST_DRAIN = 3_600.0
 """Seconds: a longer drain is not believed."""
-_ENDED_FROM_OUTSIDE = re.compile(
-    r"(?:\S{1,200}: line \d{1,9}: +\d{1,10} )?(?:Killed|Terminated)(?:\s+\S.{0,400})?$"
-    r"|slurmstepd: error: .{0,80}(?:CANCELLED|oom_kill|DUE TO)"
-    r"|.{0,200}resource_tracker: There appear to be \d{1,9} leaked "
-    r"|.{0,200}exited with code (?:137|143)$"
-)
-"""Lines of a shell, of Slurm, of Docker, and of Python's helper process, which outlives the server."""
-_WAITS = re.compile(r"Waiting for creating a placement group of specs for ")
-"""The start waits until GPUs are added to the Ray cluster."""
-_WAITS_FOR_LOCK = re.compile(r"(?:\[aiter\] )?waiting for baton release at ")
-"""A rank waits for the compiler of another one, which may have died; the others then wait for the rank."""
-_COMPILES = re.compile(r"(?:\[\w+\] )?Compiling a graph for ")
-"""torch.compile compiles a graph that no cache has."""
 
 
 class PlacedLine(NamedTuple):
@@ -145,20 +132,20 @@ class ServerStates:
     def note_line(self, line: ParsedLine, pattern: Pattern | None) -> None:
         """Note who writes, and what the last line says."""
         self.writers.note(line, says_failure=pattern is not None and pattern.kind in ("event", "fatal"))
-        if line.level == RAW and line.form == "line" and _ENDED_FROM_OUTSIDE.match(line.text):
+        if line.level == RAW and line.form == "line" and MARKS.ended_from_outside.match(line.text):
             self.run.ended_from_outside, self.last_text = True, line.text
         elif line.source:
             self.run.ended_from_outside = False
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self.last_text = f"{line.text} ({line.source})" if line.source else line.text
-        if self.run.phase == "starting" and _WAITS_FOR_LOCK.match(line.text):
+        if self.run.phase == "starting" and MARKS.waits_for_lock.match(line.text):
             self.run.waits_for = line.text
 
     def note_request_error(self, line: ParsedLine, at: float) -> None:
         """Keep the exception of a request that the web server prints, with the frame above it."""
         if frame := frame_of(line.text):
             self._frame_printed = frame
-        elif is_exception(line.text) or (self._frame_printed and is_raised(line.text)):
+        elif MARKS.lone.match(line.text) or (self._frame_printed and MARKS.exception.match(line.text)):
             self.lines[ANSWERS], self._frame_printed = (line, at, self._frame_printed), ""
 
     def note_exception(self, placed: PlacedLine, error: ErrorLine | None, tracebacks: TracebackTracker) -> None:
@@ -172,8 +159,10 @@ class ServerStates:
         if tracebacks.stopped is not None and not run.raised:  # else vLLM interrupts the others because one has failed
             run.is_interrupted, self.last_text = True, tracebacks.stopped.text
         pending = tracebacks.unannounced
-        if pending is None and _WAITS.match(line.text):  # each such line names a longer time than the last one
-            self.pending = [exception for exception in self.pending if not _WAITS.match(exception.text)]
+        if pending is None and MARKS.waits_for_gpus.match(
+            line.text
+        ):  # each such line names a longer time than the last one
+            self.pending = [exception for exception in self.pending if not MARKS.waits_for_gpus.match(exception.text)]
             pending = ErrorLine.of(line, placed.at)
         is_of_start = run.phase != "serving" and not (run.phase == "unknown" and self.writers.handles_request)
         if pending is not None and is_of_start and len(self.pending) < MOST_PENDING:
@@ -312,7 +301,7 @@ class ServerStates:
     def _on_stage(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
         run = self.run
         if run.serves:
-            if line.source.startswith("backends.py:") and _COMPILES.match(line.text):
+            if line.source.startswith("backends.py:") and MARKS.compiles.match(line.text):
                 self.events.count(COMPILED_WHILE_SERVING, at)
             return
         run.listens = run.listens or line.text.startswith(LISTENS)

@@ -12,6 +12,7 @@ from diag.core.formatting import printable
 from diag.core.log_events import LOG_EVENTS, READY, WARM_UP
 from diag.core.metric_families import Sample
 from diag.log.corroboration import RESOLUTION, SURVIVED
+from diag.log.marks import MARKS
 from diag.log.patterns import EVENTS, KERNEL_WARM_UP, PHASES, STAGES, Pattern, parse_amount, read_values
 from diag.log.tracebacks import MOST_READ, ErrorLine
 from diag.vllm.command.free_text import hidden
@@ -295,29 +296,11 @@ MOST_TEXT, MOST_CAUSE, MOST_NAME = 300, 160, 200
 """Characters of the quoted line, of its cause, and of a file's name."""
 SIGNALLED = "[shutdown] EngineCore: trigger received signal="
 """Logged by an engine that receives a signal to stop, also during its start; its exceptions are consequences."""
-_NAMES_PROCESS = re.compile(
-    r"\S{1,300}: UserWarning: |\w*Error: Worker failed with error "
-    r"|terminate called "
-    r"|.{0,200}(?:died unexpectedly|exited unexpectedly|died, exit code: |[Ww]orker died)"
-    r"|.{0,200}(?:Engine process \(pid \d+\) died)"
-    r"|RuntimeError: cancelled$"
-    r"|.{0,400}(?:[Cc]onnection (?:reset|closed|was likely closed)|Broken pipe|remote process exit(?:ed|ing)"
-    r"|RPC call to \S{1,100} timed out|ActorDiedError|The actor died|ncclRemoteError)"
-)
-"""A warning, a part of another process's reason, the name of the process that failed, or what its peers notice."""
-_NO_REASON = re.compile(
-    r"EngineDeadError|EngineCore encountered an issue|EngineCore encountered a fatal error|EngineCore hit an exception"
-    r"|failed to start|startup failed|initialization failed|output_handler failed|background task failed"
-    r"|Executor failed|is already dead|Error raised in subprocess:"
-    r"|[Ss]ee (?:root cause|(?:the )?stack trace)|Background loop|Engine loop"
-)
 _UNRECOGNIZED = re.compile(r"(.*error: unrecognized arguments: )(.*)", re.DOTALL)
 _NUMBER = re.compile(r"[\d.,]{1,12}")
 _REPEATED = re.compile(r" ?\[type=\w+, input_value=.*", re.DOTALL)
 """The input that pydantic repeats, which may be anything."""
 GIVES_REASON = 3
-_OF_NCCL = re.compile(r".{0,200}(?:NCCL error|DistBackendError|nccl[A-Z]\w{3,40}(?:Error|Usage)\b)")
-"""An exception that says no more than that NCCL failed."""
 BURST = 60.0
 """Seconds after which a library's warning is no consequence of the one before."""
 
@@ -359,7 +342,7 @@ class RootCauseTracker:
         error, warned = self._error, self._warned
         if error is None or warned is None or abs(error.at - warned.at) > SURVIVED:
             return error
-        if informativeness(error.text) == GIVES_REASON and not _OF_NCCL.match(error.text):
+        if informativeness(error.text) == GIVES_REASON and not MARKS.of_nccl.match(error.text):
             return error
         return replace(error, text=warned.text, number=warned.number, process=warned.process, cause=error.text)
 
@@ -396,11 +379,11 @@ class RootCauseTracker:
 
 def informativeness(text: str) -> int:
     """Return 3 for a reason, 2 for the process that failed, 1 for a signal, which vLLM passes on to engines, else 0."""
-    if _NAMES_PROCESS.match(text):
+    if MARKS.names_process.match(text):
         return 2
     if text.startswith(SIGNALLED):
         return 1
-    return 0 if _NO_REASON.search(text) else GIVES_REASON
+    return 0 if MARKS.no_reason.search(text) else GIVES_REASON
 
 
 def quote(text: str, most: int) -> str:

@@ -29,7 +29,7 @@ OTHERS = (
 )
 LONG = 400
 """A repetition of up to so many characters is a constant."""
-SEARCHED = {"_ANSI", "_TOKEN", "_NO_REASON", "_REPEATED", "_QUERIED", "_TIMEOUT", "_HOME"}
+SEARCHED = {"_ANSI", "_TOKEN", "no_reason", "_REPEATED", "_QUERIED", "_TIMEOUT", "_HOME"}
 """Tried at every place: none of them may scan far, and then fail."""
 REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT)
 EVERY = frozenset(map(chr, range(128)))
@@ -42,6 +42,8 @@ def expressions() -> Iterator[tuple[str, str, int]]:
         for name, value in vars(importlib.import_module(module)).items():
             if isinstance(value, re.Pattern):
                 yield name, value.pattern if isinstance(value.pattern, str) else value.pattern.decode(), value.flags
+            elif name == "MARKS" and module == "diag.log.marks":
+                yield from ((field, regex.pattern, regex.flags) for field, regex in value._asdict().items())
             elif name == "_LOOKED_FOR":
                 yield from ((name, regex.pattern, 0) for regex, _ in value)
     yield from ((pattern.begins, pattern.begins, 0) for pattern in patterns())
