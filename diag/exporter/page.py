@@ -148,13 +148,15 @@ class HostCollectors:
             self.nccl.page_answered(seen.page)
         if self.processes:
             self.processes.page(seen)
+        if self.processes and self.log:
+            started = self.processes.started()
+            seen = seen._replace(
+                started=seen.started if started is None else {**seen.started, "process table": started},
+                processes=self.processes.identities(),
+                lacks_engine=self.processes.lacks_engine(),
+            )
         if self.log:
-            started = self.processes.started() if self.processes else None
-            processes = self.processes.identities() if self.processes else frozenset()
-            by_table = {} if started is None else {"process table": started}
-            lacks_engine = bool(self.processes and self.processes.lacks_engine())
-            started_by = {**seen.started, **by_table}
-            self.log.page(seen._replace(started=started_by, processes=processes, lacks_engine=lacks_engine))
+            self.log.page(seen)
             self.log.start()  # an old log is read once it is known which process its claims are about
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
@@ -277,16 +279,11 @@ class HostPage(Generic[P]):
         facts = self._host.completed(scraped.facts if scraped else ServerFacts())
         config: Config = scraped.config if scraped else {}
         if (up, config, facts) != self._known:  # computed only if it changes: Prometheus is waiting
-            self._known = up, config, facts
-            self._configuration = list(_configuration(up, config, facts))
+            self._known, settled = (up, config, facts), settle(config, facts)
+            info: Sample = ("diag_vllm_info", (facts.version, ", ".join(facts.models), settled.device), 1)
+            self._configuration = [
+                *([info] if facts.version or facts.models or settled.device else ()),
+                *(("diag_vllm_config", (flag,), value) for flag, value in sorted(settled.numbers.items())),
+                *(work.server_samples(settled, facts) if up else ()),  # by then the model's files are on the disk
+            ]
         yield from self._configuration
-
-
-def _configuration(up: bool, config: Config, facts: ServerFacts) -> Iterator[Sample]:
-    settled = settle(config, facts)
-    if facts.version or facts.models or settled.device:
-        yield "diag_vllm_info", (facts.version, ", ".join(facts.models), settled.device), 1
-    for flag, value in sorted(settled.numbers.items()):
-        yield "diag_vllm_config", (flag,), value
-    if up:  # by then the model's files are on the disk
-        yield from work.server_samples(settled, facts)

@@ -66,7 +66,9 @@ class PageReader:
         self._earlier: deque[bytes] = deque(maxlen=MOST_STARTS)
         self._several_until = 0.0
         self._info: tuple[bytes, Config] = (b"", {})
+        """The lines of `vllm:cache_config_info`, and the configuration in them."""
         self.unreadable: list[bytes] = []
+        """Such lines that are no sample."""
 
     def read(self, page: bytes, facts: ServerFacts, health: int | None = None) -> Scraped:
         """Read a page; NotMetrics for half a page, and for a page of diag itself."""
@@ -92,11 +94,7 @@ class PageReader:
             problem = (
                 "more than one server answers on this port (their start times alternate): give each its own exporter"
             )
-        return Scraped(page, b"vllm:" in ours, problem, self._config(ours), facts, prefix, health)
-
-    def _config(self, page: bytes) -> Config:
-        """Read the configuration off `vllm:cache_config_info` if that changed; keep lines that are no sample apart."""
-        lines = lines_from(page, _INFO)
+        lines = lines_from(ours, _INFO)
         if lines != self._info[0]:
             infos: list[dict[str, str]] = []
             self.unreadable = []
@@ -106,7 +104,7 @@ class PageReader:
                 except ValueError:
                     self.unreadable += [line] if line.startswith(_INFO) else []
             self._info = lines, from_page(infos, len({info["engine"] for info in infos if "engine" in info}))
-        return self._info[1]
+        return Scraped(page, b"vllm:" in ours, problem, self._info[1], facts, prefix, health)
 
 
 def health_alone(problem: str, server: VllmServer) -> Scraped:
@@ -138,13 +136,13 @@ class PageScraper:
                 raise CollectorFailed(problem, is_answer(error)) from error
             return health_alone(problem, self.server)
 
-        if not self._reader.unreadable:
-            return scraped
         page = scraped.page
         for line in self._reader.unreadable:  # for these, Prometheus would reject the whole page
             page = page.replace(line + b"\n", b"")
-        shown = printable(self._reader.unreadable[0].decode("utf-8", "replace"), 60)
-        return replace(scraped, page=page, problem=scraped.problem or f"left out a line that is no metric: {shown}")
+        if not self._reader.unreadable:
+            return scraped
+        first = printable(self._reader.unreadable[0].decode("utf-8", "replace"), 60)
+        return replace(scraped, page=page, problem=scraped.problem or f"left out a line that is no metric: {first}")
 
     def wait_until_sent(self) -> None:
         """Wait until the request is sent, so that the host's collectors do not delay it."""

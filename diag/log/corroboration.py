@@ -105,8 +105,15 @@ class MeasuredServer:
         """The last answer of /health was 503: a dead engine does not come back in the same process."""
 
     def see(self, seen: Measurement, is_claimed: bool) -> bool:
-        """Take the next scrape; `is_claimed`: a claim is open. Return True if another process is measured now."""
-        is_new = self._is_new(seen)
+        """Take the next scrape; `is_claimed`: a claim is open. Return True if another process is measured now.
+
+        That is a later start or, if no source tells starts, fewer tokens than before. A start time that goes back is
+        that of another server behind the same address.
+        """
+        if common := self._started.keys() & seen.started.keys():
+            is_new = any(seen.started[source] > self._started[source] + RESOLUTION for source in common)
+        else:
+            is_new = seen.tokens is not None and self._tokens is not None and seen.tokens < self._tokens
         if is_new or (self.began is None and (seen.page or seen.started)):
             self.started, self.answered_at = max(seen.started.values(), default=None), None
             self.began = seen.at if self.started is None else self.started
@@ -123,15 +130,6 @@ class MeasuredServer:
             self._first = seen
         return is_new
 
-    def _is_new(self, seen: Measurement) -> bool:
-        """Return True for a later start or, if no source tells starts, for fewer tokens than before.
-
-        A start time that goes back is that of another server behind the same address.
-        """
-        if common := self._started.keys() & seen.started.keys():
-            return any(seen.started[source] > self._started[source] + RESOLUTION for source in common)
-        return seen.tokens is not None and self._tokens is not None and seen.tokens < self._tokens
-
     def refutes(self, claims: Collection[Claim]) -> bool:
         """Return True if the server goes on after its claimed end: tokens are processed, or what is claimed to be dead
         answers.
@@ -141,7 +139,8 @@ class MeasuredServer:
         seen, mark = self._latest, self._mark
         newest = max(claim.read_at for claim in claims)
         if not seen.page:
-            return self._is_whole and seen.at >= newest + LINGERS
+            is_whole = bool(self._processes) and self._processes <= seen.processes
+            return is_whole and seen.at >= newest + LINGERS
         if seen.health == 200 and seen.at >= newest + LINGERS:
             return True
         if not _concern_engine(claims) and seen.at >= newest + SURVIVED and not self.confirms(claims):
@@ -165,18 +164,13 @@ class MeasuredServer:
             return False
         if seen.processes and not self._processes <= seen.processes:
             return True
-        if _concern_engine(claims) and (self._is_ill or seen.lacks_engine or self._all_fail):
+        first = self._first  # since the oldest claim, have requests failed and none succeeded?
+        all_fail = first is not None and (seen.tokens, seen.succeeded) == (first.tokens, first.succeeded)
+        all_fail = all_fail and first is not None and seen.failed >= first.failed + FEWEST_FAILED
+        if _concern_engine(claims) and (self._is_ill or seen.lacks_engine or all_fail):
             return True
         stands = mark is not None and seen.tokens == mark.tokens and seen.in_flight > 0 and mark.in_flight > 0
         return stands and mark is not None and seen.at - mark.at >= STANDSTILL
-
-    @property
-    def _all_fail(self) -> bool:
-        """Return True if requests have failed since the oldest claim, and none has succeeded."""
-        first, seen = self._first, self._latest
-        if first is None or seen.tokens != first.tokens or seen.succeeded != first.succeeded:
-            return False
-        return seen.failed >= first.failed + FEWEST_FAILED
 
     def wrote_at(self, at: float) -> bool:
         """Return True if a line of that time is of this process; of one whose start is unknown, if it had answered."""
@@ -196,10 +190,6 @@ class MeasuredServer:
         """Return True if its pages have come for so long that every line of its start has been read."""
         return self._latest.page and self.answered_at is not None and self._latest.at - self.answered_at >= READ_BY
 
-    @property
-    def _is_whole(self) -> bool:
-        return bool(self._processes) and self._processes <= self._latest.processes
-
 
 def _concern_engine(claims: Collection[Claim]) -> bool:
     """Return True if all of these claims, of which there is one at least, are about an engine."""
@@ -208,9 +198,13 @@ def _concern_engine(claims: Collection[Claim]) -> bool:
 
 def measure(at: float, page: bytes) -> Measurement:
     """Return what a page of vLLM, scraped at that unix time, measures of its server."""
-    started = list(_values(page, _START))
-    tokens = [value for name in _TOKENS for value in _values(page, name)]
-    in_flight = sum(value for name in _IN_FLIGHT for value in _values(page, name))
+
+    def values(beginning: bytes) -> Iterator[float]:
+        return (value for _, value in _series(page, beginning))
+
+    started = list(values(_START))
+    tokens = [value for name in _TOKENS for value in values(name)]
+    in_flight = sum(value for name in _IN_FLIGHT for value in values(name))
     answers = {"5": 0.0, "2": 0.0}
     for labels, value in _series(page, _ANSWERS):
         if labels.get("method") == "POST" and (status := labels.get("status", "")[:1]) in answers:
@@ -224,17 +218,12 @@ def measure(at: float, page: bytes) -> Measurement:
         in_flight=in_flight,
         failed=answers["5"],
         succeeded=answers["2"],
-        health=next((int(value) for value in _values(page, _HEALTH) if value in (200, 503)), None),
+        health=next((int(value) for value in values(_HEALTH) if value in (200, 503)), None),
     )
 
 
-def _values(page: bytes, beginning: bytes) -> Iterator[float]:
-    """Yield the values of the series whose lines begin with a text; one that is no number is left out."""
-    return (value for _, value in _series(page, beginning))
-
-
 def _series(page: bytes, beginning: bytes) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield the labels and the value of each such series."""
+    """Yield labels and value of the series whose lines begin with a text; one that is no number is left out."""
     for line in lines_from(page, beginning).splitlines():
         if line.startswith(beginning):
             with suppress(ValueError):

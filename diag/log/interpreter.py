@@ -11,10 +11,11 @@ from diag.core.log_events import ENGINE_START_FAILED
 from diag.core.metric_families import Sample
 from diag.log.corroboration import MeasuredServer
 from diag.log.ending import EndJudge
+from diag.log.meanings import LineMeanings, PlacedLine
 from diag.log.origin import LineOrigin, Phase, RecordTracker
 from diag.log.parse_line import AnsweredRequest, ParsedLine
 from diag.log.patterns import FAILED, RAW, Pattern
-from diag.log.states import PlacedLine, ServerStates
+from diag.log.states import ServerStates
 from diag.log.tracebacks import TRACEBACK, ErrorLine, TracebackTracker, is_of_request
 
 _BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
@@ -106,6 +107,7 @@ class LogInterpreter:
     def __init__(self, file: str) -> None:
         self.clock = LogClock()
         self.states = ServerStates(file)
+        self._meanings = LineMeanings(self.states)
         self._records = RecordTracker()
         self._doubts = LineDoubts(self.states, self.clock, self._records)
         self._tracebacks = TracebackTracker()
@@ -157,7 +159,7 @@ class LogInterpreter:
         Return a line that only claims what it says, and was not interpreted.
         """
         self._latest_line, states, clock = line, self.states, self.clock
-        states.note_line(line, pattern)
+        self._meanings.note_line(line, pattern)
         phase, writers = states.run.phase, states.writers
         known_phase = self._doubts.phase_of(line, live)
         origin = self._records.origin(line, pattern, known_phase, read_at if live else None, clock.before)
@@ -171,7 +173,7 @@ class LogInterpreter:
         writers.handles_request = writers.handles_request or (phase == "unknown" and is_of_request(line.text))
         is_at_work = phase == "serving" or (phase == "unknown" and writers.handles_request)
         if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
-            states.note_request_error(line, at)
+            self._meanings.note_request_error(line, at)
         is_of_process = is_known and bool(line.pid)  # which no client is certain to know
         if any(mark in line.text for mark in _LIBRARY_WARNS) and (phase != "serving" or is_of_process):
             states.run.root_cause.warn(ErrorLine.of(line, at))
@@ -181,7 +183,7 @@ class LogInterpreter:
         if not is_of_shutdown and (origin is not LineOrigin.QUOTED or phase == "unknown"):
             error = self._tracebacks.read(line, at)
             placed = placed._replace(error=None if origin is LineOrigin.QUOTED else error)
-            states.note_exception(placed, error, self._tracebacks)
+            self._meanings.note_exception(placed, error, self._tracebacks)
         if self._doubts.is_claim(placed, live):
             return placed
         self.interpret(placed)
@@ -189,7 +191,7 @@ class LogInterpreter:
 
     def interpret(self, placed: PlacedLine) -> None:
         """Interpret a line whatever it claims."""
-        self.states.interpret(placed)
+        self._meanings.interpret(placed)
 
     def finish(self) -> None:
         """Take the end of the log for that of the server if its last word is an exception, a death, or a long wait."""

@@ -17,6 +17,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
 from diag.log.interpreter import LogInterpreter
+from diag.log.meanings import PlacedLine
 from diag.log.origin import LineOrigin
 from diag.log.parse_line import (
     FIRST,
@@ -28,7 +29,6 @@ from diag.log.parse_line import (
 )
 from diag.log.patterns import parse_amount, read_values
 from diag.log.server_log import ServerLog
-from diag.log.states import PlacedLine
 from diag.log.trackers import parse_settings
 
 Size = tuple[int, int]

@@ -72,6 +72,17 @@ _PLAIN = ("(", "INFO", " ", "Traceback", "ERROR", "WARNING", "DEBUG")
 """Most lines begin so; no log collector has written before them."""
 
 
+class Line(NamedTuple):
+    """A line of text with its number in the file, 0 if unknown."""
+
+    number: int
+    text: str
+
+    def cut(self, part: re.Match[str] | None) -> "Line":
+        """Return the line without a part of it."""
+        return Line(self.number, self.text[: part.start()] + self.text[part.end() :]) if part else self
+
+
 class ParsedLine(NamedTuple):
     """A log line split into its `head` and its text; `level` is RAW if it has no head, `at` its own unix time.
 

@@ -20,21 +20,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from diag.core.files import parse_json
-from diag.log.parse_line import COLLECTOR, ISO
+from diag.log.parse_line import COLLECTOR, ISO, Line
 
 NEARLY_ALL = 0.9
 """The share of lines that have a layout, if the layout is that of the paste and not of a text in the log."""
-
-
-class Line(NamedTuple):
-    """A line of text with its number in the file, 0 if unknown."""
-
-    number: int
-    text: str
-
-    def cut(self, part: re.Match[str] | None) -> "Line":
-        """Return the line without a part of it."""
-        return Line(self.number, self.text[: part.start()] + self.text[part.end() :]) if part else self
 
 
 # -- exports -----------------------------------------------------------------------------------------------------------

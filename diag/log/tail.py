@@ -18,12 +18,12 @@ import weakref
 from collections.abc import Callable
 from datetime import tzinfo
 from pathlib import Path
-from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from diag.core.errors import BadUsage
 from diag.core.metric_families import Collected
 from diag.log.corroboration import Measurement
+from diag.log.parse_line import Line
 from diag.log.server_log import ServerLog
 
 log = logging.getLogger("diag.exporter")
@@ -52,13 +52,6 @@ def parse_timezone(name: str) -> ZoneInfo | None:
         raise BadUsage(f"--log-timezone {name!r} is no time zone; try UTC or Europe/Berlin") from error
 
 
-class NumberedLine(NamedTuple):
-    """A line, and its number in the file, 0 if unknown."""
-
-    number: int
-    text: str
-
-
 class LineSplitter:
     """Splits bytes into lines, and a progress bar into its redrawings; the result does not depend on the chunks.
 
@@ -73,7 +66,7 @@ class LineSplitter:
         self._number = number
         self._inside = inside
 
-    def split(self, data: bytes) -> list[NumberedLine]:
+    def split(self, data: bytes) -> list[Line]:
         """Return the lines that end in the next bytes; NUL, which fills up a truncated file, is dropped."""
         parts: list[tuple[int, bytes]] = []
         for number, line in enumerate(data.replace(b"\0", b"").split(b"\n"), self._number):
@@ -88,13 +81,13 @@ class LineSplitter:
         parts[0] = parts[0][0], self._rest + parts[0][1]
         self._number, rest = parts.pop()
         self._rest = rest[:MOST_LINE]
-        return [NumberedLine(number, _decode(part)) for number, part in parts if part not in (b"", b"\r")]
+        return [Line(number, _decode(part)) for number, part in parts if part not in (b"", b"\r")]
 
-    def take_rest(self) -> list[NumberedLine]:
+    def take_rest(self) -> list[Line]:
         """Return the beginning of a line that has not ended: a bar that stands still never ends."""
         rest, self._rest = self._rest, b""
         self._rest_was_taken = self._rest_was_taken or bool(rest)
-        return [NumberedLine(self._number, _decode(rest))] if rest not in (b"", b"\r") else []
+        return [Line(self._number, _decode(rest))] if rest not in (b"", b"\r") else []
 
 
 def _decode(line: bytes) -> str:
@@ -289,7 +282,7 @@ class LogTail:
             self._source.close()
         return came
 
-    def _feed(self, lines: list[NumberedLine]) -> None:
+    def _feed(self, lines: list[Line]) -> None:
         now = self._clock()
         read_at = now if self._live else min(now, self._source.written())
         with self._lock:

@@ -11,7 +11,7 @@ from support.reports import judged_logs as judged
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
 from diag.knowledge.other_engines import program_of_log, program_of_models, program_of_page
-from diag.log.paste import Line
+from diag.log.parse_line import Line
 from diag.report import terminal
 from diag.sources.logs import fitting_zone
 

@@ -17,7 +17,8 @@ from support.reports import judged_logs as judged
 
 from diag.core.errors import BadRecording, BadUsage
 from diag.diagnosis.report import Report
-from diag.log.paste import Line, as_logged
+from diag.log.parse_line import Line
+from diag.log.paste import as_logged
 from diag.report.terminal import render
 
 OUT_OF_MEMORY = (LOGS / "v1_0.8.5_no_kv_memory.log").read_text(encoding="utf-8").splitlines()
