@@ -229,12 +229,12 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, listen: Listen, responder: Responder, limit: float) -> None:
         self.address_family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         self.connections = Connections()
-        tls, given = None, (listen.cert, listen.key, listen.client_ca)
-        if listen.web_config and any(given):
+        tls, files = None, (listen.cert, listen.key, listen.client_ca)
+        if listen.web_config and any(files):
             raise BadUsage("--web.config.file sets TLS: leave out --tls-cert, --tls-key and --tls-client-ca")
         if listen.cert:
-            tls = TlsFiles(*given, ssl.CERT_REQUIRED if listen.client_ca else ssl.CERT_NONE)
-        elif any(given):
+            tls = TlsFiles(*files, ssl.CERT_REQUIRED if listen.client_ca else ssl.CERT_NONE)
+        elif any(files):
             raise BadUsage("--tls-key and --tls-client-ca need --tls-cert")
         self.files = AccessFiles(listen.web_config, tls)
         try:

@@ -182,8 +182,8 @@ def host_collectors(
 
     def others(port: int) -> bool:
         """Return True if a process that is not of this server listens on a port, as far as that is visible."""
-        own = processes.owners().keys()
-        return bool(own and set(listeners(port)) - own)
+        pids = processes.owners().keys()
+        return bool(pids and set(listeners(port)) - pids)
 
     asked = NcclCollector(nccl, others) if nccl else None
     ports = InfiniBandCollector() if any(read_ports()) else None
@@ -253,17 +253,17 @@ class HostPage(Generic[P]):
         nothing = Measurement(self._asked_at, page=False, answers=scraped.answered)
         self._host.scraped(scraped.value.measured(self._asked_at) if scraped.value else nothing)
         results: dict[str, CollectionResult[Scraped] | CollectionResult[Rendered[P]]] = {"vllm": scraped, **rendered}
-        own: list[Sample] = [("diag_vllm_elastic_scaling", (), 1.0)] if SCALES in scraped.problem else []
+        samples: list[Sample] = [("diag_vllm_elastic_scaling", (), 1.0)] if SCALES in scraped.problem else []
         for name, result in results.items():
             problem = result.problem or (result.value.problem if result.value else "")
             if problem != self._reported.get(name, ""):
                 log.warning("%s: %s", name, printable(problem, 400) or "works again")
             self._reported[name] = problem
-            own.append(("diag_scrape_success", (name,), float(not problem)))
-            own.append(("diag_scrape_duration_seconds", (name,), result.seconds))
+            samples.append(("diag_scrape_success", (name,), float(not problem)))
+            samples.append(("diag_scrape_duration_seconds", (name,), result.seconds))
             debug_log.took("collector", name, result.seconds)
         parts = [result.value.part for result in rendered.values() if result.value]
-        return [*parts, self._write([*own, *self._server(scraped.value), *self._more()])]
+        return [*parts, self._write([*samples, *self._server(scraped.value), *self._more()])]
 
     def _server(self, scraped: Scraped | None) -> Iterator[Sample]:
         yield "diag_build_info", (__version__,), 1

@@ -187,11 +187,11 @@ def _mapping(node: Any, name: str, keys: Collection[str] | None = None) -> dict[
     """Check a part of the file; {} if the file lacks it."""
     if not isinstance(node, dict | None):
         raise BadUsage(f"{name} should have keys and values")
-    found = {str(key): value for key, value in (node or {}).items()}
-    unknown = [printable(key, 40) for key in found if keys is not None and key not in keys]
+    content = {str(key): value for key, value in (node or {}).items()}
+    unknown = [printable(key, 40) for key in content if keys is not None and key not in keys]
     if unknown and keys is not None:
         raise BadUsage(f"{listed(unknown)} in {name} is not supported: use {', '.join(keys)}")
-    return found
+    return content
 
 
 def _tls(node: Mapping[str, Any], folder: Path) -> TlsFiles:
@@ -214,7 +214,7 @@ def _tls(node: Mapping[str, Any], folder: Path) -> TlsFiles:
 
 
 def _choice(key: str, node: Mapping[str, Any], choices: Mapping[str, Any], otherwise: Any) -> Any:
-    given = node.get(key) or ""
-    if given and given not in choices:
-        raise BadUsage(f"{key} {printable(given, 40)} is not supported: choose {', '.join(choices)}")
-    return choices.get(given, otherwise)
+    choice = node.get(key) or ""
+    if choice and choice not in choices:
+        raise BadUsage(f"{key} {printable(choice, 40)} is not supported: choose {', '.join(choices)}")
+    return choices.get(choice, otherwise)

@@ -104,30 +104,30 @@ class MeasuredServer:
         self._is_ill = False
         """The last answer of /health was 503: a dead engine does not come back in the same process."""
 
-    def see(self, seen: Measurement, is_claimed: bool) -> bool:
+    def see(self, scrape: Measurement, is_claimed: bool) -> bool:
         """Take the next scrape; `is_claimed`: a claim is open. Return True if another process is measured now.
 
         That is a later start or, if no source tells starts, fewer tokens than before. A start time that goes back is
         that of another server behind the same address.
         """
-        if common := self._started.keys() & seen.started.keys():
-            is_new = any(seen.started[source] > self._started[source] + RESOLUTION for source in common)
+        if common := self._started.keys() & scrape.started.keys():
+            is_new = any(scrape.started[source] > self._started[source] + RESOLUTION for source in common)
         else:
-            is_new = seen.tokens is not None and self._tokens is not None and seen.tokens < self._tokens
-        if is_new or (self.began is None and (seen.page or seen.started)):
-            self.started, self.answered_at = max(seen.started.values(), default=None), None
-            self.began = seen.at if self.started is None else self.started
+            is_new = scrape.tokens is not None and self._tokens is not None and scrape.tokens < self._tokens
+        if is_new or (self.began is None and (scrape.page or scrape.started)):
+            self.started, self.answered_at = max(scrape.started.values(), default=None), None
+            self.began = scrape.at if self.started is None else self.started
             self._started, self._tokens, self._mark, self._is_ill = {}, None, None, False
-        self._latest = seen
-        if seen.page:
-            self.answered_at, self._paged_at = self.answered_at or seen.at, seen.at
-        self._started |= {source: max(at, self._started.get(source, at)) for source, at in seen.started.items()}
-        self._tokens = self._tokens if seen.tokens is None else seen.tokens
-        self._is_ill = self._is_ill if seen.health is None else seen.health == 503
+        self._latest = scrape
+        if scrape.page:
+            self.answered_at, self._paged_at = self.answered_at or scrape.at, scrape.at
+        self._started |= {source: max(at, self._started.get(source, at)) for source, at in scrape.started.items()}
+        self._tokens = self._tokens if scrape.tokens is None else scrape.tokens
+        self._is_ill = self._is_ill if scrape.health is None else scrape.health == 503
         if is_new or not is_claimed:
-            self._processes, self._first, self._mark = seen.processes, None, None
-        elif self._first is None and seen.page:
-            self._first = seen
+            self._processes, self._first, self._mark = scrape.processes, None, None
+        elif self._first is None and scrape.page:
+            self._first = scrape
         return is_new
 
     def refutes(self, claims: Collection[Claim]) -> bool:
@@ -136,19 +136,19 @@ class MeasuredServer:
 
         The page has to come for `SURVIVED` seconds, and /health with 200 for `LINGERS` after the claim.
         """
-        seen, mark = self._latest, self._mark
+        scrape, mark = self._latest, self._mark
         newest = max(claim.read_at for claim in claims)
-        if not seen.page:
-            is_whole = bool(self._processes) and self._processes <= seen.processes
-            return is_whole and seen.at >= newest + LINGERS
-        if seen.health == 200 and seen.at >= newest + LINGERS:
+        if not scrape.page:
+            is_whole = bool(self._processes) and self._processes <= scrape.processes
+            return is_whole and scrape.at >= newest + LINGERS
+        if scrape.health == 200 and scrape.at >= newest + LINGERS:
             return True
-        if not _concern_engine(claims) and seen.at >= newest + SURVIVED and not self.confirms(claims):
+        if not _concern_engine(claims) and scrape.at >= newest + SURVIVED and not self.confirms(claims):
             return True
         if mark is None or mark.at < newest + RESOLUTION:
-            self._mark = seen
+            self._mark = scrape
             return False
-        return seen.tokens is not None and mark.tokens is not None and seen.tokens > mark.tokens
+        return scrape.tokens is not None and mark.tokens is not None and scrape.tokens > mark.tokens
 
     def confirms(self, claims: Collection[Claim]) -> bool:
         """Return True if what is measured speaks for a claimed end.
@@ -156,21 +156,21 @@ class MeasuredServer:
         That is silence, a process that is gone, a standstill; for an engine also a /health of 503, no engine process
         under the API server, or requests that all fail.
         """
-        seen, mark = self._latest, self._mark
-        if not seen.page:  # a server that went on for minutes did not end for what was claimed before them
+        scrape, mark = self._latest, self._mark
+        if not scrape.page:  # a server that went on for minutes did not end for what was claimed before them
             went_on = self._paged_at > max(claim.read_at for claim in claims) + SURVIVED
-            return not went_on and (not seen.answers or self.answered_at is not None)
-        if seen.health == 200:
+            return not went_on and (not scrape.answers or self.answered_at is not None)
+        if scrape.health == 200:
             return False
-        if seen.processes and not self._processes <= seen.processes:
+        if scrape.processes and not self._processes <= scrape.processes:
             return True
         first = self._first  # since the oldest claim, have requests failed and none succeeded?
-        all_fail = first is not None and (seen.tokens, seen.succeeded) == (first.tokens, first.succeeded)
-        all_fail = all_fail and first is not None and seen.failed >= first.failed + FEWEST_FAILED
-        if _concern_engine(claims) and (self._is_ill or seen.lacks_engine or all_fail):
+        all_fail = first is not None and (scrape.tokens, scrape.succeeded) == (first.tokens, first.succeeded)
+        all_fail = all_fail and first is not None and scrape.failed >= first.failed + FEWEST_FAILED
+        if _concern_engine(claims) and (self._is_ill or scrape.lacks_engine or all_fail):
             return True
-        stands = mark is not None and seen.tokens == mark.tokens and seen.in_flight > 0 and mark.in_flight > 0
-        return stands and mark is not None and seen.at - mark.at >= STANDSTILL
+        stands = mark is not None and scrape.tokens == mark.tokens and scrape.in_flight > 0 and mark.in_flight > 0
+        return stands and mark is not None and scrape.at - mark.at >= STANDSTILL
 
     def wrote_at(self, at: float) -> bool:
         """Return True if a line of that time is of this process; of one whose start is unknown, if it had answered."""

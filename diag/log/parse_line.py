@@ -295,10 +295,10 @@ class LineParser:
 def _load_object(text: str) -> dict[str, object]:
     """Load a JSON object; empty for anything else."""
     try:
-        found = parse_json(text)
+        record = parse_json(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _split_bars(text: str) -> list[str]:
@@ -359,14 +359,14 @@ def read_timed_lines(path: Path, zone: tzinfo | None, year_hint: float) -> list[
     without a time has that of the line before, or of the first line that has one. `year_hint` is a unix time at or
     after the end of the log, such as that of the recording's last scrape.
     """
-    parser, found = LineParser(zone), []
+    parser, stated = LineParser(zone), []
     for number, raw in read_lines(path):
         for line in split_redrawn(raw):
             parsed = parser.parse(line[:MOST_CHARACTERS], year_hint)
-            found.append((next((part.at for part in parsed if part.at is not None), None), line, number))
-    at = next((own for own, *_ in found if own is not None), year_hint)
+            stated.append((next((part.at for part in parsed if part.at is not None), None), line, number))
+    at = next((time for time, *_ in stated if time is not None), year_hint)
     timed = []
-    for own, line, number in found:
-        at = at if own is None else max(at, own)
+    for time, line, number in stated:
+        at = at if time is None else max(at, time)
         timed.append(TimedLine(at, line, number))
     return timed

@@ -191,10 +191,10 @@ class EventCounts:
     def read(self, pattern: Pattern, text: str, at: float) -> None:
         """Count the event of a line, and read the line's numbers."""
         self.count(pattern.name, at)
-        found = {name: parse_amount(value) for name, value in read_values(pattern, text).items()}
-        if found:
-            self._values[pattern.name] = found
-        for field, value in found.items():
+        values = {name: parse_amount(value) for name, value in read_values(pattern, text).items()}
+        if values:
+            self._values[pattern.name] = values
+        for field, value in values.items():
             if (pattern.name, field) in self._sums:
                 self._sums[pattern.name, field] += value
 
@@ -231,7 +231,7 @@ def parse_settings(text: str) -> dict[str, str]:
     """
     body = re.split(r"(?:args|config): ", text, maxsplit=1)[-1]
     outer = 1 if body.startswith(("{", "Namespace(")) else 0
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     depth, before, key = 0, "", ""
     for token in _TOKEN.finditer(body):
         kind, word = token.lastgroup, token[0].strip("'\"")
@@ -240,11 +240,11 @@ def parse_settings(text: str) -> dict[str, str]:
         elif kind == "is":
             key = before if depth == outer else ""
         elif key:
-            found.setdefault(key, word)
+            settings.setdefault(key, word)
             key = ""
         elif depth == outer:
             before = word
-    return found
+    return settings
 
 
 class LoggedConfig:
@@ -262,21 +262,21 @@ class LoggedConfig:
         self._has_served_name = False
 
     def read(self, pattern: Pattern, text: str) -> None:
-        found = read_values(pattern, text)
+        settings = read_values(pattern, text)
         if pattern.name in ("args", "config"):
-            found |= parse_settings(text)
+            settings |= parse_settings(text)
         self.has_all_args = self.has_all_args or pattern.name == "args"
-        self.version = printable(found.get("version", self.version), 40)
-        self.platform = found.get("platform", self.platform)
+        self.version = printable(settings.get("version", self.version), 40)
+        self.platform = settings.get("platform", self.platform)
 
-        served, model = found.get("served_model_name", "None"), found.get("model", "None")
+        served, model = settings.get("served_model_name", "None"), settings.get("model", "None")
         if served != "None":
             self.model, self._has_served_name = model_name(served), True
         elif not self._has_served_name and model != "None":
             self.model = model_name(model)
 
-        self.words = {**self.words, **words(found)}
-        for name, value in found.items():
+        self.words = {**self.words, **words(settings)}
+        for name, value in settings.items():
             flag = _ALIASES.get(name, name)
             size = number(value.replace(",", "")) if flag in FLAGS else None
             if size is not None and size >= 0:
@@ -324,9 +324,9 @@ class RootCauseTracker:
 
     def consider(self, error: ErrorLine) -> None:
         """Keep a line if it is more informative than the one kept so far."""
-        known = self._error
+        kept = self._error
         gives_reason = informativeness(error.text) == GIVES_REASON
-        if known is not None and error.at - known.at > SURVIVED and (gives_reason or not self._ended):
+        if kept is not None and error.at - kept.at > SURVIVED and (gives_reason or not self._ended):
             self.begin()
         if self._error is None or informativeness(error.text) > informativeness(self._error.text):
             self._error = error

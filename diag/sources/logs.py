@@ -65,9 +65,9 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
             others.append(f"{printable(text.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
             continue
-        own, remark = fitting_zone(lines, zone, text.written)
-        log, target = ServerLog(own, text.path), Target(text.name)
-        _play(log, lines, own, text.written, target)
+        its_zone, remark = fitting_zone(lines, zone, text.written)
+        log, target = ServerLog(its_zone, text.path), Target(text.name)
+        _play(log, lines, its_zone, text.written, target)
         if log.latest is None:
             empty.append(f"{printable(text.name)} has no text: there is nothing to judge")
             continue
@@ -75,7 +75,7 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         origin = Origin("log", printable(text.name), every=EVERY, notes=(*(cut if text.last else ()), *remark))
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
-        near = nearby(lines, log.current.states.reason_number, own, text.written)
+        near = nearby(lines, log.current.states.reason_number, its_zone, text.written)
         endings = {text.name: ending._replace(context=ending.context._replace(nearby=near))}
         observations.append(replace(observation(origin, [target], facts), endings=endings))
     aside = (*empty, *others)

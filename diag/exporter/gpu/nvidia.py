@@ -171,15 +171,15 @@ def _as_samples(values: Values) -> list[Sample]:
     return [(family, labels, value) for (family, labels), value in values.items()]
 
 
-def identify_gpu(index: int, device: Device | None, version: str, known: NvidiaGpu | None) -> NvidiaGpu:
-    """Return the GPU at an index: the `known` one if it is still there, else a new one."""
+def identify_gpu(index: int, device: Device | None, version: str, before: NvidiaGpu | None) -> NvidiaGpu:
+    """Return the GPU at an index: the `before` one if it is still there, else a new one."""
     try:
         uuid = device.ask("nvmlDeviceGetUUID") if device else None
         if device is None or uuid is None:
             raise GpuLost
-        if known and known.device and known.uuid == uuid:
-            known.device = device
-            return known
+        if before and before.device and before.uuid == uuid:
+            before.device = device
+            return before
         pci = device.ask("nvmlDeviceGetPciInfo")
         capability = device.ask("nvmlDeviceGetCudaComputeCapability") or ()
         about = (
@@ -190,7 +190,7 @@ def identify_gpu(index: int, device: Device | None, version: str, known: NvidiaG
         )
         return NvidiaGpu(index, device, uuid, about)
     except GpuLost:
-        return NvidiaGpu(index, None, known.uuid if known else "", known.about if known else ())
+        return NvidiaGpu(index, None, before.uuid if before else "", before.about if before else ())
 
 
 # -- Xid errors, and the driver -------------------------------------------------------------------------------------

@@ -217,20 +217,19 @@ class ProcessCollector:
         alive = {pid: entry.with_current_title() for pid, entry in alive.items()}
         others = {pid: entry for pid, entry in last.table.items() if pid not in last.members}
         table = read_table({} if search else others, alive)
-        found: ServerProcess | None = server
-        found, problem = server, ""
+        present, problem = server, ""
         if listening or not server:
-            found, problem = find_server(table, self._port, alive, listening)
-        if found and not found.listens and self._is_of_another_page(table, found.pid):
-            problem, found = ANOTHER.format(found.pid), None
-        if server and found and found.pid != server.pid:
+            present, problem = find_server(table, self._port, alive, listening)
+        if present and not present.listens and self._is_of_another_page(table, present.pid):
+            problem, present = ANOTHER.format(present.pid), None
+        if server and present and present.pid != server.pid:
             alive = {}
-        server = found or server
+        server = present or server
 
         strays = {} if server else dict(stray_engines(table))
         if strays and not last.owners:  # the server may have ended before it was seen
-            own = proven(strays, table, self._port, listening, self._log)
-            alive = {**{pid: strays[pid] for pid in own}, **alive}
+            pids = proven(strays, table, self._port, listening, self._log)
+            alive = {**{pid: strays[pid] for pid in pids}, **alive}
         members = {**alive, **({server.pid: table[server.pid]} if server else {})}
         while added := children(table, members):
             members |= added
@@ -256,8 +255,8 @@ class ProcessCollector:
 
 def children(table: ProcessTable, members: ProcessTable) -> ProcessTable:
     """Return children that are no members yet; a parent is older than its child, or its PID was reused."""
-    found = ((pid, entry) for pid, entry in table.items() if entry.parent in members and pid not in members)
-    return {pid: entry for pid, entry in found if members[entry.parent].created <= entry.created}
+    others = ((pid, entry) for pid, entry in table.items() if entry.parent in members and pid not in members)
+    return {pid: entry for pid, entry in others if members[entry.parent].created <= entry.created}
 
 
 def _samples(pid: int, entry: ProcessEntry, owner: Owner, helped: float) -> Iterator[Sample]:

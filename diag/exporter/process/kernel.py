@@ -122,12 +122,12 @@ def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) ->
         parts = (line.split(":", 2) for line in read_file(f"{proc}/{process}/cgroup").splitlines())
         return {name: part[2] for part in parts if len(part) > 2 for name in part[1].split(",")}
 
-    own, ours = paths(pid), paths("self")
+    groups, ours = paths(pid), paths("self")
     unified = "" if (mount / "cgroup.controllers").exists() else "unified"
 
     def folders(controller: str) -> tuple[Path, ...]:
-        version_1 = controller != "" and controller in own
-        path = own.get(controller, own.get("", ""))
+        version_1 = controller != "" and controller in groups
+        path = groups.get(controller, groups.get("", ""))
         top = mount / (controller if version_1 else unified)
         if path.startswith("/.."):  # in a container beside ours, which sees its own part of the tree there
             top, path = proc / str(pid) / "root" / top.relative_to("/"), "/"

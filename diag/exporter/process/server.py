@@ -230,9 +230,9 @@ def infer_role(entry: ProcessEntry, parent: ProcessEntry, parent_role: str) -> s
 
 def dump_prefixes(environment: Mapping[str, str]) -> Sequence[str]:
     """Return the beginnings of the dumps' paths, to which PyTorch adds the rank; a variable replaces the defaults."""
-    given = next(filter(None, map(environment.get, _VARIABLES)), "")
+    named = next(filter(None, map(environment.get, _VARIABLES)), "")
     cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '/tmp')}/.cache"  # as PyTorch falls back
-    prefixes = [given] if given else [f"{cache}/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]
+    prefixes = [named] if named else [f"{cache}/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]
     return [prefix for prefix in prefixes if prefix.startswith("/") and "\0" not in prefix]
 
 
