@@ -23,7 +23,6 @@ from diag.knowledge.signals.ceilings import bandwidth_share, compute_share
 from diag.knowledge.signals.gpu import infiniband_link_errors, infiniband_ports_down, nvlinks_trained_again
 from diag.knowledge.signals.load import time_until_ttft_missed
 from diag.knowledge.signals.peers import tokens_of_peers
-from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import Formula, pretty
 
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
@@ -63,6 +62,7 @@ DRAWN = (
     time_until_ttft_missed,
 )
 """Signals that no alert compares and that are too long for the query of a dashboard, and the window they have there."""
+OF_A_FORMER_PROCESS = DECLARED["samples_of_a_former_process"]
 LONG = 900.0
 """Seconds from which on a range is long."""
 _WORD = re.compile(r"[\w:]+")

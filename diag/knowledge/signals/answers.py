@@ -13,7 +13,7 @@ Requests that clients give up before they are finished count as answered over HT
 `finished_reason="abort"` stays at 0.
 """
 
-from diag.core.incident import Condition, Part, Signal, judged
+from diag.core.incident import Condition, Signal, judged
 from diag.core.log_events import (
     GRAMMAR_FAILED,
     GRAMMAR_REJECTED,
@@ -23,7 +23,7 @@ from diag.core.log_events import (
     MULTIMODAL_CACHE_MISS,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, labelled, parts
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
@@ -57,21 +57,14 @@ SIGNS_OF_HARM = {
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 
 
-def _with_births(name: str, series: str) -> tuple[Part, ...]:
+def _with_births(name: str, series: str) -> str:
     """Return the parts `NAME_born` and `NAME_by_route`: answers of each route, those at a birth included."""
-    return (
-        Part(
-            f"{name}_late",
-            f"count_over_time({series}[$window]) < on (instance) group_left () $page_samples",
-            "samples",
-        ),
-        Part(
-            f"{name}_born",
-            f"(max_over_time({series}[$window]) and ${name}_late) unless on (instance) $restarted_in_window",
-            "answers",
-        ),
-        Part(f"{name}_by_route", f"sum by ($by, handler) (${name}_born or increase({series}[$window]))", "answers"),
-    )
+    return f"""
+    {name}_late: samples = count_over_time({series}[$window]) < on (instance) group_left () $page_samples
+    {name}_born: answers =
+        (max_over_time({series}[$window]) and ${name}_late) unless on (instance) $restarted_in_window
+    {name}_by_route: answers = sum by ($by, handler) (${name}_born or increase({series}[$window]))
+    """
 
 
 def _features() -> str:
@@ -83,137 +76,78 @@ def _features() -> str:
     return counted
 
 
-PARTS: tuple[Part, ...] = (
-    Part("page_samples", "max by (instance) ($requests_running_sampled)", "samples", group=ANY_MEMBER),
-    Part(
-        "restarted_in_window",
-        "max by (instance) (changes(process_start_time_seconds[$window])) > 0"
-        " or max by (instance) (resets(vllm:prompt_tokens_total[$window])) > 0",
-        group=ANY_MEMBER,
-    ),
-    *_with_births("failed_answers", FAILED),
-    *_with_births("refused_answers", REFUSED),
-    Part("served_answers", f"sum by ($by) (increase({SERVED}[$window]))", "answers"),
+PARTS = parts(
+    f"""
+    page_samples: samples ({ANY_MEMBER}) = max by (instance) ($requests_running_sampled)
+    restarted_in_window: ({ANY_MEMBER}) =
+        max by (instance) (changes(process_start_time_seconds[$window])) > 0
+        or max by (instance) (resets(vllm:prompt_tokens_total[$window])) > 0
+    served_answers: answers = sum by ($by) (increase({SERVED}[$window]))
     # a full queue refuses requests with 503 where --max-num-queued-reqs is set: the load is shed on purpose
-    Part("shed_requests", "sum by (instance) (increase(vllm:admission_rejections_total[$window]))", "requests"),
-    Part("failed_over_http", "sum by ($by) ($failed_answers_by_route) or 0 * $served_answers", "answers"),
-    Part(
-        "failed_and_not_shed",
-        "clamp_min($failed_over_http - $shed_requests, 0) or $failed_over_http",
-        "answers",
-    ),
-    Part("answers_over_http", "$failed_and_not_shed + ($served_answers or 0 * $failed_and_not_shed)", "answers"),
-    Part(
-        "engine_errors",
-        'sum by ($by) (increase(vllm:request_success_total{finished_reason="error"}[$window]))',
-        "requests",
-    ),
-    Part("answers_of_ray_serve", f"sum by ($by) (increase({ANSWERED_BY_RAY}[$window]))", "answers"),
-    Part(
-        "failed_at_ray_serve",
-        f"sum by ($by) (increase({FAILED_AT_RAY}[$window])) or 0 * $answers_of_ray_serve",
-        "answers",
-    ),
-    # an idle server has no series of answers
-    Part(
-        "failures",
-        any_of(
-            http="$failed_and_not_shed",
-            ray="$failed_at_ray_serve",
-            engine="$engine_errors",
-            idle="0 * ($finished_requests == 0)",
-        ),
-        "answers",
-    ),
-    Part(
-        "answers",
-        any_of(http="$answers_over_http", ray="$answers_of_ray_serve", engine="$finished_requests"),
-        "answers",
-    ),
-    Part(
-        "failed_share",
-        f"$failures * ($failures >= bool {FEWEST_FAILED}) / ($answers >= {FEWEST_ANSWERS}) or 0 * ($failures == 0)",
-        "share",
-    ),
-    Part("failing_features", _features(), "lines"),
+    shed_requests: requests = sum by (instance) (increase(vllm:admission_rejections_total[$window]))
+    failed_over_http: answers = sum by ($by) ($failed_answers_by_route) or 0 * $served_answers
+    failed_and_not_shed: answers = clamp_min($failed_over_http - $shed_requests, 0) or $failed_over_http
+    answers_over_http: answers = $failed_and_not_shed + ($served_answers or 0 * $failed_and_not_shed)
+    engine_errors: requests = sum by ($by) (increase(vllm:request_success_total{{finished_reason="error"}}[$window]))
+    answers_of_ray_serve: answers = sum by ($by) (increase({ANSWERED_BY_RAY}[$window]))
+    failed_at_ray_serve: answers = sum by ($by) (increase({FAILED_AT_RAY}[$window])) or 0 * $answers_of_ray_serve
+    answers: answers = {any_of(http="$answers_over_http", ray="$answers_of_ray_serve", engine="$finished_requests")}
+    failed_share: share =
+        $failures * ($failures >= bool {FEWEST_FAILED}) / ($answers >= {FEWEST_ANSWERS}) or 0 * ($failures == 0)
+    failing_features: lines = {_features()}
     # HTTP counts a response when it ends, even if the client has disconnected; vLLM counts requests that it finished.
     # Several prompts in one HTTP request hide some. Without vLLM's own HTTP server: requests with a first token that
     # are neither finished nor running.
-    Part(
-        "responses_ok",
-        f'sum by ($by) (increase(http_requests_total{{handler=~"{GENERATING_ROUTES}",status=~"2.."}}[$window]))',
-        "responses",
-    ),
-    Part(
-        "requests_completed",
-        'sum by ($by) (increase(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
-        "requests",
-    ),
+    responses_ok: responses =
+        sum by ($by) (increase(http_requests_total{{handler=~"{GENERATING_ROUTES}",status=~"2.."}}[$window]))
+    requests_completed: requests =
+        sum by ($by) (increase(vllm:request_success_total{{finished_reason!~"abort|"}}[$window]))
     # the growth of a counter between two scrapes of the window: increase() extrapolates beyond them. Across a restart
     # the difference of maximum and minimum would be all that the former process had counted.
-    Part(
-        "first_tokens_seen",
-        "sum by ($by) (max_over_time(vllm:time_to_first_token_seconds_count[$window])"
-        " - min_over_time(vllm:time_to_first_token_seconds_count[$window]))",
-        "requests",
-    ),
-    Part(
-        "requests_completed_seen",
-        'sum by ($by) (max_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window])'
-        ' - min_over_time(vllm:request_success_total{finished_reason!~"abort|"}[$window]))',
-        "requests",
-    ),
-    Part("counter_resets", "sum by ($by) (resets(vllm:time_to_first_token_seconds_count[$window]))", "restarts"),
-    Part(
-        "requests_lost",
-        "$first_tokens_seen - $requests_completed_seen - $running_highest and ($counter_resets == 0) and $ends_counted",
-        "requests",
-    ),
+    first_tokens_seen: requests =
+        sum by ($by) (max_over_time(vllm:time_to_first_token_seconds_count[$window])
+          - min_over_time(vllm:time_to_first_token_seconds_count[$window]))
+    requests_completed_seen: requests =
+        sum by ($by) (max_over_time(vllm:request_success_total{{finished_reason!~"abort|"}}[$window])
+          - min_over_time(vllm:request_success_total{{finished_reason!~"abort|"}}[$window]))
+    counter_resets: restarts = sum by ($by) (resets(vllm:time_to_first_token_seconds_count[$window]))
+    requests_lost: requests =
+        $first_tokens_seen - $requests_completed_seen - $running_highest and ($counter_resets == 0) and $ends_counted
     # a counter of finished requests that has ended grows by less and less in the window: its requests are not given up
-    Part("ends_counted", "sum by ($by) (last_over_time(vllm:request_success_total[2m]))", "requests"),
-    Part("requests_given_up", "clamp_min($responses_ok - $requests_completed, 0) and $ends_counted", "requests"),
+    ends_counted: requests = sum by ($by) (last_over_time(vllm:request_success_total[2m]))
+    requests_given_up: requests = clamp_min($responses_ok - $requests_completed, 0) and $ends_counted
     # The ages at which requests were given up: vLLM's HTTP server times every response, the engine those that finish.
     # Both histograms have the edges 0.5, 1, 1.5, 2, 2.5, 5, 10, 30 and 60 s. Responses of other routes and errors end
     # within the first of them.
-    Part("http_responses", "sum by ($by) (increase(http_requests_total[$window]))", "responses"),
-    Part(
-        "http_seconds",
-        f'sum by ($by) (increase(http_request_duration_seconds_sum{{handler=~"{GENERATING_ROUTES}"}}[$window]))',
-        "seconds",
+    http_responses: responses = sum by ($by) (increase(http_requests_total[$window]))
+    http_seconds: seconds =
+        sum by ($by) (increase(http_request_duration_seconds_sum{{handler=~"{GENERATING_ROUTES}"}}[$window]))
+    http_responses_by_age: responses = sum by ($by, le) (increase(http_request_duration_highr_seconds_bucket[$window]))
+    finished_by_age: requests = sum by ($by, le) (increase(vllm:e2e_request_latency_seconds_bucket[$window]))
+    given_up_by_age: requests =
+        clamp_min($http_responses_by_age - $finished_by_age
+          - on ($by) group_left () ($http_responses - $responses_ok), 0)
+    usual_share_given_up: share =
+        clamp_min($responses_ok[1h] offset 10m - $requests_completed[1h] offset 10m, 0)
+        / ($responses_ok[1h] offset 10m >= 100)
+    time_out_measured: bool = $ages_when_given_up_p90_per_p10 * $mean_age_when_given_up
+    # which loses the requests in flight
+    many_given_up: bool =
+        ($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured
+        and ($requests_given_up >= {FEW_GIVEN_UP} or $requests_lost >= {FEW_GIVEN_UP})
+        unless on (instance) $server_or_engine_dead > 0
+    signs_of_harm: bool = {labelled("sign", SIGNS_OF_HARM)}
+    """,
+    # an idle server has no series of answers
+    "failures: answers = "
+    + any_of(
+        http="$failed_and_not_shed",
+        ray="$failed_at_ray_serve",
+        engine="$engine_errors",
+        idle="0 * ($finished_requests == 0)",
     ),
-    Part(
-        "http_responses_by_age",
-        "sum by ($by, le) (increase(http_request_duration_highr_seconds_bucket[$window]))",
-        "responses",
-    ),
-    Part(
-        "finished_by_age", "sum by ($by, le) (increase(vllm:e2e_request_latency_seconds_bucket[$window]))", "requests"
-    ),
-    Part(
-        "given_up_by_age",
-        "clamp_min($http_responses_by_age - $finished_by_age"
-        " - on ($by) group_left () ($http_responses - $responses_ok), 0)",
-        "requests",
-    ),
-    Part(
-        "usual_share_given_up",
-        "clamp_min($responses_ok[1h] offset 10m - $requests_completed[1h] offset 10m, 0)"
-        " / ($responses_ok[1h] offset 10m >= 100)",
-        "share",
-    ),
-    Part("time_out_measured", "$ages_when_given_up_p90_per_p10 * $mean_age_when_given_up", "bool"),
-    Part(
-        "many_given_up",
-        f"($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured"
-        f" and ($requests_given_up >= {FEW_GIVEN_UP} or $requests_lost >= {FEW_GIVEN_UP})"
-        " unless on (instance) $server_or_engine_dead > 0",  # which loses the requests in flight
-        "bool",
-    ),
-    Part(
-        "signs_of_harm",
-        " or ".join(f'label_replace({promql}, "sign", "{sign}", "", "")' for sign, promql in SIGNS_OF_HARM.items()),
-        "bool",
-    ),
+    _with_births("failed_answers", FAILED),
+    _with_births("refused_answers", REFUSED),
 )
 
 error_burn_rate = Signal(

@@ -5,8 +5,8 @@ model's shape (diag/vllm/work.py). If GPU or model are unknown, there is no samp
 are not counted; KV blocks count as a whole.
 """
 
-from diag.core.incident import Part, Signal, reported
-from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, SLOWEST_MEMBER, any_of, renamed
+from diag.core.incident import Signal, reported
+from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, SLOWEST_MEMBER, any_of, parts, renamed
 
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
@@ -31,108 +31,59 @@ def _known(metric: str, part: str = "") -> str:
     return f"max by (instance) (last_over_time({metric}{matchers}[$window]))"
 
 
-PARTS: tuple[Part, ...] = (
-    Part("decode_rate", f"$output_tokens_rate {ENGINE}", "tokens/s"),
+PARTS = parts(f"""
+    decode_rate: tokens/s = $output_tokens_rate {ENGINE}
     # each API server counts an iteration in which it has requests
-    Part("api_servers", "$config_api_server_count or 0 * $vllm_up by (instance) + 1", "processes"),
-    Part(
-        "iterations_rate",
-        "sum by (instance, engine) (rate(vllm:iteration_tokens_total_count[$window]))"
-        " / on (instance) group_left () $api_servers",
-        "1/s",
-    ),
-    Part("batch_size", "$decode_rate / ($iterations_rate > 0)", "tokens"),
+    api_servers: processes = $config_api_server_count or 0 * $vllm_up by (instance) + 1
+    iterations_rate: 1/s =
+        sum by (instance, engine) (rate(vllm:iteration_tokens_total_count[$window]))
+        / on (instance) group_left () $api_servers
+    batch_size: tokens = $decode_rate / ($iterations_rate > 0)
     # the experts that the tokens of a step reach, if routing is even
-    Part(
-        "expert_bytes_per_step",
-        f"(1 - (1 - {_known('diag_vllm_experts_per_token_ratio')}) ^ on (instance) group_right () $batch_size)"
-        f" * on (instance) group_left () {_known('diag_vllm_weight_bytes', 'experts')}",
-        "bytes",
-    ),
-    Part(
-        "mean_kv_cache_usage_of_the_engine",
-        f"max by (instance, engine) ({renamed('avg_over_time', KV_USAGE)})",
-        "share",
-    ),
-    Part(
-        "cache_bytes_per_step",
-        "($mean_kv_cache_usage_of_the_engine * on (instance) group_left () $config_kv_cache_size_tokens)"
-        f" * on (instance) group_left () {_known('diag_vllm_kv_cache_bytes_per_token')}",
-        "bytes",
-    ),
-    Part(
-        "bytes_read_rate",
-        "$iterations_rate * (($cache_bytes_per_step + $expert_bytes_per_step)"
-        f" + on (instance) group_left () {_known('diag_vllm_weight_bytes', 'every_step')})",
-        "bytes/s",
-    ),
+    expert_bytes_per_step: bytes =
+        (1 - (1 - {_known("diag_vllm_experts_per_token_ratio")}) ^ on (instance) group_right () $batch_size)
+        * on (instance) group_left () {_known("diag_vllm_weight_bytes", "experts")}
+    mean_kv_cache_usage_of_the_engine: share = max by (instance, engine) ({renamed("avg_over_time", KV_USAGE)})
+    cache_bytes_per_step: bytes =
+        ($mean_kv_cache_usage_of_the_engine * on (instance) group_left () $config_kv_cache_size_tokens)
+        * on (instance) group_left () {_known("diag_vllm_kv_cache_bytes_per_token")}
+    bytes_read_rate: bytes/s =
+        $iterations_rate
+        * (($cache_bytes_per_step + $expert_bytes_per_step)
+          + on (instance) group_left () {_known("diag_vllm_weight_bytes", "every_step")})
     # 0 without --enable-mfu-metrics
-    Part(
-        "bytes_moved_by_vllms_estimate",
-        "sum by (instance, engine) (rate(vllm:estimated_read_bytes_per_gpu_total[$window]))"
-        " + sum by (instance, engine) (rate(vllm:estimated_write_bytes_per_gpu_total[$window]))",
-        "bytes/s",
-    ),
-    Part(
-        "memory_bandwidth",
-        "min by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])"
-        " unless on (instance, gpu) $gpus_not_serving)",
-        "bytes/s",
-        group=SLOWEST_MEMBER,
-    ),
-    Part(
-        "prefix_cache_hits_rate",
-        "sum by (instance, engine) (rate(vllm:prefix_cache_hits_total[$window]))"
-        " or sum by (instance, engine) (rate(vllm:gpu_prefix_cache_hits_total[$window]))",
-        "tokens/s",
-    ),
-    Part(
-        "tokens_computed_rate",
-        "($decode_rate + clamp_min(sum by (instance, engine) (rate(vllm:prompt_tokens_total[$window]))"
-        " - $prefix_cache_hits_rate, 0)) or $decode_rate",
-        "tokens/s",
-    ),
-    Part(
-        "flops_per_token_by_dtype",
-        "max by (instance, dtype) (last_over_time(diag_vllm_flops_per_token[$window]))",
-        "FLOPs",
-    ),
-    Part(
-        "flops_peak",
-        "max by (instance) (min by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window])"
-        " unless on (instance, gpu) $gpus_not_serving) and on (instance, dtype) $flops_per_token_by_dtype)",
-        "FLOPs/s",
-        group=SLOWEST_MEMBER,
-    ),
-    Part(
-        "flops_rate",
-        "sum by (instance, engine) (rate(vllm:estimated_flops_per_gpu_total[$window])) > 0 or"
-        f" ($tokens_computed_rate * on (instance) group_left () {_known('diag_vllm_flops_per_token')})",
-        "FLOPs/s",
-    ),
-    Part(
-        "all_reduce_bytes_rate",
-        f"$tokens_computed_rate * on (instance) group_left () ({_known('diag_vllm_all_reduce_bytes_per_token')} > 0)",
-        "bytes/s",
-    ),
-    Part(
-        "nvlink_bandwidth",
-        "min by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])"
-        " and on (instance, gpu) last_over_time(diag_gpu_nvlink_active_links[$window]) > 0)"
-        " unless on (instance, gpu) $gpus_not_serving)",
-        "bytes/s",
-        group=SLOWEST_MEMBER,
-    ),
+    bytes_moved_by_vllms_estimate: bytes/s =
+        sum by (instance, engine) (rate(vllm:estimated_read_bytes_per_gpu_total[$window]))
+        + sum by (instance, engine) (rate(vllm:estimated_write_bytes_per_gpu_total[$window]))
+    memory_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
+        min by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])
+          unless on (instance, gpu) $gpus_not_serving)
+    prefix_cache_hits_rate: tokens/s =
+        sum by (instance, engine) (rate(vllm:prefix_cache_hits_total[$window]))
+        or sum by (instance, engine) (rate(vllm:gpu_prefix_cache_hits_total[$window]))
+    tokens_computed_rate: tokens/s =
+        ($decode_rate
+          + clamp_min(sum by (instance, engine) (rate(vllm:prompt_tokens_total[$window])) - $prefix_cache_hits_rate, 0))
+        or $decode_rate
+    flops_per_token_by_dtype: FLOPs = max by (instance, dtype) (last_over_time(diag_vllm_flops_per_token[$window]))
+    flops_peak: FLOPs/s ({SLOWEST_MEMBER}) =
+        max by (instance) (min by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window])
+            unless on (instance, gpu) $gpus_not_serving) and on (instance, dtype) $flops_per_token_by_dtype)
+    flops_rate: FLOPs/s =
+        sum by (instance, engine) (rate(vllm:estimated_flops_per_gpu_total[$window])) > 0
+        or ($tokens_computed_rate * on (instance) group_left () {_known("diag_vllm_flops_per_token")})
+    all_reduce_bytes_rate: bytes/s =
+        $tokens_computed_rate * on (instance) group_left () ({_known("diag_vllm_all_reduce_bytes_per_token")} > 0)
+    nvlink_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
+        min by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])
+            and on (instance, gpu) last_over_time(diag_gpu_nvlink_active_links[$window]) > 0)
+          unless on (instance, gpu) $gpus_not_serving)
     # an idle link lowers its generation
-    Part("gpus_idle", f"avg_over_time(diag_gpu_utilization_ratio[$window]) < {IDLE}", "share"),
-    Part(
-        "pcie_bandwidth",
-        "min by (instance) ($pcie_link_bytes_per_second unless on (instance, gpu) $gpus_not_serving"
-        " unless on (instance, gpu) $gpus_idle)",
-        "bytes/s",
-        group=SLOWEST_MEMBER,
-    ),
-)
+    gpus_idle: share = avg_over_time(diag_gpu_utilization_ratio[$window]) < {IDLE}
+    pcie_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
+        min by (instance) ($pcie_link_bytes_per_second unless on (instance, gpu) $gpus_not_serving
+          unless on (instance, gpu) $gpus_idle)
+""")
 
 bandwidth_share = Signal(
     "memory bandwidth / peak (MBU)",

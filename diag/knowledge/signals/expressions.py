@@ -5,6 +5,12 @@ metric that vLLM renamed is `(new or old)`. Comparisons inside an expression are
 if telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
 """
 
+import itertools
+import re
+from collections.abc import Mapping
+from textwrap import dedent
+
+from diag.core.declarations import Mistake
 from diag.core.incident import Part
 
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
@@ -49,6 +55,27 @@ FULLEST_MEMBER = "the fullest member: a setting applies to all of them, and it h
 """Reasons for the member that stands for its group (`Part.group`)."""
 
 
+_PART = re.compile(r"(?P<name>\w+)(?:: ?(?P<unit>[^(=]*?))?(?: ?\((?P<group>[^=]*)\))? =(?: (?P<promql>.+))?")
+
+
+def parts(*texts: str) -> tuple[Part, ...]:
+    """Return the parts of texts that have a line for each: `name: unit (reason for the member) = PromQL`.
+
+    Unit and reason may be missing; a line that is indented continues the one above; # begins a line of comment.
+    """
+    declared: list[Part] = []
+    for line in itertools.chain.from_iterable(dedent(text).splitlines() for text in texts):
+        if line.lstrip().startswith("#") or not line:
+            continue
+        if line.startswith(" ") and declared:
+            declared[-1] = declared[-1]._replace(promql=f"{declared[-1].promql} {line.strip()}".strip())
+        else:
+            if (part := _PART.fullmatch(line)) is None:
+                raise Mistake(f"'{line}' must be `name: unit = PromQL`")
+            declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
+    return tuple(declared)
+
+
 def configured(setting: str) -> str:
     """Return the running value of a setting, one per instance; missing if no source publishes it."""
     return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{setting}"}}[$window]))'
@@ -69,10 +96,14 @@ def within(limit: str, *names: str) -> str:
     return f"sum by ($by) ({renamed('increase', names, f'_bucket{{{edge(limit)}}}')})"
 
 
+def labelled(label: str, series: Mapping[str, str]) -> str:
+    """Return several expressions as series of one, each with its name as the value of a label."""
+    return " or ".join(f'label_replace({promql}, "{label}", "{name}", "", "")' for name, promql in series.items())
+
+
 def any_of(**signs: str) -> str:
     """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
-    named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
-    return f"max by ($by) ({' or '.join(named)})"
+    return f"max by ($by) ({labelled('sign', signs)})"
 
 
 def times_the_capacity(concurrency: str) -> str:
@@ -97,108 +128,69 @@ def waiting_for_capacity(function: str, of_all: str = "") -> str:
     return f"{function.format(CAPACITY)} or ignoring (reason) {of_all or function.format(WAITING)}"
 
 
-PARTS: tuple[Part, ...] = (
-    *(Part(f"config_{name}", configured(name)) for name in CONFIG),
+PARTS = parts(
+    f"""
     # -- counters: their increase in the window
-    Part("finished_requests", "sum by ($by) (increase(vllm:request_success_total[$window]))", "requests"),
-    Part("backlog_growth", "sum by ($by) (delta(vllm:num_requests_waiting[$window]))", "requests"),
+    finished_requests: requests = sum by ($by) (increase(vllm:request_success_total[$window]))
+    backlog_growth: requests = sum by ($by) (delta(vllm:num_requests_waiting[$window]))
     # a queue of clients that wait for their answers goes up and down by a few requests
-    Part(
-        "arrivals_per_answer_of_growing_backlog",
-        "1 + ($backlog_growth > 0.05 * $queued_highest) / ($finished_requests > 0) > 1.03",
-        "ratio",
-    ),
+    arrivals_per_answer_of_growing_backlog: ratio =
+        1 + ($backlog_growth > 0.05 * $queued_highest) / ($finished_requests > 0) > 1.03
     # Where clients give up, few answers are completed whatever the load: what arrives is weighed by the tokens that an
     # answer of this server has, those that it generates are its capacity.
-    Part(
-        "tokens_per_answer_since_start",
-        "$answer_tokens_since_start / ($requests_since_start >= 10)",
-        "tokens",
-    ),
-    Part(
-        "arrivals_of_impatient_clients",
-        "$responses_ok and $requests_given_up > 0.1 * $responses_ok",
-        "requests",
-    ),
-    Part(
-        "arrivals_per_answer_of_impatient_clients",
-        "0 * $output_tokens + on (instance) group_left () ($arrivals_of_impatient_clients by (instance)"
-        " * $tokens_per_answer_since_start by (instance) / ($output_tokens by (instance) > 0)) > 1",
-        "ratio",
-    ),
-    Part("preemptions", "sum by ($by) (increase(vllm:num_preemptions_total[$window]))", "preemptions"),
-    Part("prompt_tokens", "sum by ($by) (increase(vllm:prompt_tokens_total[$window]))", "tokens"),
-    Part("output_tokens", "sum by ($by) (increase(vllm:generation_tokens_total[$window]))", "tokens"),
-    Part("engine_steps", "sum by ($by) (increase(vllm:iteration_tokens_total_count[$window]))", "steps"),
-    Part("finished_prompt_tokens", "sum by ($by) (increase(vllm:request_prompt_tokens_sum[$window]))", "tokens"),
-    Part("finished_output_tokens", "sum by ($by) (increase(vllm:request_generation_tokens_sum[$window]))", "tokens"),
-    Part("queue_seconds_total", "sum by ($by) (increase(vllm:request_queue_time_seconds_sum[$window]))", "seconds"),
-    Part(
-        "end_to_end_seconds_total", "sum by ($by) (increase(vllm:e2e_request_latency_seconds_sum[$window]))", "seconds"
-    ),
-    Part("first_tokens", "sum by ($by) (increase(vllm:time_to_first_token_seconds_count[$window]))", "requests"),
+    tokens_per_answer_since_start: tokens = $answer_tokens_since_start / ($requests_since_start >= 10)
+    arrivals_of_impatient_clients: requests = $responses_ok and $requests_given_up > 0.1 * $responses_ok
+    arrivals_per_answer_of_impatient_clients: ratio =
+        0 * $output_tokens
+        + on (instance) group_left () ($arrivals_of_impatient_clients by (instance)
+          * $tokens_per_answer_since_start by (instance) / ($output_tokens by (instance) > 0)) > 1
+    preemptions: preemptions = sum by ($by) (increase(vllm:num_preemptions_total[$window]))
+    prompt_tokens: tokens = sum by ($by) (increase(vllm:prompt_tokens_total[$window]))
+    output_tokens: tokens = sum by ($by) (increase(vllm:generation_tokens_total[$window]))
+    engine_steps: steps = sum by ($by) (increase(vllm:iteration_tokens_total_count[$window]))
+    finished_prompt_tokens: tokens = sum by ($by) (increase(vllm:request_prompt_tokens_sum[$window]))
+    finished_output_tokens: tokens = sum by ($by) (increase(vllm:request_generation_tokens_sum[$window]))
+    queue_seconds_total: seconds = sum by ($by) (increase(vllm:request_queue_time_seconds_sum[$window]))
+    end_to_end_seconds_total: seconds = sum by ($by) (increase(vllm:e2e_request_latency_seconds_sum[$window]))
+    first_tokens: requests = sum by ($by) (increase(vllm:time_to_first_token_seconds_count[$window]))
     # -- gauges of each series, with all of its labels
-    Part("running_peak_by_series", "max_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("running_minimum_by_series", "min_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("running_average_by_series", "avg_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("running_last_by_series", "last_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("queued_peak_by_series", "max_over_time(vllm:num_requests_waiting[$window])", "requests"),
-    Part("queued_minimum_by_series", "min_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    running_peak_by_series: requests = max_over_time(vllm:num_requests_running[$window])
+    running_minimum_by_series: requests = min_over_time(vllm:num_requests_running[$window])
+    running_average_by_series: requests = avg_over_time(vllm:num_requests_running[$window])
+    running_last_by_series: requests = last_over_time(vllm:num_requests_running[$window])
+    queued_peak_by_series: requests = max_over_time(vllm:num_requests_waiting[$window])
+    queued_minimum_by_series: requests = min_over_time(vllm:num_requests_waiting[$window])
     # the requests that wait for capacity: all queued ones except the deferred
-    Part(
-        "waiting_peak_by_series",
-        waiting_for_capacity("max_over_time({}[$window])", "$queued_peak_by_series"),
-        "requests",
-    ),
-    Part(
-        "waiting_minimum_by_series",
-        waiting_for_capacity("min_over_time({}[$window])", "$queued_minimum_by_series"),
-        "requests",
-    ),
-    Part("queued_average_by_series", "avg_over_time(vllm:num_requests_waiting[$window])", "requests"),
-    Part(
-        "waiting_average_by_series",
-        waiting_for_capacity("avg_over_time({}[$window])", "$queued_average_by_series"),
-        "requests",
-    ),
+    waiting_peak_by_series: requests = {waiting_for_capacity("max_over_time({}[$window])", "$queued_peak_by_series")}
+    waiting_minimum_by_series: requests =
+        {waiting_for_capacity("min_over_time({}[$window])", "$queued_minimum_by_series")}
+    queued_average_by_series: requests = avg_over_time(vllm:num_requests_waiting[$window])
+    waiting_average_by_series: requests =
+        {waiting_for_capacity("avg_over_time({}[$window])", "$queued_average_by_series")}
     # -- gauges with at least three samples in the window
-    Part("requests_running_sampled", "count_over_time(vllm:num_requests_running[$window]) >= 3", "samples"),
-    Part("queued_samples_by_series", "count_over_time(vllm:num_requests_waiting[$window])", "samples"),
-    Part(
-        "requests_waiting_sampled",
-        f"({waiting_for_capacity('count_over_time({}[$window])', '$queued_samples_by_series')}) >= 3",
-        "samples",
-    ),
-    Part("kv_cache_usage_sampled", "count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3", "samples"),
-    Part("gpu_cache_usage_sampled", "count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3", "samples"),
-    Part("requests_running_peak", "sum by ($by) ($running_peak_by_series and $requests_running_sampled)", "requests"),
-    Part(
-        "requests_running_minimum",
-        "sum by ($by) ($running_minimum_by_series and $requests_running_sampled)",
-        "requests",
-    ),
-    Part(
-        "requests_waiting_mean", "sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)", "requests"
-    ),
-    Part(
-        "requests_waiting_minimum",
-        "sum by ($by) ($waiting_minimum_by_series and $requests_waiting_sampled)",
-        "requests",
-    ),
-    Part(
-        "kv_cache_usage_mean",
-        "max by ($by) (avg_over_time(vllm:kv_cache_usage_perc[$window]) and $kv_cache_usage_sampled)"
-        " or max by ($by) (avg_over_time(vllm:gpu_cache_usage_perc[$window]) and $gpu_cache_usage_sampled)",
-        "share",
-    ),
+    requests_running_sampled: samples = count_over_time(vllm:num_requests_running[$window]) >= 3
+    queued_samples_by_series: samples = count_over_time(vllm:num_requests_waiting[$window])
+    requests_waiting_sampled: samples =
+        ({waiting_for_capacity("count_over_time({}[$window])", "$queued_samples_by_series")}) >= 3
+    kv_cache_usage_sampled: samples = count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3
+    gpu_cache_usage_sampled: samples = count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3
+    requests_running_peak: requests = sum by ($by) ($running_peak_by_series and $requests_running_sampled)
+    requests_running_minimum: requests = sum by ($by) ($running_minimum_by_series and $requests_running_sampled)
+    requests_waiting_mean: requests = sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)
+    requests_waiting_minimum: requests = sum by ($by) ($waiting_minimum_by_series and $requests_waiting_sampled)
+    kv_cache_usage_mean: share =
+        max by ($by) (avg_over_time(vllm:kv_cache_usage_perc[$window]) and $kv_cache_usage_sampled)
+        or max by ($by) (avg_over_time(vllm:gpu_cache_usage_perc[$window]) and $gpu_cache_usage_sampled)
     # -- gauges by any number of samples
-    Part("running_lowest", "sum by ($by) ($running_minimum_by_series)", "requests"),
-    Part("running_highest", "sum by ($by) ($running_peak_by_series)", "requests"),
-    Part("waiting_lowest", "sum by ($by) ($waiting_minimum_by_series)", "requests"),
+    running_lowest: requests = sum by ($by) ($running_minimum_by_series)
+    running_highest: requests = sum by ($by) ($running_peak_by_series)
+    waiting_lowest: requests = sum by ($by) ($waiting_minimum_by_series)
     # deferred requests do not wait for capacity, and they are in flight
-    Part("queued_lowest", "sum by ($by) ($queued_minimum_by_series)", "requests"),
-    Part("queued_highest", "sum by ($by) ($queued_peak_by_series)", "requests"),
+    queued_lowest: requests = sum by ($by) ($queued_minimum_by_series)
+    queued_highest: requests = sum by ($by) ($queued_peak_by_series)
     # -- inter-token latency, whose histogram vLLM renamed
-    Part("itl_count", f"sum by ($by) ({renamed('increase', ITL, '_count')})", "tokens"),
-    Part("itl_sum", f"sum by ($by) ({renamed('increase', ITL, '_sum')})", "seconds"),
+    itl_count: tokens = sum by ($by) ({renamed("increase", ITL, "_count")})
+    itl_sum: seconds = sum by ($by) ({renamed("increase", ITL, "_sum")})
+    """,
+    *(f"config_{name} = {configured(name)}" for name in CONFIG),
 )

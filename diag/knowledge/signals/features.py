@@ -3,7 +3,7 @@
 A server without the feature has the value 0; on a release that does not export the metrics, the signal is missing.
 """
 
-from diag.core.incident import Part, Signal
+from diag.core.incident import Signal
 from diag.core.log_events import (
     FLOAT16_CAST,
     GRAMMAR_FAILED,
@@ -14,7 +14,7 @@ from diag.core.log_events import (
     OUTPUT_CORRUPTED,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, parts
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME
 from diag.knowledge.signals.peers import MODEL, PEERS
@@ -44,149 +44,101 @@ def _adapter_at_place(place: int, sets: str = "$adapter_sets_with_their_first") 
     return f'label_replace({sets}, "adapter", "$$1", "running_lora_adapters", "{listed}")'
 
 
-PARTS: tuple[Part, ...] = (
+PARTS = parts(
+    f"""
     # -- speculative decoding
-    Part("draft_tokens", "sum by ($by) (increase(vllm:spec_decode_num_draft_tokens_total[$window]))", "tokens"),
-    Part("accepted_tokens", "sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))", "tokens"),
-    Part("drafts", "sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))", "drafts"),
+    draft_tokens: tokens = sum by ($by) (increase(vllm:spec_decode_num_draft_tokens_total[$window]))
+    accepted_tokens: tokens = sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))
+    drafts: drafts = sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))
     # -- LoRA adapters
     # The formulas read the label of running adapters. The label of waiting adapters differs between releases: vLLM 0.11
     # and earlier list waiting adapters in it, 0.32 running ones, because its front end sees a request only when it is
     # first scheduled.
-    Part("adapters_ran_together", f"time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}", "seconds"),
-    Part("adapter_sets_with_their_first", _adapter_at_place(1, "$adapters_ran_together")),
+    adapters_ran_together: seconds = time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}
+    adapter_sets_with_their_first = {_adapter_at_place(1, "$adapters_ran_together")}
     # one series for each adapter and each set that lists it among its first eight adapters
-    Part("adapters_listed_early", " or ".join(map(_adapter_at_place, range(2, 5)))),
-    Part("adapters_listed_late", " or ".join(map(_adapter_at_place, range(5, MOST_LISTED + 1)))),
-    Part("adapters_running", "$adapter_sets_with_their_first or $adapters_listed_early or $adapters_listed_late"),
-    Part("adapter_sets", "count_over_time(vllm:lora_requests_info[$window])", "samples"),
+    adapters_listed_early = {" or ".join(map(_adapter_at_place, range(2, 5)))}
+    adapters_listed_late = {" or ".join(map(_adapter_at_place, range(5, MOST_LISTED + 1)))}
+    adapters_running = $adapter_sets_with_their_first or $adapters_listed_early or $adapters_listed_late
+    adapter_sets: samples = count_over_time(vllm:lora_requests_info[$window])
     # PromQL cannot read a number from a label, except from a bucket's edge: a histogram whose samples all lie below the
     # edge has the edge as its highest quantile.
-    Part(
-        "adapter_slots",
-        'histogram_quantile(1, sum by ($by, le) (label_replace($adapter_sets, "le", "$$1", "max_lora", "(.*)")'
-        ' or label_replace($adapter_sets, "le", "+Inf", "", "")))',
-        "adapters",
-    ),
+    adapter_slots: adapters =
+        histogram_quantile(1,
+          sum by ($by, le) (label_replace($adapter_sets, "le", "$$1", "max_lora", "(.*)")
+            or label_replace($adapter_sets, "le", "+Inf", "", "")))
     # Busy adapters may keep every slot: requests of the others are deferred throughout and never run, so that those
     # that finish say nothing of the queue. Requests that wait for a KV transfer or a grammar do finish.
-    Part(
-        "deferred_throughout",
-        "sum by ($by) (min_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window])) >= bool 1",
-        "bool",
-    ),
-    Part(
-        "adapters_starve",
-        "$deferred_throughout * ($queue_time_of_finished < bool 0.5 * $queue_time_by_gauges)"
-        " * ($lora_adapters_in_use == bool $adapter_slots)",
-        "bool",
-    ),
-    Part("more_adapters_than_slots", "($lora_adapters_in_use_per_max_loras by (instance)) > 1", "ratio"),
-    Part(
-        "deferred_mean",
-        "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
-        "requests",
-    ),
-    Part("deferred_for_no_transfer", "$deferred_mean > 0 unless $external_cache_queries > 0", "requests"),
+    deferred_throughout: bool =
+        sum by ($by) (min_over_time(vllm:num_requests_waiting_by_reason{{reason='deferred'}}[$window])) >= bool 1
+    adapters_starve: bool =
+        $deferred_throughout * ($queue_time_of_finished < bool 0.5 * $queue_time_by_gauges)
+        * ($lora_adapters_in_use == bool $adapter_slots)
+    more_adapters_than_slots: ratio = ($lora_adapters_in_use_per_max_loras by (instance)) > 1
+    deferred_mean: requests =
+        sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{{reason='deferred'}}[$window]))
+    deferred_for_no_transfer: requests = $deferred_mean > 0 unless $external_cache_queries > 0
     # -- structured output
-    Part("grammar_errors", f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))", "lines"),
+    grammar_errors: lines = sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))
     # -- API servers
-    Part("api_server_process_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="api_server"}[$window])', "cores"),
-    Part("own_process_cores", "rate(process_cpu_seconds_total[$window])", "cores"),
-    Part(
-        "seconds_in_engine",
-        "$queue_seconds_total + sum by ($by) (increase(vllm:request_inference_time_seconds_sum[$window]))",
-        "seconds",
-    ),
+    api_server_process_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="api_server"}}[$window])
+    own_process_cores: cores = rate(process_cpu_seconds_total[$window])
+    seconds_in_engine: seconds =
+        $queue_seconds_total + sum by ($by) (increase(vllm:request_inference_time_seconds_sum[$window]))
     # with fewer finished requests, one slow request may decide
-    Part(
-        "front_end_share",
-        f"1 - $seconds_in_engine / ($end_to_end_seconds_total > 0 and $finished_requests >= {ENOUGH})",
-        "share",
-    ),
+    front_end_share: share = 1 - $seconds_in_engine / ($end_to_end_seconds_total > 0 and $finished_requests >= {ENOUGH})
     # Little's law: the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
     # engine. Beyond a factor of four, the engine would be the limit.
-    Part(
-        "api_servers_for_the_load",
-        "ceil((sum by ($by) ($api_server_process_cores) or sum by ($by) ($own_process_cores))"
-        " / clamp_min(1 - $front_end_share, 0.25) / 0.7)",
-        "processes",
-    ),
-    Part(
-        "one_more_api_server",
-        "1 + (count by ($by) ($api_server_process_cores > 0.05) or 1 + 0 * sum by ($by) ($own_process_cores))",
-        "processes",
-    ),
-    Part("itl_mean", "$itl_sum / ($itl_count > 0)", "seconds"),
+    api_servers_for_the_load: processes =
+        ceil((sum by ($by) ($api_server_process_cores) or sum by ($by) ($own_process_cores))
+          / clamp_min(1 - $front_end_share, 0.25) / 0.7)
+    one_more_api_server: processes =
+        1 + (count by ($by) ($api_server_process_cores > 0.05) or 1 + 0 * sum by ($by) ($own_process_cores))
+    itl_mean: seconds = $itl_sum / ($itl_count > 0)
     # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set
-    Part("corrupted_requests", "sum by ($by) (increase(vllm:corrupted_requests_total[$window]))", "requests"),
-    Part("corrupted_of_model", f"$corrupted_requests by ($by, {MODEL})", "requests"),
-    Part("clean_of_model", f"$corrupted_of_model == 0 and $finished_requests by ($by, {MODEL}) >= {ENOUGH}"),
-    Part(
-        "clean_peers",
-        f"max by ($by) (0 * $corrupted_of_model + on ({MODEL}) group_left ()"
-        f" (count {PEERS} ($clean_of_model) or 0 * (count {PEERS} ($corrupted_of_model) > 1)))",
-        "engines",
-    ),
-    # a line of the start: a later start without it has begun after it
-    *(
-        Part(
-            f"{event}_in_this_start",
-            f"($time_of_{event} by (instance) > bool 0)"
-            f" * (($time_of_{event} by (instance) >= bool $latest_start_time by (instance))"
-            f" or ($time_of_{event} by (instance) > bool 0))",
-            "bool",
-        )
-        for event in (KV_SCALES_MISSING, FLOAT16_CAST)
-    ),
+    corrupted_requests: requests = sum by ($by) (increase(vllm:corrupted_requests_total[$window]))
+    corrupted_of_model: requests = $corrupted_requests by ($by, {MODEL})
+    clean_of_model = $corrupted_of_model == 0 and $finished_requests by ($by, {MODEL}) >= {ENOUGH}
+    clean_peers: engines =
+        max by ($by) (0 * $corrupted_of_model
+          + on ({MODEL}) group_left () (count {PEERS} ($clean_of_model)
+            or 0 * (count {PEERS} ($corrupted_of_model) > 1)))
     # -- requests that fail before the scheduler has seen them: a request passes the API server, a socket and the
     # engine's input thread before a gauge counts it. One that is lost there is in flight for its client only: its HTTP
     # request ends and the engine finishes none, or the probe fails.
-    Part(
-        "time_of_claimed_cache_miss",
-        f'max by ($by) (last_over_time({HEARSAY_TIME}{{event="{MULTIMODAL_CACHE_MISS}"}}[$window]))',
-        "unix time",
-    ),
+    time_of_claimed_cache_miss: unix time =
+        max by ($by) (last_over_time({HEARSAY_TIME}{{event="{MULTIMODAL_CACHE_MISS}"}}[$window]))
     # a dead thread stays dead until the next start
-    Part(
-        "input_thread_died",
-        f"($time_of_{INPUT_THREAD_DIED} > bool 0) * ($time_of_{INPUT_THREAD_DIED} >= bool $last_startup_progress)"
-        f" or ($time_of_{INPUT_THREAD_DIED} > bool 0)",
-        "bool",
-    ),
+    input_thread_died: bool =
+        ($time_of_{INPUT_THREAD_DIED} > bool 0) * ($time_of_{INPUT_THREAD_DIED} >= bool $last_startup_progress)
+        or ($time_of_{INPUT_THREAD_DIED} > bool 0)
     # more than once: the requests of one batch may be counted a moment after the engine has finished them
-    Part("completions_counted_again", f"max by ($by) (changes({COMPLETIONS}[$window])) > bool 1", "bool"),
-    Part("completions", f"sum by ($by) (increase({COMPLETIONS}[$window]))", "responses"),
-    Part(
-        "no_request_reaches_the_engine",
-        any_of(http="(($completions > bool 2.5) * $completions_counted_again)", probe="($probe_success == bool 0)")
-        + " * ($requests_in_flight_peak == bool 0) * ($tokens_and_requests_processed == bool 0)",
-        "bool",
-    ),
-    Part("multimodal_cache_queries", "sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))", "items"),
-    Part(
-        "engine_cores",
-        'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))',
-        "cores",
-        group=ANY_MEMBER,
-    ),
-    Part("input_thread_spins", f"($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)", "bool"),
-    Part(
-        "cache_miss_claimed_recently",
-        f"($time_of_claimed_cache_miss > bool 0) * (time() - $time_of_claimed_cache_miss < bool {RECENTLY})",
-        "bool",
-    ),
-    Part(
-        "cache_miss_logged_recently",
-        f"($time_of_{MULTIMODAL_CACHE_MISS} > bool 0) * (time() - $time_of_{MULTIMODAL_CACHE_MISS} < bool {RECENTLY})",
-        "bool",
-    ),
-    Part("cache_miss_killed_the_thread", f"$input_thread_died * ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0)", "bool"),
-    Part(
-        "unreached_after_a_cache_miss",
-        any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")
-        + " * $no_request_reaches_the_engine",
-        "bool",
+    completions_counted_again: bool = max by ($by) (changes({COMPLETIONS}[$window])) > bool 1
+    completions: responses = sum by ($by) (increase({COMPLETIONS}[$window]))
+    no_request_reaches_the_engine: bool =
+        {any_of(http="(($completions > bool 2.5) * $completions_counted_again)", probe="($probe_success == bool 0)")}
+        * ($requests_in_flight_peak == bool 0) * ($tokens_and_requests_processed == bool 0)
+    multimodal_cache_queries: items = sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))
+    engine_cores: cores ({ANY_MEMBER}) =
+        max by ($by) (rate(diag_vllm_process_cpu_seconds_total{{role="engine"}}[$window]))
+    input_thread_spins: bool = ($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)
+    cache_miss_claimed_recently: bool =
+        ($time_of_claimed_cache_miss > bool 0) * (time() - $time_of_claimed_cache_miss < bool {RECENTLY})
+    cache_miss_logged_recently: bool =
+        ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0) * (time() - $time_of_{MULTIMODAL_CACHE_MISS} < bool {RECENTLY})
+    cache_miss_killed_the_thread: bool = $input_thread_died * ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0)
+    unreached_after_a_cache_miss: bool =
+        {any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")} * $no_request_reaches_the_engine
+    """,
+    *(
+        f"""
+    # a line of the start: a later start without it has begun after it
+    {event}_in_this_start: bool =
+        ($time_of_{event} by (instance) > bool 0)
+        * (($time_of_{event} by (instance) >= bool $latest_start_time by (instance))
+          or ($time_of_{event} by (instance) > bool 0))
+    """
+        for event in (KV_SCALES_MISSING, FLOAT16_CAST)
     ),
 )
 

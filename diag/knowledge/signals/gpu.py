@@ -3,8 +3,8 @@
 docs/metrics.md describes the metrics.
 """
 
-from diag.core.incident import GROUP, Part, Signal
-from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER
+from diag.core.incident import GROUP, Signal
+from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, labelled, parts
 from diag.knowledge.signals.kv_cache import cache_config_has
 
 THERMAL = 'reason=~"sw_thermal|hw_thermal"'
@@ -45,6 +45,13 @@ def _named(series: str, **texts: str) -> str:
     return series
 
 
+FAULTS = {
+    "GPU lost": "$gpu_lost",
+    "Xid": "$xid_errors",
+    "reset": "$gpu_resets",
+    "uncorrectable memory error": "$uncorrectable_memory_errors",
+    "row that could not be replaced": "$rows_not_replaced",
+}
 _MISSING = "diag_nccl_missing_rank_operations"
 LINK_ERRORS = "link_downed|link_error_recovery|local_link_integrity_errors|local_ack_timeout_err"
 """Counters that stand still on a sound link at work; single symbol errors are corrected and harmless."""
@@ -55,182 +62,104 @@ RETRAINED = "recovery|link_recovery|link_recovery_failed"
 """Counters of NVLinks that were trained again; a sound link replays a packet now and then."""
 
 
-PARTS: tuple[Part, ...] = (
-    Part("gpus_not_serving", "last_over_time(diag_gpu_serving[$window]) == 0", "bool"),
-    # from NVML's counters, otherwise from the samples that show a reason active
-    *(
-        Part(
-            f"{name}_counted_share",
-            f"max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))",
-            "share",
-        )
-        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
-    ),
-    *(
-        Part(
-            f"{name}_counted_seconds",
-            f"max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))",
-            "seconds",
-        )
-        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
-    ),
-    Part("thermal_slowdown_sampled_share", average("diag_gpu_throttle_active", THERMAL), "share"),
-    Part("power_brake_sampled_share", average("diag_gpu_throttle_active", BRAKE), "share"),
-    Part("power_brake_share", "$power_brake_counted_share or $power_brake_sampled_share", "share"),
-    Part("power_drawn", average("diag_gpu_power_watts"), "watts"),
-    Part("lowest_power_limit", average("diag_gpu_power_limit_min_watts"), "watts"),
-    Part("sm_clock", average("diag_gpu_clock_hertz", 'clock="sm"'), "hertz"),
-    Part("highest_sm_clock", average("diag_gpu_clock_max_hertz", 'clock="sm"'), "hertz"),
-    Part("gpu_up", "min by ($by) (last_over_time(diag_gpu_up[$window]))", "bool"),
-    Part("gpu_lost", "1 - $gpu_up", "bool"),
-    Part("xid_errors", f"sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))", "errors"),
-    Part("gpu_resets", "sum by ($by) (increase(diag_gpu_resets_total[$window]))", "resets"),
+PARTS = parts(
+    f"""
+    gpus_not_serving: bool = last_over_time(diag_gpu_serving[$window]) == 0
+    power_brake_share: share = $power_brake_counted_share or $power_brake_sampled_share
+    power_drawn: watts = {average("diag_gpu_power_watts")}
+    lowest_power_limit: watts = {average("diag_gpu_power_limit_min_watts")}
+    sm_clock: hertz = {average("diag_gpu_clock_hertz", 'clock="sm"')}
+    highest_sm_clock: hertz = {average("diag_gpu_clock_max_hertz", 'clock="sm"')}
+    gpu_up: bool = min by ($by) (last_over_time(diag_gpu_up[$window]))
+    gpu_lost: bool = 1 - $gpu_up
+    xid_errors: errors = sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))
+    gpu_resets: resets = sum by ($by) (increase(diag_gpu_resets_total[$window]))
     # the count begins at 0 when the GPU is reset: until then, the memory that failed is in use
-    Part(
-        "uncorrectable_memory_errors",
-        f"sum by ($by) (increase({UNCORRECTED}[1d]) * (last_over_time({UNCORRECTED}[$window]) > bool 0))",
-        "errors",
-    ),
-    Part("rows_not_replaced", "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))", "bool"),
-    Part(
-        "faults_of_all_kinds",
-        'sum by ($by) (label_replace($gpu_lost, "sign", "GPU lost", "", "")'
-        ' or label_replace($xid_errors, "sign", "Xid", "", "")'
-        ' or label_replace($gpu_resets, "sign", "reset", "", "")'
-        ' or label_replace($uncorrectable_memory_errors, "sign", "uncorrectable memory error", "", "")'
-        ' or label_replace($rows_not_replaced, "sign", "row that could not be replaced", "", ""))',
-        "faults",
-    ),
-    Part("gpu_memory_total", "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))", "bytes"),
-    Part("least_free_gpu_memory", "min by ($by) (min_over_time(diag_gpu_memory_free_bytes[$window]))", "bytes"),
+    uncorrectable_memory_errors: errors =
+        sum by ($by) (increase({UNCORRECTED}[1d]) * (last_over_time({UNCORRECTED}[$window]) > bool 0))
+    rows_not_replaced: bool = max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))
+    faults_of_all_kinds: faults =
+        sum by ($by) ({labelled("sign", FAULTS)})
+    gpu_memory_total: bytes = max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))
+    least_free_gpu_memory: bytes = min by ($by) (min_over_time(diag_gpu_memory_free_bytes[$window]))
     # at its start vLLM wants its share to be free, even if --kv-cache-memory-bytes sets the size of the KV cache
-    Part(
-        "gpu_memory_booked_twice",
-        "($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
-        " + on (instance) group_left () $config_gpu_memory_utilization > bool 1",
-        "bool",
-    ),
-    Part("gpu_memory_of_processes", "sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))", "bytes"),
+    gpu_memory_booked_twice: bool =
+        ($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)
+        + on (instance) group_left () $config_gpu_memory_utilization > bool 1
+    gpu_memory_of_processes: bytes = sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))
     # GPUs and processes are read side by side: an engine that has just started may be "other" in one scrape
-    Part(
-        "gpu_memory_of_own_processes",
-        'last_over_time(diag_gpu_process_memory_bytes{role!~"other|unknown"}[$window])',
-        "bytes",
-    ),
-    Part(
-        "gpu_memory_of_others",
-        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
-        " unless on (instance, gpu, pid) $gpu_memory_of_own_processes)",
-        "bytes",
-    ),
-    Part(
-        "gpu_time_of_own_processes",
-        'last_over_time(diag_gpu_process_utilization_ratio{role!~"other|unknown"}[$window])',
-        "share",
-    ),
-    Part(
-        "gpu_time_of_each_other_process",
-        'avg_over_time(diag_gpu_process_utilization_ratio{role="other"}[$window])'
-        " unless on (instance, gpu, pid) $gpu_time_of_own_processes",
-        "share",
-    ),
-    Part("others_share_of_gpu_memory", "$gpu_memory_of_others / ($gpu_memory_total > 0)", "share"),
-    Part(
-        "unknown_share_of_gpu_memory",
-        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="unknown"}[$window]))'
-        " / ($gpu_memory_total > 0)",
-        "share",
-    ),
+    gpu_memory_of_own_processes: bytes = last_over_time(diag_gpu_process_memory_bytes{{role!~"other|unknown"}}[$window])
+    gpu_memory_of_others: bytes =
+        sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="other"}}[$window])
+          unless on (instance, gpu, pid) $gpu_memory_of_own_processes)
+    gpu_time_of_own_processes: share =
+        last_over_time(diag_gpu_process_utilization_ratio{{role!~"other|unknown"}}[$window])
+    gpu_time_of_each_other_process: share =
+        avg_over_time(diag_gpu_process_utilization_ratio{{role="other"}}[$window])
+        unless on (instance, gpu, pid) $gpu_time_of_own_processes
+    others_share_of_gpu_memory: share = $gpu_memory_of_others / ($gpu_memory_total > 0)
+    unknown_share_of_gpu_memory: share =
+        sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="unknown"}}[$window]))
+        / ($gpu_memory_total > 0)
     # bytes per second in one direction: 0.985 GB/s per lane in generation 3, doubling with every later generation
-    Part(
-        "pcie_link_width",
-        'max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))',
-        "lanes",
-    ),
-    Part(
-        "pcie_link_bytes_per_second",
-        "0.985e9 * 2 ^"
-        ' (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{which="current"}[$window])) - 3)'
-        " * $pcie_link_width",
-        "bytes/s",
-    ),
-    Part(
-        "pcie_lanes_lost_by_gpu",
-        "(1 - $pcie_link_width / on (instance, gpu)"
-        ' max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
-        " unless on (instance, gpu) $gpus_not_serving",
-        "share",
-    ),
-    Part(
-        "pcie_bytes_per_second",
-        "max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))"
-        " or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))",
-        "bytes/s",
-    ),
-    Part(
-        "pcie_share_of_each_gpu",
-        "($pcie_bytes_per_second / $pcie_link_bytes_per_second) unless on (instance, gpu) $gpus_not_serving",
-        "share",
-    ),
-    Part(
-        "serving_sm_clock",
-        'avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) unless on (instance, gpu) $gpus_not_serving',
-        "hertz",
-    ),
+    pcie_link_width: lanes =
+        max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{{which="current"}}[$window]))
+    pcie_link_bytes_per_second: bytes/s =
+        0.985e9 * 2
+        ^ (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{{which="current"}}[$window])) - 3)
+        * $pcie_link_width
+    pcie_lanes_lost_by_gpu: share =
+        (1
+          - $pcie_link_width
+          / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{{which="max"}}[$window])))
+        unless on (instance, gpu) $gpus_not_serving
+    pcie_bytes_per_second: bytes/s =
+        max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))
+        or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))
+    pcie_share_of_each_gpu: share =
+        ($pcie_bytes_per_second / $pcie_link_bytes_per_second) unless on (instance, gpu) $gpus_not_serving
+    serving_sm_clock: hertz =
+        avg_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]) unless on (instance, gpu) $gpus_not_serving
     # an idle job has no collective to miss, and its service may answer late
-    Part(
-        "nccl_processes_missing",
-        'sum by ($by) (last_over_time(diag_nccl_processes{state!="answering"}[$window]))'
-        " * ($requests_in_flight_minimum > bool 0)",
-        "processes",
-    ),
+    nccl_processes_missing: processes =
+        sum by ($by) (last_over_time(diag_nccl_processes{{state!="answering"}}[$window]))
+        * ($requests_in_flight_minimum > bool 0)
     # The rank comes last: where a line is short, its middle is left out.
-    Part(
-        "named_nccl_operation", _named(f"last_over_time({_MISSING}[$window])", collective="$$1 ", operation="$$1 of ")
-    ),
-    Part(
-        "named_nccl_communicator",
-        _named("$named_nccl_operation", communicator="communicator $$1 lacks ", rank="rank $$1", host=" on $$1"),
-    ),
-    Part(
-        "named_nccl_rank",
-        'label_join(label_replace($named_nccl_communicator, "in_state", " ($$1)", "state", "(unresponsive|dead)"),'
-        ' "named", "", "in_collective", "in_operation", "in_communicator", "in_rank", "in_host", "in_state")',
-    ),
+    named_nccl_operation = {_named(f"last_over_time({_MISSING}[$window])", collective="$$1 ", operation="$$1 of ")}
+    named_nccl_communicator =
+        {_named("$named_nccl_operation", communicator="communicator $$1 lacks ", rank="rank $$1", host=" on $$1")}
+    named_nccl_rank =
+        label_join(label_replace($named_nccl_communicator, "in_state", " ($$1)", "state", "(unresponsive|dead)"),
+          "named", "", "in_collective", "in_operation", "in_communicator", "in_rank", "in_host", "in_state")
     # An instance that has just become another node is none for the length of the window: a join refuses two.
-    Part("node_infos", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
-    Part("nodes", "$node_infos unless on (instance) count by (instance) ($node_infos) > 1"),
-    Part("first_node_infos", f'max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))'),
-    Part("first_nodes", f"$first_node_infos unless on ({SERVER}) count by ({SERVER}) ($first_node_infos) > 1"),
-    Part(
-        "infiniband_errors_of_host",
-        f'max by ({PORT}, kind) (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[{LATELY}]))',
-        "errors",
-    ),
-    Part("infiniband_errors_of_nodes", as_of_first_node("$infiniband_errors_of_host", "host, port, kind"), "errors"),
-    Part(
-        "infiniband_errors",
-        "$infiniband_errors_of_nodes or $infiniband_errors_of_host unless on (instance) $infiniband_errors_of_nodes",
-        "errors",
-    ),
+    node_infos = max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))
+    nodes = $node_infos unless on (instance) count by (instance) ($node_infos) > 1
+    first_node_infos = max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))
+    first_nodes = $first_node_infos unless on ({SERVER}) count by ({SERVER}) ($first_node_infos) > 1
+    infiniband_errors_of_host: errors =
+        max by ({PORT}, kind) (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[{LATELY}]))
+    infiniband_errors_of_nodes: errors = {as_of_first_node("$infiniband_errors_of_host", "host, port, kind")}
+    infiniband_errors: errors =
+        $infiniband_errors_of_nodes or $infiniband_errors_of_host unless on (instance) $infiniband_errors_of_nodes
     # a port that is down all the time may have no cable
-    Part(
-        "infiniband_ports_lost_of_host",
-        f"max by ({PORT}) (max_over_time(diag_infiniband_port_active[1h]))"
-        f" > bool max by ({PORT}) (last_over_time(diag_infiniband_port_active[$window]))",
-        "ports",
-    ),
-    Part("infiniband_ports_lost_of_nodes", as_of_first_node("$infiniband_ports_lost_of_host", "host, port"), "ports"),
-    Part(
-        "infiniband_ports_lost",
-        "$infiniband_ports_lost_of_nodes"
-        " or $infiniband_ports_lost_of_host unless on (instance) $infiniband_ports_lost_of_nodes",
-        "ports",
-    ),
-    Part(
-        "nvlink_recoveries",
-        f'max by (instance, gpu, kind) (increase(diag_gpu_nvlink_errors_total{{kind=~"{RETRAINED}"}}[{LATELY}]))',
-        "errors",
+    infiniband_ports_lost_of_host: ports =
+        max by ({PORT}) (max_over_time(diag_infiniband_port_active[1h]))
+        > bool max by ({PORT}) (last_over_time(diag_infiniband_port_active[$window]))
+    infiniband_ports_lost_of_nodes: ports = {as_of_first_node("$infiniband_ports_lost_of_host", "host, port")}
+    infiniband_ports_lost: ports =
+        $infiniband_ports_lost_of_nodes
+        or $infiniband_ports_lost_of_host unless on (instance) $infiniband_ports_lost_of_nodes
+    nvlink_recoveries: errors =
+        max by (instance, gpu, kind) (increase(diag_gpu_nvlink_errors_total{{kind=~"{RETRAINED}"}}[{LATELY}]))
+    """,
+    *(
+        f"""
+    # from NVML's counters, otherwise from the samples that show a reason active
+    {name}_counted_share: share = max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))
+    {name}_counted_seconds: seconds = max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))
+    {name}_sampled_share: share = {average("diag_gpu_throttle_active", reasons)}
+    """
+        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
     ),
 )
 

@@ -4,8 +4,8 @@ A process counts if it is halted in the last sample and in nine of ten samples i
 process into uninterruptible sleep for a moment, and a debugger that takes a stack trace stops it for a moment.
 """
 
-from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import any_of
+from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import any_of, parts
 
 OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
 """Processes halted in any state, from an exporter that has no diag_vllm_process_state yet."""
@@ -39,27 +39,22 @@ def culprits(processes: str) -> str:
     return f'label_replace({named}, "state", "stopped", "state", "")'
 
 
-PARTS: tuple[Part, ...] = (
-    Part("vllm_up_sampled", "max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3", "samples"),
-    Part("halted_processes", halted_by_engine(in_state(".+")), "bool"),
-    Part("stopped_by_any_exporter", halted_by_engine(OF_ANY), "bool"),
-    Part("halted_by_any_exporter", "$halted_processes or on (instance, pid) $stopped_by_any_exporter", "bool"),
-    Part("stopped_processes", halted_by_engine(in_state("stopped")), "bool"),
-    Part("traced_processes", halted_by_engine(in_state("traced")), "bool"),
-    Part("uninterruptible_processes", halted_by_engine(in_state("uninterruptible")), "bool"),
-    Part("stopped_or_traced_processes", halted_by_engine(in_state("stopped|traced", "engine|worker")), "bool"),
-    Part(
-        "stopped_processes_of_any_exporter", "$stopped_processes or on (instance, pid) $stopped_by_any_exporter", "bool"
-    ),
-    Part("stopped_processes_of_the_engine", "sum by ($by) ($stopped_or_traced_processes)", "processes"),
+PARTS = parts(f"""
+    vllm_up_sampled: samples = max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3
+    halted_processes: bool = {halted_by_engine(in_state(".+"))}
+    stopped_by_any_exporter: bool = {halted_by_engine(OF_ANY)}
+    halted_by_any_exporter: bool = $halted_processes or on (instance, pid) $stopped_by_any_exporter
+    stopped_processes: bool = {halted_by_engine(in_state("stopped"))}
+    traced_processes: bool = {halted_by_engine(in_state("traced"))}
+    uninterruptible_processes: bool = {halted_by_engine(in_state("uninterruptible"))}
+    stopped_or_traced_processes: bool = {halted_by_engine(in_state("stopped|traced", "engine|worker"))}
+    stopped_processes_of_any_exporter: bool = $stopped_processes or on (instance, pid) $stopped_by_any_exporter
+    stopped_processes_of_the_engine: processes = sum by ($by) ($stopped_or_traced_processes)
     # With a scrape interval above 10 s, 30 s do not show a standstill; the pauses of its streams do, once it is over.
-    Part(
-        "pauses_of_a_standstill",
-        "($stream_pauses_over_40_s_without_a_prefill >= 2)"
-        " * (max by ($by) (count_over_time(vllm:num_requests_running[30s])) < bool 3) * ($preemptions == bool 0)",
-        "pauses",
-    ),
-)
+    pauses_of_a_standstill: pauses =
+        ($stream_pauses_over_40_s_without_a_prefill >= 2)
+        * (max by ($by) (count_over_time(vllm:num_requests_running[30s])) < bool 3) * ($preemptions == bool 0)
+""")
 
 
 def _halted_in(state: str, sentence: str, processes: str) -> Signal:

@@ -6,11 +6,13 @@ With one, failures are known where the connector exports them (NIXL from 0.11.1 
 followed; LMCache and others have metrics of their own that a page may not show.
 """
 
-from diag.core.incident import Part, Signal, reported
+from diag.core.incident import Signal, reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.expressions import FULLEST_MEMBER, any_of, times_the_capacity
+from diag.knowledge.signals.expressions import FULLEST_MEMBER, any_of, parts, times_the_capacity
 from diag.knowledge.signals.load import ENOUGH
 
+KV_ERRORS = f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'
+KV_FETCHES = 'vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}'
 FEW = 2.5
 """Failures; fewer than three are no rate. `increase` extrapolates, so a count is not a whole number."""
 LARGEST_KERNEL_BLOCK = 256
@@ -29,178 +31,102 @@ def cache_config_has(label: str, pattern: str) -> str:
     )
 
 
-def _counted(metric: str) -> str:
-    return f"sum by ($by) (increase({metric}[$window]))"
-
-
-PARTS: tuple[Part, ...] = (
+PARTS = parts(
+    f"""
     # The KV cache that a prompt takes for itself: the whole prompt, unless prompts share prefixes. Then it is the cache
     # that a running request holds, minus half of an output, its mean progress.
-    Part("prefix_cache_hits", "sum by ($by) (increase(vllm:prefix_cache_hits_total[$window]))", "tokens"),
-    Part(
-        "prefix_cache_hits_of_any_release",
-        "$prefix_cache_hits or sum by ($by) (increase(vllm:gpu_prefix_cache_hits_total[$window]))",
-        "tokens",
-    ),
-    Part(
-        "prefix_cache_queries_of_any_release",
-        "sum by ($by) (increase(vllm:prefix_cache_queries_total[$window]))"
-        " or sum by ($by) (increase(vllm:gpu_prefix_cache_queries_total[$window]))",
-        "tokens",
-    ),
-    Part("mean_prompt_tokens", "$finished_prompt_tokens / ($finished_requests >= 3)", "tokens"),
-    Part("mean_output_tokens", "$finished_output_tokens / ($finished_requests >= 3)", "tokens"),
-    Part(
-        "tokens_held_per_running_request",
-        "$kv_cache_usage_mean * on (instance) group_left () $config_kv_cache_size_tokens"
-        " / ($requests_running_mean > 0)",
-        "tokens",
-    ),
-    Part(
-        "unshared_prompt_tokens",
-        "($mean_prompt_tokens unless ($prefix_cache_hits > 0.1 * $finished_prompt_tokens))"
-        " or clamp_min($tokens_held_per_running_request - $mean_output_tokens / 2, 0)",
-        "tokens",
-    ),
-    Part("tokens_per_request", "$unshared_prompt_tokens + $mean_output_tokens", "tokens"),
+    prefix_cache_hits: tokens = sum by ($by) (increase(vllm:prefix_cache_hits_total[$window]))
+    prefix_cache_hits_of_any_release: tokens =
+        $prefix_cache_hits or sum by ($by) (increase(vllm:gpu_prefix_cache_hits_total[$window]))
+    prefix_cache_queries_of_any_release: tokens =
+        sum by ($by) (increase(vllm:prefix_cache_queries_total[$window]))
+        or sum by ($by) (increase(vllm:gpu_prefix_cache_queries_total[$window]))
+    mean_prompt_tokens: tokens = $finished_prompt_tokens / ($finished_requests >= 3)
+    mean_output_tokens: tokens = $finished_output_tokens / ($finished_requests >= 3)
+    tokens_held_per_running_request: tokens =
+        $kv_cache_usage_mean * on (instance) group_left () $config_kv_cache_size_tokens / ($requests_running_mean > 0)
+    unshared_prompt_tokens: tokens =
+        ($mean_prompt_tokens unless ($prefix_cache_hits > 0.1 * $finished_prompt_tokens))
+        or clamp_min($tokens_held_per_running_request - $mean_output_tokens / 2, 0)
+    tokens_per_request: tokens = $unshared_prompt_tokens + $mean_output_tokens
     # vLLM exports how many requests of --max-model-len fit, also for hybrid models; before 0.24 the KV cache size of a
     # hybrid model is unknown. A request that does not fit matters if none runs and requests wait.
-    Part(
-        "contexts_that_fit_kv_cache",
-        "$config_kv_cache_max_concurrency or $config_kv_cache_size_tokens / $config_max_model_len",
-        "requests",
-    ),
-    Part("requests_wait_while_none_runs", "$requests_running_peak == 0 and $requests_waiting_minimum > 0"),
+    contexts_that_fit_kv_cache: requests =
+        $config_kv_cache_max_concurrency or $config_kv_cache_size_tokens / $config_max_model_len
+    requests_wait_while_none_runs = $requests_running_peak == 0 and $requests_waiting_minimum > 0
     # At most --max-num-seqs requests ran at the peak, even if the flag is unknown.
-    Part("whole_requests_that_fit_kv_cache", "round($requests_that_fit_the_kv_cache)", "requests"),
+    whole_requests_that_fit_kv_cache: requests = round($requests_that_fit_the_kv_cache)
     # With requests that differ in length a mean says little: where clearly more run than fit by the mean, the KV cache
     # that they hold tells how many like them fit.
-    Part("requests_like_the_running_that_fit", "$kv_pool_fill * $requests_running_mean / ($kv_cache_usage_mean > 0)"),
-    Part(
-        "requests_with_room",
-        "($requests_that_fit_the_kv_cache >= 0.8 * $requests_running_peak) or $requests_like_the_running_that_fit",
-        "requests",
-    ),
+    requests_like_the_running_that_fit = $kv_pool_fill * $requests_running_mean / ($kv_cache_usage_mean > 0)
+    requests_with_room: requests =
+        ($requests_that_fit_the_kv_cache >= 0.8 * $requests_running_peak) or $requests_like_the_running_that_fit
     # As many requests run as the cap admits, in half of the samples or more: the cap has bound before the KV cache.
-    Part(
-        "held_by_the_cap",
-        "($requests_running_median + $requests_ending_per_step or $requests_running_median)"
-        f" / on (instance) group_left () $sequence_cap >= {FLAT}",
-        "share",
-    ),
+    held_by_the_cap: share =
+        ($requests_running_median + $requests_ending_per_step or $requests_running_median)
+        / on (instance) group_left () $sequence_cap >= {FLAT}
     # The usage with one more prompt of mean length, or, while too few requests finish, with one more like those that
     # run; the usage alone if neither is known.
-    Part(
-        "kv_cache_share_of_next_prompt",
-        "$unshared_prompt_tokens / on (instance) group_left () $config_kv_cache_size_tokens"
-        " or $kv_cache_usage_mean / ($requests_running_mean > 0)",
-        "share",
-    ),
+    kv_cache_share_of_next_prompt: share =
+        $unshared_prompt_tokens / on (instance) group_left () $config_kv_cache_size_tokens
+        or $kv_cache_usage_mean / ($requests_running_mean > 0)
     # Hits end at a whole block, or at a multiple of --prefix-match-unit (0.26). vLLM enlarges the blocks of a hybrid
     # model until one holds a Mamba state. Early releases (vllm#42966) export the old size; their log has the new one.
-    Part(
-        "prefix_match_tokens",
-        "$config_prefix_match_unit or $config_enlarged_block_size or $config_block_size",
-        "tokens",
-    ),
-    Part(
-        "coarse_prefix_match_tokens",
-        f"$prefix_match_tokens > {LARGEST_KERNEL_BLOCK}"
-        ' unless max by (instance) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window]))',
-        "tokens",
-    ),
+    prefix_match_tokens: tokens = $config_prefix_match_unit or $config_enlarged_block_size or $config_block_size
+    coarse_prefix_match_tokens: tokens =
+        $prefix_match_tokens > {LARGEST_KERNEL_BLOCK}
+        unless max by (instance) (last_over_time(vllm:cache_config_info{{enable_prefix_caching="False"}}[$window]))
     # -- KV connectors
-    Part(
-        "external_cache_queries",
-        "sum by ($by) (last_over_time(vllm:external_prefix_cache_queries_total[$window]))",
-        "tokens",
-    ),
-    Part(
-        "external_cache_hits", "sum by ($by) (last_over_time(vllm:external_prefix_cache_hits_total[$window]))", "tokens"
-    ),
-    Part(
-        "prompt_tokens_from_connector",
-        "sum by ($by) (increase(vllm:external_prefix_cache_hits_total[$window])) or 0 * $prompt_tokens",
-        "tokens",
-    ),
-    Part("no_kv_connector", "0 * ($external_cache_queries == 0)", "bool"),
-    Part("nixl_transfers_failed", _counted("vllm:nixl_num_failed_transfers_total"), "transfers"),
-    Part("nixl_leases_expired", _counted("vllm:nixl_num_kv_expired_reqs_total"), "requests"),
-    Part("nixl_transfers", _counted("vllm:nixl_xfer_time_seconds_count"), "transfers"),
-    Part(
-        "mooncake_transfers_failed",
-        f"{_counted('vllm:mooncake_num_failed_transfers_total')} + {_counted('vllm:mooncake_num_failed_recvs_total')}",
-        "transfers",
-    ),
-    Part("mooncake_leases_expired", _counted("vllm:mooncake_num_kv_expired_reqs_total"), "requests"),
-    Part("mooncake_transfers", _counted("vllm:mooncake_xfer_time_seconds_count"), "transfers"),
+    external_cache_queries: tokens = sum by ($by) (last_over_time(vllm:external_prefix_cache_queries_total[$window]))
+    external_cache_hits: tokens = sum by ($by) (last_over_time(vllm:external_prefix_cache_hits_total[$window]))
+    prompt_tokens_from_connector: tokens =
+        sum by ($by) (increase(vllm:external_prefix_cache_hits_total[$window])) or 0 * $prompt_tokens
+    no_kv_connector: bool = 0 * ($external_cache_queries == 0)
+    nixl_transfers_failed: transfers = sum by ($by) (increase(vllm:nixl_num_failed_transfers_total[$window]))
+    nixl_leases_expired: requests = sum by ($by) (increase(vllm:nixl_num_kv_expired_reqs_total[$window]))
+    nixl_transfers: transfers = sum by ($by) (increase(vllm:nixl_xfer_time_seconds_count[$window]))
+    mooncake_transfers_failed: transfers =
+        sum by ($by) (increase(vllm:mooncake_num_failed_transfers_total[$window]))
+        + sum by ($by) (increase(vllm:mooncake_num_failed_recvs_total[$window]))
+    mooncake_leases_expired: requests = sum by ($by) (increase(vllm:mooncake_num_kv_expired_reqs_total[$window]))
+    mooncake_transfers: transfers = sum by ($by) (increase(vllm:mooncake_xfer_time_seconds_count[$window]))
+    kv_errors_logged: lines = sum by ($by) (increase({KV_ERRORS}[$window]))
+    kv_transfer_errors_share: share =
+        ($kv_errors_logged >= {FEW}) / ($kv_errors_logged + $finished_requests or $kv_errors_logged)
+        or 0 * ($kv_errors_logged == 0)
+    requests_fetching_kv: requests =
+        sum by ($by) (min_over_time({KV_FETCHES}[$window]))
+    all_wait_for_kv: bool =
+        ($requests_in_flight_without_progress > bool 0) * ($requests_fetching_kv > bool 0)
+        * ($running_highest == bool 0)
+    kv_transfers_lost_share: share =
+        $nixl_lost_share or $mooncake_lost_share or $kv_transfer_errors_share or $no_kv_connector
+    # -- offloading: counters of stored KV blocks, in bytes, blocks or tokens, by connector and release
+    kv_blocks_stored: bool =
+        max by ($by) ((increase(vllm:kv_offload_total_bytes_total{{transfer_type="GPU_to_CPU"}}[$window])
+            or increase(vllm:kv_offload_store_bytes_total[$window])
+            or increase(vllm:simple_kv_offload_save_outcomes_total{{outcome="stored"}}[$window])
+            or increase(vllm:mooncake_store_operation_bytes_total{{operation="save_put"}}[$window])
+            or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)
+    # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
+    kv_cache_turnover: tokens = 2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)
+    """,
+    *(
+        f"""
     # failures and expired leases: only a prefill instance sees that KV blocks expire, and it counts no transfer; each
     # rank counts its own
-    *(
-        Part(
-            f"{connector}_transfers_lost",
-            f"${connector}_transfers_failed + (${connector}_leases_expired / on (instance) group_left ()"
-            f" ($config_tensor_parallel_size or 1 + 0 * sum by (instance) (${connector}_transfers_failed))"
-            f" or 0 * ${connector}_transfers_failed)",
-            "transfers",
-        )
-        for connector in ("nixl", "mooncake")
-    ),
+    {connector}_transfers_lost: transfers =
+        ${connector}_transfers_failed
+        + (${connector}_leases_expired / on (instance) group_left ()
+          ($config_tensor_parallel_size or 1 + 0 * sum by (instance) (${connector}_transfers_failed))
+          or 0 * ${connector}_transfers_failed)
     # per transfer and finished request: 0 without a failure, missing while there are too few of them for a rate
-    *(
-        Part(
-            f"{connector}_lost_share",
-            f"(${connector}_transfers_lost >= {FEW})"
-            f" / (${connector}_transfers_failed + ${connector}_transfers + $finished_requests)"
-            f" or 0 * (${connector}_transfers_lost == 0)",
-            "share",
-        )
+    {connector}_lost_share: share =
+        (${connector}_transfers_lost >= {FEW})
+        / (${connector}_transfers_failed + ${connector}_transfers + $finished_requests)
+        or 0 * (${connector}_transfers_lost == 0)
+    """
         for connector in ("nixl", "mooncake")
-    ),
-    Part(
-        "kv_errors_logged",
-        _counted(f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'),
-        "lines",
-    ),
-    Part(
-        "kv_transfer_errors_share",
-        f"($kv_errors_logged >= {FEW})"
-        " / ($kv_errors_logged + $finished_requests or $kv_errors_logged)"
-        " or 0 * ($kv_errors_logged == 0)",
-        "share",
-    ),
-    Part(
-        "requests_fetching_kv",
-        "sum by ($by) (min_over_time("
-        'vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}[$window]))',
-        "requests",
-    ),
-    Part(
-        "all_wait_for_kv",
-        "($requests_in_flight_without_progress > bool 0) * ($requests_fetching_kv > bool 0)"
-        " * ($running_highest == bool 0)",
-        "bool",
-    ),
-    Part(
-        "kv_transfers_lost_share",
-        "$nixl_lost_share or $mooncake_lost_share or $kv_transfer_errors_share or $no_kv_connector",
-        "share",
-    ),
-    # -- offloading: counters of stored KV blocks, in bytes, blocks or tokens, by connector and release
-    Part(
-        "kv_blocks_stored",
-        'max by ($by) ((increase(vllm:kv_offload_total_bytes_total{transfer_type="GPU_to_CPU"}[$window])'
-        " or increase(vllm:kv_offload_store_bytes_total[$window])"
-        ' or increase(vllm:simple_kv_offload_save_outcomes_total{outcome="stored"}[$window])'
-        ' or increase(vllm:mooncake_store_operation_bytes_total{operation="save_put"}[$window])'
-        " or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)",
-        "bool",
-    ),
-    # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
-    Part(
-        "kv_cache_turnover",
-        "2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)",
-        "tokens",
     ),
 )
 
@@ -365,7 +291,7 @@ error_share = Signal(
 )
 read_after_expiry = Signal(
     "KV blocks read after they had expired",
-    _counted("vllm:nixl_num_notifications_after_expiry_total"),
+    "sum by ($by) (increase(vllm:nixl_num_notifications_after_expiry_total[$window]))",
     "transfers that ended after their KV blocks had been freed, so that other data may have been read: {value}",
     "transfers",
     window_scaling="peak",

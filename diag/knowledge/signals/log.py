@@ -3,7 +3,7 @@
 The metrics are described in docs/metrics.md. If a whole family is missing, its signals are missing too.
 """
 
-from diag.core.incident import Condition, Part, Signal, judged
+from diag.core.incident import Condition, Signal, judged
 from diag.core.log_events import (
     CUDA_OUT_OF_MEMORY,
     ENGINE_DEAD,
@@ -18,7 +18,7 @@ from diag.core.log_events import (
     WEIGHTS_DISCARDED,
     WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import setting_value
+from diag.knowledge.signals.expressions import parts, setting_value
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 CLAIM_TIME = "diag_vllm_log_claim_timestamp_seconds"
@@ -63,18 +63,17 @@ def recently(name: str) -> str:
     )
 
 
-PARTS: tuple[Part, ...] = (
-    Part("vllm_up", "max by ($by) (last_over_time(diag_vllm_up[$window]))", "bool"),
-    Part(
-        "last_startup_progress",
-        "max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))",
-        "unix time",
-    ),
-    *(Part(f"time_of_{event.name}", event_time(event.name), "unix time") for event in LOG_EVENTS),
-    Part("time_of_engine_death", event_time(ENGINE_DEAD, WORKER_DIED), "unix time"),
-    Part("time_of_out_of_memory", event_time(*OUT_OF_MEMORY), "unix time"),
-    *(Part(f"{name}_since_start", since_start(name), "bool") for name in SINCE_START),
-    Part("log_errors", f"count by ($by) (last_over_time({LOG_ERROR}[$window]))", "lines"),
+PARTS = parts(
+    f"""
+    vllm_up: bool = max by ($by) (last_over_time(diag_vllm_up[$window]))
+    last_startup_progress: unix time =
+        max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))
+    time_of_engine_death: unix time = {event_time(ENGINE_DEAD, WORKER_DIED)}
+    time_of_out_of_memory: unix time = {event_time(*OUT_OF_MEMORY)}
+    log_errors: lines = count by ($by) (last_over_time({LOG_ERROR}[$window]))
+    """,
+    *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in LOG_EVENTS),
+    *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
 )
 
 quoted_error = Signal(

@@ -8,9 +8,7 @@ the peak: the rest is not due to load. While requests wait, the server generates
 more, its capacity was higher. Times whose requests were longer or less cached are not compared.
 """
 
-from collections.abc import Iterator
-
-from diag.core.incident import Part, Signal
+from diag.core.incident import Signal
 from diag.core.log_events import (
     CUT_AT_SHUTDOWN,
     DRAIN_ENDED,
@@ -20,7 +18,7 @@ from diag.core.log_events import (
     WEIGHTS_DISCARDED,
     WEIGHTS_RELOADED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, any_of, labelled, parts
 from diag.knowledge.signals.forward_progress import SLEEP_STATE
 from diag.knowledge.signals.log import log_value
 from diag.knowledge.signals.startup import TOLD_FOR
@@ -35,6 +33,9 @@ NO_WEIGHTS = (
     "/sleep|/wake_up|/pause|/resume|/is_.*|/reset_.*|/abort_requests|/tokenize|/detokenize|/(start|stop)_profile"
 )
 """HTTP routes that load no weights into the model, beside those of inference."""
+MAY_LOAD_WEIGHTS = (
+    f'http_requests_total{{method!="GET",status="2xx",handler!~"{GENERATING_ROUTES}|{POOLING_ROUTES}|{NO_WEIGHTS}"}}'
+)
 SPAN = "15m"
 AGO = ("30m", "1h", "1d")
 """Offsets of the comparison: half an hour or an hour ago the load is similar; a day ago it was the same time of day."""
@@ -59,173 +60,99 @@ def _change(part: str, ago: str) -> str:
     return f"${part}[{SPAN}] / (${part}[{SPAN}] offset {ago} > 0)"
 
 
-def _since(ago: str) -> Iterator[Part]:
-    """Yield the parts that compare the last quarter of an hour with the one that ended at the offset `ago`."""
-    yield Part(
-        f"upgraded_within_{ago}",
-        # one series, of the new release, if both times have one release each and these differ; caches are cold and
-        # kernels are compiled in the first minutes of a release
-        f"($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)"
-        f" ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)"
-        f" (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))"
-        f" unless on (instance, version) $release[{SPAN}] offset {ago}",
-        "bool",
-    )
-    yield Part(f"running_growth_since_{ago}", _change("running_average", ago), "ratio")
-    yield Part(f"peak_growth_since_{ago}", _change("running_highest", ago), "ratio")
+def _since(ago: str) -> str:
+    """Return the parts that compare the last quarter of an hour with the one that ended at the offset `ago`."""
+    factors = labelled("speed", {name: f"${part}_since_{ago}" for part, name in SPEEDS.items()})
+    return f"""
+    # one series, of the new release, if both times have one release each and these differ; caches are cold and kernels
+    # are compiled in the first minutes of a release
+    upgraded_within_{ago}: bool =
+        ($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)
+        ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)
+        (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))
+        unless on (instance, version) $release[{SPAN}] offset {ago}
+    running_growth_since_{ago}: ratio = {_change("running_average", ago)}
+    peak_growth_since_{ago}: ratio = {_change("running_highest", ago)}
     # growth of ITL beyond what more requests in a step explain; unknown if there are many more
-    yield Part(
-        f"slower_decode_since_{ago}",
-        f"{_change('seconds_per_token', ago)}"
-        f" / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)"
-        f" <= {MOST_REQUESTS})",
-        "ratio",
-    )
+    slower_decode_since_{ago}: ratio =
+        {_change("seconds_per_token", ago)}
+        / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)
+        <= {MOST_REQUESTS})
     # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
-    yield Part(
-        f"lower_throughput_since_{ago}",
-        f"$output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1",
-        "ratio",
-    )
-    yield Part(
-        f"requests_like_those_of_{ago}_ago",
-        f"({_change('request_length', ago)} <= {MOST_LONGER})"
-        f" and on (instance) ({_change('prompt_tokens_per_output_token', ago)} <= {MOST_LONGER})",
-        "ratio",
-    )
-    factors = " or ".join(
-        f'label_replace(${part}_since_{ago}, "speed", "{name}", "", "")' for part, name in SPEEDS.items()
-    )
-    yield Part(
-        f"slower_since_{ago}",
-        f"label_replace(({factors}) and on (instance) $requests_like_those_of_{ago}_ago"
-        f' and on (instance) $upgraded_within_{ago}, "ago", "{ago}", "", "")',
-        "ratio",
-    )
+    lower_throughput_since_{ago}: ratio =
+        $output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1
+    requests_like_those_of_{ago}_ago: ratio =
+        ({_change("request_length", ago)} <= {MOST_LONGER})
+        and on (instance) ({_change("prompt_tokens_per_output_token", ago)} <= {MOST_LONGER})
+    slower_since_{ago}: ratio =
+        label_replace(({factors}) and on (instance) $requests_like_those_of_{ago}_ago
+          and on (instance) $upgraded_within_{ago}, "ago", "{ago}", "", "")
+    """
 
 
-PARTS: tuple[Part, ...] = (
+PARTS = parts(
+    f"""
     # -- shutdowns
-    Part("requests_cut_lately", _recently(CUT_AT_SHUTDOWN), "bool"),
+    requests_cut_lately: bool = {_recently(CUT_AT_SHUTDOWN)}
     # a drain that never ends is ended by SIGKILL; the next start shows that it is over
-    Part(
-        "drain_killed",
-        f"($time_of_{DRAIN_STARTED} > bool $time_of_{DRAIN_ENDED})"
-        f" * ($last_startup_progress > bool $time_of_{DRAIN_STARTED}) * {_recently(DRAIN_STARTED)}",
-        "bool",
-    ),
-    Part(
-        "latency_buckets_within_an_hour",
-        "sum by ($by, le) (max_over_time(vllm:e2e_request_latency_seconds_bucket[1h]))",
-    ),
+    drain_killed: bool =
+        ($time_of_{DRAIN_STARTED} > bool $time_of_{DRAIN_ENDED})
+        * ($last_startup_progress > bool $time_of_{DRAIN_STARTED}) * {_recently(DRAIN_STARTED)}
+    latency_buckets_within_an_hour = sum by ($by, le) (max_over_time(vllm:e2e_request_latency_seconds_bucket[1h]))
     # -- sleep and weights
-    Part(
-        "slept_at_level_2",
-        f'max by ($by) (max_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[1d]))',
-        "bool",
-        group=ANY_MEMBER,
-    ),
-    Part(
-        "wake_up_calls",
-        'sum by ($by) (last_over_time(http_requests_total{handler="/wake_up",status="2xx"}[$window]))',
-        "calls",
-    ),
+    slept_at_level_2: bool ({ANY_MEMBER}) = max by ($by) (max_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[1d]))
+    wake_up_calls: calls =
+        sum by ($by) (last_over_time(http_requests_total{{handler="/wake_up",status="2xx"}}[$window]))
     # The calls that may have loaded weights: /collective_rpc, /update_weights, a route of a plugin. A trainer may call
     # any of them, so every call since the start of the server counts as a reload.
-    Part(
-        "calls_that_may_load_weights",
-        'sum by ($by) (last_over_time(http_requests_total{method!="GET",status="2xx",'
-        f'handler!~"{GENERATING_ROUTES}|{POOLING_ROUTES}|{NO_WEIGHTS}"}}[$window]))',
-        "calls",
-    ),
-    Part(
-        "weights_reloaded_by_log",
-        f"($time_of_{WEIGHTS_RELOADED} > bool 0) * ($time_of_{WEIGHTS_RELOADED} >= bool $last_startup_progress)"
-        f" * ($time_of_{WEIGHTS_RELOADED} >= bool $time_of_{WEIGHTS_DISCARDED})",
-        "bool",
-    ),
+    calls_that_may_load_weights: calls =
+        sum by ($by) (last_over_time({MAY_LOAD_WEIGHTS}[$window]))
+    weights_reloaded_by_log: bool =
+        ($time_of_{WEIGHTS_RELOADED} > bool 0) * ($time_of_{WEIGHTS_RELOADED} >= bool $last_startup_progress)
+        * ($time_of_{WEIGHTS_RELOADED} >= bool $time_of_{WEIGHTS_DISCARDED})
     # vLLM's own HTTP server counts every call: if it counts and has counted none of these, there was none. Without its
     # counters and without the log, a reload is not seen.
-    Part("calls_counted", "sum by ($by) (last_over_time(http_requests_total[$window]))", "calls"),
-    Part(
-        "weights_loaded_again",
-        any_of(call="(($calls_that_may_load_weights or 0 * $calls_counted) > bool 0)", log="$weights_reloaded_by_log"),
-        "bool",
-    ),
+    calls_counted: calls = sum by ($by) (last_over_time(http_requests_total[$window]))
+    weights_loaded_again: bool =
+        {any_of(call="(($calls_that_may_load_weights or 0 * $calls_counted) > bool 0)", log="$weights_reloaded_by_log")}
     # Awake after the sleep, in the same process: a call of /wake_up was counted, or no restart came in between.
-    Part(
-        "woken_up",
-        "($wake_up_calls > bool 0) or 0 * $calls_counted or 1 + 0 * (max by ($by) (resets("
-        "vllm:generation_tokens_total[1d])) == 0)",
-        "bool",
-        group=ANY_MEMBER,
-    ),
-    Part(
-        "weights_discarded",
-        # not every backend logs it, so that a log without the line proves nothing
-        any_of(page="($slept_at_level_2 > bool 0)", log=f"(${WEIGHTS_DISCARDED}_since_start > 0)"),
-        "bool",
-    ),
-    Part(
-        "asleep_now",
-        f'max by ($by) (1 - last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))',
-        "bool",
-        group=EVERY_MEMBER,
-    ),
-    Part(
-        "weight_operations",
-        "max by (instance) (last_over_time(vllm:rl_weight_update_operations_in_flight[$window])"
-        " or last_over_time(vllm:sleep_mode_operations_in_flight[$window]))",
-        "calls",
-        group=ANY_MEMBER,
-    ),
-    Part(
-        "weights_in_transfer",
-        f"($weight_operations > bool 0) unless on (instance) ($weight_operations offset {LONGEST_UPDATE} > 0)",
-        "bool",
-    ),
+    woken_up: bool ({ANY_MEMBER}) =
+        ($wake_up_calls > bool 0) or 0 * $calls_counted
+        or 1 + 0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)
+    # not every backend logs it, so that a log without the line proves nothing
+    weights_discarded: bool =
+        {any_of(page="($slept_at_level_2 > bool 0)", log=f"(${WEIGHTS_DISCARDED}_since_start > 0)")}
+    asleep_now: bool ({EVERY_MEMBER}) = max by ($by) (1 - last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))
+    weight_operations: calls ({ANY_MEMBER}) =
+        max by (instance) (last_over_time(vllm:rl_weight_update_operations_in_flight[$window])
+          or last_over_time(vllm:sleep_mode_operations_in_flight[$window]))
+    weights_in_transfer: bool =
+        ($weight_operations > bool 0) unless on (instance) ($weight_operations offset {LONGEST_UPDATE} > 0)
     # -- elastic scaling
-    Part("scales_by_page", "max by (instance) (last_over_time(diag_vllm_elastic_scaling[$window]))", "bool"),
-    Part(
-        "scales_by_log",
-        f"${SCALING_STARTED}_since_start by (instance)"
-        f" * ($time_of_{SCALING_STARTED} by (instance) > bool $time_of_{SCALING_ENDED} by (instance))"
-        f" * (time() - $time_of_{SCALING_STARTED} by (instance) < bool {LONGEST_SCALING})",
-        "bool",
-    ),
-    Part("scales", "$scales_by_page or $scales_by_log", "bool"),
-    Part("release", f"count by (instance, version) (last_over_time({INFO}[$window]))", "series"),
-    Part("running_average", "sum by ($by) ($running_average_by_series)", "requests"),
-    Part("cached_prompt_tokens", "$prefix_cache_hits or 0 * $prompt_tokens", "tokens"),
-    Part("seconds_per_token", f"$itl_sum / ($itl_count >= {FEWEST_TOKENS})", "seconds"),
-    Part("request_length", f"($prompt_tokens + $output_tokens) / ($finished_requests >= {FEWEST_REQUESTS})", "tokens"),
+    scales_by_page: bool = max by (instance) (last_over_time(diag_vllm_elastic_scaling[$window]))
+    scales_by_log: bool =
+        ${SCALING_STARTED}_since_start by (instance)
+        * ($time_of_{SCALING_STARTED} by (instance) > bool $time_of_{SCALING_ENDED} by (instance))
+        * (time() - $time_of_{SCALING_STARTED} by (instance) < bool {LONGEST_SCALING})
+    scales: bool = $scales_by_page or $scales_by_log
+    release: series = count by (instance, version) (last_over_time({INFO}[$window]))
+    running_average: requests = sum by ($by) ($running_average_by_series)
+    cached_prompt_tokens: tokens = $prefix_cache_hits or 0 * $prompt_tokens
+    seconds_per_token: seconds = $itl_sum / ($itl_count >= {FEWEST_TOKENS})
+    request_length: tokens = ($prompt_tokens + $output_tokens) / ($finished_requests >= {FEWEST_REQUESTS})
     # prompt tokens that are computed for each token of an answer
-    Part(
-        "prompt_tokens_per_output_token",
-        "clamp_min($prompt_tokens - $cached_prompt_tokens, 0) / ($output_tokens > 0)",
-        "tokens",
-    ),
-    *(part for ago in AGO for part in _since(ago)),
-    Part("upgraded_release", " or ".join(f"$upgraded_within_{ago}" for ago in AGO), "series"),
-    Part("slower_speeds", " or ".join(f"$slower_since_{ago}" for ago in AGO), "ratio"),
+    prompt_tokens_per_output_token: tokens = clamp_min($prompt_tokens - $cached_prompt_tokens, 0) / ($output_tokens > 0)
+    upgraded_release: series = {" or ".join(f"$upgraded_within_{ago}" for ago in AGO)}
+    slower_speeds: ratio = {" or ".join(f"$slower_since_{ago}" for ago in AGO)}
     # two releases within a day, and no two times to compare: unknown
-    Part(
-        "one_release_within_a_day",
-        f"0 * (count by ($by) (count by ($by, version) (count_over_time({INFO}[1d]))) == 1)",
-        "bool",
-    ),
+    one_release_within_a_day: bool = 0 * (count by ($by) (count by ($by, version) (count_over_time({INFO}[1d]))) == 1)
     # without a restart there was no upgrade, even if no exporter names the release
-    Part(
-        "not_restarted",
-        "0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)",
-        "bool",
-        group=EVERY_MEMBER,
-    ),
-    Part("flag_values", "max by (instance, flag) (last_over_time(diag_vllm_config[$window]))"),
-    Part(
-        "flags_of_other_value",
-        " or ".join(f"($flag_values[{SPAN}] != $flag_values[{SPAN}] offset {ago})" for ago in AGO),
-    ),
+    not_restarted: bool ({EVERY_MEMBER}) = 0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)
+    flag_values = max by (instance, flag) (last_over_time(diag_vllm_config[$window]))
+    flags_of_other_value =
+        {" or ".join(f"($flag_values[{SPAN}] != $flag_values[{SPAN}] offset {ago})" for ago in AGO)}
+    """,
+    *map(_since, AGO),
 )
 
 requests_cut_at_shutdown = Signal(

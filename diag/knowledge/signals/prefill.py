@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from diag.core.contract import STALL_BUCKETS
-from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import ITL, KV_USAGE, renamed, within
+from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import ITL, KV_USAGE, parts, renamed, within
 
 PAUSE_EDGES = (*STALL_BUCKETS, 80)
 """Edges of the histogram of inter-token latencies, in seconds."""
@@ -19,99 +19,63 @@ def _median(name: str) -> str:
     return f"histogram_quantile(0.5, sum by ($by, le) (increase({name}_bucket[$window])))"
 
 
-PARTS: tuple[Part, ...] = (
-    Part("itl_median", f"{_median(ITL[0])} or {_median(ITL[1])}", "seconds"),
-    Part("itl_within_freeze_seconds", within("$freeze_seconds", *ITL), "tokens"),
-    *(Part(f"itl_within_{_name(above)}", within(f"{above:g}", *ITL), "tokens") for above in PAUSE_EDGES),
-    # 0 if the server lacks the edge
+PARTS = parts(
+    f"""
+    itl_median: seconds = {_median(ITL[0])} or {_median(ITL[1])}
+    itl_within_freeze_seconds: tokens = {within("$freeze_seconds", *ITL)}
+    # -- prefills: vLLM counts a prompt's tokens at its first token, its length and prefill time when it finishes
+    kv_cache_usage_growth: share = sum by ($by) ({renamed("delta", KV_USAGE)})
+    # The KV cache takes a prompt step by step. Each running request may also have taken a block that is not yet full.
+    unbooked_prompt_tokens: tokens =
+        $kv_cache_usage_growth * on (instance) group_left () $config_kv_cache_size_tokens
+        - $running_highest * on (instance) group_left () $config_block_size - $output_tokens - $prompt_tokens
+    tokens_prefilled_per_step: tokens =
+        ($prompt_tokens + clamp_min($unbooked_prompt_tokens, 0) or $prompt_tokens) / ($engine_steps > 0)
+    prefills_within_freeze_seconds: requests = {within("$freeze_seconds", "vllm:request_prefill_time_seconds")}
+    prefills: requests = sum by ($by) (increase(vllm:request_prefill_time_seconds_count[$window]))
+    prompts: requests = sum by ($by) (increase(vllm:request_prompt_tokens_count[$window]))
+    prompts_within_500_tokens: requests = {within("500", "vllm:request_prompt_tokens")}
+    late_first_tokens: requests = $first_tokens - {within("$freeze_seconds", "vllm:time_to_first_token_seconds")}
+    first_tokens_after_10_s: requests = $first_tokens - {within("10", "vllm:time_to_first_token_seconds")}
+    long_prefills_done: requests = $prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)
+    long_prefills_begun: requests = ($prompt_tokens >= bool 500 * $first_tokens) * $late_first_tokens
+    long_prefill_in_progress: bool = $unbooked_prompt_tokens >= bool 500
+    # Long prompts usually take long, or one takes KV cache now: a stall rarely coincides with a prefill.
+    long_prompts_take_long: bool =
+        ($long_prefills_done + $long_prefills_begun > bool 0)
+        * ($prefills_over_freeze_seconds >= bool 0.5 * $prompts_over_500_tokens)
+    prompts_account_for_pauses: bool = $long_prefill_in_progress == 1 or $long_prompts_take_long[5m]
+    # without a pause there is nothing to account for; a pause on a page that does not show its prompts is unknown
+    long_prefill_steps: bool =
+        0 * ($pauses_over_10_s[5m] <= 0) or ($pauses_over_10_s[5m] > 0) * $prompts_account_for_pauses[5m] > bool 0
+    # cached prompt tokens are not prefilled; releases before 0.13 do not export the difference
+    prefilled_tokens: tokens =
+        sum by ($by) (increase(vllm:request_prefill_kv_computed_tokens_sum[$window])) or $finished_prompt_tokens
+    # While no long prompt has finished: the growth of the KV cache by a prompt while streams wait for tokens.
+    prefill_rate: tokens/s =
+        $prefilled_tokens / (sum by ($by) (increase(vllm:request_prefill_time_seconds_sum[$window])) > 0)
+        or ($unbooked_prompt_tokens >= 500) * $requests_running_mean / ($itl_sum > 0)
+    prefills_at_a_time: requests = sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))
+    """,
     *(
-        Part(f"pauses_over_{_name(above)}", f"$itl_count - ($itl_within_{_name(above)} or $itl_count)", "pauses")
+        f"""
+    itl_within_{_name(above)}: tokens = {within(f"{above:g}", *ITL)}
+    # 0 if the server lacks the edge
+    pauses_over_{_name(above)}: pauses = $itl_count - ($itl_within_{_name(above)} or $itl_count)
+    """
         for above in PAUSE_EDGES
     ),
     # The lower bound of the histogram: each pause lasted at least freeze_seconds, and also from each further edge below
     # it to the next one. Weighted by time, not by finished requests: in the worst case none finishes.
     *(
-        Part(
-            f"pause_time_up_to_{_name(above)}",
-            f"{above - below:g} * ($freeze_seconds <= bool {below:g}) * $pauses_over_{_name(above)}",
-            "seconds",
-        )
+        f"pause_time_up_to_{_name(above)}: seconds ="
+        f" {above - below:g} * ($freeze_seconds <= bool {below:g}) * $pauses_over_{_name(above)}"
         for below, above in pairwise(PAUSE_EDGES)
     ),
-    Part(
-        "paused_time",
-        " + ".join(
-            ["$freeze_seconds * $stream_pauses", *(f"$pause_time_up_to_{_name(above)}" for above in PAUSE_EDGES[1:])]
-        ),
-        "seconds",
+    " + ".join(
+        ["paused_time: seconds = $freeze_seconds * $stream_pauses"]
+        + [f"$pause_time_up_to_{_name(above)}" for above in PAUSE_EDGES[1:]]
     ),
-    # -- prefills: vLLM counts a prompt's tokens at its first token, its length and prefill time when it finishes
-    Part("kv_cache_usage_growth", f"sum by ($by) ({renamed('delta', KV_USAGE)})", "share"),
-    # The KV cache takes a prompt step by step. Each running request may also have taken a block that is not yet full.
-    Part(
-        "unbooked_prompt_tokens",
-        "$kv_cache_usage_growth * on (instance) group_left () $config_kv_cache_size_tokens"
-        " - $running_highest * on (instance) group_left () $config_block_size - $output_tokens - $prompt_tokens",
-        "tokens",
-    ),
-    Part(
-        "tokens_prefilled_per_step",
-        "($prompt_tokens + clamp_min($unbooked_prompt_tokens, 0) or $prompt_tokens) / ($engine_steps > 0)",
-        "tokens",
-    ),
-    Part(
-        "prefills_within_freeze_seconds",
-        within("$freeze_seconds", "vllm:request_prefill_time_seconds"),
-        "requests",
-    ),
-    Part("prefills", "sum by ($by) (increase(vllm:request_prefill_time_seconds_count[$window]))", "requests"),
-    Part("prompts", "sum by ($by) (increase(vllm:request_prompt_tokens_count[$window]))", "requests"),
-    Part(
-        "prompts_within_500_tokens",
-        within("500", "vllm:request_prompt_tokens"),
-        "requests",
-    ),
-    Part(
-        "late_first_tokens",
-        f"$first_tokens - {within('$freeze_seconds', 'vllm:time_to_first_token_seconds')}",
-        "requests",
-    ),
-    Part(
-        "first_tokens_after_10_s",
-        f"$first_tokens - {within('10', 'vllm:time_to_first_token_seconds')}",
-        "requests",
-    ),
-    Part("long_prefills_done", "$prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)", "requests"),
-    Part("long_prefills_begun", "($prompt_tokens >= bool 500 * $first_tokens) * $late_first_tokens", "requests"),
-    Part("long_prefill_in_progress", "$unbooked_prompt_tokens >= bool 500", "bool"),
-    # Long prompts usually take long, or one takes KV cache now: a stall rarely coincides with a prefill.
-    Part(
-        "long_prompts_take_long",
-        "($long_prefills_done + $long_prefills_begun > bool 0)"
-        " * ($prefills_over_freeze_seconds >= bool 0.5 * $prompts_over_500_tokens)",
-        "bool",
-    ),
-    Part("prompts_account_for_pauses", "$long_prefill_in_progress == 1 or $long_prompts_take_long[5m]", "bool"),
-    Part(
-        "long_prefill_steps",
-        # without a pause there is nothing to account for; a pause on a page that does not show its prompts is unknown
-        "0 * ($pauses_over_10_s[5m] <= 0) or ($pauses_over_10_s[5m] > 0) * $prompts_account_for_pauses[5m] > bool 0",
-        "bool",
-    ),
-    # cached prompt tokens are not prefilled; releases before 0.13 do not export the difference
-    Part(
-        "prefilled_tokens",
-        "sum by ($by) (increase(vllm:request_prefill_kv_computed_tokens_sum[$window])) or $finished_prompt_tokens",
-        "tokens",
-    ),
-    # While no long prompt has finished: the growth of the KV cache by a prompt while streams wait for tokens.
-    Part(
-        "prefill_rate",
-        "$prefilled_tokens / (sum by ($by) (increase(vllm:request_prefill_time_seconds_sum[$window])) > 0)"
-        " or ($unbooked_prompt_tokens >= 500) * $requests_running_mean / ($itl_sum > 0)",
-        "tokens/s",
-    ),
-    Part("prefills_at_a_time", "sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))", "requests"),
 )
 
 paused_share = Signal(

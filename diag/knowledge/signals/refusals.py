@@ -6,15 +6,16 @@ of the engine shows that requests succeed, whoever answers HTTP. Of page and log
 what the other has. A request that is no POST is a probe, a scanner or a browser, and does not count.
 """
 
-from diag.core.incident import Part, Signal
+from diag.core.incident import Signal
 from diag.knowledge.signals.answers import FEWEST_ANSWERS, REFUSED, SERVED
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import any_of, parts
 
 FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
 """Refused answers in the window, and answers before it, below which a client's habit may look like a change."""
 LONG_ROW, ROWS_BEFORE = 30, 3
 """Requests refused one after the other in the log, and how often as long as any such row before, whatever the time."""
 LOGGED = "diag_vllm_log_answers_total"
+SERVED_IN_LOG = f'{LOGGED}{{status="2xx"}}'
 _ROW = 'max by ($by) (last_over_time(diag_vllm_log_refused_in_a_row{{row="{}"}}[$window]))'
 
 
@@ -23,80 +24,53 @@ def _logged(status: str) -> str:
     return f'sum by ($by) (increase({LOGGED}{{status=~"{status}"}}[$window]))'
 
 
-PARTS: tuple[Part, ...] = (
+PARTS = parts(
+    f"""
     # none in the log is no evidence of none: the access log may be turned off
-    Part("refused_in_log", f"{_logged('4.+')} > 0", "answers"),
-    Part("served_in_log", f"{_logged('2xx')} > 0", "answers"),
-    Part("unauthorized_in_log", f"{_logged('401|403')} and $refused_in_log", "answers"),
-    Part("not_found_in_log", f"{_logged('404')} and $refused_in_log", "answers"),
-    Part("invalid_in_log", f"{_logged('400|413|422')} and $refused_in_log", "answers"),
+    refused_in_log: answers = {_logged("4.+")} > 0
+    served_in_log: answers = {_logged("2xx")} > 0
+    unauthorized_in_log: answers = {_logged("401|403")} and $refused_in_log
+    not_found_in_log: answers = {_logged("404")} and $refused_in_log
+    invalid_in_log: answers = {_logged("400|413|422")} and $refused_in_log
     # vLLM's HTTP server exports this histogram from its start on: it answered nothing where it is 0
-    Part(
-        "http_is_counted",
-        "0 * sum by ($by) (last_over_time(http_request_duration_highr_seconds_count[$window]))",
-        "answers",
-    ),
-    Part("refused_over_http", "sum by ($by) ($refused_answers_by_route) or 0 * $served_answers", "answers"),
-    Part(
-        "refused_total",
-        any_of(http="$refused_over_http", log="$refused_in_log", none="$http_is_counted"),
-        "answers",
-    ),
-    Part("unsuccessful_answers", "$refused_total + ($failed_over_http or 0 * $refused_total)", "answers"),
-    Part(
-        "refused_per_answer",
-        "$refused_total / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)",
-        "share",
-    ),
-    Part(
-        "refused_share",
-        f"$refused_per_answer * ($refused_total >= bool {FEWEST_REFUSED}) or 0 * ($finished_requests == 0)",
-        "share",
-    ),
+    http_is_counted: answers = 0 * sum by ($by) (last_over_time(http_request_duration_highr_seconds_count[$window]))
+    refused_over_http: answers = sum by ($by) ($refused_answers_by_route) or 0 * $served_answers
+    refused_total: answers = {any_of(http="$refused_over_http", log="$refused_in_log", none="$http_is_counted")}
+    unsuccessful_answers: answers = $refused_total + ($failed_over_http or 0 * $refused_total)
+    refused_per_answer: share =
+        $refused_total / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)
+    refused_share: share =
+        $refused_per_answer * ($refused_total >= bool {FEWEST_REFUSED}) or 0 * ($finished_requests == 0)
     # the counters at the beginning of the window hold all answers since the start of the server
-    Part("served_before", f"sum by ($by) (min_over_time({SERVED}[$window]))", "answers"),
-    Part(
-        "refused_before",
-        f"sum by ($by) (min_over_time({REFUSED}[$window]) unless $refused_answers_born) or 0 * $served_before",
-        "answers",
-    ),
-    Part(
-        "refused_share_before",
-        f"($refused_before / ($served_before + $refused_before >= {FEWEST_EARLIER}))"
-        " unless on (instance) $restarted_in_window",
-        "share",
-    ),
+    served_before: answers = sum by ($by) (min_over_time({SERVED}[$window]))
+    refused_before: answers =
+        sum by ($by) (min_over_time({REFUSED}[$window]) unless $refused_answers_born) or 0 * $served_before
+    refused_share_before: share =
+        ($refused_before / ($served_before + $refused_before >= {FEWEST_EARLIER}))
+        unless on (instance) $restarted_in_window
     # the order of the log's lines, which mostly have no time
-    Part("refused_row", f"{_ROW.format('current')} >= {ROWS_BEFORE} * {_ROW.format('longest')}", "answers"),
-    Part("long_refused_row", f"$refused_row >= {LONG_ROW}", "answers"),
-    # a stream counts when it begins to run; lines of a log that is read alone count by their order
-    Part(
-        "successes",
-        any_of(
-            http="$served_answers and on (instance) $page_samples",
-            engine="$finished_requests",
-            running="$running_highest",
-            log="$served_in_log unless on (instance) $long_refused_row",
-        ),
-        "requests",
-    ),
+    refused_row: answers = {_ROW.format("current")} >= {ROWS_BEFORE} * {_ROW.format("longest")}
+    long_refused_row: answers = $refused_row >= {LONG_ROW}
     # if most answers are errors of the server, requests_failing is about them
-    Part(
-        "refused_mostly",
-        f"$refused_total * ($refused_total >= bool 0.5 * $unsuccessful_answers)"
-        f" and ($unsuccessful_answers >= {FEWEST_ANSWERS})",
-        "answers",
+    refused_mostly: answers =
+        $refused_total * ($refused_total >= bool 0.5 * $unsuccessful_answers)
+        and ($unsuccessful_answers >= {FEWEST_ANSWERS})
+    name_asked_at: unix time = last_over_time(diag_vllm_log_refused_name_timestamp_seconds[$window])
+    names_asked_lately: unix time = $name_asked_at > time() - 300
+    """,
+    # a stream counts when it begins to run; lines of a log that is read alone count by their order
+    "successes: requests = "
+    + any_of(
+        http="$served_answers and on (instance) $page_samples",
+        engine="$finished_requests",
+        running="$running_highest",
+        log="$served_in_log unless on (instance) $long_refused_row",
     ),
-    Part(
-        "served_since_start",
-        any_of(
-            http=f"sum by ($by) (last_over_time({SERVED}[$window])) unless on (instance) $restarted_in_window",
-            log=f'sum by ($by) (last_over_time({LOGGED}{{status="2xx"}}[$window]))',
-        ),
-        "answers",
+    "served_since_start: answers = "
+    + any_of(
+        http=f"sum by ($by) (last_over_time({SERVED}[$window])) unless on (instance) $restarted_in_window",
+        log=f"sum by ($by) (last_over_time({SERVED_IN_LOG}[$window]))",
     ),
-    Part("name_asked_at", "last_over_time(diag_vllm_log_refused_name_timestamp_seconds[$window])", "unix time"),
-    Part("names_asked_lately", "$name_asked_at > time() - 300", "unix time"),
 )
 
 refused_share = Signal(

@@ -1,21 +1,17 @@
 """Signals of the running configuration and of the memory that it leaves free, from which fixes are computed."""
 
-from diag.core.incident import Part, Signal
-from diag.knowledge.signals.expressions import ANY_MEMBER, FULLEST_MEMBER, RUNNING, setting_value
+from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import ANY_MEMBER, FULLEST_MEMBER, RUNNING, parts, setting_value
 from diag.knowledge.signals.kv_cache import cache_config_has
 
 RESERVE = 0.05
 """Share of a GPU's memory that fixes leave free."""
-PARTS: tuple[Part, ...] = (
-    Part(
-        "gpu_memory_free_share",
-        "min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))"
-        " / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))"
-        " unless on (instance, gpu) $gpus_not_serving)",
-        "share",
-        group=FULLEST_MEMBER,
-    ),
-)
+PARTS = parts(f"""
+    gpu_memory_free_share: share ({FULLEST_MEMBER}) =
+        min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))
+          / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))
+          unless on (instance, gpu) $gpus_not_serving)
+""")
 
 most_sequences = Signal(
     "--max-num-batched-tokens",

@@ -1,8 +1,8 @@
 """Signals of a start: its phases, their durations, and whether it is in progress, has failed or fails repeatedly."""
 
-from diag.core.incident import Part, Signal
+from diag.core.incident import Signal
 from diag.core.log_events import CUDA_GRAPH_CAPTURE, ENGINE_START_FAILED, NO_START_FAILURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.expressions import any_of
+from diag.knowledge.signals.expressions import any_of, parts
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
 from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH
 
@@ -18,103 +18,65 @@ NO_LINE_YET = 600
 TOLD_FOR = 900
 """Seconds for which a crash stays told, whatever starts after it."""
 
-OF_A_FORMER_PROCESS = Part(
-    "samples_of_a_former_process",
-    "(sum by ($by) (changes(process_start_time_seconds[$window]))"
-    " or sum by ($by) (resets(vllm:generation_tokens_total[$window]))) > 0"
-    " or count by ($by) ($running_last_by_series) unless count by ($by) ($running_last_by_series[1m])",
-    "series",
-)
-"""A server that has started anew in the window, or is gone: the window holds samples of a process that has ended."""
-PARTS: tuple[Part, ...] = (
-    OF_A_FORMER_PROCESS,
-    Part("in_starting_phase", f"max by ($by) (last_over_time({PHASE}{{{IS_STARTING}}}[$window]))", "bool"),
-    Part(
-        "start_failed",
-        # no new start has been seen since that log line, and /metrics does not answer
-        f"($time_of_{ENGINE_START_FAILED} > bool 0)"
-        f" * (($time_of_{ENGINE_START_FAILED} - $last_startup_progress) >= bool 0) * (1 - $vllm_up)",
-        "bool",
-    ),
+USUAL_SECONDS = {phase.name: phase.usual_seconds for phase in STARTUP_PHASES if phase.usual_seconds}
+PARTS = parts(
+    f"""
+    # A server that has started anew in the window, or is gone: the window holds samples of a process that has ended.
+    samples_of_a_former_process: series =
+        (sum by ($by) (changes(process_start_time_seconds[$window]))
+          or sum by ($by) (resets(vllm:generation_tokens_total[$window]))) > 0
+        or count by ($by) ($running_last_by_series) unless count by ($by) ($running_last_by_series[1m])
+    in_starting_phase: bool = max by ($by) (last_over_time({PHASE}{{{IS_STARTING}}}[$window]))
+    # no new start has been seen since that log line, and /metrics does not answer
+    start_failed: bool =
+        ($time_of_{ENGINE_START_FAILED} > bool 0)
+        * (($time_of_{ENGINE_START_FAILED} - $last_startup_progress) >= bool 0) * (1 - $vllm_up)
     # a zombie has ended: it keeps its CPU time until its parent reads its exit status
-    Part("zombies", 'last_over_time(diag_vllm_process_state{state="zombie"}[$window]) == 1', "processes"),
+    zombies: processes = last_over_time(diag_vllm_process_state{{state="zombie"}}[$window]) == 1
     # an engine that outlived its API server starts nothing
-    Part("ended_or_orphaned", "$zombies or on (instance, pid) $orphaned == 1", "processes"),
-    Part("scraped", "0 * $up_last", "bool"),
-    Part(
-        "process_start_time",
-        "max by ($by) (last_over_time(diag_vllm_process_start_time_seconds[$window]))",
-        "unix time",
-    ),
+    ended_or_orphaned: processes = $zombies or on (instance, pid) $orphaned == 1
+    scraped: bool = 0 * $up_last
+    process_start_time: unix time = max by ($by) (last_over_time(diag_vllm_process_start_time_seconds[$window]))
     # No process is left only if the collector has seen some: it keeps counting the roles that it saw, and may never see
     # the processes of another container.
-    Part("no_process_left", "sum by ($by) (last_over_time(diag_vllm_processes[$window])) <= 0", "processes"),
-    Part(
-        "processes_seen_today", "count by ($by) (count_over_time(diag_vllm_process_start_time_seconds[1d]))", "series"
-    ),
-    Part(
-        "processes_alive",
-        "($vllm_processes > bool 0) or $no_process_left or 0 * $processes_seen_today or $scraped + 1",
-        "bool",
-    ),
-    Part(
-        "starts_by_log",
-        f"$engine_starting * $processes_alive * (time() - $last_startup_progress < bool {LONGEST_SILENCE})",
-        "bool",
-    ),
+    no_process_left: processes = sum by ($by) (last_over_time(diag_vllm_processes[$window])) <= 0
+    processes_seen_today: series = count by ($by) (count_over_time(diag_vllm_process_start_time_seconds[1d]))
+    processes_alive: bool = ($vllm_processes > bool 0) or $no_process_left or 0 * $processes_seen_today or $scraped + 1
+    starts_by_log: bool =
+        $engine_starting * $processes_alive * (time() - $last_startup_progress < bool {LONGEST_SILENCE})
     # neither the log nor the page has shown this process yet
-    Part("start_time_on_page", "max by ($by) (last_over_time(process_start_time_seconds[1d]))", "unix time"),
-    Part(
-        "starts_by_process",
-        f"(time() - $process_start_time < bool {NO_LINE_YET})"
-        " * (($process_start_time > bool $last_startup_progress) or $scraped + 1)"
-        " * (($process_start_time - 1 > bool $start_time_on_page) or $scraped + 1)",
-        "bool",
-    ),
+    start_time_on_page: unix time = max by ($by) (last_over_time(process_start_time_seconds[1d]))
+    starts_by_process: bool =
+        (time() - $process_start_time < bool {NO_LINE_YET})
+        * (($process_start_time > bool $last_startup_progress) or $scraped + 1)
+        * (($process_start_time - 1 > bool $start_time_on_page) or $scraped + 1)
     # A crash stays told for 15 minutes, whatever starts after it. Without a log, a kill by the kernel shortly before
     # the start of the process that answers now is one.
-    Part(
-        "time_of_logged_crash",
-        f"max by ($by) (last_over_time({LOG_CRASH}[$window])) or 0 * $time_of_engine_death",
-        "unix time",
-    ),
-    Part("latest_start_time", "$process_start_time or $start_time_on_page", "unix time"),
-    Part(
-        "time_of_kill_before_start",
-        f"$time_of_oom_kill * ($time_of_oom_kill < bool $latest_start_time)"
-        f" * ($latest_start_time - $time_of_oom_kill < bool {OOM_KILL_SECONDS})",
-        "unix time",
-    ),
-    Part(
-        "time_of_crash",
-        # that the kernel killed nothing proves no health; a process that has answered for longer does
-        any_of(
-            log="$time_of_logged_crash",
-            kernel="($time_of_kill_before_start > 0)",
-            old=f"(0 * ($latest_start_time < time() - {TOLD_FOR}))",
-        ),
-        "unix time",
-    ),
-    Part("newer_process", "($latest_start_time > bool $time_of_crash) or $scraped", "bool"),
-    Part("ready_again", "$last_startup_progress * ($in_phase_ready == 1) and $vllm_up == 1", "unix time"),
-    Part("answers_again", "$latest_start_time > $time_of_crash and $vllm_up == 1", "unix time"),
-    Part("phase_seconds", f"sum by ($by) (last_over_time({SPENT}[$window]))", "seconds"),
+    time_of_logged_crash: unix time = max by ($by) (last_over_time({LOG_CRASH}[$window])) or 0 * $time_of_engine_death
+    latest_start_time: unix time = $process_start_time or $start_time_on_page
+    time_of_kill_before_start: unix time =
+        $time_of_oom_kill * ($time_of_oom_kill < bool $latest_start_time)
+        * ($latest_start_time - $time_of_oom_kill < bool {OOM_KILL_SECONDS})
+    newer_process: bool = ($latest_start_time > bool $time_of_crash) or $scraped
+    ready_again: unix time = $last_startup_progress * ($in_phase_ready == 1) and $vllm_up == 1
+    answers_again: unix time = $latest_start_time > $time_of_crash and $vllm_up == 1
+    phase_seconds: seconds = sum by ($by) (last_over_time({SPENT}[$window]))
     # until the new process shows itself, the latest start time is that of the process that crashed
-    Part(
-        "start_since_crash",
-        "$latest_start_time > $time_of_crash or time() - $phase_seconds > $time_of_crash"
-        " or $last_startup_progress > $time_of_crash",
-        "unix time",
+    start_since_crash: unix time =
+        $latest_start_time > $time_of_crash or time() - $phase_seconds > $time_of_crash
+        or $last_startup_progress > $time_of_crash
+    loads_weights: bool = max by ($by) (last_over_time({PHASE}{{{LOADING}}}[$window]))
+    """,
+    # that the kernel killed nothing proves no health; a process that has answered for longer does
+    "time_of_crash: unix time = "
+    + any_of(
+        log="$time_of_logged_crash",
+        kernel="($time_of_kill_before_start > 0)",
+        old=f"(0 * ($latest_start_time < time() - {TOLD_FOR}))",
     ),
-    Part("loads_weights", f"max by ($by) (last_over_time({PHASE}{{{LOADING}}}[$window]))", "bool"),
     *(
-        Part(
-            f"{phase.name}_per_usual",
-            f'last_over_time({SPENT}{{phase="{phase.name}"}}[$window]) / {phase.usual_seconds}',
-            "ratio",
-        )
-        for phase in STARTUP_PHASES
-        if phase.usual_seconds
+        f'{phase}_per_usual: ratio = last_over_time({SPENT}{{phase="{phase}"}}[$window]) / {usual}'
+        for phase, usual in USUAL_SECONDS.items()
     ),
 )
 
@@ -208,7 +170,7 @@ sign_of_crash = Signal(
 )
 startup_overdue = Signal(
     "start-up phase / its usual duration",
-    f"max by ($by) ({' or '.join(f'${phase.name}_per_usual' for phase in STARTUP_PHASES if phase.usual_seconds)})",
+    f"max by ($by) ({' or '.join(f'${phase}_per_usual' for phase in USUAL_SECONDS)})",
     "the slowest start-up phase has taken {value} times its usual duration",
     "ratio",
     culprit_promql=f"last_over_time({SPENT}[$window]) > 1",
