@@ -6,7 +6,15 @@ are not counted; KV blocks count as a whole.
 """
 
 from diag.core.incident import Signal, reported
-from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, SLOWEST_MEMBER, any_of, parts, renamed
+from diag.knowledge.signals.expressions import (
+    ANY_MEMBER,
+    KV_USAGE,
+    PREFIX_CACHE_HITS,
+    SLOWEST_MEMBER,
+    any_of,
+    parts,
+    renamed,
+)
 
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
@@ -43,7 +51,7 @@ PARTS = parts(f"""
     expert_bytes_per_step: bytes =
         (1 - (1 - {_known("diag_vllm_experts_per_token_ratio")}) ^ on (instance) group_right () $batch_size)
         * on (instance) group_left () {_known("diag_vllm_weight_bytes", "experts")}
-    mean_kv_cache_usage_of_the_engine: share = max by (instance, engine) ({renamed("avg_over_time", KV_USAGE)})
+    mean_kv_cache_usage_of_the_engine: share = max by (instance, engine) ({renamed("avg_over_time({}[$window])", KV_USAGE)})
     cache_bytes_per_step: bytes =
         ($mean_kv_cache_usage_of_the_engine * on (instance) group_left () $config_kv_cache_size_tokens)
         * on (instance) group_left () {_known("diag_vllm_kv_cache_bytes_per_token")}
@@ -59,8 +67,7 @@ PARTS = parts(f"""
         min by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])
           unless on (instance, gpu) $gpus_not_serving)
     prefix_cache_hits_rate: tokens/s =
-        sum by (instance, engine) (rate(vllm:prefix_cache_hits_total[$window]))
-        or sum by (instance, engine) (rate(vllm:gpu_prefix_cache_hits_total[$window]))
+        {renamed("sum by (instance, engine) (rate({}[$window]))", PREFIX_CACHE_HITS)}
     tokens_computed_rate: tokens/s =
         ($decode_rate
           + clamp_min(sum by (instance, engine) (rate(vllm:prompt_tokens_total[$window])) - $prefix_cache_hits_rate, 0))

@@ -13,11 +13,16 @@ from textwrap import dedent
 from diag.core.declarations import Mistake
 from diag.core.incident import Part
 
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+TTFT = ("vllm:time_to_first_token_seconds",)
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+E2E = ("vllm:e2e_request_latency_seconds",)
+PREFIX_CACHE_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+PREFIX_CACHE_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+"""Metrics by their names in the releases, the newest first (diag/vllm/metric_names.json has all, see `renamed`)."""
 CONFIG = (
     "api_server_count",
     "block_size",
@@ -42,9 +47,16 @@ CONFIG = (
 """Settings of a running server that expressions read, each as the part `config_NAME`."""
 
 
-def renamed(function: str, names: tuple[str, ...], suffix: str = "") -> str:
-    """Return a range function of a metric under the name that the release gives it, with `suffix` behind the name."""
-    return " or ".join(f"{function}({name}{suffix}[$window])" for name in names)
+def renamed(expression: str, names: tuple[str, ...]) -> str:
+    """Return an expression such as `increase({}_sum[$window])` of a metric under the name that the release gives it."""
+    return " or ".join(expression.replace("{}", name) for name in names)
+
+
+def usage(function: str) -> str:
+    """Return a function, such as `max_over_time({}[$window])`, of the usage of the KV cache; it needs three samples."""
+    sampled = "$kv_cache_usage_sampled", "$gpu_cache_usage_sampled"
+    of_names = (f"{function.format(name)} and {samples}" for name, samples in zip(KV_USAGE, sampled, strict=True))
+    return " or ".join(f"max by ($by) ({of_name})" for of_name in of_names)
 
 
 SLOWEST_MEMBER = "the slowest member: in tensor parallelism, each step waits for it"
@@ -91,9 +103,9 @@ def edge(limit: str) -> str:
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
 
 
-def within(limit: str, *names: str) -> str:
+def within(limit: str, names: tuple[str, ...]) -> str:
     """Return the observations at or below an edge of a histogram, under the name that the release gives it."""
-    return f"sum by ($by) ({renamed('increase', names, f'_bucket{{{edge(limit)}}}')})"
+    return f"sum by ($by) ({renamed(f'increase({{}}_bucket{{{edge(limit)}}}[$window])', names)})"
 
 
 def labelled(label: str, series: Mapping[str, str]) -> str:
@@ -172,15 +184,13 @@ PARTS = parts(
     queued_samples_by_series: samples = count_over_time(vllm:num_requests_waiting[$window])
     requests_waiting_sampled: samples =
         ({waiting_for_capacity("count_over_time({}[$window])", "$queued_samples_by_series")}) >= 3
-    kv_cache_usage_sampled: samples = count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3
-    gpu_cache_usage_sampled: samples = count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3
+    kv_cache_usage_sampled: samples = count_over_time({KV_USAGE[0]}[$window]) >= 3
+    gpu_cache_usage_sampled: samples = count_over_time({KV_USAGE[1]}[$window]) >= 3
     requests_running_peak: requests = sum by ($by) ($running_peak_by_series and $requests_running_sampled)
     requests_running_minimum: requests = sum by ($by) ($running_minimum_by_series and $requests_running_sampled)
     requests_waiting_mean: requests = sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)
     requests_waiting_minimum: requests = sum by ($by) ($waiting_minimum_by_series and $requests_waiting_sampled)
-    kv_cache_usage_mean: share =
-        max by ($by) (avg_over_time(vllm:kv_cache_usage_perc[$window]) and $kv_cache_usage_sampled)
-        or max by ($by) (avg_over_time(vllm:gpu_cache_usage_perc[$window]) and $gpu_cache_usage_sampled)
+    kv_cache_usage_mean: share = {usage("avg_over_time({}[$window])")}
     # -- gauges by any number of samples
     running_lowest: requests = sum by ($by) ($running_minimum_by_series)
     running_highest: requests = sum by ($by) ($running_peak_by_series)
@@ -189,8 +199,8 @@ PARTS = parts(
     queued_lowest: requests = sum by ($by) ($queued_minimum_by_series)
     queued_highest: requests = sum by ($by) ($queued_peak_by_series)
     # -- inter-token latency, whose histogram vLLM renamed
-    itl_count: tokens = sum by ($by) ({renamed("increase", ITL, "_count")})
-    itl_sum: seconds = sum by ($by) ({renamed("increase", ITL, "_sum")})
+    itl_count: tokens = sum by ($by) ({renamed("increase({}_count[$window])", ITL)})
+    itl_sum: seconds = sum by ($by) ({renamed("increase({}_sum[$window])", ITL)})
     """,
     *(f"config_{name} = {configured(name)}" for name in CONFIG),
 )

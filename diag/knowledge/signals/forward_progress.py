@@ -37,7 +37,7 @@ PARTS = parts(
     # A prefill in chunks with nothing to decode yields no token until it ends, but each chunk takes KV blocks, and
     # every step reports its gauges. Running and waiting do not count: they move in a scheduler's deadlock too.
     tokens_and_requests_counted: events = $output_tokens + $prompt_tokens + $finished_requests
-    kv_cache_usage_changes: changes = sum by ($by) ({renamed("changes", KV_USAGE)})
+    kv_cache_usage_changes: changes = sum by ($by) ({renamed("changes({}[$window])", KV_USAGE)})
     # unknown if no token is processed and the release exports no KV cache usage, which a prefill changes
     nothing_moves: bool =
         ($tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * ($tokens_and_requests_counted > 0))) == bool 0

@@ -8,7 +8,16 @@ followed; LMCache and others have metrics of their own that a page may not show.
 
 from diag.core.incident import Signal, reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
-from diag.knowledge.signals.expressions import FULLEST_MEMBER, any_of, parts, times_the_capacity
+from diag.knowledge.signals.expressions import (
+    FULLEST_MEMBER,
+    PREFIX_CACHE_HITS,
+    PREFIX_CACHE_QUERIES,
+    any_of,
+    parts,
+    renamed,
+    times_the_capacity,
+    usage,
+)
 from diag.knowledge.signals.load import ENOUGH
 
 KV_ERRORS = f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'
@@ -35,12 +44,11 @@ PARTS = parts(
     f"""
     # The KV cache that a prompt takes for itself: the whole prompt, unless prompts share prefixes. Then it is the cache
     # that a running request holds, minus half of an output, its mean progress.
-    prefix_cache_hits: tokens = sum by ($by) (increase(vllm:prefix_cache_hits_total[$window]))
+    prefix_cache_hits: tokens = sum by ($by) (increase({PREFIX_CACHE_HITS[0]}[$window]))
     prefix_cache_hits_of_any_release: tokens =
-        $prefix_cache_hits or sum by ($by) (increase(vllm:gpu_prefix_cache_hits_total[$window]))
+        $prefix_cache_hits or sum by ($by) (increase({PREFIX_CACHE_HITS[1]}[$window]))
     prefix_cache_queries_of_any_release: tokens =
-        sum by ($by) (increase(vllm:prefix_cache_queries_total[$window]))
-        or sum by ($by) (increase(vllm:gpu_prefix_cache_queries_total[$window]))
+        {renamed("sum by ($by) (increase({}[$window]))", PREFIX_CACHE_QUERIES)}
     mean_prompt_tokens: tokens = $finished_prompt_tokens / ($finished_requests >= 3)
     mean_output_tokens: tokens = $finished_output_tokens / ($finished_requests >= 3)
     tokens_held_per_running_request: tokens =
@@ -94,8 +102,7 @@ PARTS = parts(
     kv_transfer_errors_share: share =
         ($kv_errors_logged >= {FEW}) / ($kv_errors_logged + $finished_requests or $kv_errors_logged)
         or 0 * ($kv_errors_logged == 0)
-    requests_fetching_kv: requests =
-        sum by ($by) (min_over_time({KV_FETCHES}[$window]))
+    requests_fetching_kv: requests = sum by ($by) (min_over_time({KV_FETCHES}[$window]))
     all_wait_for_kv: bool =
         ($requests_in_flight_without_progress > bool 0) * ($requests_fetching_kv > bool 0)
         * ($running_highest == bool 0)
@@ -132,8 +139,7 @@ PARTS = parts(
 
 kv_cache_usage_peak = Signal(
     "KV cache usage (peak)",
-    "max by ($by) (max_over_time(vllm:kv_cache_usage_perc[$window]) and $kv_cache_usage_sampled)"
-    " or max by ($by) (max_over_time(vllm:gpu_cache_usage_perc[$window]) and $gpu_cache_usage_sampled)",
+    usage("max_over_time({}[$window])"),
     "KV cache usage peaks at {value}",
     "share",
     window_scaling="peak",
@@ -141,8 +147,7 @@ kv_cache_usage_peak = Signal(
 )
 kv_cache_usage_median = Signal(
     "KV cache usage (median)",
-    "max by ($by) (quantile_over_time(0.5, vllm:kv_cache_usage_perc[$window]) and $kv_cache_usage_sampled)"
-    " or max by ($by) (quantile_over_time(0.5, vllm:gpu_cache_usage_perc[$window]) and $gpu_cache_usage_sampled)",
+    usage("quantile_over_time(0.5, {}[$window])"),
     "median KV cache usage is {value}",
     "share",
 )

@@ -7,19 +7,27 @@ adds what a straight line leaves unexplained. Requests that only grow, token by 
 """
 
 from diag.core.incident import BurnRateWindow, Signal, documented, judged
-from diag.knowledge.signals.expressions import ITL, labelled, parts, times_the_capacity, waiting_for_capacity, within
+from diag.knowledge.signals.expressions import (
+    E2E,
+    ITL,
+    TTFT,
+    labelled,
+    parts,
+    renamed,
+    times_the_capacity,
+    usage,
+    waiting_for_capacity,
+    within,
+)
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""
 BUDGETS = {"TTFT": "ttft", "inter-token latency": "itl", "end-to-end latency": "e2e"}
 """Latencies with an SLO, and the prefix of the names of their parts."""
-HISTOGRAMS = {
-    "ttft": ("vllm:time_to_first_token_seconds",),
-    "itl": ITL,
-    "e2e": ("vllm:e2e_request_latency_seconds",),
-}
+HISTOGRAMS = {"ttft": TTFT, "itl": ITL, "e2e": E2E}
 LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, name in BUDGETS.items()}
 """All observations of each latency, and those within the SLO."""
+P99 = "histogram_quantile(0.99, sum by ($by, le) (increase({}_bucket[$window])))"
 SCATTER = 1.4
 """Root mean square of the KV blocks of requests, as a multiple of their mean: that of exponential lengths (judged)."""
 MONTH = 30 * 86_400
@@ -32,10 +40,6 @@ SPENDS_BUDGET_FAST = documented(
     f"{SLOW_BURN.factor:g}",
     WORKBOOK,
 )
-
-
-def _percentile(metric: str) -> str:
-    return f"histogram_quantile(0.99, sum by ($by, le) (increase({metric}_bucket[$window])))"
 
 
 def _burn_rate(name: str) -> str:
@@ -51,14 +55,6 @@ def _burn_rate(name: str) -> str:
 def _of_latencies(part: str) -> str:
     """Return the parts `NAME_part` of all latencies with an SLO, each labelled with its latency."""
     return labelled("latency", {latency: f"${name}_{part}" for latency, name in BUDGETS.items()})
-
-
-def _usage(function: str) -> str:
-    """Return a function of the usage of the KV cache, whose gauge vLLM renamed; a gauge needs three samples."""
-    gauges = (("vllm:kv_cache_usage_perc", "kv"), ("vllm:gpu_cache_usage_perc", "gpu"))
-    return " or ".join(
-        f"max by ($by) ({function.format(gauge)} and ${name}_cache_usage_sampled)" for gauge, name in gauges
-    )
 
 
 def _since_start(counter: str) -> str:
@@ -99,15 +95,15 @@ PARTS = parts(
         $queued_mean / (($queued_mean + $requests_running_mean) > 0 or 1 + 0 * $queued_mean) and $window_seconds
     # -- the latency SLO
     ttft_count: requests = $first_tokens
-    ttft_within_slo: requests = {within("$ttft_seconds", "vllm:time_to_first_token_seconds")}
-    itl_within_slo: tokens = {within("$itl_seconds", *ITL)}
+    ttft_within_slo: requests = {within("$ttft_seconds", TTFT)}
+    itl_within_slo: tokens = {within("$itl_seconds", ITL)}
     e2e_count: requests = sum by ($by) (increase(vllm:e2e_request_latency_seconds_count[$window]))
-    e2e_within_slo: requests = {within("$e2e_seconds", "vllm:e2e_request_latency_seconds")}
+    e2e_within_slo: requests = {within("$e2e_seconds", E2E)}
     burn_rates: ratio = {_of_latencies("burn_rate")}
     late_latencies: seconds = {_of_latencies("p99")}
     # -- the KV cache: a straight line through the samples of the window, its value now, and what it leaves unexplained
-    kv_cache_usage_slope: 1/s = {_usage("deriv({}[$window])")}
-    kv_cache_usage_variance = {_usage("stdvar_over_time({}[$window])")}
+    kv_cache_usage_slope: 1/s = {usage("deriv({}[$window])")}
+    kv_cache_usage_variance = {usage("stdvar_over_time({}[$window])")}
     kv_cache_usage_rise: share = 2 * ($kv_cache_usage_now - $kv_cache_usage_mean)
     # how often the running requests were replaced; beyond a few times, usage has forgotten where it was
     turnovers = $finished_requests / ($requests_running_mean > 0)
@@ -135,7 +131,7 @@ PARTS = parts(
     waiting_now: requests = $requests_waiting_mean + $waiting_slope * $window_seconds / 2
     """,
     *map(_burn_rate, BUDGETS.values()),
-    *(f"{name}_p99: seconds = {' or '.join(map(_percentile, names))}" for name, names in HISTOGRAMS.items()),
+    *(f"{name}_p99: seconds = {renamed(P99, names)}" for name, names in HISTOGRAMS.items()),
 )
 
 requests_running = Signal(
@@ -263,7 +259,7 @@ error_budget_burn_rate = Signal(
 
 kv_cache_usage_now = Signal(
     "KV cache usage (now)",
-    _usage("predict_linear({}[$window], 0)"),
+    usage("predict_linear({}[$window], 0)"),
     "KV cache usage is {value}",
     "share",
 )

@@ -64,6 +64,7 @@ def recently(name: str) -> str:
 
 
 PARTS = parts(
+    *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in LOG_EVENTS),
     f"""
     vllm_up: bool = max by ($by) (last_over_time(diag_vllm_up[$window]))
     last_startup_progress: unix time =
@@ -72,7 +73,6 @@ PARTS = parts(
     time_of_out_of_memory: unix time = {event_time(*OUT_OF_MEMORY)}
     log_errors: lines = count by ($by) (last_over_time({LOG_ERROR}[$window]))
     """,
-    *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in LOG_EVENTS),
     *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
 )
 

@@ -4,10 +4,13 @@ from itertools import pairwise
 
 from diag.core.contract import STALL_BUCKETS
 from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import ITL, KV_USAGE, parts, renamed, within
+from diag.knowledge.signals.expressions import ITL, KV_USAGE, TTFT, parts, renamed, within
 
 PAUSE_EDGES = (*STALL_BUCKETS, 80)
 """Edges of the histogram of inter-token latencies, in seconds."""
+
+
+MEDIAN = "histogram_quantile(0.5, sum by ($by, le) (increase({}_bucket[$window])))"
 
 
 def _name(seconds: float) -> str:
@@ -15,28 +18,24 @@ def _name(seconds: float) -> str:
     return f"{seconds:g}_s".replace(".", "_")
 
 
-def _median(name: str) -> str:
-    return f"histogram_quantile(0.5, sum by ($by, le) (increase({name}_bucket[$window])))"
-
-
 PARTS = parts(
     f"""
-    itl_median: seconds = {_median(ITL[0])} or {_median(ITL[1])}
-    itl_within_freeze_seconds: tokens = {within("$freeze_seconds", *ITL)}
+    itl_median: seconds = {renamed(MEDIAN, ITL)}
+    itl_within_freeze_seconds: tokens = {within("$freeze_seconds", ITL)}
     # -- prefills: vLLM counts a prompt's tokens at its first token, its length and prefill time when it finishes
-    kv_cache_usage_growth: share = sum by ($by) ({renamed("delta", KV_USAGE)})
+    kv_cache_usage_growth: share = sum by ($by) ({renamed("delta({}[$window])", KV_USAGE)})
     # The KV cache takes a prompt step by step. Each running request may also have taken a block that is not yet full.
     unbooked_prompt_tokens: tokens =
         $kv_cache_usage_growth * on (instance) group_left () $config_kv_cache_size_tokens
         - $running_highest * on (instance) group_left () $config_block_size - $output_tokens - $prompt_tokens
     tokens_prefilled_per_step: tokens =
         ($prompt_tokens + clamp_min($unbooked_prompt_tokens, 0) or $prompt_tokens) / ($engine_steps > 0)
-    prefills_within_freeze_seconds: requests = {within("$freeze_seconds", "vllm:request_prefill_time_seconds")}
+    prefills_within_freeze_seconds: requests = {within("$freeze_seconds", ("vllm:request_prefill_time_seconds",))}
     prefills: requests = sum by ($by) (increase(vllm:request_prefill_time_seconds_count[$window]))
     prompts: requests = sum by ($by) (increase(vllm:request_prompt_tokens_count[$window]))
-    prompts_within_500_tokens: requests = {within("500", "vllm:request_prompt_tokens")}
-    late_first_tokens: requests = $first_tokens - {within("$freeze_seconds", "vllm:time_to_first_token_seconds")}
-    first_tokens_after_10_s: requests = $first_tokens - {within("10", "vllm:time_to_first_token_seconds")}
+    prompts_within_500_tokens: requests = {within("500", ("vllm:request_prompt_tokens",))}
+    late_first_tokens: requests = $first_tokens - {within("$freeze_seconds", TTFT)}
+    first_tokens_after_10_s: requests = $first_tokens - {within("10", TTFT)}
     long_prefills_done: requests = $prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)
     long_prefills_begun: requests = ($prompt_tokens >= bool 500 * $first_tokens) * $late_first_tokens
     long_prefill_in_progress: bool = $unbooked_prompt_tokens >= bool 500
@@ -59,7 +58,7 @@ PARTS = parts(
     """,
     *(
         f"""
-    itl_within_{_name(above)}: tokens = {within(f"{above:g}", *ITL)}
+    itl_within_{_name(above)}: tokens = {within(f"{above:g}", ITL)}
     # 0 if the server lacks the edge
     pauses_over_{_name(above)}: pauses = $itl_count - ($itl_within_{_name(above)} or $itl_count)
     """

@@ -9,7 +9,7 @@ from diag.core.log_events import (
     ENGINE_START_FAILED,
     NCCL_TIMEOUT,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of, parts
+from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of, parts, renamed
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
 from diag.knowledge.signals.log import EVENT_TIME, event_time
 
@@ -24,12 +24,9 @@ OVERSIZE = 1.92
 """Multiple of --kv-offloading-size that vLLM 0.26 was seen to take of a hybrid model (vllm#53042, open)."""
 ROOM = 0.8
 """Share of the host's memory that a smaller buffer aims at: below NEARLY_FULL, with room for bursts."""
+FAST_TOKENS = "histogram_quantile(0.25, sum by ($by, le) (last_over_time({}_bucket[$window])))"
 SECONDS_TO_DRAIN = 900
 """Seconds in which a server drains and another one starts; the sentence of `host_memory_ends` writes them in words."""
-
-
-def _fast_tokens(name: str) -> str:
-    return f"histogram_quantile(0.25, sum by ($by, le) (last_over_time({name}_bucket[$window])))"
 
 
 PARTS = parts(
@@ -96,7 +93,7 @@ PARTS = parts(
     engine_steps_rate: 1/s = sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))
     # Late is relative, too: a step that gets a CPU for a sixth of the time takes six times as long, from 6 ms to 42 ms.
     # The floor is the time of this server's faster tokens since its start; the histogram's first bucket ends at 10 ms.
-    itl_floor: seconds = clamp_min({" or ".join(map(_fast_tokens, ITL))}, 0.01)
+    itl_floor: seconds = clamp_min({renamed(FAST_TOKENS, ITL)}, 0.01)
     tokens_slower: bool = $itl_median > bool {SLOWER} * $itl_floor
     cpu_wait_hurts: bool = {any_of(late="$tokens_late", quota="($cpu_throttled_share > bool 0.5)")}
     cpu_short: share =
