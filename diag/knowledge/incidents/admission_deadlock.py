@@ -1,5 +1,6 @@
 """The scheduler admits no request: the one at the head of the queue does not fit the KV cache, even an empty one."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
 from diag.knowledge.shared_fixes import (
     MORE_KV_CAPACITY,
@@ -9,16 +10,10 @@ from diag.knowledge.shared_fixes import (
     NOT_PAUSED,
     SAVE_STACKS,
 )
-from diag.signals import (
-    kv_cache_usage_peak,
-    longest_that_is_admitted,
-    not_set,
-    requests_not_admitted,
-)
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 HEAD_OF_THE_QUEUE = "https://github.com/vllm-project/vllm/issues/39734"
-NOT_ADMITTED = requests_not_admitted.at_least(
+NOT_ADMITTED = signals.requests_not_admitted.at_least(
     1, measured("8 requests waited and none ran until the long prompt was given up", "admission_deadlock")
 )
 
@@ -38,7 +33,7 @@ incident = Incident(
     impact="every request waits, none gets a token, and /health answers 200",
     symptoms=(NOT_ADMITTED,),
     supports=(
-        kv_cache_usage_peak.below(
+        signals.kv_cache_usage_peak.below(
             0.5, reported("0 % for 9 minutes, with 5 or 6 requests waiting", f"{HEAD_OF_THE_QUEUE[:-5]}45414")
         ),
     ),
@@ -80,7 +75,7 @@ incident = Incident(
         SAVE_STACKS,
         Fix(
             flag="--max-model-len",
-            value=longest_that_is_admitted,
+            value=signals.longest_that_is_admitted,
             direction="lower",
             change="Accept no request that the KV cache cannot hold: longer ones are refused with HTTP 400.",
             effect="a request that is too long gets an error instead of blocking the queue",
@@ -94,7 +89,7 @@ incident = Incident(
             change="Admit a prompt by its first chunk. It helps where the model has layers that never hold the whole "
             "prompt, such as sliding windows; a prompt that exceeds the KV cache does not run with it either.",
             effect="long prompts that fit chunk by chunk are admitted",
-            only_if=(not_set("no_scheduler_reserve_full_isl"),),
+            only_if=(signals.not_set("no_scheduler_reserve_full_isl"),),
             risk="more requests are admitted than fit to their end: preemptions may rise",
             rollback="remove the flag",
             why=reported("the workaround for the deadlock of a model with sliding windows", HEAD_OF_THE_QUEUE),

@@ -1,7 +1,7 @@
 """Many requests are refused with HTTP 4xx all at once, on a server that refused few before."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.signals import refused_growth, refused_share, sign_of_refusing
 
 incident = Incident(
     id="client_errors_surge",
@@ -16,10 +16,12 @@ incident = Incident(
     """,
     impact="the affected clients get HTTP 4xx instead of an answer; other clients notice nothing",
     symptoms=(
-        refused_share.above(0.2, measured("56 % in a wave of too long prompts, 1 % before it", "client_errors_surge")),
-        refused_growth.above(10, judged("a steady share of client errors is no news")),
+        signals.refused_share.above(
+            0.2, measured("56 % in a wave of too long prompts, 1 % before it", "client_errors_surge")
+        ),
+        signals.refused_growth.above(10, judged("a steady share of client errors is no news")),
     ),
-    sign=sign_of_refusing,
+    sign=signals.sign_of_refusing,
     looks_like=(
         LookAlike("requests_failing", distinguish="HTTP 5xx are errors of the server."),
         LookAlike(

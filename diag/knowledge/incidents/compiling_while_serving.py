@@ -1,11 +1,11 @@
 """Kernels or graphs are compiled while requests are served, and every stream waits for the compiler."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, reported
-from diag.signals import compiled_recently, stream_pauses
 
 CASE = "https://github.com/vllm-project/vllm/issues/48752"
 
-PAUSES = stream_pauses.at_least(1, judged("a compilation that pauses no stream harms no user"))
+PAUSES = signals.stream_pauses.at_least(1, judged("a compilation that pauses no stream harms no user"))
 incident = Incident(
     id="compiling_while_serving",
     title="Compilation while serving",
@@ -17,7 +17,7 @@ incident = Incident(
         again after each restart where the cache is not kept.
     """,
     impact="all running streams pause while the compiler runs",
-    symptoms=(compiled_recently.at_least(1, reported("vLLM warns of it in its log", CASE)), PAUSES),
+    symptoms=(signals.compiled_recently.at_least(1, reported("vLLM warns of it in its log", CASE)), PAUSES),
     looks_like=(
         LookAlike("startup_slow", distinguish="A start compiles too, before the server is ready: that is not counted."),
         LookAlike("prefill_decode_contention", distinguish="A long prompt accounts for each pause."),

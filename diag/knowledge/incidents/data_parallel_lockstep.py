@@ -1,16 +1,8 @@
 """The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_CHANGING, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
-from diag.signals import (
-    engines,
-    engines_missing,
-    infiniband_link_errors,
-    infiniband_ports_down,
-    nccl_ranks_missing,
-    requests_running,
-    requests_stuck_on_all_engines,
-)
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 RAS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"
@@ -33,17 +25,19 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token, on all engines of this server",
     symptoms=(
-        requests_stuck_on_all_engines.at_least(
+        signals.requests_stuck_on_all_engines.at_least(
             1, reported("one rank holds requests, its peers none, and no token is processed until a restart", DRIFT)
         ),
-        engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
-        requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
+        signals.engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
+        signals.requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
     ),
     supports=(
-        nccl_ranks_missing.at_least(1, documented("NCCL names the process that has not entered a collective", RAS)),
-        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
-        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
-        engines_missing.at_least(
+        signals.nccl_ranks_missing.at_least(
+            1, documented("NCCL names the process that has not entered a collective", RAS)
+        ),
+        signals.infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        signals.infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        signals.engines_missing.at_least(
             1,
             reported(
                 "the peers of a missing rank busy-wait in their collective, and it uses no CPU itself",

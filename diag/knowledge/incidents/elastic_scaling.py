@@ -1,9 +1,8 @@
 """The number of data-parallel engines is being changed: requests are answered with HTTP 503 until it is done."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.knowledge.signals.planned import LONGEST_SCALING
-from diag.signals import elastic_scaling as scaling
-from diag.signals import scaling_time
 
 DEPLOYMENT = "https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/"
 RFC = "https://github.com/vllm-project/vllm/issues/20323"
@@ -23,7 +22,11 @@ incident = Incident(
         counters of the page begin at 0.
     """,
     impact="requests get HTTP 503 or stand still for the time of the switch",
-    symptoms=(scaling.at_least(1, documented("the engines log the beginning, the API server the end", DEPLOYMENT)),),
+    symptoms=(
+        signals.elastic_scaling.at_least(
+            1, documented("the engines log the beginning, the API server the end", DEPLOYMENT)
+        ),
+    ),
     looks_like=(
         LookAlike(
             "engine_dead",
@@ -33,7 +36,7 @@ incident = Incident(
         LookAlike("data_parallel_lockstep", distinguish="The engines stand still, and no scaling is under way."),
     ),
     explains=("replicas_unbalanced", "requests_failing", "contract_breached"),
-    began=scaling_time,
+    began=signals.scaling_time,
     fixes=(
         Fix(
             change="Send requests to another replica until the server answers again: during the switch POST "

@@ -1,14 +1,14 @@
 """The engine's program failed on its device: a CUDA error, or a collective of the ranks that timed out."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
 from diag.knowledge.shared_fixes import READ_DUMPS, READ_LOG, TROUBLESHOOTING
-from diag.signals import device_fault, logged, quoted_error, tokens_or_shutdown
 
 CASE = "https://github.com/vllm-project/vllm/issues/40756"
 SAID = judged("the line in the log decides which of these cases it is")
-CUDA = (logged("cuda_error").at_least(1, SAID),)
-COLLECTIVE = (logged("nccl_timeout").at_least(1, SAID),)
-ALL_TO_ALL = (logged("all_to_all_timeout").at_least(1, SAID),)
+CUDA = (signals.logged("cuda_error").at_least(1, SAID),)
+COLLECTIVE = (signals.logged("nccl_timeout").at_least(1, SAID),)
+ALL_TO_ALL = (signals.logged("all_to_all_timeout").at_least(1, SAID),)
 DEEPEP = "https://github.com/vllm-project/vllm/issues/46509"
 
 incident = Incident(
@@ -28,8 +28,8 @@ incident = Incident(
     """,
     impact="all requests of this engine fail",
     symptoms=(
-        device_fault.at_least(1, reported("an illegal memory access ended the engine", CASE)),
-        tokens_or_shutdown.at_most(
+        signals.device_fault.at_least(1, reported("an illegal memory access ended the engine", CASE)),
+        signals.tokens_or_shutdown.at_most(
             0, judged("an engine that generates tokens is alive; a requested shutdown is no fault")
         ),
     ),
@@ -42,7 +42,7 @@ incident = Incident(
         LookAlike("startup_failed", distinguish="The error ended a start, not a server at work."),
     ),
     explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),
-    quotes=quoted_error,
+    quotes=signals.quoted_error,
     fixes=(
         *READ_LOG,
         READ_DUMPS,

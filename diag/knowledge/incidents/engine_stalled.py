@@ -1,5 +1,6 @@
 """Requests are in flight and the engine makes no progress, or one of its processes is stopped."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
 from diag.knowledge.shared_fixes import (
     LET_GO_ON,
@@ -10,12 +11,6 @@ from diag.knowledge.shared_fixes import (
     NOT_PAUSED,
     SAVE_STACKS,
     STACK_TRACES,
-)
-from diag.signals import (
-    progress,
-    requests_not_admitted,
-    requests_without_progress,
-    stalled,
 )
 
 incident = Incident(
@@ -33,7 +28,7 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token",
     symptoms=(
-        stalled.at_least(
+        signals.stalled.at_least(
             1,
             measured(
                 "no progress for 30 s with two or more requests in flight, or pauses of over 40 s that no prefill or "
@@ -42,12 +37,14 @@ incident = Incident(
             ),
         ),
     ),
-    supports=(requests_without_progress.at_least(1, measured("no token was processed for 42 s", "engine_stalled")),),
+    supports=(
+        signals.requests_without_progress.at_least(1, measured("no token was processed for 42 s", "engine_stalled")),
+    ),
     looks_like=(
         LookAlike(
             "admission_deadlock",
             distinguish="Requests wait and none runs: the engine is healthy, and its scheduler admits no request.",
-            requires=requests_not_admitted.at_most(
+            requires=signals.requests_not_admitted.at_most(
                 0, measured("5 requests ran when the engine stopped", "engine_stalled")
             ),
         ),
@@ -76,7 +73,10 @@ incident = Incident(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
-            only_if=(*NOT_HALTED, progress.at_most(0, judged("an engine that makes progress again needs no restart"))),
+            only_if=(
+                *NOT_HALTED,
+                signals.progress.at_most(0, judged("an engine that makes progress again needs no restart")),
+            ),
             while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),

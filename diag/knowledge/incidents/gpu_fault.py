@@ -1,11 +1,11 @@
 """The GPU itself fails: lost, an Xid error, or memory errors that cannot be corrected or remapped."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import gpu_faults
 
 XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
-FAULTS = gpu_faults.at_least(1, documented("each of these faults needs a hardware check", XID))
+FAULTS = signals.gpu_faults.at_least(1, documented("each of these faults needs a hardware check", XID))
 incident = Incident(
     id="gpu_fault",
     title="GPU hardware fault",

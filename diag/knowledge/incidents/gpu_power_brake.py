@@ -1,13 +1,13 @@
 """The hardware power brake is asserted from outside the GPU: the rack or the power supply is at its limit."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
 from diag.knowledge.shared_fixes import SLOW_SERVER
-from diag.signals import brake_seconds, clock_loss
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
-BRAKED = brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML))
-SLOWER = clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
+BRAKED = signals.brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML))
+SLOWER = signals.clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
 incident = Incident(
     id="gpu_power_brake",
     title="GPU hardware power brake",

@@ -1,15 +1,17 @@
 """KV blocks do not arrive: transfers between prefill and decode instances fail, expire, or never end."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import error_share, kv_transfers_lost, read_after_expiry
 
 NIXL_USAGE = "https://docs.vllm.ai/en/latest/features/nixl_connector_usage/"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill/"
 WRONG_TOKENS = "https://github.com/vllm-project/vllm/issues/52234"
 EFA = "https://github.com/vllm-project/vllm/issues/27055"
 
-ERRORS = error_share.above(0.05, judged("no client causes these errors, and these are not single ones"))
-LATE = read_after_expiry.above(0, reported("the answer to another prompt was returned with HTTP 200", WRONG_TOKENS))
+ERRORS = signals.error_share.above(0.05, judged("no client causes these errors, and these are not single ones"))
+LATE = signals.read_after_expiry.above(
+    0, reported("the answer to another prompt was returned with HTTP 200", WRONG_TOKENS)
+)
 incident = Incident(
     id="kv_transfer_failing",
     title="KV transfers fail (disaggregated prefill)",
@@ -25,7 +27,7 @@ incident = Incident(
     """,
     impact="requests fail with HTTP 500, or their prompts are computed again on the decode instance and TTFT rises",
     symptoms=(
-        kv_transfers_lost.above(
+        signals.kv_transfers_lost.above(
             0.05, judged("a transfer over a working network does not fail; single leases expire when clients give up")
         ),
     ),

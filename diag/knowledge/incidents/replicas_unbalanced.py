@@ -1,20 +1,11 @@
 """One replica or data-parallel rank receives far more load than its peers: its requests queue, theirs do not."""
 
+from diag import signals
 from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged
-from diag.signals import (
-    balanced,
-    load_beyond_peers,
-    overloaded,
-    peers,
-    peers_waiting,
-    requests_waiting_median,
-    running_value,
-    sign_of_imbalance,
-)
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 
-UNBALANCED = balanced.opposite
+UNBALANCED = signals.balanced.opposite
 incident = Incident(
     id="replicas_unbalanced",
     title="Load imbalance between replicas",
@@ -30,26 +21,30 @@ incident = Incident(
     impact="TTFT rises on this replica, while its peers could serve at once",
     symptoms=(
         UNBALANCED,
-        load_beyond_peers.at_least(4, judged("one or two extra long requests are chance, whatever the ratio")),
-        requests_waiting_median.at_least(1, judged("an imbalance has no impact until requests wait")),
+        signals.load_beyond_peers.at_least(4, judged("one or two extra long requests are chance, whatever the ratio")),
+        signals.requests_waiting_median.at_least(1, judged("an imbalance has no impact until requests wait")),
     ),
-    supports=(overloaded,),
+    supports=(signals.overloaded,),
     looks_like=(
         LookAlike(
             "a fleet that is too small",
             distinguish="Requests queue on its peers too, and most of them report queue_saturation: add a replica.",
-            requires=peers_waiting.below(1, judged("where requests wait on most peers, no peer has capacity to spare")),
+            requires=signals.peers_waiting.below(
+                1, judged("where requests wait on most peers, no peer has capacity to spare")
+            ),
         ),
         LookAlike(
             "a standby",
             distinguish="Of two replicas, one may be idle on purpose: it generates no tokens.",
-            requires=peers.at_least(2, judged("an engine without a peer that generates tokens is compared with none")),
+            requires=signals.peers.at_least(
+                2, judged("an engine without a peer that generates tokens is compared with none")
+            ),
         ),
         LookAlike(
             "a slow replica",
             distinguish="It receives no more load than its peers and generates fewer tokens: heat, other hardware, "
             "other flags, or preemptions.",
-            refuted_by=overloaded,
+            refuted_by=signals.overloaded,
         ),
         LookAlike(
             "engine_stalled",
@@ -67,12 +62,12 @@ incident = Incident(
     ),
     explains=("queue_saturation", "contract_breached"),
     may_explain=(
-        Effect("kv_eviction_cascade", where=(overloaded,)),
-        Effect("kv_pool_saturated", where=(overloaded,)),
-        Effect("kv_pool_undersized", where=(overloaded,)),
+        Effect("kv_eviction_cascade", where=(signals.overloaded,)),
+        Effect("kv_pool_saturated", where=(signals.overloaded,)),
+        Effect("kv_pool_undersized", where=(signals.overloaded,)),
     ),
-    ended_by=requests_waiting_median,
-    sign=sign_of_imbalance,
+    ended_by=signals.requests_waiting_median,
+    sign=signals.sign_of_imbalance,
     fixes=(
         Fix(
             change="Balance by the load of each replica (fewest outstanding requests, or queue length and KV cache "
@@ -104,7 +99,7 @@ incident = Incident(
             effect="the load of the ranks evens out",
             restart=False,
             only_if=(
-                running_value("data_parallel_size").above(
+                signals.running_value("data_parallel_size").above(
                     1, documented("it is the number of data-parallel ranks", DATA_PARALLEL)
                 ),
             ),

@@ -1,18 +1,7 @@
 """The server answers requests with HTTP 5xx, although its engine and its page look healthy."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import (
-    FAST_BURN,
-    MOST_FAIL,
-    SLOW_BURN,
-    SPENDS_BUDGET_FAST,
-    engine_errors,
-    error_burn_rate,
-    failed_answers,
-    failed_share,
-    failing_feature,
-    sign_of_failing,
-)
 
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
 
@@ -22,7 +11,7 @@ incident = Incident(
     severity="warning",
     per=("instance",),
     hold="2m",
-    burns=(FAST_BURN, SLOW_BURN),
+    burns=(signals.FAST_BURN, signals.SLOW_BURN),
     cause="""
         The server accepts requests and answers them with an error of its own. The engine may be idle meanwhile, and
         /health and /metrics answer, because an error ends the request and not the engine. What fails is often one
@@ -31,15 +20,15 @@ incident = Incident(
         the answers of its proxy on the same node count; the counters of other gateways name no server.
     """,
     impact="users get HTTP 5xx instead of an answer",
-    symptoms=(error_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),),
+    symptoms=(signals.error_burn_rate.above(signals.FAST_BURN.factor, signals.SPENDS_BUDGET_FAST),),
     supports=(
-        failed_share.above(0.1, measured("100 % where no grammar compiles", "requests_failing")),
-        failed_answers.at_least(5, judged("fewer errors may be one request that its client sends again")),
-        engine_errors.at_least(1, judged("the engine itself ended requests; otherwise the API server failed")),
-        failing_feature.at_least(1, judged("the log names the feature")),
+        signals.failed_share.above(0.1, measured("100 % where no grammar compiles", "requests_failing")),
+        signals.failed_answers.at_least(5, judged("fewer errors may be one request that its client sends again")),
+        signals.engine_errors.at_least(1, judged("the engine itself ended requests; otherwise the API server failed")),
+        signals.failing_feature.at_least(1, judged("the log names the feature")),
     ),
-    escalates=MOST_FAIL,
-    sign=sign_of_failing,
+    escalates=signals.MOST_FAIL,
+    sign=signals.sign_of_failing,
     looks_like=(
         LookAlike(
             "engine_dead",
@@ -79,7 +68,7 @@ incident = Incident(
             change="If requests with a schema fail, try another backend for grammars; keep the other keys.",
             effect="requests with a schema end with their output",
             only_if=(
-                failing_feature.at_least(
+                signals.failing_feature.at_least(
                     1, documented("the log shows that the backend could not compile a grammar", STRUCTURED)
                 ),
             ),

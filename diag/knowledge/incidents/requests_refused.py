@@ -1,20 +1,18 @@
 """Every request for inference is refused with HTTP 4xx: a wrong key, a wrong model name, a limit that none keeps."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.signals import (
-    invalid_answers,
-    names_asked_in_vain,
-    not_found_answers,
-    refused_without_success,
-    sign_of_refusing,
-    successes_before_refusals,
-    unauthorized_answers,
-)
 
-KEYS = unauthorized_answers.at_least(1, judged("vLLM answers 401 to a missing or wrong API key, a proxy 401 or 403"))
-NAMES = not_found_answers.at_least(1, judged("vLLM answers 404 to a model, an adapter or a route that it lacks"))
-LIMITS = invalid_answers.at_least(1, judged("vLLM answers 400 to a prompt beyond the context or an invalid parameter"))
-SERVED_BEFORE = successes_before_refusals.at_least(
+KEYS = signals.unauthorized_answers.at_least(
+    1, judged("vLLM answers 401 to a missing or wrong API key, a proxy 401 or 403")
+)
+NAMES = signals.not_found_answers.at_least(
+    1, judged("vLLM answers 404 to a model, an adapter or a route that it lacks")
+)
+LIMITS = signals.invalid_answers.at_least(
+    1, judged("vLLM answers 400 to a prompt beyond the context or an invalid parameter")
+)
+SERVED_BEFORE = signals.successes_before_refusals.at_least(
     20, judged("more than the trial requests after a start: successes were normal, and now no user is served")
 )
 
@@ -32,13 +30,19 @@ incident = Incident(
     """,
     impact="no user of this server gets an answer",
     symptoms=(
-        refused_without_success.at_least(
+        signals.refused_without_success.at_least(
             1, measured("314 answers in 36 s, none of them a success", "requests_refused")
         ),
     ),
-    supports=(SERVED_BEFORE, KEYS, NAMES, LIMITS, names_asked_in_vain.at_least(1, judged("the log shows the names"))),
+    supports=(
+        SERVED_BEFORE,
+        KEYS,
+        NAMES,
+        LIMITS,
+        signals.names_asked_in_vain.at_least(1, judged("the log shows the names")),
+    ),
     escalates=SERVED_BEFORE,
-    sign=sign_of_refusing,
+    sign=signals.sign_of_refusing,
     looks_like=(
         LookAlike("client_errors_surge", distinguish="Some clients are refused, while the requests of others succeed."),
         LookAlike("requests_failing", distinguish="HTTP 5xx are errors of the server."),

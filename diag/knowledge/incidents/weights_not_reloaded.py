@@ -1,15 +1,17 @@
 """The engine woke from a sleep that discarded its weights, and nothing has loaded them again: answers are garbage."""
 
+from diag import signals
 from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import progress, wake_ups, weights_reloaded, woken_from_level_2
 
 SLEEP = "https://docs.vllm.ai/en/latest/features/sleep_mode.html"
 GARBAGE = "https://github.com/vllm-project/vllm/pull/54235"
 
-WOKEN = woken_from_level_2.at_least(
+WOKEN = signals.woken_from_level_2.at_least(
     1, reported("the answer was '!!!!!!!!!!!!' after /sleep?level=2 and /wake_up, without a warning", GARBAGE)
 )
-NOT_RELOADED = weights_reloaded.at_most(0, documented("a wake-up fills the memory of the weights with nothing", SLEEP))
+NOT_RELOADED = signals.weights_reloaded.at_most(
+    0, documented("a wake-up fills the memory of the weights with nothing", SLEEP)
+)
 
 incident = Incident(
     id="weights_not_reloaded",
@@ -26,9 +28,9 @@ incident = Incident(
     symptoms=(
         WOKEN,
         NOT_RELOADED,
-        progress.above(0, judged("as long as no request is processed, the weights may still come")),
+        signals.progress.above(0, judged("as long as no request is processed, the weights may still come")),
     ),
-    supports=(wake_ups.at_least(1, judged("a call of /wake_up without one that loads weights")),),
+    supports=(signals.wake_ups.at_least(1, judged("a call of /wake_up without one that loads weights")),),
     looks_like=(
         LookAlike(
             "a wake-up from level 1",
