@@ -127,7 +127,9 @@ def test_every_signal_is_used() -> None:
             imports = (node for node in tree if isinstance(node, ast.ImportFrom) and "signals" in (node.module or ""))
             used |= {alias.name for node in imports for alias in node.names}
             attributes = (node for node in tree if isinstance(node, ast.Attribute))
-            used |= {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "signals"}
+            used |= {
+                node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "signals"
+            }
     named = {name for each in DECLARED.values() for name in re.findall(r"\$(\w+)", each.promql)}
     used |= {name for name in declared if getattr(diag.signals, name).id in named}
     assert sorted(declared - used) == []

@@ -33,9 +33,9 @@ incident = Incident(
         signals.host_memory_ends.at_least(
             1,
             judged(
-                f"above {FULL.limit_with_unit}, growing steadily, with less than {signals.SECONDS_TO_DRAIN / 60:g} minutes "
-                "left; or the cgroup met its limit while the memory in use grows towards it within 5 minutes; or a "
-                "process was killed already"
+                f"above {FULL.limit_with_unit}, growing steadily, with less than {signals.SECONDS_TO_DRAIN / 60:g} "
+                "minutes left; or the cgroup met its limit while the memory in use grows towards it within 5 minutes; "
+                "or a process was killed already"
             ),
         ),
     ),

@@ -19,8 +19,8 @@ CAP = Fix(
         signals.fitting_share_of_running.below(1, judged("a cap above the number of running requests has no effect")),
     ),
     change="Run no more requests than the KV cache holds at the observed mean length. The CUDA graphs are unaffected.",
-    effect=f"preemptions per finished request fall below {signals.hardly_preempts.limit_with_unit}; inter-token latency "
-    "becomes steady; more requests wait",
+    effect=f"preemptions per finished request fall below {signals.hardly_preempts.limit_with_unit}; inter-token "
+    "latency becomes steady; more requests wait",
     risk=CAPPED,
     rollback="remove the flag",
     expects=(signals.hardly_preempts,),

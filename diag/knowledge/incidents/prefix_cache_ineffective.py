@@ -39,7 +39,8 @@ incident = Incident(
         LookAlike(
             "short prompts",
             distinguish=f"A prompt of one or two KV blocks has no prefix worth sharing. Blocks above"
-            f" {signals.LARGEST_KERNEL_BLOCK} tokens count as parts of {signals.FINE}, which --prefix-match-unit can make of them.",
+            f" {signals.LARGEST_KERNEL_BLOCK} tokens count as parts of {signals.FINE}, which "
+            "--prefix-match-unit can make of them.",
             requires=signals.blocks_per_prompt.at_least(
                 4, measured("6.7 blocks per prompt and a hit rate of 0 %", "prefix_unique")
             ),

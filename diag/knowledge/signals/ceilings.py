@@ -51,7 +51,8 @@ PARTS = parts(f"""
     expert_bytes_per_step: bytes =
         (1 - (1 - {_known("diag_vllm_experts_per_token_ratio")}) ^ on (instance) group_right () $batch_size)
         * on (instance) group_left () {_known("diag_vllm_weight_bytes", "experts")}
-    mean_kv_cache_usage_of_the_engine: share = max by (instance, engine) ({renamed("avg_over_time({}[$window])", KV_USAGE)})
+    mean_kv_cache_usage_of_the_engine: share =
+        max by (instance, engine) ({renamed("avg_over_time({}[$window])", KV_USAGE)})
     cache_bytes_per_step: bytes =
         ($mean_kv_cache_usage_of_the_engine * on (instance) group_left () $config_kv_cache_size_tokens)
         * on (instance) group_left () {_known("diag_vllm_kv_cache_bytes_per_token")}
