@@ -64,8 +64,8 @@ incident = Incident(
             direction="raise",
             change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * signals.RESERVE:g} %: the "
             "prefix cache keeps more, and a busier day has room.",
-            effect=f"GPU memory free falls to {100 * signals.RESERVE:g} %; the prefix cache hit rate rises where prompts "
-            "share a prefix",
+            effect=f"GPU memory free falls to {100 * signals.RESERVE:g} %; the prefix cache hit rate rises where "
+            "prompts share a prefix",
             risk="out of memory at start-up or under load if another process uses the GPU",
             rollback="set the old value again",
             why=documented("cached blocks are kept until their memory is needed", PREFIX_CACHING),

@@ -60,8 +60,8 @@ incident = Incident(
             why=reported("a draft with a sliding window keeps 0.56 accepted tokens per draft at 16,000", BY_LENGTH),
         ),
         Fix(
-            change=f'Or stop drafting for long contexts: "max_model_len": {signals.SHORT_CONTEXT} in --speculative-config.'
-            " While any running request is longer, vLLM drafts for none of the batch.",
+            change=f'Or stop drafting for long contexts: "max_model_len": {signals.SHORT_CONTEXT} in '
+            "--speculative-config. While any running request is longer, vLLM drafts for none of the batch.",
             effect="no draft tokens at long contexts; inter-token latency of long requests falls",
             risk="one long request takes the speed-up from all that run beside it: separate long prompts",
             rollback="remove the key",
