@@ -2,7 +2,6 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.signals.planned import LONGEST_SCALING
 
 DEPLOYMENT = "https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/"
 RFC = "https://github.com/vllm-project/vllm/issues/20323"
@@ -31,7 +30,7 @@ incident = Incident(
         LookAlike(
             "engine_dead",
             distinguish="No scaling is under way, or it has not ended for "
-            f"{LONGEST_SCALING // 60} min: the server will not answer by itself.",
+            f"{signals.LONGEST_SCALING // 60} min: the server will not answer by itself.",
         ),
         LookAlike("data_parallel_lockstep", distinguish="The engines stand still, and no scaling is under way."),
     ),
@@ -46,8 +45,8 @@ incident = Incident(
             why=documented("the server refuses requests with HTTP 503 while it switches", RFC),
         ),
         Fix(
-            change=f"If it has not ended after {LONGEST_SCALING // 60} min, read `[Elastic EP]` in the log: the last "
-            "line names the step that does not end, `Scale failed` why. Then restart the server with the new "
+            change=f"If it has not ended after {signals.LONGEST_SCALING // 60} min, read `[Elastic EP]` in the log: "
+            "the last line names the step that does not end, `Scale failed` why. Then restart the server with the new "
             "--data-parallel-size.",
             effect="the step that hangs is known, and the server serves again",
             why=judged("a group of ranks that did not switch as a whole does not recover"),

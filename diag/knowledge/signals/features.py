@@ -16,7 +16,7 @@ from diag.core.log_events import (
 )
 from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, parts
 from diag.knowledge.signals.load import ENOUGH
-from diag.knowledge.signals.log import HEARSAY_TIME
+from diag.knowledge.signals.log import HEARSAY_TIME, lately, since_start
 from diag.knowledge.signals.peers import MODEL, PEERS
 from diag.vllm.routes import GENERATING_ROUTES
 
@@ -110,7 +110,7 @@ PARTS = parts(
         max by ($by) (last_over_time({HEARSAY_TIME}{{event="{MULTIMODAL_CACHE_MISS}"}}[$window]))
     # a dead thread stays dead until the next start
     input_thread_died: bool =
-        ($time_of_{INPUT_THREAD_DIED} > bool 0) * ($time_of_{INPUT_THREAD_DIED} >= bool $last_startup_progress)
+        {since_start(INPUT_THREAD_DIED)}
         or ($time_of_{INPUT_THREAD_DIED} > bool 0)
     # more than once: the requests of one batch may be counted a moment after the engine has finished them
     completions_counted_again: bool = max by ($by) (changes({COMPLETIONS}[$window])) > bool 1
@@ -122,10 +122,8 @@ PARTS = parts(
     engine_cores: cores ({ANY_MEMBER}) =
         max by ($by) (rate(diag_vllm_process_cpu_seconds_total{{role="engine"}}[$window]))
     input_thread_spins: bool = ($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)
-    cache_miss_claimed_recently: bool =
-        ($time_of_claimed_cache_miss > bool 0) * (time() - $time_of_claimed_cache_miss < bool {RECENTLY})
-    cache_miss_logged_recently: bool =
-        ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0) * (time() - $time_of_{MULTIMODAL_CACHE_MISS} < bool {RECENTLY})
+    cache_miss_claimed_recently: bool = {lately("time_of_claimed_cache_miss", RECENTLY)}
+    cache_miss_logged_recently: bool = {lately(f"time_of_{MULTIMODAL_CACHE_MISS}", RECENTLY)}
     cache_miss_killed_the_thread: bool = $input_thread_died * ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0)
     unreached_after_a_cache_miss: bool =
         {any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")} * $no_request_reaches_the_engine

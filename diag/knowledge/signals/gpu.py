@@ -4,8 +4,7 @@ docs/metrics.md describes the metrics.
 """
 
 from diag.core.incident import GROUP, Signal
-from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, labelled, parts
-from diag.knowledge.signals.kv_cache import cache_config_has
+from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, cache_config_has, labelled, parts
 
 THERMAL = 'reason=~"sw_thermal|hw_thermal"'
 BRAKE = 'reason="hw_power_brake"'

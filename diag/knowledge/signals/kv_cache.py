@@ -13,6 +13,7 @@ from diag.knowledge.signals.expressions import (
     PREFIX_CACHE_HITS,
     PREFIX_CACHE_QUERIES,
     any_of,
+    cache_config_has,
     parts,
     renamed,
     times_the_capacity,
@@ -30,14 +31,6 @@ FINE = 64
 """Tokens to which vLLM's documentation lowers --prefix-match-unit for a start."""
 FLAT = 0.95
 """Share of the sequence cap from which on the number of running requests is a flat line at it."""
-
-
-def cache_config_has(label: str, pattern: str) -> str:
-    """Return 1 for each instance whose label of vllm:cache_config_info matches the pattern, else 0."""
-    return (
-        f'(max by (instance) (last_over_time(vllm:cache_config_info{{{label}=~"{pattern}"}}[$window]))'
-        " or 0 * max by (instance) (last_over_time(vllm:cache_config_info[$window])))"
-    )
 
 
 PARTS = parts(

@@ -50,6 +50,11 @@ def log_value(event: str, field: str) -> str:
     return f'max by ($by) (last_over_time(diag_vllm_log_value{{event="{event}",field="{field}"}}[$window]))'
 
 
+def lately(part: str, seconds: int) -> str:
+    """Return 1 if the time that a part has is at most so many seconds ago, else 0."""
+    return f"(${part} > bool 0) * (time() - ${part} < bool {seconds})"
+
+
 def since_start(name: str) -> str:
     """Return 1 if the event of the part time_of_NAME was logged and nothing has started since, else 0."""
     return f"($time_of_{name} > bool 0) * ($time_of_{name} >= bool $last_startup_progress)"

@@ -10,6 +10,7 @@ from diag.core.incident import GROUP, Signal, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of, parts
 from diag.knowledge.signals.gpu import as_of_first_node
+from diag.knowledge.signals.log import lately
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -106,8 +107,7 @@ PARTS = parts(
     ranks_busy_waiting: ranks =
         count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)
     # vLLM repeats the line every 60 s
-    log_waits_for_a_rank: bool =
-        ($time_of_{SHM_BROADCAST_WAIT} > bool 0) * (time() - $time_of_{SHM_BROADCAST_WAIT} < bool 120)
+    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)}
     named_still_worker =
         label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})
               and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}), "one", "rank $$1", "rank",

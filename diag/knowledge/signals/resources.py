@@ -1,4 +1,9 @@
-"""Signals of the host's memory and CPU time for a server's processes and its cgroup, and of device faults."""
+"""Signals of the host: memory, CPU time and halts of a server's processes and its cgroup, and faults of its devices.
+
+A process is halted if it is stopped, held by a debugger or in uninterruptible sleep in the last sample and in nine of
+ten samples in the window: reading a file puts a process into uninterruptible sleep for a moment, and a debugger that
+takes a stack trace stops it for a moment.
+"""
 
 from diag.core.formatting import GIB
 from diag.core.incident import Signal
@@ -11,7 +16,7 @@ from diag.core.log_events import (
 )
 from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of, parts, renamed
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
-from diag.knowledge.signals.log import EVENT_TIME, event_time
+from diag.knowledge.signals.log import EVENT_TIME, event_time, lately, since_start
 
 DEVICE_FAULTS = (CUDA_ERROR, NCCL_TIMEOUT, ALL_TO_ALL_TIMEOUT)
 LATE = 0.25
@@ -27,6 +32,37 @@ ROOM = 0.8
 FAST_TOKENS = "histogram_quantile(0.25, sum by ($by, le) (last_over_time({}_bucket[$window])))"
 SECONDS_TO_DRAIN = 900
 """Seconds in which a server drains and another one starts; the sentence of `host_memory_ends` writes them in words."""
+
+OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
+"""Processes halted in any state, from an exporter that has no diag_vllm_process_state yet."""
+WHICH = "{state} {role} {rank} PID {pid} on {host}"
+ENGINES = {"worker/[0-9]*": "0", "worker/([0-9]+)[.].*": "$$1", "engine/([0-9]+)": "$$1", ".*/.*": ""}
+"""The engine of a process by its role and rank; without an engine in the rank there is only one."""
+
+
+def in_state(state: str, role: str = ".+") -> str:
+    """Return the selector of the processes in this role: 1 in this state, 0 otherwise."""
+    return f'diag_vllm_process_state{{pid=~"[0-9]+",role=~"{role}",state=~"{state}"}}'
+
+
+def halted(selector: str) -> str:
+    """Return 1 for each selected process that is halted throughout the window, else 0."""
+    samples = "on (instance) group_left () (0.9 * $vllm_up_sampled)"
+    return f"(sum_over_time({selector}[$window]) > bool {samples}) * last_over_time({selector}[$window])"
+
+
+def halted_by_engine(selector: str) -> str:
+    """Return `halted`, each process labelled with its engine."""
+    labelled = f'label_join({halted(selector)}, "engine", "/", "role", "rank")'
+    for pattern, engine in ENGINES.items():
+        labelled = f'label_replace({labelled}, "engine", "{engine}", "engine", "{pattern}")'
+    return labelled
+
+
+def culprits(processes: str) -> str:
+    """Return the halted processes, with a host and a state for those without such labels."""
+    named = f'label_replace({processes} == 1, "host", "its host", "host", "")'
+    return f'label_replace({named}, "state", "stopped", "state", "")'
 
 
 PARTS = parts(
@@ -105,11 +141,25 @@ PARTS = parts(
     # -- faults of a device
     time_of_device_fault: unix time = {event_time(*DEVICE_FAULTS)}
     device_fault_logged: bool =
-        ($time_of_device_fault > bool 0) * ($time_of_device_fault >= bool $last_startup_progress)
+        {since_start("device_fault")}
         * (1 - ${ENGINE_START_FAILED}_since_start)
     xid_of_the_dead_engine: bool ({ANY_MEMBER}) =
         max by (instance) (increase(diag_gpu_xid_errors_total{{xid=~"13|31|43|45"}}[5m]) > bool 0)
         * on (instance) $engine_gone
+    vllm_up_sampled: samples = max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3
+    halted_processes: bool = {halted_by_engine(in_state(".+"))}
+    stopped_by_any_exporter: bool = {halted_by_engine(OF_ANY)}
+    halted_by_any_exporter: bool = $halted_processes or on (instance, pid) $stopped_by_any_exporter
+    stopped_processes: bool = {halted_by_engine(in_state("stopped"))}
+    traced_processes: bool = {halted_by_engine(in_state("traced"))}
+    uninterruptible_processes: bool = {halted_by_engine(in_state("uninterruptible"))}
+    stopped_or_traced_processes: bool = {halted_by_engine(in_state("stopped|traced", "engine|worker"))}
+    stopped_processes_of_any_exporter: bool = $stopped_processes or on (instance, pid) $stopped_by_any_exporter
+    stopped_processes_of_the_engine: processes = sum by ($by) ($stopped_or_traced_processes)
+    # With a scrape interval above 10 s, 30 s do not show a standstill; the pauses of its streams do, once it is over.
+    pauses_of_a_standstill: pauses =
+        ($stream_pauses_over_40_s_without_a_prefill >= 2)
+        * (max by ($by) (count_over_time(vllm:num_requests_running[30s])) < bool 3) * ($preemptions == bool 0)
     """,
     "host_memory_ends: bool = "
     + any_of(
@@ -235,7 +285,7 @@ cpu_starvation = Signal(
 
 compiled_recently = Signal(
     "compilation while serving",
-    f"($time_of_{COMPILED_WHILE_SERVING} > bool 0) * (time() - $time_of_{COMPILED_WHILE_SERVING} < bool 300)",
+    lately(f"time_of_{COMPILED_WHILE_SERVING}", 300),
     "kernels or graphs were compiled while requests were served: {value}",
     "bool",
 )
@@ -264,4 +314,60 @@ device_fault = Signal(
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(DEVICE_FAULTS)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))",
     culprit_label="{event}",
+)
+
+
+def _halted_in(state: str, sentence: str, processes: str) -> Signal:
+    """Return the number of halted processes of an engine or a server; 0 if the process table is not observed."""
+    return Signal(
+        f"processes {state}",
+        f"sum by ($by) ({processes}) or 0 * max by ($by) (count_over_time(up[$window]))",
+        sentence,
+        "processes",
+        culprit_promql=culprits(processes),
+        culprit_label=WHICH,
+    )
+
+
+# a live look at a server whose page has never answered is told so by the kernel alone
+api_server_stopped = Signal(
+    "API server stopped",
+    f"(sum by ($by) ({halted(in_state('stopped|traced', 'api_server'))}) > bool 0) * $does_not_answer",
+    "the kernel has halted the API server, and /metrics does not answer: {value}",
+    "bool",
+)
+processes_stopped = _halted_in(
+    "stopped", "vLLM processes that are stopped: {value}", "$stopped_processes_of_any_exporter"
+)
+processes_traced = _halted_in(
+    "held by a debugger", "vLLM processes that a debugger holds: {value}", "$traced_processes"
+)
+processes_uninterruptible = _halted_in(
+    "in uninterruptible sleep", "vLLM processes in uninterruptible sleep: {value}", "$uninterruptible_processes"
+)
+requests_stuck_or_stopped = Signal(
+    "requests stuck, or stopped processes",
+    any_of(stuck="$requests_in_flight_without_progress", stopped="($stopped_processes_of_the_engine > 0)"),
+    "requests in flight without any progress, or stopped processes of the engine: {value}",
+    "requests",
+    throughout=True,
+    culprit_promql=culprits("$halted_by_any_exporter"),
+    culprit_label=WHICH,
+)
+requests_not_admitted = Signal(
+    "requests that are not admitted",
+    "0 * ($stopped_processes_of_the_engine > 0) or $requests_not_admitted",
+    "requests that wait while none runs and nothing moves: {value}",
+    "requests",
+    throughout=True,
+)
+stalled = Signal(
+    "requests without progress, or stopped processes",
+    "($pauses_of_a_standstill > 0) or $requests_stuck_or_stopped_processes",
+    "requests in flight without any progress (or with a pause of over 40 s), or stopped processes: {value}",
+    "requests",
+    throughout=True,
+    culprit_promql=culprits("$halted_by_any_exporter"),
+    culprit_label=WHICH,
+    formerly=("requests in flight without progress",),
 )

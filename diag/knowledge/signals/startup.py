@@ -1,10 +1,33 @@
-"""Signals of a start: its phases, their durations, and whether it is in progress, has failed or fails repeatedly."""
+"""Signals of a server's life cycle: starts, crashes, shutdowns, sleep and weight updates, elastic scaling, upgrades.
+
+While a planned operation is under way, a server answers nothing or stands still on purpose; what it breaks is another
+matter.
+
+Across an upgrade a quarter of an hour now is compared with one some time ago, when another release ran. ITL grows at
+most in proportion to the requests that share a step, so its ratio is divided by how many more run now, on average or at
+the peak: the rest is not due to load. While requests wait, the server generates at its capacity; if it once generated
+more, its capacity was higher. Times whose requests were longer or less cached are not compared.
+"""
 
 from diag.core.incident import Signal
-from diag.core.log_events import CUDA_GRAPH_CAPTURE, ENGINE_START_FAILED, NO_START_FAILURE, STARTING, STARTUP_PHASES
-from diag.knowledge.signals.expressions import any_of, parts
-from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
-from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH
+from diag.core.log_events import (
+    CUDA_GRAPH_CAPTURE,
+    CUT_AT_SHUTDOWN,
+    DRAIN_ENDED,
+    DRAIN_STARTED,
+    ENGINE_START_FAILED,
+    NO_START_FAILURE,
+    SCALING_ENDED,
+    SCALING_STARTED,
+    STARTING,
+    STARTUP_PHASES,
+    WEIGHTS_DISCARDED,
+    WEIGHTS_RELOADED,
+)
+from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, any_of, labelled, parts
+from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS, SLEEP_STATE
+from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH, lately, log_value, since_start
+from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 PHASE = "diag_vllm_startup_phase"
 SPENT = "diag_vllm_startup_phase_seconds"
@@ -19,6 +42,69 @@ TOLD_FOR = 900
 """Seconds for which a crash stays told, whatever starts after it."""
 
 USUAL_SECONDS = {phase.name: phase.usual_seconds for phase in STARTUP_PHASES if phase.usual_seconds}
+
+LONGEST_SCALING = 1800
+"""Seconds for which an elastic scaling explains a standstill: one from 4 to 5 engines takes 55 s (vllm#20775), and new
+engines that read a large model from a slow disk take minutes."""
+LONGEST_UPDATE = "10m"
+"""A weight operation that was in flight this long ago and still is explains no standstill: it hangs."""
+NO_WEIGHTS = (
+    "/sleep|/wake_up|/pause|/resume|/is_.*|/reset_.*|/abort_requests|/tokenize|/detokenize|/(start|stop)_profile"
+)
+"""HTTP routes that load no weights into the model, beside those of inference."""
+MAY_LOAD_WEIGHTS = (
+    f'http_requests_total{{method!="GET",status="2xx",handler!~"{GENERATING_ROUTES}|{POOLING_ROUTES}|{NO_WEIGHTS}"}}'
+)
+DRAIN_TIME = f"time_of_{DRAIN_STARTED}"
+SPAN = "15m"
+AGO = ("30m", "1h", "1d")
+"""Offsets of the comparison: half an hour or an hour ago the load is similar; a day ago it was the same time of day."""
+INFO = 'diag_vllm_info{version!=""}'
+MOST_LONGER = 1.33
+"""Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
+MOST_REQUESTS = 1.33
+"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
+FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
+"""In either quarter of an hour; below them single requests decide (judged)."""
+SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
+"""Measures of speed: the names of the parts, and their names in a report."""
+
+
+def _change(part: str, ago: str) -> str:
+    """Return a part as a multiple of its value at the offset `ago`."""
+    return f"${part}[{SPAN}] / (${part}[{SPAN}] offset {ago} > 0)"
+
+
+def _since(ago: str) -> str:
+    """Return the parts that compare the last quarter of an hour with the one that ended at the offset `ago`."""
+    factors = labelled("speed", {name: f"${part}_since_{ago}" for part, name in SPEEDS.items()})
+    return f"""
+    # one series, of the new release, if both times have one release each and these differ; caches are cold and kernels
+    # are compiled in the first minutes of a release
+    upgraded_within_{ago}: bool =
+        ($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)
+        ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)
+        (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))
+        unless on (instance, version) $release[{SPAN}] offset {ago}
+    running_growth_since_{ago}: ratio = {_change("running_average", ago)}
+    peak_growth_since_{ago}: ratio = {_change("running_highest", ago)}
+    # growth of ITL beyond what more requests in a step explain; unknown if there are many more
+    slower_decode_since_{ago}: ratio =
+        {_change("seconds_per_token", ago)}
+        / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)
+        <= {MOST_REQUESTS})
+    # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
+    lower_throughput_since_{ago}: ratio =
+        $output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1
+    requests_like_those_of_{ago}_ago: ratio =
+        ({_change("request_length", ago)} <= {MOST_LONGER})
+        and on (instance) ({_change("prompt_tokens_per_output_token", ago)} <= {MOST_LONGER})
+    slower_since_{ago}: ratio =
+        label_replace(({factors}) and on (instance) $requests_like_those_of_{ago}_ago
+          and on (instance) $upgraded_within_{ago}, "ago", "{ago}", "", "")
+    """
+
+
 PARTS = parts(
     f"""
     # A server that has started anew in the window, or is gone: the window holds samples of a process that has ended.
@@ -66,6 +152,65 @@ PARTS = parts(
         $latest_start_time > $time_of_crash or time() - $phase_seconds > $time_of_crash
         or $last_startup_progress > $time_of_crash
     loads_weights: bool = max by ($by) (last_over_time({PHASE}{{{LOADING}}}[$window]))
+    # -- shutdowns
+    requests_cut_lately: bool = {lately(f"time_of_{CUT_AT_SHUTDOWN}", TOLD_FOR)}
+    # a drain that never ends is ended by SIGKILL; the next start shows that it is over
+    drain_killed: bool =
+        ($time_of_{DRAIN_STARTED} > bool $time_of_{DRAIN_ENDED})
+        * ($last_startup_progress > bool $time_of_{DRAIN_STARTED}) * {lately(DRAIN_TIME, TOLD_FOR)}
+    latency_buckets_within_an_hour = sum by ($by, le) (max_over_time(vllm:e2e_request_latency_seconds_bucket[1h]))
+    # -- sleep and weights
+    slept_at_level_2: bool ({ANY_MEMBER}) = max by ($by) (max_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[1d]))
+    wake_up_calls: calls =
+        sum by ($by) (last_over_time(http_requests_total{{handler="/wake_up",status="2xx"}}[$window]))
+    # The calls that may have loaded weights: /collective_rpc, /update_weights, a route of a plugin. A trainer may call
+    # any of them, so every call since the start of the server counts as a reload.
+    calls_that_may_load_weights: calls =
+        sum by ($by) (last_over_time({MAY_LOAD_WEIGHTS}[$window]))
+    weights_reloaded_by_log: bool =
+        {since_start(WEIGHTS_RELOADED)}
+        * ($time_of_{WEIGHTS_RELOADED} >= bool $time_of_{WEIGHTS_DISCARDED})
+    # vLLM's own HTTP server counts every call: if it counts and has counted none of these, there was none. Without its
+    # counters and without the log, a reload is not seen.
+    calls_counted: calls = sum by ($by) (last_over_time(http_requests_total[$window]))
+    weights_loaded_again: bool =
+        {any_of(call="(($calls_that_may_load_weights or 0 * $calls_counted) > bool 0)", log="$weights_reloaded_by_log")}
+    # Awake after the sleep, in the same process: a call of /wake_up was counted, or no restart came in between.
+    woken_up: bool ({ANY_MEMBER}) =
+        ($wake_up_calls > bool 0) or 0 * $calls_counted
+        or 1 + 0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)
+    # not every backend logs it, so that a log without the line proves nothing
+    weights_discarded: bool =
+        {any_of(page="($slept_at_level_2 > bool 0)", log=f"(${WEIGHTS_DISCARDED}_since_start > 0)")}
+    asleep_now: bool ({EVERY_MEMBER}) = max by ($by) (1 - last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))
+    weight_operations: calls ({ANY_MEMBER}) =
+        max by (instance) (last_over_time(vllm:rl_weight_update_operations_in_flight[$window])
+          or last_over_time(vllm:sleep_mode_operations_in_flight[$window]))
+    weights_in_transfer: bool =
+        ($weight_operations > bool 0) unless on (instance) ($weight_operations offset {LONGEST_UPDATE} > 0)
+    # -- elastic scaling
+    scales_by_page: bool = max by (instance) (last_over_time(diag_vllm_elastic_scaling[$window]))
+    scales_by_log: bool =
+        ${SCALING_STARTED}_since_start by (instance)
+        * ($time_of_{SCALING_STARTED} by (instance) > bool $time_of_{SCALING_ENDED} by (instance))
+        * (time() - $time_of_{SCALING_STARTED} by (instance) < bool {LONGEST_SCALING})
+    scales: bool = $scales_by_page or $scales_by_log
+    release: series = count by (instance, version) (last_over_time({INFO}[$window]))
+    running_average: requests = sum by ($by) ($running_average_by_series)
+    cached_prompt_tokens: tokens = $prefix_cache_hits or 0 * $prompt_tokens
+    seconds_per_token: seconds = $itl_sum / ($itl_count >= {FEWEST_TOKENS})
+    request_length: tokens = ($prompt_tokens + $output_tokens) / ($finished_requests >= {FEWEST_REQUESTS})
+    # prompt tokens that are computed for each token of an answer
+    prompt_tokens_per_output_token: tokens = clamp_min($prompt_tokens - $cached_prompt_tokens, 0) / ($output_tokens > 0)
+    upgraded_release: series = {" or ".join(f"$upgraded_within_{ago}" for ago in AGO)}
+    slower_speeds: ratio = {" or ".join(f"$slower_since_{ago}" for ago in AGO)}
+    # two releases within a day, and no two times to compare: unknown
+    one_release_within_a_day: bool = 0 * (count by ($by) (count by ($by, version) (count_over_time({INFO}[1d]))) == 1)
+    # without a restart there was no upgrade, even if no exporter names the release
+    not_restarted: bool ({EVERY_MEMBER}) = 0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)
+    flag_values = max by (instance, flag) (last_over_time(diag_vllm_config[$window]))
+    flags_of_other_value =
+        {" or ".join(f"($flag_values[{SPAN}] != $flag_values[{SPAN}] offset {ago})" for ago in AGO)}
     """,
     # that the kernel killed nothing proves no health; a process that has answered for longer does
     "time_of_crash: unix time = "
@@ -78,6 +223,7 @@ PARTS = parts(
         f'{phase}_per_usual: ratio = last_over_time({SPENT}{{phase="{phase}"}}[$window]) / {usual}'
         for phase, usual in USUAL_SECONDS.items()
     ),
+    *map(_since, AGO),
 )
 
 startup_failed = Signal(
@@ -114,7 +260,7 @@ start_under_way = Signal(
 )
 crashed_lately = Signal(
     "crash within 15 minutes",
-    f"($time_of_crash > bool 0) * (time() - $time_of_crash < bool {TOLD_FOR})",
+    lately("time_of_crash", TOLD_FOR),
     "the server crashed within the last 15 minutes: {value}",
     "bool",
     culprit_promql=f"time() - last_over_time({LOG_CRASH}[$window]) < {TOLD_FOR}"
@@ -218,4 +364,105 @@ probe_failures_allowed = Signal(
     "ceil(1.5 * $phase_seconds / 10)",
     "{value} probes, 10 s apart, cover 1.5 times the start-up time so far",
     "probes",
+)
+requests_cut_at_shutdown = Signal(
+    "requests cut off by a shutdown",
+    any_of(cut="$requests_cut_lately", killed="$drain_killed"),
+    "requests failed within 15 minutes because the server was told to stop: {value}",
+    "bool",
+)
+requests_in_flight_at_shutdown = Signal(
+    "requests in flight cut off",
+    log_value(CUT_AT_SHUTDOWN, "requests"),
+    "requests in flight that the shutdown cut off: {value}",
+    "requests",
+)
+requests_refused_at_shutdown = Signal(
+    "requests refused during the drain",
+    log_value(CUT_AT_SHUTDOWN, "refused"),
+    "requests that arrived during the drain and failed: {value}",
+    "requests",
+)
+shutdown_time = Signal(
+    "time of the last request cut off",
+    f"$time_of_{CUT_AT_SHUTDOWN} > 0 or $time_of_{DRAIN_STARTED}",
+    "the last request was cut off at {value}",
+    "unix time",
+)
+waited_for_requests = Signal(
+    "shutdown with a drain",
+    f"{lately(DRAIN_TIME, TOLD_FOR)} or $scraped",
+    "the engine waited for its requests before it ended: {value}",
+    "bool",
+)
+latency_of_long_requests = Signal(
+    "end-to-end latency (p99 of an hour)",
+    "histogram_quantile(0.99, $latency_buckets_within_an_hour)",
+    "99 % of the requests took at most {value}",
+    "seconds",
+)
+woken_from_level_2 = Signal(
+    "awake after weights were discarded",
+    # "no" is proven by a page that shows no such sleep, by a sleep that lasts, or by calls of which none woke it up
+    "($weights_discarded * (1 - $asleep_now) * $woken_up) or 0 * ($weights_discarded == 0)"
+    " or 0 * ($asleep_now == 1) or 0 * ($woken_up == 0)",
+    "the engine woke from sleep level 2, which discards the weights: {value}",
+    "bool",
+)
+weights_reloaded = Signal(
+    "weights loaded since the start",
+    "$weights_loaded_again",
+    "a call that may load weights was counted since the start, or the log shows a reload: {value}",
+    "bool",
+)
+wake_ups = Signal(
+    "calls of /wake_up",
+    "$wake_up_calls or 0 * $calls_counted",
+    "calls of /wake_up since the start: {value}",
+    "calls",
+)
+elastic_scaling = Signal(
+    "elastic scaling under way",
+    "$scales or $scraped",
+    "the number of data-parallel engines is being changed: {value}",
+    "bool",
+)
+scaling_time = Signal(
+    "time of the last elastic scaling",
+    f"$time_of_{SCALING_STARTED}",
+    "the last elastic scaling began at {value}",
+    "unix time",
+)
+changes_under_way = Signal(
+    "change under way",
+    "$engine_seen + on (instance) group_left () ($weights_in_transfer > 0 or $scales > 0) or $engine_seen",
+    "a weight update, a sleep, a wake-up or an elastic scaling is under way: {value}",
+    "bool",
+)
+
+upgraded = Signal(
+    "upgraded within the last day",
+    "max by ($by) ($upgraded_release) or $one_release_within_a_day or $not_restarted",
+    "the server runs another release than before, and has for 20 minutes: {value}",
+    "bool",
+    culprit_promql="$upgraded_release",
+    culprit_label="vLLM {version}",
+)
+slower_since_upgrade = Signal(
+    "time per token / before the upgrade",
+    "max by ($by) ($slower_speeds)",
+    "at the same load, a token takes {value} times as long as before the upgrade",
+    "ratio",
+    needs="a quarter of an hour with the earlier release and requests like now's",
+    culprit_promql="$slower_speeds > 1.1",
+    culprit_label="{speed} {value}x that of {ago} ago",
+)
+flags_changed_with_upgrade = Signal(
+    "settings that changed with the upgrade",
+    f"count by ($by) ($flags_of_other_value) or 0 * max by ($by) (last_over_time(diag_vllm_config[{SPAN}]))",
+    "settings that have another value than before the upgrade: {value}",
+    "settings",
+    context=True,
+    culprit_promql="$flags_of_other_value",
+    culprit_label="{flag}",
 )
