@@ -5,7 +5,7 @@ model's shape (diag/vllm/work.py). If GPU or model are unknown, there is no samp
 are not counted; KV blocks count as a whole.
 """
 
-from diag.core.incident import Signal, reported
+from diag.core.incident import reported
 from diag.knowledge.signals.expressions import (
     ANY_MEMBER,
     KV_USAGE,
@@ -14,6 +14,7 @@ from diag.knowledge.signals.expressions import (
     any_of,
     parts,
     renamed,
+    signal,
 )
 
 _PUBLIC = (
@@ -93,47 +94,43 @@ PARTS = parts(f"""
           unless on (instance, gpu) $gpus_idle)
 """)
 
-bandwidth_share = Signal(
-    "memory bandwidth / peak (MBU)",
-    "max by ($by) (($bytes_moved_by_vllms_estimate > 0 or $bytes_read_rate)"
+bandwidth_share = signal(
+    "memory bandwidth / peak (MBU): share = max by ($by) (($bytes_moved_by_vllms_estimate > 0 or $bytes_read_rate)"
     " / on (instance) group_left () $memory_bandwidth)",
     "weights and KV cache are read at {value} of the GPU's memory bandwidth",
-    "share",
     group=ANY_MEMBER,
 )
 
-compute_share = Signal(
-    "FLOPs / peak (MFU)",
-    "max by ($by) ($flops_rate / on (instance) group_left () $flops_peak)",
+compute_share = signal(
+    "FLOPs / peak (MFU): share = max by ($by) ($flops_rate / on (instance) group_left () $flops_peak)",
     "the GPU computes {value} of the FLOPs of its data sheet",
-    "share",
     group=ANY_MEMBER,
 )
 
-nvlink_share = Signal(
-    "all-reduces / NVLink bandwidth",
-    "max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $nvlink_bandwidth)",
+nvlink_share = signal(
+    "all-reduces / NVLink bandwidth: share ="
+    " max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $nvlink_bandwidth)",
     "the all-reduces of tensor parallelism need {value} of the NVLink bandwidth",
-    "share",
     group=ANY_MEMBER,
 )
-all_reduce_share = Signal(
-    "all-reduces / PCIe bandwidth",
-    "max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $pcie_bandwidth)",
+all_reduce_share = signal(
+    "all-reduces / PCIe bandwidth: share ="
+    " max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $pcie_bandwidth)",
     "the all-reduces of tensor parallelism alone need {value} of the PCIe bandwidth",
-    "share",
     group=ANY_MEMBER,
 )
-links_saturated = Signal(
-    "PCIe links saturated",
-    any_of(
+links_saturated = signal(
+    "PCIe links saturated: bool = "
+    + any_of(
         traffic=f"($pcie_traffic_per_link_capacity > bool {FULL_LINK})",
         waits=f"($all_reduces_per_pcie_bandwidth > bool {MUCH_WAITING})"
         f" * ($pcie_traffic_per_link_capacity > bool {HALF_FULL_LINK})",
     ),
     "the PCIe links are full, or the ranks wait for them for much of each step: {value}",
-    "bool",
 )
-batch = Signal("tokens decoded in a step", "max by ($by) ($batch_size)", "tokens decoded in a step: {value}", "tokens")
+batch = signal(
+    "tokens decoded in a step: tokens = max by ($by) ($batch_size)",
+    "tokens decoded in a step: {value}",
+)
 
 NEAR_BANDWIDTH, NEAR_COMPUTE = (share.at_least(FULL, REACHED) for share in (bandwidth_share, compute_share))

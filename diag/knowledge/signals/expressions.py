@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping
 from textwrap import dedent
+from typing import Any
 
 from diag.core.declarations import Mistake
 from diag.core.incident import Part, Signal
@@ -87,6 +88,13 @@ def parts(*texts: str) -> tuple[Part, ...]:
                 raise Mistake(f"'{line}' must be `name: unit = PromQL`")
             declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
     return tuple(declared)
+
+
+def signal(formula: str, sentence: str, **options: Any) -> Signal:
+    """Return a signal of the formula `name: unit = PromQL`; the options are further fields of Signal."""
+    name, _, rest = formula.partition(": ")
+    unit, _, promql = rest.partition(" = ")
+    return Signal(name, promql, sentence, unit, **options)
 
 
 def configured(setting: str) -> str:
@@ -222,12 +230,11 @@ PARTS = parts(
 )
 
 
-most_sequences = Signal(
-    "--max-num-batched-tokens",
+most_sequences = signal(
     # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
-    "$config_max_num_batched_tokens or 2048 + 0 * $config_max_num_seqs or 2048 + 0 * $running_highest by (instance)",
+    "--max-num-batched-tokens: tokens ="
+    " $config_max_num_batched_tokens or 2048 + 0 * $config_max_num_seqs or 2048 + 0 * $running_highest by (instance)",
     "a step processes up to {value} tokens, at least one per request",
-    "tokens",
 )
 
 
@@ -242,81 +249,66 @@ def unless_unset(setting: str) -> Signal:
     return running_value(setting)._replace(promql=f"{setting_value(setting)} or {unset}")
 
 
-kv_cache_is_fp8 = Signal(
-    "KV cache is quantized",
-    cache_config_has("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
+kv_cache_is_fp8 = signal(
+    "KV cache is quantized: bool = "
+    + cache_config_has("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
     "the KV cache is quantized already: {value}",
-    "bool",
 )
-runs_on_cpu = Signal(
-    "vLLM runs on the CPU",
-    'max by (instance) (last_over_time(diag_vllm_info{device="cpu"}[$window]))',
+runs_on_cpu = signal(
+    'vLLM runs on the CPU: bool = max by (instance) (last_over_time(diag_vllm_info{device="cpu"}[$window]))',
     "vLLM runs on the CPU: {value}",
-    "bool",
 )
-runs_on_rocm = Signal(
-    "vLLM runs on ROCm",
-    'max by (instance) (last_over_time(diag_vllm_info{device="rocm"}[$window])'
+runs_on_rocm = signal(
+    'vLLM runs on ROCm: bool = max by (instance) (last_over_time(diag_vllm_info{device="rocm"}[$window])'
     ' or on (instance) last_over_time(diag_gpu_info{name=~"(AMD|Radeon) .+"}[$window]))',
     "vLLM runs on ROCm: {value}",
-    "bool",
 )
-gpu_memory_total = Signal(
-    "GPU memory (smallest GPU)",
-    "min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+gpu_memory_total = signal(
+    "GPU memory (smallest GPU): bytes = min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     "the smallest GPU has {value} of memory",
-    "bytes",
     group=FULLEST_MEMBER,
 )
-gpu_memory_free_share = Signal(
-    "GPU memory free", "$gpu_memory_free_share", "{value} of the fullest GPU's memory is free", "share"
+gpu_memory_free_share = signal(
+    "GPU memory free: share = $gpu_memory_free_share",
+    "{value} of the fullest GPU's memory is free",
 )
-utilization_that_uses_free_memory = Signal(
-    "GPU memory share for vLLM with the free memory",
-    f"$config_gpu_memory_utilization + $gpu_memory_free_share - {RESERVE}",
+utilization_that_uses_free_memory = signal(
+    "GPU memory share for vLLM with the free memory: share ="
+    f" $config_gpu_memory_utilization + $gpu_memory_free_share - {RESERVE}",
     f"vLLM would use {{value}} of the GPU's memory and leave a {100 * RESERVE:g} % reserve",
-    "share",
 )
-kv_bytes_with_free_memory = Signal(
-    "KV cache size that uses the free memory",
-    f"$config_kv_cache_memory_bytes + ($gpu_memory_free_share - {RESERVE})"
+kv_bytes_with_free_memory = signal(
+    "KV cache size that uses the free memory: bytes ="
+    f" $config_kv_cache_memory_bytes + ($gpu_memory_free_share - {RESERVE})"
     " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     f"the KV cache would be {{value}}, with {100 * RESERVE:g} % of the GPU's memory left as a reserve",
-    "bytes",
     group=FULLEST_MEMBER,
 )
-gpu_compute_capability_has_fp8 = Signal(
-    "GPUs with FP8 (compute capability 8.9 or later, MI300 or later)",
-    'count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window])'
+gpu_compute_capability_has_fp8 = signal(
+    "GPUs with FP8 (compute capability 8.9 or later, MI300 or later): GPUs ="
+    ' count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window])'
     ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI3.+"}[$window]))'
     ' or 0 * count by (instance) (last_over_time(diag_gpu_info{compute_capability!=""}[$window])'
     ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI[12].+|AMD Radeon .+"}[$window]))',
     "GPUs that support FP8: {value}",
-    "GPUs",
 )
-chunked_prefill_is_off = Signal(
-    "chunked prefill is off",
-    f"(1 - $config_enable_chunked_prefill) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
+chunked_prefill_is_off = signal(
+    "chunked prefill is off: bool ="
+    f" (1 - $config_enable_chunked_prefill) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
     "chunked prefill is off: {value}",
-    "bool",
     group=ANY_MEMBER,
 )
-sequences_in_a_step = Signal(
-    "--max-num-seqs",
-    "clamp_min($config_max_num_seqs, 256)",
+sequences_in_a_step = signal(
+    "--max-num-seqs: tokens = clamp_min($config_max_num_seqs, 256)",
     "a step processes at least {value} tokens: one per request, and enough for a prompt to make progress",
-    "tokens",
 )
-twice_the_token_budget = Signal(
-    "2 x --max-num-batched-tokens",
-    "2 * $config_max_num_batched_tokens",
+twice_the_token_budget = signal(
+    "2 x --max-num-batched-tokens: tokens = 2 * $config_max_num_batched_tokens",
     "twice the token budget is {value} tokens",
-    "tokens",
 )
-longest_that_is_admitted = Signal(
-    "tokens that the KV cache holds at most",
+longest_that_is_admitted = signal(
     # vLLM keeps one block empty, for blocks that sliding windows no longer need
-    "$config_kv_cache_size_tokens - ($config_block_size or 0 * $config_kv_cache_size_tokens)",
+    "tokens that the KV cache holds at most: tokens ="
+    " $config_kv_cache_size_tokens - ($config_block_size or 0 * $config_kv_cache_size_tokens)",
     "an empty KV cache holds {value} tokens of one request",
-    "tokens",
 )

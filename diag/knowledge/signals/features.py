@@ -3,7 +3,6 @@
 A server without the feature has the value 0; on a release that does not export the metrics, the signal is missing.
 """
 
-from diag.core.incident import Signal
 from diag.core.log_events import (
     FLOAT16_CAST,
     GRAMMAR_FAILED,
@@ -14,7 +13,7 @@ from diag.core.log_events import (
     OUTPUT_CORRUPTED,
     REQUEST_PREPROCESSING_FAILED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, parts
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME, lately, since_start
 from diag.knowledge.signals.peers import MODEL, PEERS
@@ -140,230 +139,193 @@ PARTS = parts(
     ),
 )
 
-speculates = Signal(
-    "speculative decoding",
+speculates = signal(
     # every release exports the counters from its start on if it speculates, and only then
-    "count by ($by) (last_over_time(vllm:spec_decode_num_draft_tokens_total[$window])) > bool 0"
+    "speculative decoding: bool ="
+    " count by ($by) (last_over_time(vllm:spec_decode_num_draft_tokens_total[$window])) > bool 0"
     " or 0 * $requests_running_peak",
     "the server decodes speculatively: {value}",
-    "bool",
     context=True,
 )
-draft_acceptance_rate = Signal(
-    "draft acceptance rate",
-    f"$accepted_tokens / ($draft_tokens >= {ENOUGH_DRAFTED})",
+draft_acceptance_rate = signal(
+    f"draft acceptance rate: share = $accepted_tokens / ($draft_tokens >= {ENOUGH_DRAFTED})",
     "draft acceptance rate: {value}",
-    "share",
     needs=f"{ENOUGH_DRAFTED} draft tokens",
 )
-accepted_per_draft = Signal(
-    "accepted tokens / draft",
-    "$accepted_tokens / ($drafts > 0)",
+accepted_per_draft = signal(
+    "accepted tokens / draft: tokens = $accepted_tokens / ($drafts > 0)",
     "each draft adds {value} accepted tokens to its step",
-    "tokens",
 )
-first_token_acceptance_rate = Signal(
-    "acceptance rate of the first draft token",
-    'sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}[$window]))'
+first_token_acceptance_rate = signal(
+    "acceptance rate of the first draft token: share ="
+    ' sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}[$window]))'
     " / ($drafts > 0)",
     "the first draft token is accepted in {value} of the drafts",
-    "share",
 )
 # Acceptance beside the context of the running requests, in periods of two minutes: in each of them all requests count.
-acceptance_at_short_contexts = Signal(
-    "draft acceptance rate at short contexts",
-    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] < {SHORT_CONTEXT})"
+acceptance_at_short_contexts = signal(
+    "draft acceptance rate at short contexts: share ="
+    f" avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] < {SHORT_CONTEXT})"
     "[$window:2m])",
     f"draft acceptance rate while requests hold fewer than {SHORT_CONTEXT:,} tokens on average: {{value}}",
-    "share",
     context=True,
     needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens",
 )
-acceptance_at_long_contexts = Signal(
-    "draft acceptance rate at long contexts",
-    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] >= {LONG_CONTEXT})"
+acceptance_at_long_contexts = signal(
+    "draft acceptance rate at long contexts: share ="
+    f" avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] >= {LONG_CONTEXT})"
     "[$window:2m])",
     f"draft acceptance rate while requests hold {LONG_CONTEXT:,} tokens and more on average: {{value}}",
-    "share",
     needs=f"two minutes with contexts of {LONG_CONTEXT:,} tokens",
 )
-acceptance_kept_at_length = Signal(
-    "draft acceptance rate at long / at short contexts",
-    "$draft_acceptance_rate_at_long_contexts / ($draft_acceptance_rate_at_short_contexts > 0)",
+acceptance_kept_at_length = signal(
+    "draft acceptance rate at long / at short contexts: share ="
+    " $draft_acceptance_rate_at_long_contexts / ($draft_acceptance_rate_at_short_contexts > 0)",
     "at long contexts, {value} of the draft acceptance rate at short ones is left",
-    "share",
     needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens, and two with {LONG_CONTEXT:,} and more",
 )
-draft_length = Signal(
-    "draft length", "$draft_tokens / ($drafts > 0)", "a draft has {value} tokens on average", "tokens"
+draft_length = signal(
+    "draft length: tokens = $draft_tokens / ($drafts > 0)",
+    "a draft has {value} tokens on average",
 )
-worthwhile_draft_length = Signal(
-    "draft length with a sufficient acceptance rate",
-    "count by ($by)"
+worthwhile_draft_length = signal(
+    "draft length with a sufficient acceptance rate: tokens = count by ($by)"
     " (sum by ($by, position) (increase(vllm:spec_decode_num_accepted_tokens_per_pos_total[$window]))"
     f" / on ($by) group_left () ($drafts > 0) >= {WORTHWHILE})",
     f"the first {{value}} tokens of a draft are each accepted in at least {100 * WORTHWHILE:g} % of the drafts",
-    "tokens",
 )
 
 # -- LoRA adapters ----------------------------------------------------------------------------------------------------
 
-adapters = Signal(
-    "LoRA adapters in use",
-    "count by ($by) (count by ($by, adapter) ($adapters_running))",
+adapters = signal(
+    "LoRA adapters in use: adapters = count by ($by) (count by ($by, adapter) ($adapters_running))",
     "LoRA adapters that ran within the last five minutes: {value}",
-    "adapters",
 )
-adapter_slots = Signal(
-    "LoRA adapter slots", "$adapter_slots", "a batch holds requests of at most {value} LoRA adapters", "adapters"
+adapter_slots = signal(
+    "LoRA adapter slots: adapters = $adapter_slots",
+    "a batch holds requests of at most {value} LoRA adapters",
 )
-slots_for_adapters = Signal(
-    "slots for LoRA adapters",
-    "(2 * $adapter_slots and $adapters_starve == 1) or $lora_adapters_in_use",
+slots_for_adapters = signal(
+    "slots for LoRA adapters: adapters = (2 * $adapter_slots and $adapters_starve == 1) or $lora_adapters_in_use",
     "slots for the LoRA adapters in use, twice as many as today where some never get one: {value}",
-    "adapters",
 )
-adapters_kept = Signal(
-    "LoRA adapters to keep in host memory",
+adapters_kept = signal(
     # the larger of both: vLLM refuses to keep fewer adapters than run together
-    "($slots_for_lora_adapters > $config_max_cpu_loras) or ($config_max_cpu_loras and $slots_for_lora_adapters)",
+    "LoRA adapters to keep in host memory: adapters ="
+    " ($slots_for_lora_adapters > $config_max_cpu_loras) or ($config_max_cpu_loras and $slots_for_lora_adapters)",
     "host memory has to hold {value} LoRA adapters",
-    "adapters",
 )
-adapters_per_slot = Signal(
-    "LoRA adapters in use / --max-loras",
+adapters_per_slot = signal(
     # slots are known and no adapter ran lately: PromQL does not tell an empty list of adapters from a missing label
-    "($lora_adapters_in_use + ($adapters_starve or 0 * $lora_adapters_in_use)) / $adapter_slots or 0 * $adapter_slots"
+    "LoRA adapters in use / --max-loras: ratio ="
+    " ($lora_adapters_in_use + ($adapters_starve or 0 * $lora_adapters_in_use)) / $adapter_slots or 0 * $adapter_slots"
     # vLLM exports its adapters only if it serves some; without them, a deferred request has to wait for a KV transfer
     " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window]))"
     " unless $deferred_for_no_transfer)",
     "within five minutes, {value} LoRA adapters ran per adapter slot (one more if requests of others never run)",
-    "ratio",
 )
-requests_deferred = Signal(
-    "requests deferred (mean)",
-    "$deferred_mean",
+requests_deferred = signal(
+    "requests deferred (mean): requests = $deferred_mean",
     "mean number of requests that wait for a KV transfer, a grammar or a LoRA slot: {value}",
-    "requests",
 )
-deferred_share_by_reason = Signal(
-    "deferred share of waiting requests (vLLM >= 0.20)",
+deferred_share_by_reason = signal(
     # 0 where no request waits; missing where requests wait and the release does not export reasons
-    "$deferred_mean / ($deferred_mean + $requests_waiting_mean > 0) or 0 * $deferred_mean"
+    "deferred share of waiting requests (vLLM >= 0.20): share ="
+    " $deferred_mean / ($deferred_mean + $requests_waiting_mean > 0) or 0 * $deferred_mean"
     " or 0 * ($requests_waiting_peak == 0)",
     "{value} of the waiting requests are deferred although there is capacity",
-    "share",
 )
-deferred_share = Signal(
-    "deferred share of waiting requests",
+deferred_share = signal(
     # without reasons (before vLLM 0.20) no request is deferred unless adapters compete for slots; then it is unknown
-    f"${deferred_share_by_reason.id} or (0 * $requests_waiting_mean unless on (instance) $more_adapters_than_slots)",
+    "deferred share of waiting requests: share ="
+    f" ${deferred_share_by_reason.id} or (0 * $requests_waiting_mean unless on (instance) $more_adapters_than_slots)",
     "{value} of the waiting requests are deferred for a reason other than capacity",
-    "share",
     needs="vLLM 0.20, which exports the reasons why requests wait, since LoRA adapters compete for slots",
 )
 
 # -- structured output ------------------------------------------------------------------------------------------------
 
-grammar_errors_per_request = Signal(
-    "grammar errors in the log / finished request",
+grammar_errors_per_request = signal(
     # a single one in hours is the client's schema, or a token of a draft
-    "$grammar_errors * ($grammar_errors >= bool 3) / clamp_min($finished_requests, 1)",
+    "grammar errors in the log / finished request: ratio ="
+    " $grammar_errors * ($grammar_errors >= bool 3) / clamp_min($finished_requests, 1)",
     "{value} lines of the log about a grammar for every finished request",
-    "ratio",
     culprit_promql=f"increase({GRAMMAR_EVENTS}[$window]) >= 1",
     culprit_label="{event}",
 )
 
 # -- API servers ------------------------------------------------------------------------------------------------------
 
-api_server_cores = Signal(
-    "CPU cores used by an API server",
+api_server_cores = signal(
     # with --api-server-count above 1 vLLM exports no process_cpu_seconds_total: only the process table has it
-    "max by ($by) ($api_server_process_cores) or max by ($by) ($own_process_cores)",
+    "CPU cores used by an API server: cores ="
+    " max by ($by) ($api_server_process_cores) or max by ($by) ($own_process_cores)",
     "CPU cores used by the busiest API server (a Python process computes on one): {value}",
-    "cores",
     group=ANY_MEMBER,
 )
-front_end_share = Signal(
-    "latency outside the engine / end-to-end latency",
-    "$front_end_share",
+front_end_share = signal(
+    "latency outside the engine / end-to-end latency: share = $front_end_share",
     "finished requests spent {value} of their end-to-end latency outside the engine",
-    "share",
     needs=f"{ENOUGH} finished requests",
 )
-api_servers_needed = Signal(
-    "API servers needed for this load",
-    "($api_servers_for_the_load > $one_more_api_server) or ($one_more_api_server and $api_servers_for_the_load)",
+api_servers_needed = signal(
+    "API servers needed for this load: processes ="
+    " ($api_servers_for_the_load > $one_more_api_server) or ($one_more_api_server and $api_servers_for_the_load)",
     "this load needs {value} API servers at 70 % of a core each",
-    "processes",
 )
-tokens_in_100_ms = Signal(
-    "tokens generated per stream in 0.1 s",
-    "0.1 / ($itl_mean > 0)",
+tokens_in_100_ms = signal(
+    "tokens generated per stream in 0.1 s: tokens = 0.1 / ($itl_mean > 0)",
     "a stream generates {value} tokens in 0.1 s",
-    "tokens",
 )
 
 # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set ------------------------------------------------
 
-requests_corrupted = Signal(
-    "corrupted requests (needs VLLM_COMPUTE_NANS_IN_LOGITS=1)",
-    "$corrupted_requests"
+requests_corrupted = signal(
+    "corrupted requests (needs VLLM_COMPUTE_NANS_IN_LOGITS=1): requests = $corrupted_requests"
     f' or (sum by ($by) (increase(diag_vllm_log_events_total{{event="{OUTPUT_CORRUPTED}"}}[$window])) > 0)',
     "requests with NaN in their logits: {value}",
-    "requests",
     window_scaling="peak",
 )
-corrupted_share = Signal(
-    "share of corrupted requests",
-    "$corrupted_requests / ($finished_requests > 0)",
+corrupted_share = signal(
+    "share of corrupted requests: share = $corrupted_requests / ($finished_requests > 0)",
     "{value} of the finished requests had NaN in their logits",
-    "share",
 )
 
-clean_peers = Signal(
-    "peers of the same model without NaN",
-    "$clean_peers",
+clean_peers = signal(
+    "peers of the same model without NaN: engines = $clean_peers",
     f"other engines of the same model that finished {ENOUGH} requests without NaN: {{value}}",
-    "engines",
 )
-kv_scales_missing = Signal(
-    "FP8 KV cache without scales",
-    f"0 * $corrupted_requests + on (instance) group_left () ${KV_SCALES_MISSING}_in_this_start",
+kv_scales_missing = signal(
+    "FP8 KV cache without scales: bool ="
+    f" 0 * $corrupted_requests + on (instance) group_left () ${KV_SCALES_MISSING}_in_this_start",
     "the log says that the checkpoint has no scales for the FP8 KV cache: {value}",
-    "bool",
 )
-cast_to_float16 = Signal(
-    "bfloat16 model in float16",
-    f"0 * $corrupted_requests + on (instance) group_left () ${FLOAT16_CAST}_in_this_start",
+cast_to_float16 = signal(
+    "bfloat16 model in float16: bool ="
+    f" 0 * $corrupted_requests + on (instance) group_left () ${FLOAT16_CAST}_in_this_start",
     "the log says that a bfloat16 model is cast to float16: {value}",
-    "bool",
 )
 
 # -- requests that fail before the scheduler ---------------------------------------------------------------------------
 
-requests_unreached = Signal(
-    "requests that do not reach the scheduler",
-    any_of(thread="$input_thread_died", unreached="$no_request_reaches_the_engine"),
+requests_unreached = signal(
+    "requests that do not reach the scheduler: bool = "
+    + any_of(thread="$input_thread_died", unreached="$no_request_reaches_the_engine"),
     "requests arrive over HTTP and none reaches the scheduler: {value}",
-    "bool",
 )
-multimodal_cache_lost = Signal(
-    "multimodal items lost between the caches",
-    any_of(
+multimodal_cache_lost = signal(
+    "multimodal items lost between the caches: bool = "
+    + any_of(
         log="$cache_miss_logged_recently",
         thread="$cache_miss_killed_the_thread",
         unreached="$unreached_after_a_cache_miss",
     )
     + " or 0 * ($multimodal_cache_queries == 0)",
     "the log names an item that the engine's multimodal cache lacks, or its input thread spins: {value}",
-    "bool",
 )
-failed_before_the_scheduler = Signal(
-    "requests that failed before the scheduler",
-    f'sum by ($by) (increase(diag_vllm_log_events_total{{event="{REQUEST_PREPROCESSING_FAILED}"}}[$window]))',
+failed_before_the_scheduler = signal(
+    "requests that failed before the scheduler: requests ="
+    f' sum by ($by) (increase(diag_vllm_log_events_total{{event="{REQUEST_PREPROCESSING_FAILED}"}}[$window]))',
     "requests that the engine failed before its scheduler saw them: {value}",
-    "requests",
     window_scaling="peak",
 )

@@ -1,6 +1,5 @@
 """Signals of forward progress: the engine processes tokens, and the server responds."""
 
-from diag.core.incident import Signal
 from diag.core.log_events import (
     COMPILED_WHILE_SERVING,
     ENGINE_DEAD,
@@ -12,7 +11,7 @@ from diag.core.log_events import (
     SHUT_DOWN,
     WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, parts, renamed
+from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, parts, renamed, signal
 from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
@@ -151,163 +150,129 @@ PARTS = parts(
     ),
 )
 
-progress = Signal(
-    "tokens and requests processed",
-    "$tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * $tokens_and_requests_counted)",
+progress = signal(
+    "tokens and requests processed: tokens ="
+    " $tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * $tokens_and_requests_counted)",
     "tokens and requests processed (changes of KV cache usage included): {value}",
-    "tokens",
     context=True,
     window_scaling="peak",
 )
-steps_per_second = Signal(
-    "engine steps / s",
-    "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
+steps_per_second = signal(
+    "engine steps / s: 1/s = sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
     "engine steps per second: {value}",
-    "1/s",
 )
-requests_stuck = Signal(
-    "requests in flight without progress",
-    "0 * ($tokens_and_requests_processed[30s] > 0) or ($probe_failed_and_nothing_moves > 0) or $stuck_for_two_minutes"
+requests_stuck = signal(
+    "requests in flight without progress: requests ="
+    " 0 * ($tokens_and_requests_processed[30s] > 0) or ($probe_failed_and_nothing_moves > 0) or $stuck_for_two_minutes"
     " or ($two_requests_stand_still == 0) or (0 * ($long_prefill_steps > 0))"
     " or ($two_requests_stand_still * $seen_for_25_s unless ($first_steps unless on (instance) $gpus_busy_waiting)"
     " unless on (instance) $may_compile)",
     "requests in flight without any progress: {value}",
-    "requests",
     needs=f"two minutes in the first {WARM_STEPS} steps of an engine whose GPUs do not busy-wait, or where it compiles"
     " kernels (as for a first LoRA adapter)",
 )
-requests_without_progress = Signal(
-    "requests in flight while nothing moves",
-    "$stuck_requests",
+requests_without_progress = signal(
+    "requests in flight while nothing moves: requests = $stuck_requests",
     "requests in flight in a window without any progress: {value}",
-    "requests",
     throughout=True,
 )
-standstill_was_prefill = Signal(
-    "steps with long prefills",
-    "(0 * $stuck_for_two_minutes) or $long_prefill_steps",
+standstill_was_prefill = signal(
+    "steps with long prefills: bool = (0 * $stuck_for_two_minutes) or $long_prefill_steps",
     "steps of over 10 s with long prefills, which the engine has come out of: {value}",
-    "bool",
     hindsight=True,
 )
-asleep = Signal(
-    "engine asleep",
+asleep = signal(
     # a release before 0.11.1 does not export it, and no release exports that a request put it to sleep
-    f'1 - min by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window])) or $engine_seen',
+    "engine asleep: bool ="
+    f' 1 - min by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window])) or $engine_seen',
     "the engine is asleep: {value}",
-    "bool",
 )
-sleep_level = Signal(
-    "sleep level",
-    f'max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="weights_offloaded"}}[$window]))'
+sleep_level = signal(
+    f'sleep level: level = max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="weights_offloaded"}}[$window]))'
     f' + 2 * max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[$window]))',
     "the engine sleeps at level {value}",
-    "level",
 )
-scheduler_paused = Signal(
-    "scheduler paused",
-    "$engine_seen + on (instance) group_left ()"
+scheduler_paused = signal(
+    "scheduler paused: bool = $engine_seen + on (instance) group_left ()"
     " (($paused_by_log and $pause_logged) or $paused_by_page or $paused_by_log)"
     # without a log and without the metrics of vLLM's own HTTP server, no pause is seen
     " or $engine_seen",
     "the scheduler was paused (POST /pause) and has not been resumed: {value}",
-    "bool",
 )
-endpoint_without_vllm = Signal(
-    "metrics endpoint without vLLM's metrics",
+endpoint_without_vllm = signal(
     # an exporter answers whether or not vLLM does
-    "max by (instance) (max_over_time(up[$window]))"
+    "metrics endpoint without vLLM's metrics: bool = max by (instance) (max_over_time(up[$window]))"
     ' unless on (instance) last_over_time(diag_scrape_success{collector="vllm"}[$window])',
     "an endpoint answered without vLLM's metrics: {value}",
-    "bool",
 )
-serves = Signal(
-    "vLLM's metrics available",
-    "max by (instance) (max_over_time(diag_vllm_up[$window])) or max by (instance) (max_over_time(up[$window]))",
+serves = signal(
+    "vLLM's metrics available: bool ="
+    " max by (instance) (max_over_time(diag_vllm_up[$window])) or max by (instance) (max_over_time(up[$window]))",
     "vLLM's metrics were available: {value}",
-    "bool",
 )
 
 # -- death ------------------------------------------------------------------------------------------------------------
 
-successful_scrapes = Signal(
-    "successful scrapes",
-    "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
+successful_scrapes = signal(
+    "successful scrapes: share ="
+    " max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
     " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"
     " and on (instance) $answered_before",
     "{value} of scrapes succeeded (the server had answered before)",
-    "share",
 )
-engine_death_logged = Signal(
-    "death of the engine in the log",
-    "$engine_death_since_start * (1 - $engine_start_failed_since_start)",
+engine_death_logged = signal(
+    "death of the engine in the log: bool = $engine_death_since_start * (1 - $engine_start_failed_since_start)",
     "the log reports the death of the engine, and nothing has started since: {value}",
-    "bool",
 )
-engine_processes = Signal(
-    "engine processes",
-    'max by ($by) (last_over_time(diag_vllm_processes{role="engine"}[$window]))',
+engine_processes = signal(
+    'engine processes: processes = max by ($by) (last_over_time(diag_vllm_processes{role="engine"}[$window]))',
     "running engine processes of this server: {value}",
-    "processes",
 )
-engine_process_missing = Signal(
-    "no engine process",
-    "($engine_processes == bool 0) and on (instance) $sees_processes",
+engine_process_missing = signal(
+    "no engine process: bool = ($engine_processes == bool 0) and on (instance) $sees_processes",
     "no engine process of this server runs: {value}",
-    "bool",
 )
 # The API server fails all requests once one data-parallel engine has ended. A process is
 # missing only if as many as engines were seen most of the time: some may run on other hosts, and a fork may have an
 # engine's name for a moment.
-engines_lost = Signal(
-    "engine process lost",
-    "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)"
+engines_lost = signal(
+    "engine process lost: bool ="
+    " ($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)"
     " and on (instance) $sees_processes",
     "a data-parallel engine's process has ended: {value}",
-    "bool",
 )
-orphaned_engines = Signal(
-    "engine processes without an API server",
-    "sum by ($by) ($orphaned) or $scraped",
+orphaned_engines = signal(
+    "engine processes without an API server: processes = sum by ($by) ($orphaned) or $scraped",
     "engine processes whose API server has ended: {value}",
-    "processes",
     culprit_promql="$orphaned == 1",
     culprit_label="PID {pid} on {host}",
 )
 # An exporter that sees no API server may serve one on another host: as long as the page answers, an orphan on this host
 # is that of another server.
-server_left_orphans = Signal(
-    "API server ended before its engine",
-    "($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0) * $does_not_answer",
+server_left_orphans = signal(
+    "API server ended before its engine: bool ="
+    " ($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0) * $does_not_answer",
     "no API server runs, and an engine process that it started does: {value}",
-    "bool",
 )
-gpu_memory_of_orphans = Signal(
-    "GPU memory held by orphaned processes",
-    'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"engine|worker"}[$window]))'
+gpu_memory_of_orphans = signal(
+    "GPU memory held by orphaned processes: bytes ="
+    ' sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"engine|worker"}[$window]))'
     " * $api_server_ended_before_its_engine",
     "processes without an API server hold {value} of GPU memory",
-    "bytes",
 )
-shut_down = Signal(
-    "shut down in order",
-    f"${SHUT_DOWN}_since_start * (1 - $vllm_up)",
+shut_down = signal(
+    f"shut down in order: bool = ${SHUT_DOWN}_since_start * (1 - $vllm_up)",
     "the log reports an orderly shutdown, and nothing has started since: {value}",
-    "bool",
 )
-engine_dead_by_health = Signal(
-    "engine dead by its health check",
-    "max by ($by) ($health_fails_in_a_row) * ($health_last == bool 503)",
+engine_dead_by_health = signal(
+    "engine dead by its health check: bool = max by ($by) ($health_fails_in_a_row) * ($health_last == bool 503)",
     "GET /health is answered with HTTP 503, at least three times in a row: {value}",
-    "bool",
 )
-evidence_of_death = Signal(
-    "server or engine dead",
+evidence_of_death = signal(
     # the death that the log claims of an idle server, whose page speaks for its API server alone, is unknown
-    "($signs_of_death > 0) or ($signs_of_death unless on (instance) $claimed_death)",
+    "server or engine dead: bool = ($signs_of_death > 0) or ($signs_of_death unless on (instance) $claimed_death)",
     "/metrics does not answer any more, /health or the log reports the death of the engine, or its process has ended:"
     " {value}",
-    "bool",
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(FATAL)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))"
     f" or label_replace($worker_exit_code < 0 and on (instance) (${WORKER_DIED}_since_start) > 0,"
@@ -322,9 +287,9 @@ evidence_of_death = Signal(
     culprit_label="{event}",
     formerly=("evidence of death",),
 )
-sign_of_death = Signal(
-    "death at a scrape",
-    any_of(
+sign_of_death = signal(
+    "death at a scrape: bool = "
+    + any_of(
         page="$does_not_answer",
         health="($health_last == bool 503)",
         process="$no_engine_process",
@@ -332,26 +297,21 @@ sign_of_death = Signal(
         log="$death_of_the_engine_in_the_log",
     ),
     "/metrics does not answer, /health or the log reports a dead engine, or its process is missing: {value}",
-    "bool",
 )
-tokens_or_shutdown = Signal(
-    "generating tokens, or stopped on purpose",
-    any_of(tokens="$generates_beyond_doubt", shutdown="$shut_down_in_order", stops="$stops")
+tokens_or_shutdown = signal(
+    "generating tokens, or stopped on purpose: bool = "
+    + any_of(tokens="$generates_beyond_doubt", shutdown="$shut_down_in_order", stops="$stops")
     + " or 0 * max by ($by) (count_over_time(up[$window]))",
     "tokens are processed, or the server was shut down in order: {value}",
-    "bool",
     formerly=("generating, or shut down in order", "tokens or an orderly shutdown"),
 )
-signs_of_life = Signal(
-    "engine alive, or stopped on purpose",
-    any_of(tokens="$generating_tokens_or_stopped_on_purpose", health="$health_passes"),
+signs_of_life = signal(
+    "engine alive, or stopped on purpose: bool = "
+    + any_of(tokens="$generating_tokens_or_stopped_on_purpose", health="$health_passes"),
     "tokens are processed, GET /health is answered with HTTP 200, or the server was shut down in order: {value}",
-    "bool",
     formerly=("engine alive, or shut down in order",),
 )
-death_claimed = Signal(
-    "engine death claimed by the log",
-    "$claimed_death > bool 0",
+death_claimed = signal(
+    "engine death claimed by the log: bool = $claimed_death > bool 0",
     "the log claims the death of the engine, and nothing that is measured proves or refutes it: {value}",
-    "bool",
 )

@@ -6,7 +6,7 @@ requests ended, usage moves by the blocks of sqrt(2 F) requests of the usual sca
 adds what a straight line leaves unexplained. Requests that only grow, token by token, move usage without either.
 """
 
-from diag.core.incident import BurnRateWindow, Signal, documented, judged
+from diag.core.incident import BurnRateWindow, documented, judged
 from diag.knowledge.signals.expressions import (
     E2E,
     ITL,
@@ -14,6 +14,7 @@ from diag.knowledge.signals.expressions import (
     labelled,
     parts,
     renamed,
+    signal,
     times_the_capacity,
     usage,
     waiting_for_capacity,
@@ -134,173 +135,138 @@ PARTS = parts(
     *(f"{name}_p99: seconds = {renamed(P99, names)}" for name, names in HISTOGRAMS.items()),
 )
 
-requests_running = Signal(
-    "requests running (mean)",
-    "sum by ($by) ($running_average_by_series and $requests_running_sampled)",
+requests_running = signal(
+    "requests running (mean): requests = sum by ($by) ($running_average_by_series and $requests_running_sampled)",
     "mean number of running requests: {value}",
-    "requests",
     context=True,
 )
-requests_running_median = Signal(
-    "requests running (median)",
-    "sum by ($by) (quantile_over_time(0.5, vllm:num_requests_running[$window]) and $requests_running_sampled)",
+requests_running_median = signal(
+    "requests running (median): requests ="
+    " sum by ($by) (quantile_over_time(0.5, vllm:num_requests_running[$window]) and $requests_running_sampled)",
     "median number of running requests: {value}",
-    "requests",
     context=True,
 )
-requests_running_floor = Signal(
-    "requests running, least / most",
-    "$requests_running_minimum / ($requests_running_peak > 0)",
+requests_running_floor = signal(
+    "requests running, least / most: share = $requests_running_minimum / ($requests_running_peak > 0)",
     "the lowest number of running requests is {value} of the highest: 100 % is a flat line, held down by a cap",
-    "share",
 )
-running_share_of_cap = Signal(
-    "requests running / --max-num-seqs (peak)",
-    "$share_of_known_cap or 1 + 0 * $flat_at_a_cap",
+running_share_of_cap = signal(
+    "requests running / --max-num-seqs (peak): share = $share_of_known_cap or 1 + 0 * $flat_at_a_cap",
     "running requests peak at {value} of the sequence cap",
-    "share",
     window_scaling="peak",
 )
-sequence_cap = Signal(
-    "--max-num-seqs in effect",
-    "0 * $requests_running_peak + on (instance) group_left () $sequence_cap or $flat_at_a_cap",
+sequence_cap = signal(
+    "--max-num-seqs in effect: requests ="
+    " 0 * $requests_running_peak + on (instance) group_left () $sequence_cap or $flat_at_a_cap",
     "at most {value} requests run at a time",
-    "requests",
 )
-requests_waiting_median = Signal(
-    "requests waiting (median)",
-    f"sum by ($by) (({waiting_for_capacity('quantile_over_time(0.5, {}[$window])')}) and $requests_waiting_sampled)",
+requests_waiting_median = signal(
+    "requests waiting (median): requests ="
+    f" sum by ($by) (({waiting_for_capacity('quantile_over_time(0.5, {}[$window])')}) and $requests_waiting_sampled)",
     "median number of waiting requests: {value}",
-    "requests",
 )
-requests_waiting_peak = Signal(
-    "requests waiting (peak)",
-    "sum by ($by) ($waiting_peak_by_series and $requests_waiting_sampled)",
+requests_waiting_peak = signal(
+    "requests waiting (peak): requests = sum by ($by) ($waiting_peak_by_series and $requests_waiting_sampled)",
     "peak number of waiting requests: {value}",
-    "requests",
     window_scaling="peak",
 )
-waiting_share = Signal(
-    "waiting share of requests",
-    "$requests_waiting_mean"
+waiting_share = signal(
+    "waiting share of requests: share = $requests_waiting_mean"
     " / (($requests_waiting_mean + $requests_running_mean) > 0 or 1 + 0 * $requests_waiting_mean)",
     "{value} of the requests in the server are waiting rather than running",
-    "share",
 )
-sign_of_a_queue = Signal(
-    "queue at a scrape",
-    "$waiting_last / clamp_min($waiting_last + $running_last, 1) > bool 0.16",  # half of what a lasting queue has
+sign_of_a_queue = signal(
+    # half of what a lasting queue has
+    "queue at a scrape: bool = $waiting_last / clamp_min($waiting_last + $running_last, 1) > bool 0.16",
     "more than 16 % of the requests wait: {value}",
-    "bool",
 )
-queue_time_share = Signal(
-    "queue time / end-to-end latency",
-    "($queue_share_by_gauges > $queue_share_of_finished) or $queue_share_of_finished or $queue_share_by_gauges",
+queue_time_share = signal(
+    "queue time / end-to-end latency: share ="
+    " ($queue_share_by_gauges > $queue_share_of_finished) or $queue_share_of_finished or $queue_share_by_gauges",
     "queue time is {value} of the time that requests spend in the server",
-    "share",
 )
-queue_time = Signal(
-    "queue time (mean)",
-    "($queue_time_by_gauges > $queue_time_of_finished) or $queue_time_of_finished or $queue_time_by_gauges",
+queue_time = signal(
+    "queue time (mean): seconds ="
+    " ($queue_time_by_gauges > $queue_time_of_finished) or $queue_time_of_finished or $queue_time_by_gauges",
     "mean queue time: {value}",
-    "seconds",
 )
-requests_finished = Signal(
-    "requests finished",
-    f"$finished_requests >= {ENOUGH}",
+requests_finished = signal(
+    f"requests finished: requests = $finished_requests >= {ENOUGH}",
     "finished requests: {value}",
-    "requests",
     context=True,
     window_scaling="peak",
     needs=f"{ENOUGH} of them",
 )
-requests_by_latency = Signal(
-    "requests in the server (mean, by their latency)",
+requests_by_latency = signal(
     # vLLM counts running requests after each step: it shows none of those that a single step answers
-    "$end_to_end_seconds_total / ($window_seconds > 0)",
+    "requests in the server (mean, by their latency): requests = $end_to_end_seconds_total / ($window_seconds > 0)",
     "by their end-to-end latency, {value} requests are in the server on average",
-    "requests",
 )
-requests_in_flight = Signal(
-    "requests in flight (minimum)",
-    "$running_lowest + $queued_lowest",
+requests_in_flight = signal(
+    "requests in flight (minimum): requests = $running_lowest + $queued_lowest",
     "minimum number of requests in flight: {value}",
-    "requests",
     context=True,
 )
-requests_in_flight_peak = Signal(
-    "requests in flight (peak)",
-    "$running_highest + $queued_highest",
+requests_in_flight_peak = signal(
+    "requests in flight (peak): requests = $running_highest + $queued_highest",
     "peak number of requests in flight: {value}",
-    "requests",
     context=True,
     window_scaling="peak",
 )
-replicas_that_run_all = Signal(
-    "replicas that run the load",
-    times_the_capacity("$requests_in_flight_peak / ($requests_running_mean > 0)") + " * $servers_with_the_same_model",
+replicas_that_run_all = signal(
+    "replicas that run the load: replicas = "
+    + times_the_capacity("$requests_in_flight_peak / ($requests_running_mean > 0)")
+    + " * $servers_with_the_same_model",
     "{value} servers like this one run the load of all of them",
-    "replicas",
 )
 
 # -- the latency SLO ---------------------------------------------------------------------------------------------------
 
-error_budget_burn_rate = Signal(
-    "error budget burn rate",
+error_budget_burn_rate = signal(
     # the highest burn rate, if each can be judged: without a bucket at the SLO the result is unknown
-    "max by ($by) ($burn_rates) != 1 and $ttft_within_slo and $itl_within_slo and $e2e_within_slo",
+    "error budget burn rate: ratio ="
+    " max by ($by) ($burn_rates) != 1 and $ttft_within_slo and $itl_within_slo and $e2e_within_slo",
     "the error budget burns at {value} times the sustainable rate",
-    "ratio",
     needs="10 responses, of which some are late",
     culprit_promql="$late_latencies and $burn_rates > 1",
     culprit_label="{latency} p99 {value}",
     culprit_unit="seconds",
 )
 
-kv_cache_usage_now = Signal(
-    "KV cache usage (now)",
-    usage("predict_linear({}[$window], 0)"),
+kv_cache_usage_now = signal(
+    "KV cache usage (now): share = " + usage("predict_linear({}[$window], 0)"),
     "KV cache usage is {value}",
-    "share",
 )
-kv_cache_growth = Signal(
-    "KV cache growth / chance",
-    "$kv_cache_usage_rise / sqrt(clamp_min($kv_cache_usage_by_chance, 0.0001))",
+kv_cache_growth = signal(
+    "KV cache growth / chance: ratio = $kv_cache_usage_rise / sqrt(clamp_min($kv_cache_usage_by_chance, 0.0001))",
     "KV cache usage rises by {value} times what requests that come and go at random explain",
-    "ratio",
 )
-time_until_full = Signal(
-    "time until the KV cache is full",
-    "clamp_min(1 - $kv_cache_usage_now, 0) / ($kv_cache_usage_slope > 0)",
+time_until_full = signal(
+    "time until the KV cache is full: seconds = clamp_min(1 - $kv_cache_usage_now, 0) / ($kv_cache_usage_slope > 0)",
     "KV cache full in about {value} at this rate",
-    "seconds",
     culprit_promql='label_replace($time_until_the_kv_cache_is_full, "forecast", "full", "", "")',
     culprit_label="{forecast} in about {value}",
     culprit_unit="seconds",
 )
 full_soon = time_until_full.at_most(FORECAST_SECONDS, HORIZON)
-kv_cache_usage_at_full_length = Signal(
-    "KV cache usage at full length",
-    "$requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens"
+kv_cache_usage_at_full_length = signal(
+    "KV cache usage at full length: share ="
+    " $requests_running_peak * $full_length / on (instance) group_left () $config_kv_cache_size_tokens"
     " or $usage_at_twice_the_present_length",
     "with every running request at its full length, KV cache usage would be {value}",
-    "share",
     needs=f"{ENOUGH} finished requests, or {LAST_SECONDS} s or less until it is full",
 )
-time_until_ttft_missed = Signal(
-    "time until queue time exceeds the TTFT SLO",
+time_until_ttft_missed = signal(
     # a new request waits for those before it: as many as start in its queue time; a month if the queue does not grow
-    "clamp_min($ttft_seconds * $first_tokens / ($window_seconds > 0) - $waiting_now, 0) / $queue_growth_rate"
+    "time until queue time exceeds the TTFT SLO: seconds ="
+    " clamp_min($ttft_seconds * $first_tokens / ($window_seconds > 0) - $waiting_now, 0) / $queue_growth_rate"
     f" or {MONTH} + 0 * $waiting_slope",
     "at this rate, queue time exceeds the TTFT SLO in about {value}",
-    "seconds",
 )
 ttft_missed_soon = time_until_ttft_missed.at_most(FORECAST_SECONDS, HORIZON)
-time_until_budget_spent = Signal(
-    "time until a month's error budget is spent",
-    f"{MONTH} / (${error_budget_burn_rate.id} > 0)",
+time_until_budget_spent = signal(
+    f"time until a month's error budget is spent: seconds = {MONTH} / (${error_budget_burn_rate.id} > 0)",
     "at this rate, a whole month's error budget is spent in about {value}",
-    "seconds",
     needs=error_budget_burn_rate.needs,
 )
 budget_spent_early = time_until_budget_spent.below(

@@ -18,7 +18,7 @@ from diag.core.log_events import (
     WEIGHTS_DISCARDED,
     WORKER_DIED,
 )
-from diag.knowledge.signals.expressions import parts, setting_value
+from diag.knowledge.signals.expressions import parts, setting_value, signal
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 CLAIM_TIME = "diag_vllm_log_claim_timestamp_seconds"
@@ -81,19 +81,16 @@ PARTS = parts(
     *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
 )
 
-quoted_error = Signal(
-    "error quoted from the log",
-    "$log_errors",
+quoted_error = signal(
+    "error quoted from the log: lines = $log_errors",
     "log lines with the reason for the server's failure: {value}",
-    "lines",
     culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
     culprit_label="{text}",
 )
-not_quoted = Signal(
-    "no error quoted from the log",
-    f"1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
+not_quoted = signal(
+    "no error quoted from the log: bool ="
+    f" 1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
     "the log contains no reason for the server's failure: {value}",
-    "bool",
 )
 
 
@@ -117,11 +114,9 @@ def given(flag: str) -> Condition:
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
 
-out_of_memory = Signal(
-    "out-of-memory error in the log",
-    recently("out_of_memory"),
+out_of_memory = signal(
+    "out-of-memory error in the log: bool = " + recently("out_of_memory"),
     "the log reports an out-of-memory error: {value}",
-    "bool",
     culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{"|".join(OUT_OF_MEMORY)}"}}[$window]) > 0',
     culprit_label="{event}",
 )
@@ -138,35 +133,29 @@ def logged(event: str) -> Signal:
     )
 
 
-utilization_that_fits = Signal(
-    "GPU memory free at start",
-    f"{log_value(FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
+utilization_that_fits = signal(
+    f"GPU memory free at start: share = {log_value(FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
     f" / ({log_value(FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0) >= {LEAST_SHARE}",
     "{value} of the GPU's memory was free at start",
-    "share",
 )
-context_that_fits = Signal(
-    "longest context that fits the KV cache",
-    f"{log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
+context_that_fits = signal(
+    "longest context that fits the KV cache: tokens ="
+    f" {log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
     f" or floor({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'max_model_len')}"
     f" * {log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'available_gibibytes')}"
     f" / ({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'needed_gibibytes')} > 0) / 16) * 16",
     "a context of {value} tokens fits the KV cache",
-    "tokens",
 )
-utilization_with_room = Signal(
-    "GPU memory share with room for the failed allocation",
-    f"$config_gpu_memory_utilization - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
+utilization_with_room = signal(
+    "GPU memory share with room for the failed allocation: share ="
+    f" $config_gpu_memory_utilization - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
     f" - {log_value(CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
     f" / ({log_value(CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005 >= {LEAST_SHARE}",
     "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
-    "share",
 )
 
-half_of_default_capture_size = Signal(
-    "half of the largest CUDA graph captured by default",
+half_of_default_capture_size = signal(
     # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
-    "clamp_max($config_max_num_seqs, 256)",
+    "half of the largest CUDA graph captured by default: tokens = clamp_max($config_max_num_seqs, 256)",
     "half of the largest CUDA graph captured by default is {value} tokens",
-    "tokens",
 )

@@ -6,9 +6,9 @@ production. A peer counts if it has three samples in the window. With three or m
 what is usual; with two, the other engine does.
 """
 
-from diag.core.incident import GROUP, Signal, judged
+from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
-from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of, parts
+from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.gpu import as_of_first_node
 from diag.knowledge.signals.log import lately
 
@@ -131,58 +131,52 @@ PARTS = parts(
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
 )
 
-load_of_peers = Signal(
-    "requests / median of its peers",
+load_of_peers = signal(
     # at least 1: a multiple of zero is meaningless
-    _beside_peers(
+    "requests / median of its peers: ratio = "
+    + _beside_peers(
         "$load_of_model", "/", "clamp_min($load_of_model_of_the_other, 1)", "clamp_min($median_load_of_peers, 1)"
     ),
     "it holds {value} times as many requests as the median of its peers",
-    "ratio",
 )
-load_beyond_peers = Signal(
-    "requests above the median of its peers",
-    _beside_peers("$load_of_model", "-", "$load_of_model_of_the_other", "$median_load_of_peers"),
+load_beyond_peers = signal(
+    "requests above the median of its peers: requests = "
+    + _beside_peers("$load_of_model", "-", "$load_of_model_of_the_other", "$median_load_of_peers"),
     "requests above the median of its peers: {value}",
-    "requests",
 )
-sign_of_imbalance = Signal(
-    "imbalance at a scrape",
-    "($requests_per_median_of_its_peers > bool 2) * ($requests_above_the_median_of_its_peers >= bool 4)",
+sign_of_imbalance = signal(
+    "imbalance at a scrape: bool ="
+    " ($requests_per_median_of_its_peers > bool 2) * ($requests_above_the_median_of_its_peers >= bool 4)",
     "it holds over twice as many requests as its peers, and at least 4 more: {value}",
-    "bool",
 )
-peers_waiting = Signal(
-    "requests waiting (median of its peers)",
-    _beside_peers(
+peers_waiting = signal(
+    "requests waiting (median of its peers): requests = "
+    + _beside_peers(
         "0 * $waiting_of_model", "+", "$waiting_of_model_of_the_other", f"quantile {PEERS} (0.5, $waiting_of_model)"
     ),
     "waiting requests at the median of its peers: {value}",
-    "requests",
     group=USUAL_MEMBER,
 )
-peers = Signal(
-    "engines serving the same model",
+peers = signal(
     # the other of two engines counts if it generates tokens: a standby is idle on purpose
-    _beside_peers(
+    "engines serving the same model: engines = "
+    + _beside_peers(
         "0 * $load_of_model",
         "+",
         "1 + ($token_counts_of_model_of_the_other > bool 0)",
         f"count {PEERS} ($load_of_model)",
     ),
     "engines serving the same model: {value}",
-    "engines",
 )
-tokens_of_peers = Signal(
-    "tokens generated / median of its peers",
-    _beside_peers(
+tokens_of_peers = signal(
+    "tokens generated / median of its peers: ratio = "
+    + _beside_peers(
         "$output_tokens_of_model",
         "/",
         "clamp_min($output_tokens_of_model_of_the_other, 1)",
         f"clamp_min(quantile {PEERS} (0.5, $output_tokens_of_model), 1)",
     ),
     "it generates {value} times as many tokens as the median of its peers",
-    "ratio",
     context=True,
     group=USUAL_MEMBER,
 )
@@ -194,85 +188,73 @@ slower_than_peers = overloaded.opposite
 balanced = load_of_peers.at_most(2, judged("a smaller imbalance may be chance: requests differ in length"))
 """It holds for a server without peers too: it is its own median."""
 
-servers = Signal(
-    "servers with the same model",
-    f"max by ($by) (0 * $load_of_model + on ({MODEL}) group_left ()"
+servers = signal(
+    f"servers with the same model: servers = max by ($by) (0 * $load_of_model + on ({MODEL}) group_left ()"
     f" count {PEERS} (count by (instance, {MODEL}) ($load_of_model)))",
     "servers with the same model: {value}",
-    "servers",
 )
 
 # -- the data-parallel engines of one server --------------------------------------------------------------------------
 
-engines = Signal(
-    "engines of the server",
-    "count by ($by) (count by (instance, engine) (count_over_time(vllm:num_requests_running[$window])))",
+engines = signal(
+    "engines of the server: engines ="
+    " count by ($by) (count by (instance, engine) (count_over_time(vllm:num_requests_running[$window])))",
     "engines of this server: {value}",
-    "engines",
     context=True,
 )
-requests_stuck_on_all_engines = Signal(
-    "requests in flight while no engine makes progress",
-    "$requests_in_flight_without_progress",
+requests_stuck_on_all_engines = signal(
+    "requests in flight while no engine makes progress: requests = $requests_in_flight_without_progress",
     "requests in flight while none of the engines makes progress: {value}",
-    "requests",
     throughout=True,
     culprit_promql="sum by (instance, engine) ($running_minimum_by_series) > 0",
     culprit_label="engine {engine}",
 )
 
-engines_missing = Signal(
-    "engines missing from a pass",
-    "count by ($by) ($missing_ranks) or 0 * count by ($by) ($cores_of_ranks)",
+engines_missing = signal(
+    "engines missing from a pass: processes = count by ($by) ($missing_ranks) or 0 * count by ($by) ($cores_of_ranks)",
     "engines or workers that use no CPU while a peer uses a whole core: {value}",
-    "processes",
     culprit_promql='label_replace(label_replace($missing_ranks, "named", "$$1", "rank", "([0-9]+)([.].*|)"),'
     ' "named", "0", "rank", "")',
     culprit_label="engine {named} lags (PID {pid})",
 )
-expert_balance = Signal(
-    "expert balance (mean rank / busiest rank)",
-    f"$tokens_of_mean_rank / ($tokens_of_busiest_rank > 0 and $balance_lines >= {FEWEST_BALANCES})"
+expert_balance = signal(
+    "expert balance (mean rank / busiest rank): share ="
+    f" $tokens_of_mean_rank / ($tokens_of_busiest_rank > 0 and $balance_lines >= {FEWEST_BALANCES})"
     " and on (instance) $balance_is_by_rank or 1 + 0 * ($balance_lines == 0)",
     "the mean expert-parallel rank gets {value} of the tokens of the busiest one",
-    "share",
     needs=f"{FEWEST_BALANCES} lines of EPLB's balance (--eplb-config, log_balancedness), of vLLM 0.32 or later",
 )
-ranks_of_the_server = Signal(
-    "ranks of the server", "$world_size", "ranks of all engines of this server: {value}", "ranks"
+ranks_of_the_server = signal(
+    "ranks of the server: ranks = $world_size",
+    "ranks of all engines of this server: {value}",
 )
-tokens_of_expert_ranks = Signal(
-    "tokens per rank and step",
-    "$tokens_of_mean_rank / ($balance_lines > 0) or $balance_lines",
+tokens_of_expert_ranks = signal(
+    "tokens per rank and step: tokens = $tokens_of_mean_rank / ($balance_lines > 0) or $balance_lines",
     "tokens of a rank in a step, added up over its MoE layers: {value}",
-    "tokens",
 )
 
 # -- tensor-parallel ranks ---------------------------------------------------------------------------------------------
 
 WHICH_RANK = "$named_still_worker or $named_still_gpu"
 
-ranks_out_of_step = Signal(
-    "ranks out of step",
-    "($still_workers > 0) or $ranks_busy_waiting or $still_workers",
+ranks_out_of_step = signal(
+    "ranks out of step: ranks = ($still_workers > 0) or $ranks_busy_waiting or $still_workers",
     "ranks that stand still while a peer busy-waits, or that busy-wait at low power: {value}",
-    "ranks",
     culprit_promql=WHICH_RANK,
     culprit_label="{named}",
 )
-works_unseen = Signal(
-    "GPU or engine at work",
-    any_of(
+works_unseen = signal(
+    "GPU or engine at work: bool = "
+    + any_of(
         gpu="(count by (instance) ($gpus_computing) > bool 0)",
         engine=f"($engine_cores > bool {SPINS})",
         worker=f"($only_worker_cores > bool {SPINS})",
     ),
     "a GPU computes, or the engine uses a whole CPU core: {value}",
-    "bool",
 )
-stood_still = Signal(
-    "standstill, late token, failed probe or compilation",
-    any_of(
+stood_still = signal(
+    "standstill, late token, failed probe or compilation: bool = "
+    + any_of(
         still="($stuck_requests[1m] > bool 0)",
         late="($first_tokens_after_10_s > bool 0.5)",
         pauses="($pauses_over_10_s > bool 0.5)",
@@ -282,50 +264,39 @@ stood_still = Signal(
         compiled="$compilation_by_log_or_processes",
     ),
     "nothing moved although the engine had work, a token or the probe was late, or kernels were compiled: {value}",
-    "bool",
     formerly=("standstill or compilation",),
 )
-ranks_missing_from_collective = Signal(
-    "ranks missing from a collective",
+ranks_missing_from_collective = signal(
     # the log decides if neither processes nor GPUs are observed; NCCL does not count captured graphs: none is no proof
-    "($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
+    "ranks missing from a collective: ranks ="
+    " ($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
     "ranks missing from a collective (by NCCL, processes, GPUs or the log): {value}",
-    "ranks",
     culprit_promql=f"$named_nccl_rank or ({WHICH_RANK}) unless on (instance) $named_nccl_rank",
     culprit_label="{named}",
 )
-ranks = Signal(
-    "tensor-parallel ranks",
-    "$config_tensor_parallel_size"
+ranks = signal(
+    "tensor-parallel ranks: ranks = $config_tensor_parallel_size"
     ' or count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="worker"}[$window]))'
     # an engine without workers computes by itself
     ' or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])) + 1',
     "tensor-parallel ranks: {value}",
-    "ranks",
     context=True,
 )
-half_of_the_ranks = Signal(
-    "half of the tensor-parallel ranks",
-    "$config_tensor_parallel_size / 2",
+half_of_the_ranks = signal(
+    "half of the tensor-parallel ranks: ranks = $config_tensor_parallel_size / 2",
     "half of the tensor-parallel ranks: {value}",
-    "ranks",
 )
-odd_ranks = Signal(
-    "tensor-parallel ranks left over by halving",
-    "$config_tensor_parallel_size % 2",
+odd_ranks = signal(
+    "tensor-parallel ranks left over by halving: ranks = $config_tensor_parallel_size % 2",
     "tensor-parallel ranks left over by halving: {value}",
-    "ranks",
 )
-twice_the_stages = Signal(
-    "twice the pipeline-parallel stages",
-    "2 * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)",
+twice_the_stages = signal(
+    "twice the pipeline-parallel stages: stages ="
+    " 2 * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)",
     "twice the pipeline-parallel stages: {value}",
-    "stages",
 )
-log_waits = Signal(
-    "a rank waits for another one, in the log",
-    "$log_waits_for_a_rank",
+log_waits = signal(
+    "a rank waits for another one, in the log: bool = $log_waits_for_a_rank",
     "the log reports a rank waiting for another one: {value}",
-    "bool",
     formerly=("shm_broadcast_wait in the log",),
 )

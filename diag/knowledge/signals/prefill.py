@@ -3,8 +3,7 @@
 from itertools import pairwise
 
 from diag.core.contract import STALL_BUCKETS
-from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import ITL, KV_USAGE, TTFT, parts, renamed, within
+from diag.knowledge.signals.expressions import ITL, KV_USAGE, TTFT, parts, renamed, signal, within
 
 PAUSE_EDGES = (*STALL_BUCKETS, 80)
 """Edges of the histogram of inter-token latencies, in seconds."""
@@ -77,88 +76,69 @@ PARTS = parts(
     ),
 )
 
-paused_share = Signal(
-    "decode time in stream pauses",
-    "$paused_time / ($itl_sum > 0)",
+paused_share = signal(
+    "decode time in stream pauses: share = $paused_time / ($itl_sum > 0)",
     "at least {value} of decode time is spent in inter-token latencies above the stream pause threshold",
-    "share",
 )
-stream_pauses_per_request = Signal(
-    "stream pauses / finished request",
-    "$stream_pauses / ($finished_requests >= 3)",
+stream_pauses_per_request = signal(
+    "stream pauses / finished request: ratio = $stream_pauses / ($finished_requests >= 3)",
     "{value} stream pauses (inter-token latency above the stream pause threshold) per finished request",
-    "ratio",
 )
-typical_decode_share = Signal(
-    "decode time at typical ITL",
+typical_decode_share = signal(
     # if each step prefills many tokens, the typical latency is that of a prefill
-    "$itl_median * $itl_count / ($itl_sum > 0) * ($tokens_prefilled_per_step < bool 500)",
+    "decode time at typical ITL: share ="
+    " $itl_median * $itl_count / ($itl_sum > 0) * ($tokens_prefilled_per_step < bool 500)",
     "{value} of decode time is spent at a typical inter-token latency that is not that of prefills",
-    "share",
 )
-prefilled_per_step = Signal(
-    "prompt tokens prefilled per step",
-    "$tokens_prefilled_per_step",
+prefilled_per_step = signal(
+    "prompt tokens prefilled per step: tokens = $tokens_prefilled_per_step",
     "a step prefills {value} prompt tokens on average",
-    "tokens",
     context=True,
 )
-long_prefills = Signal(
-    "prefills over freeze_seconds",
-    "$prefills - $prefills_within_freeze_seconds",
+long_prefills = signal(
+    "prefills over freeze_seconds: requests = $prefills - $prefills_within_freeze_seconds",
     "prefills that took longer than the stream pause threshold: {value}",
-    "requests",
     window_scaling="peak",
 )
-long_prompts = Signal(
-    "prompts over 500 tokens",
-    "$prompts - $prompts_within_500_tokens",
+long_prompts = signal(
+    "prompts over 500 tokens: requests = $prompts - $prompts_within_500_tokens",
     "prefilled prompts of more than 500 tokens: {value}",
-    "requests",
     window_scaling="peak",
 )
-prefills_in_pauses = Signal(
-    "long prefills, done or in progress",
-    "($long_prefills_done > 0) or ($long_prefills_begun > 0) or ($long_prefills_done + $long_prefill_in_progress)",
+prefills_in_pauses = signal(
+    "long prefills, done or in progress: requests ="
+    " ($long_prefills_done > 0) or ($long_prefills_begun > 0) or ($long_prefills_done + $long_prefill_in_progress)",
     "prefills that took longer than the stream pause threshold, or whose prompt still takes KV cache: {value}",
-    "requests",
     window_scaling="peak",
     formerly=("prefills over freeze_seconds",),
 )
-stream_pauses_unexplained = Signal(
-    "stream pauses over 40 s without a prefill",
-    "$pauses_over_40_s * (1 - $prompts_account_for_pauses)",
+stream_pauses_unexplained = signal(
+    "stream pauses over 40 s without a prefill: pauses = $pauses_over_40_s * (1 - $prompts_account_for_pauses)",
     "inter-token latencies above 40 s for which no long prefill accounts: {value}",
-    "pauses",
     window_scaling="peak",
     formerly=("stream pauses over 40 s",),
 )
-prompt_lengths_spread = Signal(
-    "prompt length p95 / p50",
-    "histogram_quantile(0.95, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window])))"
+prompt_lengths_spread = signal(
+    "prompt length p95 / p50: ratio ="
+    " histogram_quantile(0.95, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window])))"
     " / (histogram_quantile(0.5, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window]))) > 0)",
     "the 95th percentile of prompt lengths is {value} times the median",
-    "ratio",
 )
-tokens_prefilled_within_pause = Signal(
-    "tokens prefilled in 60 % of the stream pause threshold",
+tokens_prefilled_within_pause = signal(
     # a margin of 60 %: prefill slows down as the context grows
-    "0.6 * $freeze_seconds * $prefill_rate",
+    "tokens prefilled in 60 % of the stream pause threshold: tokens = 0.6 * $freeze_seconds * $prefill_rate",
     "{value} prompt tokens are prefilled in 60 % of the stream pause threshold",
-    "tokens",
 )
-tokens_of_one_prompt_within_pause = Signal(
-    "tokens of one prompt in 60 % of the stream pause threshold",
+tokens_of_one_prompt_within_pause = signal(
     # concurrent prefills share the tokens of a step
-    f"${tokens_prefilled_within_pause.id} / (1 + $prefills_at_a_time)",
+    "tokens of one prompt in 60 % of the stream pause threshold: tokens ="
+    f" ${tokens_prefilled_within_pause.id} / (1 + $prefills_at_a_time)",
     "{value} tokens of each concurrent prompt are prefilled in 60 % of the stream pause threshold",
-    "tokens",
 )
-threshold_share_of_step = Signal(
-    "proposed threshold / --max-num-batched-tokens",
+threshold_share_of_step = signal(
     # 256 is the lowest proposed value; if the token budget is unknown, the fix is not ruled out
-    f"clamp_min(${tokens_of_one_prompt_within_pause.id}, 256) / on (instance) group_left ()"
+    "proposed threshold / --max-num-batched-tokens: share ="
+    f" clamp_min(${tokens_of_one_prompt_within_pause.id}, 256) / on (instance) group_left ()"
     f" $config_max_num_batched_tokens or 0 * ${tokens_of_one_prompt_within_pause.id}",
     "the proposed threshold is {value} of a step's token budget",
-    "share",
 )
