@@ -12,7 +12,7 @@ from diag.diagnosis.progress import ENGINE
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
-from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
+from diag.knowledge.signals.steps import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 from diag.vllm.command.shown import shown
 
 INSTANCE = ("instance",)

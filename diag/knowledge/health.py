@@ -19,7 +19,7 @@ from diag.knowledge.signals import (
 )
 from diag.knowledge.signals.expressions import KV_USAGE
 from diag.knowledge.signals.load import FAST_BURN
-from diag.knowledge.signals.prefill import paused_share
+from diag.knowledge.signals.steps import paused_share
 
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 USAGE = " or ".join(f"max by ($by) (max_over_time({gauge}[$window]))" for gauge in KV_USAGE)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
-from diag.knowledge.kernels import kernel_of, way_around
+from diag.knowledge.platforms import kernel_of, platform_of, way_around
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import known, release, versions
@@ -198,23 +198,6 @@ class KnownFailure(NamedTuple):
     """True if the log around the error decided between several causes of it."""
     seen: str = ""
     """The line around the error that decided, without secrets."""
-
-
-PLATFORMS = (
-    ("rocm", re.compile(r"\bHIP\b|HSA_STATUS|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b")),
-    ("npu", re.compile(r"\bNPU\b|torch_npu|vllm[_-]ascend|\bHCCL\b|\bCANN\b")),
-    ("xpu", re.compile(r"\bXPU\b|xpu_worker|oneCCL|Level ?Zero|UR_RESULT")),
-    ("tpu", re.compile(r"tpu_inference|\bTPU\b|jax\.errors|JaxRuntimeError")),
-)
-"""Platforms by words that only their libraries write, for a log without vLLM's line that names its platform."""
-
-
-def platform_of(text: str, context: LogContext) -> str:
-    """Return the platform of a server, "cuda" if nothing in its log is of another one, "" without a log."""
-    if context.platform:
-        return context.platform
-    said = f"{text}\n{context.nearby}"
-    return next((name for name, words in PLATFORMS if words.search(said)), "cuda" if context.nearby else "")
 
 
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
