@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from diag.promql.nodes import compiled, expand
+from diag.promql.data import Block, Bools, Floats, Labels, Millis, Vector, compiled, expand, merged, nameless, scalar
 from diag.promql.operators import histogram_quantile, mean, quantile, total, variance
-from diag.promql.samples import Block, Bools, Floats, Labels, Millis, Vector, merged, nameless, scalar
 
 _MOST_CELLS = 2_000_000  # of one gathered (S, T, W) array: 16 MB
 _FAR = 1e11  # seconds; beyond the year 5000 nothing is a date

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from diag.core.errors import QueryFailed
-from diag.promql.nodes import Matching
-from diag.promql.samples import NAME, Bools, Floats, Labels, Vector, drop_name, merged, scalar, show, stack
+from diag.promql.data import NAME, Bools, Floats, Labels, Matching, Vector, drop_name, merged, scalar, show, stack
 
 _SMALL_DELTA = 1e-12  # relative; a smaller difference between neighbouring buckets is a rounding error
 _SMALLEST_NORMAL = np.finfo(np.float64).tiny
