@@ -18,16 +18,8 @@ that requests succeed, whoever answers HTTP. Of page and log the larger count is
 A request that is no POST is a probe, a scanner or a browser, and does not count.
 """
 
+from diag.core import log_events as events
 from diag.core.incident import Condition, judged
-from diag.core.log_events import (
-    GRAMMAR_FAILED,
-    GRAMMAR_REJECTED,
-    KV_BLOCKS_EXPIRED,
-    KV_LOAD_FAILED,
-    KV_TRANSFER_FAILED,
-    MULTIMODAL_CACHE_MISS,
-    REQUEST_PREPROCESSING_FAILED,
-)
 from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, labelled, parts, signal
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
@@ -42,10 +34,10 @@ FAILED_AT_RAY, ANSWERED_BY_RAY = (
 FEWEST_ANSWERS, FEWEST_FAILED = 10, 5
 """A share of fewer answers may be chance; fewer errors may be one request that its client has sent again."""
 FEATURES = {
-    "structured output": f"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}",
-    "images, audio or video": MULTIMODAL_CACHE_MISS,
-    "multimodal input or adapter": REQUEST_PREPROCESSING_FAILED,
-    "KV cache transfer": f"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}",
+    "structured output": f"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}",
+    "images, audio or video": events.MULTIMODAL_CACHE_MISS,
+    "multimodal input or adapter": events.REQUEST_PREPROCESSING_FAILED,
+    "KV cache transfer": f"{events.KV_TRANSFER_FAILED}|{events.KV_BLOCKS_EXPIRED}|{events.KV_LOAD_FAILED}",
 }
 """Features of requests that fail, by the events in the log."""
 FEW_GIVEN_UP = 10
@@ -81,8 +73,8 @@ def _with_births(name: str, series: str) -> str:
 
 def _features() -> str:
     """Return the lines of the log in the window by the feature that they are about."""
-    events = "|".join(FEATURES.values())
-    counted = f'increase(diag_vllm_log_events_total{{event=~"{events}"}}[$window]) >= 1'
+    lines = "|".join(FEATURES.values())
+    counted = f'increase(diag_vllm_log_events_total{{event=~"{lines}"}}[$window]) >= 1'
     for feature, named in FEATURES.items():
         counted = f'label_replace({counted}, "feature", "{feature}", "event", "{named}")'
     return counted

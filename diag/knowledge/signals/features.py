@@ -3,16 +3,7 @@
 A server without the feature has the value 0; on a release that does not export the metrics, the signal is missing.
 """
 
-from diag.core.log_events import (
-    FLOAT16_CAST,
-    GRAMMAR_FAILED,
-    GRAMMAR_REJECTED,
-    INPUT_THREAD_DIED,
-    KV_SCALES_MISSING,
-    MULTIMODAL_CACHE_MISS,
-    OUTPUT_CORRUPTED,
-    REQUEST_PREPROCESSING_FAILED,
-)
+from diag.core import log_events as events
 from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME, lately, since_start
@@ -30,7 +21,7 @@ RECENT = "300"
 ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
 MOST_LISTED = 8
 """Adapters of a set that are read."""
-GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}"}}'
+GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}"}}'
 RECENTLY = 300
 """Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""
 FULL_CORE = 0.9
@@ -106,11 +97,11 @@ PARTS = parts(
     # engine's input thread before a gauge counts it. One that is lost there is in flight for its client only: its HTTP
     # request ends and the engine finishes none, or the probe fails.
     time_of_claimed_cache_miss: unix time =
-        max by ($by) (last_over_time({HEARSAY_TIME}{{event="{MULTIMODAL_CACHE_MISS}"}}[$window]))
+        max by ($by) (last_over_time({HEARSAY_TIME}{{event="{events.MULTIMODAL_CACHE_MISS}"}}[$window]))
     # a dead thread stays dead until the next start
     input_thread_died: bool =
-        {since_start(INPUT_THREAD_DIED)}
-        or ($time_of_{INPUT_THREAD_DIED} > bool 0)
+        {since_start(events.INPUT_THREAD_DIED)}
+        or ($time_of_{events.INPUT_THREAD_DIED} > bool 0)
     # more than once: the requests of one batch may be counted a moment after the engine has finished them
     completions_counted_again: bool = max by ($by) (changes({COMPLETIONS}[$window])) > bool 1
     completions: responses = sum by ($by) (increase({COMPLETIONS}[$window]))
@@ -122,8 +113,8 @@ PARTS = parts(
         max by ($by) (rate(diag_vllm_process_cpu_seconds_total{{role="engine"}}[$window]))
     input_thread_spins: bool = ($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)
     cache_miss_claimed_recently: bool = {lately("time_of_claimed_cache_miss", RECENTLY)}
-    cache_miss_logged_recently: bool = {lately(f"time_of_{MULTIMODAL_CACHE_MISS}", RECENTLY)}
-    cache_miss_killed_the_thread: bool = $input_thread_died * ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0)
+    cache_miss_logged_recently: bool = {lately(f"time_of_{events.MULTIMODAL_CACHE_MISS}", RECENTLY)}
+    cache_miss_killed_the_thread: bool = $input_thread_died * ($time_of_{events.MULTIMODAL_CACHE_MISS} > bool 0)
     unreached_after_a_cache_miss: bool =
         {any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")} * $no_request_reaches_the_engine
     """,
@@ -135,7 +126,7 @@ PARTS = parts(
         * (($time_of_{event} by (instance) >= bool $latest_start_time by (instance))
           or ($time_of_{event} by (instance) > bool 0))
     """
-        for event in (KV_SCALES_MISSING, FLOAT16_CAST)
+        for event in (events.KV_SCALES_MISSING, events.FLOAT16_CAST)
     ),
 )
 
@@ -282,7 +273,7 @@ tokens_in_100_ms = signal(
 
 requests_corrupted = signal(
     "corrupted requests (needs VLLM_COMPUTE_NANS_IN_LOGITS=1): requests = $corrupted_requests"
-    f' or (sum by ($by) (increase(diag_vllm_log_events_total{{event="{OUTPUT_CORRUPTED}"}}[$window])) > 0)',
+    f' or (sum by ($by) (increase(diag_vllm_log_events_total{{event="{events.OUTPUT_CORRUPTED}"}}[$window])) > 0)',
     "requests with NaN in their logits: {value}",
     window_scaling="peak",
 )
@@ -297,12 +288,12 @@ clean_peers = signal(
 )
 kv_scales_missing = signal(
     "FP8 KV cache without scales: bool ="
-    f" 0 * $corrupted_requests + on (instance) group_left () ${KV_SCALES_MISSING}_in_this_start",
+    f" 0 * $corrupted_requests + on (instance) group_left () ${events.KV_SCALES_MISSING}_in_this_start",
     "the log says that the checkpoint has no scales for the FP8 KV cache: {value}",
 )
 cast_to_float16 = signal(
     "bfloat16 model in float16: bool ="
-    f" 0 * $corrupted_requests + on (instance) group_left () ${FLOAT16_CAST}_in_this_start",
+    f" 0 * $corrupted_requests + on (instance) group_left () ${events.FLOAT16_CAST}_in_this_start",
     "the log says that a bfloat16 model is cast to float16: {value}",
 )
 
@@ -325,7 +316,7 @@ multimodal_cache_lost = signal(
 )
 failed_before_the_scheduler = signal(
     "requests that failed before the scheduler: requests ="
-    f' sum by ($by) (increase(diag_vllm_log_events_total{{event="{REQUEST_PREPROCESSING_FAILED}"}}[$window]))',
+    f' sum by ($by) (increase(diag_vllm_log_events_total{{event="{events.REQUEST_PREPROCESSING_FAILED}"}}[$window]))',
     "requests that the engine failed before its scheduler saw them: {value}",
     window_scaling="peak",
 )

@@ -1,18 +1,8 @@
 """Signals of forward progress: the engine processes tokens, and the server responds."""
 
-from diag.core.log_events import (
-    COMPILED_WHILE_SERVING,
-    ENGINE_DEAD,
-    FATAL,
-    KILLED_BY_SIGNAL,
-    READY,
-    SCHEDULER_PAUSED,
-    SCHEDULER_RESUMED,
-    SHUT_DOWN,
-    WORKER_DIED,
-)
+from diag.core import log_events as events
 from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, parts, renamed, signal
-from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
+from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time, log_value
 
 WARM_STEPS = 100
 """Steps after which an engine has seen the common batch shapes; each earlier step may compile a kernel."""
@@ -22,8 +12,8 @@ OOM_KILL_SECONDS = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
 HEALTH = "diag_vllm_health_status"
-DEATHS_OF_ENGINES = (ENGINE_DEAD, WORKER_DIED)
-DEATHS = (*DEATHS_OF_ENGINES, KILLED_BY_SIGNAL)
+DEATHS_OF_ENGINES = (events.ENGINE_DEAD, events.WORKER_DIED)
+DEATHS = (*DEATHS_OF_ENGINES, events.KILLED_BY_SIGNAL)
 
 
 def _called(path: str) -> str:
@@ -72,7 +62,7 @@ PARTS = parts(
         count by (instance) (last_over_time(vllm:lora_requests_info[$window]))
         unless count by (instance) (last_over_time(vllm:lora_requests_info{{running_lora_adapters!=""}}[$window]))
     may_compile =
-        max by (instance) ($time_of_{COMPILED_WHILE_SERVING} by (instance)) > time() - 120 or $compiler_works
+        max by (instance) ($time_of_{events.COMPILED_WHILE_SERVING} by (instance)) > time() - 120 or $compiler_works
         or $no_adapter_ran_yet
     stuck_for_two_minutes: requests = ($stuck_requests[2m] * ($running_samples offset 100s > bool 0)) > 0
     seen_for_25_s: bool = $running_samples offset 25s > bool 0
@@ -85,16 +75,16 @@ PARTS = parts(
     pause_calls: calls = {_called("/pause")}
     resume_calls: calls = {_called("/resume")}
     paused_by_log: bool =
-        ${SCHEDULER_PAUSED}_since_start by (instance)
-        * ($time_of_{SCHEDULER_PAUSED} by (instance) > bool $time_of_{SCHEDULER_RESUMED} by (instance))
-    time_of_pause_or_resume: unix time = {event_time(SCHEDULER_PAUSED, SCHEDULER_RESUMED)}
+        ${events.SCHEDULER_PAUSED}_since_start by (instance)
+        * ($time_of_{events.SCHEDULER_PAUSED} by (instance) > bool $time_of_{events.SCHEDULER_RESUMED} by (instance))
+    time_of_pause_or_resume: unix time = {event_time(events.SCHEDULER_PAUSED, events.SCHEDULER_RESUMED)}
     pause_logged: unix time = $time_of_pause_or_resume by (instance) > 0
     paused_by_page: bool = ($pause_calls > bool $resume_calls) or ($pause_calls > bool 0)
     running_last: requests = sum by ($by) ($running_last_by_series)
     engine_seen: requests = 0 * $running_last
     # -- death
     up_last: bool = max by ($by) (last_over_time(up[$window]))
-    in_phase_ready: bool = max by ($by) (last_over_time(diag_vllm_startup_phase{{phase="{READY}"}}[$window]))
+    in_phase_ready: bool = max by ($by) (last_over_time(diag_vllm_startup_phase{{phase="{events.READY}"}}[$window]))
     last_up_time: unix time = max by ($by) (last_over_time(diag_vllm_last_up_timestamp_seconds[$window]))
     # the log reports a successful start and no engine process is left: the server had responded before
     ready_by_log: bool = $in_phase_ready == 1 unless on (instance) $engine_processes > 0
@@ -115,7 +105,7 @@ PARTS = parts(
     time_of_oom_kill: unix time = max by ($by) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))
     # below 0, it is the number of the signal that ended the worker
     worker_exit_code: exit code =
-        max by (instance) (last_over_time(diag_vllm_log_value{{event="{WORKER_DIED}",field="exit_code"}}[$window]))
+        {log_value(events.WORKER_DIED, "exit_code").replace("$by", "instance")}
     # a long step can block /metrics for tens of seconds: while the engine runs, 30 s of silence decide
     busy_not_dead: processes =
         $engine_processes > 0
@@ -133,7 +123,8 @@ PARTS = parts(
     page_silent: bool = ($successful_scrapes == bool 0) unless on (instance) $busy_not_dead
     # on a requested stop the engine ends before the page does
     stops: bool =
-        $no_engine_process * ${SHUT_DOWN}_since_start * (time() - $time_of_{SHUT_DOWN} < bool {STOPPING_SECONDS})
+        $no_engine_process * ${events.SHUT_DOWN}_since_start
+        * (time() - $time_of_{events.SHUT_DOWN} < bool {STOPPING_SECONDS})
     generates: bool = ($output_tokens + $prompt_tokens) * $vllm_up > bool 0
     # a shared log, or a wrong list of processes, does not outweigh tokens; both together do, if the tokens are those of
     # the remaining data-parallel engines
@@ -261,7 +252,7 @@ gpu_memory_of_orphans = signal(
     "processes without an API server hold {value} of GPU memory",
 )
 shut_down = signal(
-    f"shut down in order: bool = ${SHUT_DOWN}_since_start * (1 - $vllm_up)",
+    f"shut down in order: bool = ${events.SHUT_DOWN}_since_start * (1 - $vllm_up)",
     "the log reports an orderly shutdown, and nothing has started since: {value}",
 )
 engine_dead_by_health = signal(
@@ -273,15 +264,15 @@ evidence_of_death = signal(
     "server or engine dead: bool = ($signs_of_death > 0) or ($signs_of_death unless on (instance) $claimed_death)",
     "/metrics does not answer any more, /health or the log reports the death of the engine, or its process has ended:"
     " {value}",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(FATAL)}"}}[$window]) > 0)'
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(events.FATAL)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))"
-    f" or label_replace($worker_exit_code < 0 and on (instance) (${WORKER_DIED}_since_start) > 0,"
+    f" or label_replace($worker_exit_code < 0 and on (instance) (${events.WORKER_DIED}_since_start) > 0,"
     ' "event", "killed_by_signal", "", "")'
     f" or label_replace(abs($time_of_oom_kill by (instance) - $server_end_time) < {OOM_KILL_SECONDS},"
     ' "event", "kernel_oom_kill", "", "")'
     ' or label_replace($api_server_stopped by (instance) > 0, "event", "api_server_stopped", "", "")'
     # output of a library or the shell lacks vLLM's log prefix: a client may have sent it, so it only explains a death
-    f' or label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(FATAL)}"}}[$window])'
+    f' or label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(events.FATAL)}"}}[$window])'
     f" > on (instance) group_left () ($last_up_time by (instance) - {OOM_KILL_SECONDS})),"
     ' "event", "$$1 (without proof that vLLM logged it)", "event", "(.*)")',
     culprit_label="{event}",

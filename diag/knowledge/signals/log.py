@@ -3,21 +3,8 @@
 The metrics are described in docs/metrics.md. If a whole family is missing, its signals are missing too.
 """
 
+from diag.core import log_events as events
 from diag.core.incident import Condition, Signal, judged
-from diag.core.log_events import (
-    CUDA_OUT_OF_MEMORY,
-    ENGINE_DEAD,
-    ENGINE_START_FAILED,
-    FREE_MEMORY_BELOW_REQUESTED,
-    LOG_EVENTS,
-    MAX_MODEL_LEN_EXCEEDS_KV_CACHE,
-    OUT_OF_MEMORY,
-    SCALING_STARTED,
-    SCHEDULER_PAUSED,
-    SHUT_DOWN,
-    WEIGHTS_DISCARDED,
-    WORKER_DIED,
-)
 from diag.knowledge.signals.expressions import parts, setting_value, signal
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
@@ -30,19 +17,19 @@ LEAST_SHARE = 0.3
 """A smaller share of a GPU's memory holds no model worth a server: the GPU has to be freed instead."""
 SINCE_START = (
     "engine_death",
-    ENGINE_START_FAILED,
-    SCALING_STARTED,
-    SCHEDULER_PAUSED,
-    SHUT_DOWN,
-    WEIGHTS_DISCARDED,
-    WORKER_DIED,
+    events.ENGINE_START_FAILED,
+    events.SCALING_STARTED,
+    events.SCHEDULER_PAUSED,
+    events.SHUT_DOWN,
+    events.WEIGHTS_DISCARDED,
+    events.WORKER_DIED,
 )
 """Events that matter until the next start, each as the part `NAME_since_start`."""
 
 
-def event_time(*events: str) -> str:
+def event_time(*names: str) -> str:
     """Return the time of the last log line that shows one of these events; 0 if there was none."""
-    return f'max by ($by) (last_over_time({EVENT_TIME}{{event=~"{"|".join(events)}"}}[$window]))'
+    return f'max by ($by) (last_over_time({EVENT_TIME}{{event=~"{"|".join(names)}"}}[$window]))'
 
 
 def log_value(event: str, field: str) -> str:
@@ -69,13 +56,13 @@ def recently(name: str) -> str:
 
 
 PARTS = parts(
-    *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in LOG_EVENTS),
+    *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in events.LOG_EVENTS),
     f"""
     vllm_up: bool = max by ($by) (last_over_time(diag_vllm_up[$window]))
     last_startup_progress: unix time =
         max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))
-    time_of_engine_death: unix time = {event_time(ENGINE_DEAD, WORKER_DIED)}
-    time_of_out_of_memory: unix time = {event_time(*OUT_OF_MEMORY)}
+    time_of_engine_death: unix time = {event_time(events.ENGINE_DEAD, events.WORKER_DIED)}
+    time_of_out_of_memory: unix time = {event_time(*events.OUT_OF_MEMORY)}
     log_errors: lines = count by ($by) (last_over_time({LOG_ERROR}[$window]))
     """,
     *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
@@ -117,7 +104,7 @@ def given(flag: str) -> Condition:
 out_of_memory = signal(
     "out-of-memory error in the log: bool = " + recently("out_of_memory"),
     "the log reports an out-of-memory error: {value}",
-    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{"|".join(OUT_OF_MEMORY)}"}}[$window]) > 0',
+    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{"|".join(events.OUT_OF_MEMORY)}"}}[$window]) > 0',
     culprit_label="{event}",
 )
 
@@ -134,23 +121,23 @@ def logged(event: str) -> Signal:
 
 
 utilization_that_fits = signal(
-    f"GPU memory free at start: share = {log_value(FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
-    f" / ({log_value(FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0) >= {LEAST_SHARE}",
+    f"GPU memory free at start: share = {log_value(events.FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
+    f" / ({log_value(events.FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0) >= {LEAST_SHARE}",
     "{value} of the GPU's memory was free at start",
 )
 context_that_fits = signal(
     "longest context that fits the KV cache: tokens ="
-    f" {log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
-    f" or floor({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'max_model_len')}"
-    f" * {log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'available_gibibytes')}"
-    f" / ({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'needed_gibibytes')} > 0) / 16) * 16",
+    f" {log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
+    f" or floor({log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'max_model_len')}"
+    f" * {log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'available_gibibytes')}"
+    f" / ({log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'needed_gibibytes')} > 0) / 16) * 16",
     "a context of {value} tokens fits the KV cache",
 )
 utilization_with_room = signal(
     "GPU memory share with room for the failed allocation: share ="
-    f" $config_gpu_memory_utilization - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
-    f" - {log_value(CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
-    f" / ({log_value(CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005 >= {LEAST_SHARE}",
+    f" $config_gpu_memory_utilization - clamp_min({log_value(events.CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
+    f" - {log_value(events.CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
+    f" / ({log_value(events.CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005 >= {LEAST_SHARE}",
     "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
 )
 

@@ -5,20 +5,14 @@ ten samples in the window: reading a file puts a process into uninterruptible sl
 takes a stack trace stops it for a moment.
 """
 
+from diag.core import log_events as events
 from diag.core.formatting import GIB
 from diag.core.incident import Signal
-from diag.core.log_events import (
-    ALL_TO_ALL_TIMEOUT,
-    COMPILED_WHILE_SERVING,
-    CUDA_ERROR,
-    ENGINE_START_FAILED,
-    NCCL_TIMEOUT,
-)
 from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of, parts, renamed, signal
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
 from diag.knowledge.signals.log import EVENT_TIME, event_time, lately, since_start
 
-DEVICE_FAULTS = (CUDA_ERROR, NCCL_TIMEOUT, ALL_TO_ALL_TIMEOUT)
+DEVICE_FAULTS = (events.CUDA_ERROR, events.NCCL_TIMEOUT, events.ALL_TO_ALL_TIMEOUT)
 LATE = 0.25
 """Seconds between two tokens: slower than reading speed."""
 SLOWER = 3
@@ -142,7 +136,7 @@ PARTS = parts(
     time_of_device_fault: unix time = {event_time(*DEVICE_FAULTS)}
     device_fault_logged: bool =
         {since_start("device_fault")}
-        * (1 - ${ENGINE_START_FAILED}_since_start)
+        * (1 - ${events.ENGINE_START_FAILED}_since_start)
     xid_of_the_dead_engine: bool ({ANY_MEMBER}) =
         max by (instance) (increase(diag_gpu_xid_errors_total{{xid=~"13|31|43|45"}}[5m]) > bool 0)
         * on (instance) $engine_gone
@@ -264,7 +258,7 @@ cpu_starvation = signal(
 # -- compilation ------------------------------------------------------------------------------------------------------
 
 compiled_recently = signal(
-    "compilation while serving: bool = " + lately(f"time_of_{COMPILED_WHILE_SERVING}", 300),
+    "compilation while serving: bool = " + lately(f"time_of_{events.COMPILED_WHILE_SERVING}", 300),
     "kernels or graphs were compiled while requests were served: {value}",
 )
 compiled = signal(

@@ -9,20 +9,7 @@ the peak: the rest is not due to load. While requests wait, the server generates
 more, its capacity was higher. Times whose requests were longer or less cached are not compared.
 """
 
-from diag.core.log_events import (
-    CUDA_GRAPH_CAPTURE,
-    CUT_AT_SHUTDOWN,
-    DRAIN_ENDED,
-    DRAIN_STARTED,
-    ENGINE_START_FAILED,
-    NO_START_FAILURE,
-    SCALING_ENDED,
-    SCALING_STARTED,
-    STARTING,
-    STARTUP_PHASES,
-    WEIGHTS_DISCARDED,
-    WEIGHTS_RELOADED,
-)
+from diag.core import log_events as events
 from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, any_of, labelled, parts, signal
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS, SLEEP_STATE
 from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH, lately, log_value, since_start
@@ -30,7 +17,7 @@ from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 PHASE = "diag_vllm_startup_phase"
 SPENT = "diag_vllm_startup_phase_seconds"
-IS_STARTING = f'phase=~"{"|".join(STARTING)}"'
+IS_STARTING = f'phase=~"{"|".join(events.STARTING)}"'
 LOADING = 'phase="load_weights"'
 LONGEST_SILENCE = 3600
 """Seconds without a log line after which a start is over; kernels were compiled for 2,219 s (vllm#34399)."""
@@ -40,7 +27,7 @@ NO_LINE_YET = 600
 TOLD_FOR = 900
 """Seconds for which a crash stays told, whatever starts after it."""
 
-USUAL_SECONDS = {phase.name: phase.usual_seconds for phase in STARTUP_PHASES if phase.usual_seconds}
+USUAL_SECONDS = {phase.name: phase.usual_seconds for phase in events.STARTUP_PHASES if phase.usual_seconds}
 
 LONGEST_SCALING = 1800
 """Seconds for which an elastic scaling explains a standstill: one from 4 to 5 engines takes 55 s (vllm#20775), and new
@@ -54,7 +41,7 @@ NO_WEIGHTS = (
 MAY_LOAD_WEIGHTS = (
     f'http_requests_total{{method!="GET",status="2xx",handler!~"{GENERATING_ROUTES}|{POOLING_ROUTES}|{NO_WEIGHTS}"}}'
 )
-DRAIN_TIME = f"time_of_{DRAIN_STARTED}"
+DRAIN_TIME = f"time_of_{events.DRAIN_STARTED}"
 SPAN = "15m"
 AGO = ("30m", "1h", "1d")
 """Offsets of the comparison: half an hour or an hour ago the load is similar; a day ago it was the same time of day."""
@@ -114,8 +101,8 @@ PARTS = parts(
     in_starting_phase: bool = max by ($by) (last_over_time({PHASE}{{{IS_STARTING}}}[$window]))
     # no new start has been seen since that log line, and /metrics does not answer
     start_failed: bool =
-        ($time_of_{ENGINE_START_FAILED} > bool 0)
-        * (($time_of_{ENGINE_START_FAILED} - $last_startup_progress) >= bool 0) * (1 - $vllm_up)
+        ($time_of_{events.ENGINE_START_FAILED} > bool 0)
+        * (($time_of_{events.ENGINE_START_FAILED} - $last_startup_progress) >= bool 0) * (1 - $vllm_up)
     # a zombie has ended: it keeps its CPU time until its parent reads its exit status
     zombies: processes = last_over_time(diag_vllm_process_state{{state="zombie"}}[$window]) == 1
     # an engine that outlived its API server starts nothing
@@ -152,11 +139,11 @@ PARTS = parts(
         or $last_startup_progress > $time_of_crash
     loads_weights: bool = max by ($by) (last_over_time({PHASE}{{{LOADING}}}[$window]))
     # -- shutdowns
-    requests_cut_lately: bool = {lately(f"time_of_{CUT_AT_SHUTDOWN}", TOLD_FOR)}
+    requests_cut_lately: bool = {lately(f"time_of_{events.CUT_AT_SHUTDOWN}", TOLD_FOR)}
     # a drain that never ends is ended by SIGKILL; the next start shows that it is over
     drain_killed: bool =
-        ($time_of_{DRAIN_STARTED} > bool $time_of_{DRAIN_ENDED})
-        * ($last_startup_progress > bool $time_of_{DRAIN_STARTED}) * {lately(DRAIN_TIME, TOLD_FOR)}
+        ($time_of_{events.DRAIN_STARTED} > bool $time_of_{events.DRAIN_ENDED})
+        * ($last_startup_progress > bool $time_of_{events.DRAIN_STARTED}) * {lately(DRAIN_TIME, TOLD_FOR)}
     latency_buckets_within_an_hour = sum by ($by, le) (max_over_time(vllm:e2e_request_latency_seconds_bucket[1h]))
     # -- sleep and weights
     slept_at_level_2: bool ({ANY_MEMBER}) = max by ($by) (max_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[1d]))
@@ -167,8 +154,8 @@ PARTS = parts(
     calls_that_may_load_weights: calls =
         sum by ($by) (last_over_time({MAY_LOAD_WEIGHTS}[$window]))
     weights_reloaded_by_log: bool =
-        {since_start(WEIGHTS_RELOADED)}
-        * ($time_of_{WEIGHTS_RELOADED} >= bool $time_of_{WEIGHTS_DISCARDED})
+        {since_start(events.WEIGHTS_RELOADED)}
+        * ($time_of_{events.WEIGHTS_RELOADED} >= bool $time_of_{events.WEIGHTS_DISCARDED})
     # vLLM's own HTTP server counts every call: if it counts and has counted none of these, there was none. Without its
     # counters and without the log, a reload is not seen.
     calls_counted: calls = sum by ($by) (last_over_time(http_requests_total[$window]))
@@ -180,7 +167,7 @@ PARTS = parts(
         or 1 + 0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)
     # not every backend logs it, so that a log without the line proves nothing
     weights_discarded: bool =
-        {any_of(page="($slept_at_level_2 > bool 0)", log=f"(${WEIGHTS_DISCARDED}_since_start > 0)")}
+        {any_of(page="($slept_at_level_2 > bool 0)", log=f"(${events.WEIGHTS_DISCARDED}_since_start > 0)")}
     asleep_now: bool ({EVERY_MEMBER}) = max by ($by) (1 - last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))
     weight_operations: calls ({ANY_MEMBER}) =
         max by (instance) (last_over_time(vllm:rl_weight_update_operations_in_flight[$window])
@@ -190,9 +177,9 @@ PARTS = parts(
     # -- elastic scaling
     scales_by_page: bool = max by (instance) (last_over_time(diag_vllm_elastic_scaling[$window]))
     scales_by_log: bool =
-        ${SCALING_STARTED}_since_start by (instance)
-        * ($time_of_{SCALING_STARTED} by (instance) > bool $time_of_{SCALING_ENDED} by (instance))
-        * (time() - $time_of_{SCALING_STARTED} by (instance) < bool {LONGEST_SCALING})
+        ${events.SCALING_STARTED}_since_start by (instance)
+        * ($time_of_{events.SCALING_STARTED} by (instance) > bool $time_of_{events.SCALING_ENDED} by (instance))
+        * (time() - $time_of_{events.SCALING_STARTED} by (instance) < bool {LONGEST_SCALING})
     scales: bool = $scales_by_page or $scales_by_log
     release: series = count by (instance, version) (last_over_time({INFO}[$window]))
     running_average: requests = sum by ($by) ($running_average_by_series)
@@ -228,7 +215,7 @@ PARTS = parts(
 startup_failed = signal(
     "engine start failed: bool = $start_failed",
     "the log reports a failed engine start, and nothing has started since: {value}",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"{"|".join(NO_START_FAILURE)}"}}[$window]) > 0)'
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"{"|".join(events.NO_START_FAILURE)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))",
     culprit_label="{event}",
 )
@@ -305,7 +292,8 @@ time_without_startup_progress = signal(
     "the start has made no progress for {value}",
 )
 in_graph_capture = signal(
-    f'in CUDA-graph capture: bool = max by ($by) (last_over_time({PHASE}{{phase="{CUDA_GRAPH_CAPTURE}"}}[$window]))',
+    "in CUDA-graph capture: bool ="
+    f' max by ($by) (last_over_time({PHASE}{{phase="{events.CUDA_GRAPH_CAPTURE}"}}[$window]))',
     "the start is in CUDA-graph capture: {value}",
 )
 processes_still_running = signal(
@@ -342,15 +330,16 @@ requests_cut_at_shutdown = signal(
     "requests failed within 15 minutes because the server was told to stop: {value}",
 )
 requests_in_flight_at_shutdown = signal(
-    "requests in flight cut off: requests = " + log_value(CUT_AT_SHUTDOWN, "requests"),
+    "requests in flight cut off: requests = " + log_value(events.CUT_AT_SHUTDOWN, "requests"),
     "requests in flight that the shutdown cut off: {value}",
 )
 requests_refused_at_shutdown = signal(
-    "requests refused during the drain: requests = " + log_value(CUT_AT_SHUTDOWN, "refused"),
+    "requests refused during the drain: requests = " + log_value(events.CUT_AT_SHUTDOWN, "refused"),
     "requests that arrived during the drain and failed: {value}",
 )
 shutdown_time = signal(
-    f"time of the last request cut off: unix time = $time_of_{CUT_AT_SHUTDOWN} > 0 or $time_of_{DRAIN_STARTED}",
+    "time of the last request cut off: unix time ="
+    f" $time_of_{events.CUT_AT_SHUTDOWN} > 0 or $time_of_{events.DRAIN_STARTED}",
     "the last request was cut off at {value}",
 )
 waited_for_requests = signal(
@@ -381,7 +370,7 @@ elastic_scaling = signal(
     "the number of data-parallel engines is being changed: {value}",
 )
 scaling_time = signal(
-    f"time of the last elastic scaling: unix time = $time_of_{SCALING_STARTED}",
+    f"time of the last elastic scaling: unix time = $time_of_{events.SCALING_STARTED}",
     "the last elastic scaling began at {value}",
 )
 changes_under_way = signal(
