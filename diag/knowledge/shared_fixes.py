@@ -33,40 +33,36 @@ FLIGHT = "https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.h
 
 IS_STOPPED = processes_stopped.at_least(1, documented("SIGCONT makes a stopped process go on", SIGNAL_7))
 LET_GO_ON = (
-    Fix(
+    Fix.without_restart(
         command="kill -CONT {pid}   # on {host}",
         change="Let the stopped process go on.",
         effect="tokens are generated again, and requests in flight that have not timed out are answered",
         only_if=(IS_STOPPED,),
-        restart=False,
         while_it_lasts=True,
         why=measured("42 s after SIGSTOP, SIGCONT: every request in flight was answered", "engine_stalled"),
     ),
-    Fix(
+    Fix.without_restart(
         change="Find out who or what sent SIGSTOP: the kernel never does so by itself. It may be a job scheduler, a "
         "checkpoint or a debugging tool, a shell (Ctrl-Z), a person.",
         effect="it does not happen again",
         only_if=(IS_STOPPED,),
-        restart=False,
         why=documented("SIGSTOP and SIGTSTP stop a process", SIGNAL_7),
     ),
-    Fix(
+    Fix.without_restart(
         command="grep TracerPid /proc/{pid}/status   # on {host}",
         change="End the debugger that holds the process, by the PID that this prints.",
         effect="the process continues where it was stopped",
         only_if=(processes_traced.at_least(1, documented("t: stopped by a tracer", PROC_STATE)),),
-        restart=False,
         while_it_lasts=True,
         why=documented("a traced process continues when its tracer detaches or ends", PROC_STATE),
     ),
-    Fix(
+    Fix.without_restart(
         command="cat /proc/{pid}/wchan; sudo cat /proc/{pid}/stack   # on {host}",
         change="Find out what the process waits for in the kernel, storage or a driver. No signal reaches it, not even "
         "SIGKILL, and no setting of the server changes what it waits for. Look at dmesg, at the mount that holds the "
         "model, and at the GPU. If it does not return, only a reboot of the host ends it.",
         effect="the names of kernel functions tell storage (nfs, io_schedule) from a driver (nvidia)",
         only_if=(processes_uninterruptible.at_least(1, documented("D: uninterruptible sleep", PROC_STATE)),),
-        restart=False,
         while_it_lasts=True,
         why=documented("signals are delivered when the sleep ends", PROC_STATE),
     ),
@@ -106,21 +102,19 @@ NO_LONG_PREFILL = standstill_was_prefill.below(
     1, judged("if earlier steps were that long, a standstill counts after two minutes")
 )
 TROUBLESHOOTING = "https://docs.vllm.ai/en/latest/usage/troubleshooting.html"
-SAVE_STACKS = Fix(
+SAVE_STACKS = Fix.without_restart(
     change="Before any restart, save on the server's host where each process stands (pip install 'diag[stacks]').",
     command="diag doctor --stacks",
     effect="it names the process that the others wait for, and the call that does not return",
     only_if=NOT_HALTED,
-    restart=False,
     why=documented("collect stack traces of the hanging processes first", TROUBLESHOOTING),
 )
-READ_DUMPS = Fix(
+READ_DUMPS = Fix.without_restart(
     change="Compare the last collectives of all ranks: copy the dumps of all nodes into one folder (the launch names "
     "theirs by TORCH_FR_DUMP_TEMP_FILE). The command unpickles them: use it on dumps of your own server only.",
     command="torchfrtrace --prefix comm_lib_trace_rank_ ~/.cache/torch",
     effect="it names the first collective that some ranks have not entered, and these ranks",
     only_if=(flight_recorder_dumps.at_least(1, documented("a watchdog writes them when one times out", FLIGHT)),),
-    restart=False,
     why=documented("torchfrtrace compares the dumps of all ranks", FLIGHT),
 )
 STACK_TRACES = Fix(
@@ -136,13 +130,12 @@ FP8_HARDWARE = gpu_compute_capability_has_fp8.at_least(
     1, documented("FP8 needs hardware support and an attention backend that reads it", QUANTIZED_KV)
 )
 READ_LOG = (
-    Fix(
+    Fix.without_restart(
         change="Read the last lines of the server log before it is rotated: look for the first error, a CUDA error, an "
         "out-of-memory error, or a signal.",
         command="journalctl -u vllm -n 200   # or: kubectl logs --previous <pod>",
         effect="the log names what ended the server",
         only_if=(not_quoted.at_least(1, judged("a line that is quoted need not be looked for")),),
-        restart=False,
         why=documented("the root cause is logged above EngineDeadError", TROUBLESHOOTING),
     ),
 )
@@ -160,13 +153,12 @@ SLOW_SERVER = (
 )
 """Incidents that a slow server may cause at an unchanged load: requests stay longer, and more of them are in flight. A
 server that was crowded before it became slow was too small anyway."""
-POOLS_BY_LENGTH = Fix(
+POOLS_BY_LENGTH = Fix.without_restart(
     change="Route short and long prompts to two pools of servers. `diag doctor` names the split point and the sizes if "
     "its model of this server's lengths reproduces the present TTFT and both pools keep a margin.",
     effect="short prompts no longer queue behind long prefills",
     risk="a pool of one server has no spare; where the mix of lengths shifts, one pool is idle and the other one full",
     rollback="route all prompts to all servers",
-    restart=False,
     pools=True,
     why=judged("at most half the TTFT p90 of short prompts that the same servers have without pools"),
 )
@@ -232,7 +224,7 @@ MORE_KV_CAPACITY = (
         rollback="--kv-cache-dtype auto",
         why=documented("it takes half the bytes per token of a 16-bit cache", QUANTIZED_KV),
     ),
-    Fix(
+    Fix.without_restart(
         change="Run {value} replicas, so that fewer requests share each KV cache.",
         value=replicas_that_hold_all,
         rounding="up",
@@ -241,7 +233,6 @@ MORE_KV_CAPACITY = (
         current=servers,
         only_if=(balanced,),
         effect="queue time and KV cache usage fall on every replica",
-        restart=False,
         why=measured("more capacity is what ends the preemptions", "kv_cascade_base"),
     ),
 )

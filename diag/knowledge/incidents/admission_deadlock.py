@@ -64,11 +64,10 @@ incident = Incident(
     ),
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Drop the request at the head of the queue: let its client or the gateway give it up, which aborts "
             "it. It is the one that has waited longest.",
             effect="all other requests are admitted at once",
-            restart=False,
             while_it_lasts=True,
             why=measured("its client gave up after 50 s, and the queue moved within a second", "admission_deadlock"),
         ),

@@ -29,19 +29,17 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Look at the status of these answers in the access log: 400 is a prompt that is too long or a "
             "parameter or schema that is invalid, 401 a wrong API key, 404 a model or an adapter that is not served.",
             command='grep -oE \'"POST [^"]*" 4[0-9][0-9]\' {log} | sort | uniq -c | sort -rn',
             effect="the kind of client error is known",
-            restart=False,
             why=judged("the metric groups all client errors as 4xx; the access log has the status"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Ask the clients that send these requests, or undo the change on the server (model name, "
             "adapters, --max-model-len, API key) that the wave began with.",
             effect="the share of client errors falls",
-            restart=False,
             why=judged("a wave that begins suddenly follows a change"),
         ),
     ),

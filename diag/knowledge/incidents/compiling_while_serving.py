@@ -25,20 +25,18 @@ incident = Incident(
     ),
     explains=("contract_breached",),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Keep the caches of the compilers (~/.cache/vllm, ~/.triton/cache) on a volume that outlives the "
             "container.",
             effect="each shape is compiled once, not after every restart",
-            restart=False,
             why=reported(
                 "a cold cache takes 222.8 s, a warm one 53.4 s", "https://github.com/vllm-project/vllm/issues/52682"
             ),
         ),
-        Fix(
+        Fix.without_restart(
             change="Before a new server gets traffic, send it what clients will send: short and long prompts, several "
             "at a time, each sampling option in use.",
             effect="the log reports no compilation while users wait",
-            restart=False,
             why=judged("the server compiles each kernel once"),
         ),
     ),

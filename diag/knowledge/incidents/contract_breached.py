@@ -32,18 +32,16 @@ incident = Incident(
         LookAlike("queue_saturation", distinguish="Queue time is what is long: it is a cause of the violation."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Add a replica or divert part of the traffic: where nothing else is wrong, the load exceeds what "
             "the server can serve within the SLO.",
             effect="the share of late responses falls",
             only_if=(signals.balanced,),
-            restart=False,
             why=judged("a server at its capacity limit gets slower for all requests"),
         ),
-        Fix(
+        Fix.without_restart(
             change="If no user complains, the SLO is stricter than users expect: set it in diag.toml.",
             effect="the error budget is computed against the real SLO",
-            restart=False,
             why=judged("an alert without any action is noise"),
         ),
     ),

@@ -52,11 +52,10 @@ incident = Incident(
             only_if=(signals.not_quoted.at_least(1, judged("a kill from outside leaves no error in the log")),),
             why=documented("the kubelet restarts a container whose probe fails, with a growing delay", CRASH_LOOP),
         ),
-        Fix(
+        Fix.without_restart(
             change="If it serves before it crashes, hold back the clients and let them in one by one: a single request "
             "may be what ends the engine.",
             effect="the server serves for longer than ten minutes",
-            restart=False,
             only_if=(signals.last_start_failed.at_most(0, judged("a start that fails has met no request")),),
             why=judged("if a server starts well and crashes later, its load is the cause"),
         ),

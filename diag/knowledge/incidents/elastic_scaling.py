@@ -37,11 +37,10 @@ incident = Incident(
     explains=("replicas_unbalanced", "requests_failing", "contract_breached"),
     began=signals.scaling_time,
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Send requests to another replica until the server answers again: during the switch POST "
             "/is_scaling_elastic_ep gets HTTP 503 like every request, after it false.",
             effect="requests are answered again, by the new number of engines",
-            restart=False,
             why=documented("the server refuses requests with HTTP 503 while it switches", RFC),
         ),
         Fix(

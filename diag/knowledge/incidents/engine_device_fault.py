@@ -51,28 +51,25 @@ incident = Incident(
             effect="/metrics answers again and tokens are generated",
             why=judged("a device that failed so works again for a new process"),
         ),
-        Fix(
+        Fix.without_restart(
             change="If it happens again, start a spare server with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager, and "
             "send it the same requests.",
             effect="the traceback names the operation that fails, not a later one",
             only_if=CUDA,
-            restart=False,
             why=documented("it makes every kernel launch wait", TROUBLESHOOTING),
         ),
-        Fix(
+        Fix.without_restart(
             change="If it happens again, start a spare server with NCCL_DEBUG=TRACE, and send it the same load.",
             effect="the log names the rank that did not arrive, and its link",
             only_if=COLLECTIVE,
-            restart=False,
             why=documented("the vendor's and vLLM's guide ask for it", TROUBLESHOOTING),
         ),
-        Fix(
+        Fix.without_restart(
             change="Find the rank that the all-to-all of the experts waited for: in vLLM's `Mask: [...]` it is the one "
             "that differs, in DeepEP's lines the rank that does not print `timeout` while its peers do. Compare its "
             "log and its host with the others: a kernel that compiles for minutes, a slow disk, a dead process.",
             effect="the rank that lagged, and what it did meanwhile, is known",
             only_if=ALL_TO_ALL,
-            restart=False,
             why=reported("every rank but the cause times out in the barrier of DeepEP", DEEPEP),
         ),
         Fix(
@@ -85,10 +82,9 @@ incident = Incident(
             rollback="the former --all2all-backend",
             why=reported("RDMA between nodes failed, and each dispatch timed out", DEEPEP),
         ),
-        Fix(
+        Fix.without_restart(
             change="Run the vendor's diagnostics (dcgmi diag -r 3) if other models or requests fail on this GPU too.",
             effect="the result distinguishes a hardware fault from a software error",
-            restart=False,
             why=judged("the same error on the same GPU with different programs is a hardware error"),
         ),
     ),

@@ -40,12 +40,11 @@ incident = Incident(
     explains=("gpu_out_of_memory", "gpu_memory_contended", "requests_aborted", "contract_breached"),
     may_explain=(Effect("engine_dead", where=(SERVER_ENDED,)),),  # an orphan of an earlier server explains no death
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="kill {pid}   # on {host}; kill -9 if it is still there after 10 s",
             change="End the engine process that was left behind; then start the server again.",
             effect="its GPU memory is free, and the server can start",
             only_if=(ORPHANED,),
-            restart=False,
             while_it_lasts=True,
             why=judged("vLLM's engine ends on SIGTERM, unless it hangs in a kernel of the GPU"),
         ),

@@ -39,11 +39,10 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Check what is in front of the server: the gateway's latency and limits, the client's connection "
             "pool, and the time between its requests.",
             effect="more requests run",
-            restart=False,
             why=judged("the engine has capacity to spare"),
         ),
     ),

@@ -28,11 +28,10 @@ incident = Incident(
     ),
     explains=("contract_breached",),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi pmon -i {gpu} -c 1",
             change="Find out who owns the process, and move it to another GPU.",
             effect="inter-token latency falls to what this server has alone",
-            restart=False,
             why=measured("ITL p50 5.3 ms alone, 17.5 ms beside a matrix product", "gpu_compute_contended"),
         ),
         Fix(

@@ -36,11 +36,10 @@ incident = Incident(
         "output_corrupted",
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi -i {gpu} -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT; dmesg -T | grep -i xid",
             change="Save the evidence before any restart.",
             effect="the output names the kind of fault for the vendor",
-            restart=False,
             why=documented("the vendor asks for these", XID),
         ),
         Fix(

@@ -42,11 +42,10 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi -i {gpu} --query-compute-apps=pid,process_name,used_memory --format=csv",
             change="Find out who owns the processes; end leftover ones and move the others to another GPU.",
             effect="the memory held by other processes falls",
-            restart=False,
             why=judged("two programs that each plan with the whole GPU do not fit on it"),
         ),
         Fix(

@@ -130,12 +130,11 @@ incident = Incident(
             rollback="--kv-cache-dtype auto",
             why=documented("these reduce the memory that vLLM needs", CONSERVING_MEMORY),
         ),
-        Fix(
+        Fix.without_restart(
             change="Estimate before the next start what fits: the longest context, the number of requests, and what "
             "makes room.",
             command="diag budget {launch} --log {log}",
             effect="each part of the GPU memory, computed and as it was logged",
-            restart=False,
             why=judged("an estimate takes seconds, a start minutes"),
         ),
     ),

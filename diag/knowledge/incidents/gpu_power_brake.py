@@ -32,12 +32,11 @@ incident = Incident(
     explains=("contract_breached",),
     may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in SLOW_SERVER),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Have the power supply of the host checked: failed or unplugged supplies, the power budget of rack "
             "and PDU.",
             command="ipmitool sdr type 'Power Supply'   # on the host",
             effect="the hardware power brake is no longer asserted",
-            restart=False,
             why=documented("the signal comes from outside the GPU", NVML),
         ),
     ),

@@ -55,7 +55,7 @@ incident = Incident(
     explains=("contract_breached",),
     may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in SLOW_SERVER),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi -i {gpu} -pl {value}",
             value=signals.sustained_power,
             direction="lower",
@@ -64,14 +64,12 @@ incident = Incident(
             effect="no more time in thermal slowdown; the temperature settles below the slowdown temperature",
             risk="lower peak clock: a 70 W T4 stopped throttling at 60 W and lost about 15 % of its peak throughput",
             rollback="nvidia-smi -i <gpu> -pl <its default limit>",
-            restart=False,
             why=documented("the power limit is set in watts, within the limits of the board", SMI),
         ),
-        Fix(
+        Fix.without_restart(
             change="Improve the airflow: check filters, fans, the neighbouring slot and the inlet temperature of the "
             "rack.",
             effect="the margin to slowdown grows",
-            restart=False,
             why=judged("airflow is the cause; a lower power limit only mitigates it"),
         ),
     ),

@@ -56,11 +56,10 @@ incident = Incident(
             only_if=(signals.cpu_throttled.above(0, judged("without throttling, the CPU limit is not the cause")),),
             why=documented("2 + N cores for N GPUs at least", CPU_RESOURCES),
         ),
-        Fix(
+        Fix.without_restart(
             change="Move other programs away from these cores, or reserve cores for vLLM (cpuset, static CPU manager).",
             effect="the time that vLLM's processes wait for a CPU falls to a few percent",
             only_if=(signals.cpu_throttled.at_most(0.1, judged("a quota stops it, not other programs")),),
-            restart=False,
             why=documented("2 + N cores for N GPUs at least", CPU_RESOURCES),
         ),
     ),

@@ -72,12 +72,11 @@ incident = Incident(
             while_it_lasts=True,
             why=judged("a process that leaks gives its memory back when it ends"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Find the process of this host that grows, and give it a memory limit of its own.",
             command="ps -eo pid,rss,comm --sort=-rss | head",
             effect="host memory in use no longer grows",
             only_if=(signals.share_of_growth.below(0.5, judged("vLLM's processes are not what grows")),),
-            restart=False,
             why=judged("vLLM's processes are not what grows"),
         ),
         Fix(

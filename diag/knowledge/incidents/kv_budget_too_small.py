@@ -70,11 +70,10 @@ incident = Incident(
             rollback="set the old value again",
             why=documented("cached blocks are kept until their memory is needed", PREFIX_CACHING),
         ),
-        Fix(
+        Fix.without_restart(
             change="Or use the unused memory otherwise: run a second, smaller model on this GPU, or move this model "
             "to a smaller GPU, if usage in its busiest hour is the same.",
             effect="GPU memory free falls; nothing changes for the users of this server",
-            restart=False,
             why=judged("half of the KV cache is never used"),
         ),
     ),

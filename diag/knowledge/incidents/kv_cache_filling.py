@@ -39,12 +39,11 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Limit gateway concurrency to {value} per engine: what the KV cache holds at the observed mean "
             "length.",
             value=signals.requests_that_fit_kv_cache,
             effect="KV cache usage stops rising before the first preemption; excess requests queue at the gateway",
-            restart=False,
             while_it_lasts=True,
             expects=(signals.full_soon.opposite,),
             why=judged("a preemption costs a recompute, a request at the gateway only waits"),

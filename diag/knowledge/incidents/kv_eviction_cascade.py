@@ -69,13 +69,12 @@ incident = Incident(
     explains=("kv_pool_saturated", "queue_saturation", "requests_aborted", "contract_breached"),
     may_explain=(Effect("replicas_unbalanced", where=(signals.slower_than_peers,)),),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Limit gateway concurrency to {value} per engine (what the KV cache holds at the observed mean "
             "length) until the cache is enlarged.",
             value=signals.requests_that_fit_kv_cache,
             effect="preemptions end once the requests that run now have finished; excess requests queue at the gateway",
             risk=CAPPED,
-            restart=False,
             expects=(signals.hardly_preempts,),
             why=SIX,
         ),
@@ -101,10 +100,9 @@ incident = Incident(
             rollback="--watermark 0",
             why=measured("0.05: preemptions per finished request 1.33 -> 0.69", "cure_watermark"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Route long and short prompts to separate servers.",
             effect="one long prompt no longer causes the preemption of many short requests",
-            restart=False,
             only_if=(
                 signals.prompt_lengths_spread.above(
                     8, judged("with lengths this mixed, few requests hold most of the cache")

@@ -50,12 +50,11 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Send one prompt of several thousand tokens, fill the GPU's cache with others, and send it again: "
             "external_prefix_cache_hits must grow by most of its length. If it does not, the store or the lookup is "
             "broken; if it does, your prompts do not come back.",
             effect="it separates a broken lookup from a load without reuse",
-            restart=False,
             why=judged("a prompt that is sent twice has to be found"),
         ),
         Fix(

@@ -70,11 +70,10 @@ incident = Incident(
             "memory; where some never get a slot, double the slots.",
             rollback="set the old values again",
         ),
-        Fix(
+        Fix.without_restart(
             change="If memory does not suffice, route each adapter to its own replicas, so that no replica serves "
             "more adapters than it has slots.",
             effect=f"{CROWDED.signal.name} falls to {CROWDED.limit_with_unit} on every replica",
-            restart=False,
             why=reported("requests of adapters without a slot stay in the queue", SCHEDULING),
         ),
     ),

@@ -70,19 +70,17 @@ incident = Incident(
             rollback="set the old --kv-cache-dtype again",
             why=NO_SCALES.why,
         ),
-        Fix(
+        Fix.without_restart(
             change="Send one prompt at temperature 0 with logprobs to this server and to a healthy one; NaN appears as "
             "null or as an error. Note which prompts, lengths and adapters are affected.",
             effect="it shows whether a prompt, an adapter, or everything is affected",
-            restart=False,
             why=documented("the counter of NaN does not identify the requests", NANS),
         ),
-        Fix(
+        Fix.without_restart(
             change="Check the weights (sha256 of the files against the source), the GPU's memory errors and "
             "`dcgmi diag -r 3`.",
             only_if=(ONLY_HERE,),
             effect="damaged weights or a faulty GPU are found",
-            restart=False,
             why=judged("both corrupt every request of one server, and of none of its peers"),
         ),
         Fix(

@@ -57,14 +57,13 @@ incident = Incident(
     ),
     explains=("requests_aborted", "contract_breached"),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of the stream pause "
             "threshold) to a separate server while short requests stream here.",
             value=signals.tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
             effect="decode time in stream pauses falls to 0 on this server",
-            restart=False,
             expects=(HARDLY_PAUSES,),
             only_if=(
                 signals.prompt_lengths_spread.above(

@@ -92,21 +92,19 @@ incident = Incident(
             rollback="remove the flag",
             why=measured("the same conversations: hit rate 66 % with it, 0 % without", "prefix_hybrid_match_unit"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Make the common beginning of the prompts longer than {value} tokens, one block: system prompt, "
             "tools and examples first. If that is impossible, --mamba-ssm-cache-dtype bfloat16 (where the model "
             "tolerates it) or --kv-cache-dtype auto instead of FP8 halves the blocks.",
             value=signals.prefix_match_length,
             only_if=(COARSE, FEW_BLOCKS),
             effect="the prefix cache hit rate rises: each prompt finds the whole blocks of the common beginning",
-            restart=False,
             why=measured("prompts that share 2,000 of 2,070 tokens hit 78 % in blocks of 544", "prefix_hybrid_hits"),
         ),
-        Fix(
+        Fix.without_restart(
             change="If prompts should share a prefix, put the common part first and the variable part last, and "
             "route the requests of one conversation to the same replica.",
             effect="the prefix cache hit rate rises; TTFT falls",
-            restart=False,
             why=documented("only common prefixes are shared", PREFIX_CACHING),
         ),
     ),

@@ -146,7 +146,7 @@ incident = Incident(
             ),
             why=judged("prefill is what uses up the token budget"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Run {value} replicas: as many as it takes to answer what arrives, at the concurrency that this "
             "server reaches.",
             value=signals.replicas_that_run_all,
@@ -156,7 +156,6 @@ incident = Incident(
             current=signals.servers,
             only_if=(signals.balanced,),
             effect="fewer requests wait on every replica",
-            restart=False,
             why=judged("a server at the capacity of its hardware needs another replica"),
         ),
     ),

@@ -69,35 +69,31 @@ incident = Incident(
     ended_by=signals.requests_waiting_median,
     sign=signals.sign_of_imbalance,
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Balance by the load of each replica (fewest outstanding requests, or queue length and KV cache "
             "usage) instead of round robin or random choice.",
             effect="requests above the median of its peers fall; no request waits while another replica has capacity",
-            restart=False,
             why=documented("balance by scheduled and waiting requests and by the state of the KV cache", DATA_PARALLEL),
         ),
-        Fix(
+        Fix.without_restart(
             change="Find what pins clients to this replica: session affinity, a hash over a few keys, or long-lived "
             "connections that are balanced only when opened. Choose the replica for every request.",
             effect=f"{UNBALANCED.signal.name} falls below {UNBALANCED.limit_with_unit}",
             risk="a conversation that moves to another replica misses the prefix cache there",
-            restart=False,
             why=judged("a few large clients often are most of the load"),
         ),
-        Fix(
+        Fix.without_restart(
             change="If the router prefers the replica that has the prefix cached, make it consider the queue length "
             "too: a shared system prompt would send all requests to one replica.",
             effect="the hot prefix is cached on several replicas, and their load evens out",
             risk="every replica computes the prefix once, and other prefixes have less room",
-            restart=False,
             why=judged("a cache hit saves one prefill, a queue costs many"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Between data-parallel ranks, check which component balances: vLLM balances by the queues of all "
             "ranks; with --data-parallel-hybrid-lb only by those of its node; with --data-parallel-external-lb, or "
             "with a port per rank, not at all, and the load balancer in front has to do it.",
             effect="the load of the ranks evens out",
-            restart=False,
             only_if=(
                 signals.running_value("data_parallel_size").above(
                     1, documented("it is the number of data-parallel ranks", DATA_PARALLEL)

@@ -50,26 +50,23 @@ incident = Incident(
         LookAlike("engine_stalled", distinguish="No token moves at all: clients give up because nothing comes."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Find the time-out of about {value} in the gateway, the load balancer or the clients, and at least "
             "double it: that is the mean age at which requests are given up.",
             value=signals.age_given_up,
             only_if=(ONE_AGE,),
             effect="requests finish, and none is computed twice",
-            restart=False,
             why=documented("the HTTP server times each response, the engine each request that finishes", METRICS),
         ),
-        Fix(
+        Fix.without_restart(
             change="Stream the answers and let the gateway's time-out count silence, not the whole answer: a stream is "
             "silent for the time to its first token and between two tokens only.",
             effect="long answers outlive the time-out",
-            restart=False,
             why=judged("most gateways have a read time-out beside the one for the whole request"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Bound the output by max_tokens in the requests, to what is generated within the time-out.",
             effect="answers end before the time-out",
-            restart=False,
             why=judged("the latency of a long answer is its length times the inter-token latency"),
         ),
     ),

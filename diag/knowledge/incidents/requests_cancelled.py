@@ -32,11 +32,10 @@ incident = Incident(
         LookAlike("requests_aborted", distinguish="A time-out, a queue or late tokens make the clients give up."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="If the cancelled requests cost too much, let the clients wait for a pause in typing (some 200 ms) "
             "before they send a completion, and bound max_tokens.",
             effect="fewer requests are cancelled",
-            restart=False,
             why=judged("a request that is not sent costs nothing"),
         ),
     ),

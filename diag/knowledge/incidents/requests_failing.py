@@ -48,18 +48,16 @@ incident = Incident(
         LookAlike("requests_aborted", distinguish="vLLM counts a request that its client gave up as 2xx, not as 5xx."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Read the error of one failed request: its traceback in the log names the feature.",
             command="grep -nE -A 30 'ERROR|Traceback' {log} | tail -n 80",
             effect="the cause is known",
-            restart=False,
             why=judged("vLLM answers each such request with 'Internal server error' only; the reason is in its log"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Repeat one failed request without its schema, tools, adapter or images, one after the other: the "
             "part without which it succeeds is the cause. Correct that part in the clients, or route it elsewhere.",
             effect="the share of failed answers falls",
-            restart=False,
             why=measured("requests without the grammar were answered by the same server", "requests_failing"),
         ),
         Fix(
@@ -79,7 +77,6 @@ incident = Incident(
         Fix(
             change="If the errors began with a deployment (release, flags, model, template), roll it back.",
             effect="the share of failed answers falls",
-            restart=True,
             why=judged("requests that worked before fail because something has changed"),
         ),
     ),

@@ -54,38 +54,34 @@ incident = Incident(
     ),
     explains=("client_errors_surge",),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Compare the API key of the clients and the gateway with the one that this server was started with "
             "(--api-key or VLLM_API_KEY): without a valid key every answer is a 401.",
             effect="requests succeed",
             only_if=(KEYS,),
-            restart=False,
             why=judged("vLLM's authentication answers before the route and the model are looked at"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Compare the model name and the path that clients send with what is served: "
             "--served-model-name, the adapters (GET /v1/models lists them), and the base URL of the clients, which "
             "ends in /v1.",
             effect="requests succeed",
             only_if=(NAMES,),
-            restart=False,
             why=judged("a renamed model or an adapter that is not loaded is answered 404"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Read the reason in the body of one refused answer: the prompt with max_tokens exceeds "
             "--max-model-len, or a parameter or schema is invalid in this release. Undo the change of the limit or the "
             "client.",
             effect="requests succeed",
             only_if=(LIMITS,),
-            restart=False,
             why=judged("vLLM states the limit and the length in the answer"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Look at the status of these answers, in the access log or by sending one of the requests again "
             "with curl -i: 401 is a wrong API key, 404 a model, an adapter or a route that is not served, 400 a prompt "
             "that is too long or an invalid parameter.",
             effect="the kind of refusal is known",
-            restart=False,
             why=judged("the metric groups all client errors as 4xx; the access log has the status"),
         ),
     ),

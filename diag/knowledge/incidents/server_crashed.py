@@ -35,11 +35,10 @@ incident = Incident(
     began=signals.crash_time,
     fixes=(
         *READ_LOG,
-        Fix(
+        Fix.without_restart(
             change="Find the reason of the crash before it comes back: the last lines before the start, and "
             "`dmesg -T | tail -100` for the OOM killer and Xid errors.",
             effect="no further crash for 15 minutes",
-            restart=False,
             why=judged("a new start does not remove the cause of the crash"),
         ),
     ),

@@ -79,11 +79,10 @@ incident = Incident(
             risk="a restart takes up to this long",
             why=measured("with 60 s every stream was answered", "shutdown_drained"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Add a preStop hook that sleeps until the load balancer has taken the server out (`sleep 15`), "
             "before SIGTERM reaches vLLM.",
             effect="no request arrives at a server that drains",
-            restart=False,
             why=reported("gateways learn of a terminating pod seconds later", PATTERN),
         ),
         Fix(

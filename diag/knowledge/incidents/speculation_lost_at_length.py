@@ -67,10 +67,9 @@ incident = Incident(
             rollback="remove the key",
             why=documented("speculation is skipped beyond the draft's max_model_len", SPECULATIVE_CONFIG),
         ),
-        Fix(
+        Fix.without_restart(
             change="Or send long prompts to servers without speculation.",
             effect="short requests keep their speed-up, long ones pay for no drafts",
-            restart=False,
             why=reported("speculation turned into a loss well before the longest context", LOSS),
         ),
     ),

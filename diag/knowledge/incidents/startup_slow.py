@@ -44,12 +44,11 @@ incident = Incident(
         LookAlike("startup_failed", distinguish="An error ended the start."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="startupProbe: {periodSeconds: 10, failureThreshold: {value}}",
             value=signals.probe_failures_allowed,
             change="Let the platform wait 1.5 times as long as this start has taken so far.",
             effect="the server is not killed before it is ready",
-            restart=False,
             why=documented("failureThreshold x periodSeconds is the time that a start may take", PROBES),
         ),
         Fix(

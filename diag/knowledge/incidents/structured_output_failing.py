@@ -43,12 +43,11 @@ incident = Incident(
     escalates=signals.MOST_FAIL,
     explains=("engine_dead", "engine_stalled", "requests_failing"),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Look at the parameters of the requests that the log names: allowed_token_ids and bad_words must "
             "leave a token that the schema allows at every place.",
             command="grep -E 'Failed to (advance FSM|compile grammar) for request' {log}",
             effect="requests with a schema end with its output",
-            restart=False,
             why=measured(
                 "allowed_token_ids without a token of any choice: each request failed", "structured_output_failing"
             ),

@@ -47,31 +47,28 @@ incident = Incident(
     ),
     may_explain=(Effect("output_corrupted", began_first=True),),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="curl -X POST http://HOST:PORT/collective_rpc -H 'Content-Type: application/json' "
             """-d '{"method": "reload_weights"}'""",
             change="Load the weights again from the model's files, without a restart (the route needs "
             "VLLM_SERVER_DEV_MODE=1, as /sleep does; add the server's API key, if it has one). With a trainer: have it "
             "send the weights.",
             effect="answers make sense again: compare one prompt at temperature 0 with a healthy replica",
-            restart=False,
             while_it_lasts=True,
             risk="the engine answers nothing while it reads them",
             why=documented("after a wake-up from level 2 the weights have to be reloaded", SLEEP),
         ),
-        Fix(
+        Fix.without_restart(
             command="curl -X POST http://HOST:PORT/reset_prefix_cache",
             change="Then drop the prefix cache: its blocks were computed from what was in place of the weights.",
             effect="no later request continues from a wrong cache",
-            restart=False,
             while_it_lasts=True,
             why=judged("a block that was computed with other weights is still found by its prompt"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Wake up in three calls: POST /wake_up?tags=weights, then reload_weights or the trainer's update, "
             "then POST /wake_up?tags=kv_cache. Or sleep at level 1, which keeps the weights in host memory.",
             effect="no request is scheduled before the weights are there",
-            restart=False,
             why=documented("the scheduler resumes once all memory is back", SLEEP),
         ),
     ),

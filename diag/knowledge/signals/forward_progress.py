@@ -2,7 +2,7 @@
 
 from diag.core import log_events as events
 from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, parts, renamed, signal
-from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time, log_value
+from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
 """Steps after which an engine has seen the common batch shapes; each earlier step may compile a kernel."""
@@ -12,6 +12,7 @@ OOM_KILL_SECONDS = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
 HEALTH = "diag_vllm_health_status"
+WORKER_EXIT = f'diag_vllm_log_value{{event="{events.WORKER_DIED}",field="exit_code"}}'
 DEATHS_OF_ENGINES = (events.ENGINE_DEAD, events.WORKER_DIED)
 DEATHS = (*DEATHS_OF_ENGINES, events.KILLED_BY_SIGNAL)
 
@@ -105,7 +106,7 @@ PARTS = parts(
     time_of_oom_kill: unix time = max by ($by) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))
     # below 0, it is the number of the signal that ended the worker
     worker_exit_code: exit code =
-        {log_value(events.WORKER_DIED, "exit_code").replace("$by", "instance")}
+        max by (instance) (last_over_time({WORKER_EXIT}[$window]))
     # a long step can block /metrics for tens of seconds: while the engine runs, 30 s of silence decide
     busy_not_dead: processes =
         $engine_processes > 0
