@@ -6,6 +6,17 @@ from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE
 
 SAID = judged("the line in the log decides which of these cases it is")
 SIZED = documented("vLLM refuses a maximum capture size that conflicts with explicit capture sizes", CONSERVING_MEMORY)
+TOO_LONG = signals.logged("max_model_len_exceeds_kv_cache").at_least(1, SAID)
+FAILED = signals.logged("cuda_out_of_memory").at_least(1, SAID)
+UNPINNED = Fix(
+    flag="--num-gpu-blocks-override",
+    change="Let vLLM size the KV cache from free memory: its size is pinned by this flag.",
+    effect="the KV cache grows to what --gpu-memory-utilization allows, and the engine starts if that suffices",
+    only_if=(TOO_LONG, signals.given("num_gpu_blocks_override")),
+    risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
+    rollback="set the override again",
+    why=documented("unset, vLLM takes the number of blocks from its memory profile", CONSERVING_MEMORY),
+)
 
 incident = Incident(
     id="gpu_out_of_memory",
@@ -36,27 +47,10 @@ incident = Incident(
     explains=("startup_failed", "crash_loop", "engine_dead", "engine_stalled", "contract_breached"),
     quotes=signals.quoted_error,
     fixes=(
-        Fix(
-            flag="--num-gpu-blocks-override",
-            change="Let vLLM size the KV cache from free memory: its size is pinned by this flag.",
-            effect="the KV cache grows to what --gpu-memory-utilization allows, and the engine starts if that suffices",
-            only_if=(
-                signals.logged("max_model_len_exceeds_kv_cache").at_least(1, SAID),
-                signals.given("num_gpu_blocks_override"),
-            ),
-            risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
-            rollback="set the override again",
-            why=documented("unset, vLLM takes the number of blocks from its memory profile", CONSERVING_MEMORY),
-        ),
-        Fix(
+        UNPINNED,
+        UNPINNED._replace(
             flag="--kv-cache-memory-bytes",
-            change="Let vLLM size the KV cache from free memory: its size is pinned by this flag.",
-            effect="the KV cache grows to what --gpu-memory-utilization allows, and the engine starts if that suffices",
-            only_if=(
-                signals.logged("max_model_len_exceeds_kv_cache").at_least(1, SAID),
-                signals.given("kv_cache_memory_bytes"),
-            ),
-            risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
+            only_if=(TOO_LONG, signals.given("kv_cache_memory_bytes")),
             rollback="set the size again",
             why=documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY),
         ),
@@ -66,7 +60,7 @@ incident = Incident(
             direction="lower",
             change="Limit the context length to what fits the KV cache.",
             effect="the engine starts",
-            only_if=(signals.logged("max_model_len_exceeds_kv_cache").at_least(1, SAID),),
+            only_if=(TOO_LONG,),
             risk="longer requests are rejected",
             rollback="set the old value again",
             why=documented(
@@ -96,7 +90,7 @@ incident = Incident(
             direction="lower",
             change="Leave room outside vLLM's share for the allocation that failed.",
             effect="the allocation that failed fits",
-            only_if=(signals.logged("cuda_out_of_memory").at_least(1, SAID), signals.not_set("kv_cache_memory_bytes")),
+            only_if=(FAILED, signals.not_set("kv_cache_memory_bytes")),
             risk="fewer requests run concurrently",
             rollback="set the old value again",
             why=reported(
@@ -111,7 +105,7 @@ incident = Incident(
             change="If it happened during capture, capture CUDA graphs only up to half the size.",
             effect="the CUDA graphs take a fraction of the memory",
             only_if=(
-                signals.logged("cuda_out_of_memory").at_least(1, SAID),
+                FAILED,
                 signals.not_set("enforce_eager"),
                 signals.running_value("cudagraph_capture_sizes").at_most(0, SIZED),
                 signals.running_value("compilation_config").at_most(0, SIZED),
