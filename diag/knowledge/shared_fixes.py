@@ -184,8 +184,8 @@ MORE_KV_CAPACITY = (
         flag="--kv-cache-memory-bytes",
         value=signals.kv_bytes_with_free_memory,
         direction="raise",
-        change=f"Give the KV cache the free memory of the GPU, except for a reserve of {100 * signals.RESERVE:g} %: its "
-        "size is pinned by this flag.",
+        change=f"Give the KV cache the free memory of the GPU, except for a reserve of {100 * signals.RESERVE:g} %: "
+        "its size is pinned by this flag.",
         effect="the KV cache grows by the memory gained",
         only_if=(
             signals.unless_unset("kv_cache_memory_bytes").at_least(
