@@ -2,14 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
-from diag.knowledge.shared_fixes import (
-    MORE_KV_CAPACITY,
-    NO_LONG_PREFILL,
-    NOT_ASLEEP,
-    NOT_CHANGING,
-    NOT_PAUSED,
-    SAVE_STACKS,
-)
+from diag.knowledge import shared_fixes
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 HEAD_OF_THE_QUEUE = "https://github.com/vllm-project/vllm/issues/39734"
@@ -38,7 +31,7 @@ incident = Incident(
         ),
     ),
     looks_like=(
-        NOT_ASLEEP,
+        shared_fixes.NOT_ASLEEP,
         LookAlike(
             "engine_stalled",
             distinguish="Requests run, or a process of the engine is stopped: the engine hangs within a step.",
@@ -46,7 +39,7 @@ incident = Incident(
         LookAlike(
             "prefill_decode_contention",
             distinguish="A step with a very long prefill stops the gauges while it lasts. It ends by itself.",
-            requires=NO_LONG_PREFILL,
+            requires=shared_fixes.NO_LONG_PREFILL,
         ),
         LookAlike(
             "queue_saturation",
@@ -59,8 +52,8 @@ incident = Incident(
             "a grammar or a LoRA slot, not for the KV cache.",
             refuted_by=NOT_ADMITTED,
         ),
-        NOT_PAUSED,
-        NOT_CHANGING,
+        shared_fixes.NOT_PAUSED,
+        shared_fixes.NOT_CHANGING,
     ),
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
@@ -71,7 +64,7 @@ incident = Incident(
             while_it_lasts=True,
             why=measured("its client gave up after 50 s, and the queue moved within a second", "admission_deadlock"),
         ),
-        SAVE_STACKS,
+        shared_fixes.SAVE_STACKS,
         Fix(
             flag="--max-model-len",
             value=signals.longest_that_is_admitted,
@@ -93,7 +86,7 @@ incident = Incident(
             rollback="remove the flag",
             why=reported("the workaround for the deadlock of a model with sliding windows", HEAD_OF_THE_QUEUE),
         ),
-        *MORE_KV_CAPACITY,
+        *shared_fixes.MORE_KV_CAPACITY,
     ),
     operations=("drain", "restart"),
     mitigate=(

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import READ_LOG
+from diag.knowledge import shared_fixes
 
 CRASH_LOOP = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy"
 
@@ -37,7 +37,7 @@ incident = Incident(
     quotes=signals.quoted_error,
     lints=True,
     fixes=(
-        *READ_LOG,
+        *shared_fixes.READ_LOG,
         Fix(
             change="Correct what the error names and start the server once; `diag doctor --log` follows the start.",
             effect="the start-up phases complete, and the server serves for longer than ten minutes",

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import SAVE_STACKS
+from diag.knowledge import shared_fixes
 
 GRAPHS = "https://docs.vllm.ai/en/latest/design/cuda_graphs.html"
 CAT_430 = "https://github.com/1CatAI/1Cat-vLLM/issues/430"
@@ -44,7 +44,7 @@ incident = Incident(
     ),
     explains=("startup_slow",),
     fixes=(
-        SAVE_STACKS,
+        shared_fixes.SAVE_STACKS,
         Fix(
             flag="--disable-custom-all-reduce",
             value="",

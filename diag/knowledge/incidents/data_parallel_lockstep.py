@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_CHANGING, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
+from diag.knowledge import shared_fixes
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 RAS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"
@@ -55,25 +55,25 @@ incident = Incident(
             "tp_communication_stall",
             distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
         ),
-        NOT_PAUSED,
-        NOT_CHANGING,
+        shared_fixes.NOT_PAUSED,
+        shared_fixes.NOT_CHANGING,
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
         LookAlike(
             "prefill_decode_contention",
             distinguish="All engines wait for the one that is in a step with a very long prefill. It ends by itself.",
-            requires=NO_LONG_PREFILL,
+            requires=shared_fixes.NO_LONG_PREFILL,
         ),
         LookAlike("admission_deadlock", distinguish="Requests wait and none runs: the scheduler does not admit them."),
     ),
     explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
-        *LET_GO_ON,
-        SAVE_STACKS,
+        *shared_fixes.LET_GO_ON,
+        shared_fixes.SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart all of its engines together: one that is restarted "
             "alone does not join the collectives of the others.",
             effect="tokens are generated again; requests in flight are lost",
-            only_if=NOT_HALTED,
+            only_if=shared_fixes.NOT_HALTED,
             while_it_lasts=True,
             why=judged("no setting of a running server lets an engine catch up with its peers"),
         ),
@@ -81,7 +81,7 @@ incident = Incident(
             change="If it recurs, upgrade vLLM, and until then keep every engine busy or use fewer engines: it begins "
             "when an engine has no request while its peers do.",
             effect="no engine skips a collective",
-            only_if=NOT_HALTED,
+            only_if=shared_fixes.NOT_HALTED,
             why=reported("an engine that schedules no token returns without the collective", DRIFT),
         ),
     ),

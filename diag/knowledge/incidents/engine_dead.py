@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="engine_dead",
@@ -65,8 +65,8 @@ incident = Incident(
     sign=signals.sign_of_death,
     quotes=signals.quoted_error,
     fixes=(
-        *LET_GO_ON,
-        *READ_LOG,
+        *shared_fixes.LET_GO_ON,
+        *shared_fixes.READ_LOG,
         Fix(
             change="Restart the server, and have the platform do so next time (a livenessProbe; Restart=always, since "
             "vLLM may exit with status 0).",

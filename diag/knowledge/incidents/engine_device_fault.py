@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import READ_DUMPS, READ_LOG, TROUBLESHOOTING
+from diag.knowledge import shared_fixes
 
 CASE = "https://github.com/vllm-project/vllm/issues/40756"
 SAID = judged("the line in the log decides which of these cases it is")
@@ -44,8 +44,8 @@ incident = Incident(
     explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),
     quotes=signals.quoted_error,
     fixes=(
-        *READ_LOG,
-        READ_DUMPS,
+        *shared_fixes.READ_LOG,
+        shared_fixes.READ_DUMPS,
         Fix(
             change="Restart the server; if it fails again, look for the request that it was working on.",
             effect="/metrics answers again and tokens are generated",
@@ -56,13 +56,13 @@ incident = Incident(
             "send it the same requests.",
             effect="the traceback names the operation that fails, not a later one",
             only_if=CUDA,
-            why=documented("it makes every kernel launch wait", TROUBLESHOOTING),
+            why=documented("it makes every kernel launch wait", shared_fixes.TROUBLESHOOTING),
         ),
         Fix.without_restart(
             change="If it happens again, start a spare server with NCCL_DEBUG=TRACE, and send it the same load.",
             effect="the log names the rank that did not arrive, and its link",
             only_if=COLLECTIVE,
-            why=documented("the vendor's and vLLM's guide ask for it", TROUBLESHOOTING),
+            why=documented("the vendor's and vLLM's guide ask for it", shared_fixes.TROUBLESHOOTING),
         ),
         Fix.without_restart(
             change="Find the rank that the all-to-all of the experts waited for: in vLLM's `Mask: [...]` it is the one "

@@ -2,16 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.knowledge.shared_fixes import (
-    LET_GO_ON,
-    NO_LONG_PREFILL,
-    NOT_ASLEEP,
-    NOT_CHANGING,
-    NOT_HALTED,
-    NOT_PAUSED,
-    SAVE_STACKS,
-    STACK_TRACES,
-)
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="engine_stalled",
@@ -48,9 +39,9 @@ incident = Incident(
                 0, measured("5 requests ran when the engine stopped", "engine_stalled")
             ),
         ),
-        NOT_ASLEEP,
-        NOT_PAUSED,
-        NOT_CHANGING,
+        shared_fixes.NOT_ASLEEP,
+        shared_fixes.NOT_PAUSED,
+        shared_fixes.NOT_CHANGING,
         LookAlike(
             "tp_communication_stall",
             distinguish="vLLM's metrics look the same. The distinguishing signs are one worker without CPU time, a "
@@ -60,27 +51,27 @@ incident = Incident(
             "prefill_decode_contention",
             distinguish="A step with a very long prefill looks the same while it lasts. It ends by itself, and its "
             "prompt is booked.",
-            requires=NO_LONG_PREFILL,
+            requires=shared_fixes.NO_LONG_PREFILL,
         ),
         LookAlike("engine_dead", distinguish="/metrics itself no longer answers."),
         LookAlike("queue_saturation", distinguish="Requests queue too, but tokens are generated."),
     ),
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
-        *LET_GO_ON,
-        SAVE_STACKS,
+        *shared_fixes.LET_GO_ON,
+        shared_fixes.SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
             only_if=(
-                *NOT_HALTED,
+                *shared_fixes.NOT_HALTED,
                 signals.progress.at_most(0, judged("an engine that makes progress again needs no restart")),
             ),
             while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),
-        STACK_TRACES,
+        shared_fixes.STACK_TRACES,
     ),
     operations=("drain", "restart"),
     mitigate=(

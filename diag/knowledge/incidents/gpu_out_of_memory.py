@@ -2,10 +2,12 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import CONSERVING_MEMORY, FP8_HARDWARE
+from diag.knowledge import shared_fixes
 
 SAID = judged("the line in the log decides which of these cases it is")
-SIZED = documented("vLLM refuses a maximum capture size that conflicts with explicit capture sizes", CONSERVING_MEMORY)
+SIZED = documented(
+    "vLLM refuses a maximum capture size that conflicts with explicit capture sizes", shared_fixes.CONSERVING_MEMORY
+)
 TOO_LONG = signals.logged("max_model_len_exceeds_kv_cache").at_least(1, SAID)
 FAILED = signals.logged("cuda_out_of_memory").at_least(1, SAID)
 UNPINNED = Fix(
@@ -15,7 +17,7 @@ UNPINNED = Fix(
     only_if=(TOO_LONG, signals.given("num_gpu_blocks_override")),
     risk="none known: vLLM profiles the memory at start-up and refuses to start with what does not fit",
     rollback="set the override again",
-    why=documented("unset, vLLM takes the number of blocks from its memory profile", CONSERVING_MEMORY),
+    why=documented("unset, vLLM takes the number of blocks from its memory profile", shared_fixes.CONSERVING_MEMORY),
 )
 
 incident = Incident(
@@ -52,7 +54,7 @@ incident = Incident(
             flag="--kv-cache-memory-bytes",
             only_if=(TOO_LONG, signals.given("kv_cache_memory_bytes")),
             rollback="set the size again",
-            why=documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY),
+            why=documented("it overrides --gpu-memory-utilization", shared_fixes.CONSERVING_MEMORY),
         ),
         Fix(
             flag="--max-model-len",
@@ -64,7 +66,8 @@ incident = Incident(
             risk="longer requests are rejected",
             rollback="set the old value again",
             why=documented(
-                "the KV cache has to hold at least one request of the maximum context length", CONSERVING_MEMORY
+                "the KV cache has to hold at least one request of the maximum context length",
+                shared_fixes.CONSERVING_MEMORY,
             ),
         ),
         Fix(
@@ -112,17 +115,17 @@ incident = Incident(
             ),
             risk="batches above that size run without CUDA graphs",
             rollback="remove the flag",
-            why=documented("every captured size costs memory", CONSERVING_MEMORY),
+            why=documented("every captured size costs memory", shared_fixes.CONSERVING_MEMORY),
         ),
         Fix(
             flag="--kv-cache-dtype",
             value="fp8",
             change="If no memory is left for the KV cache, store it in FP8, use more GPUs, or quantize the weights.",
             effect="the engine starts",
-            only_if=(signals.logged("no_kv_cache_memory").at_least(1, SAID), FP8_HARDWARE),
+            only_if=(signals.logged("no_kv_cache_memory").at_least(1, SAID), shared_fixes.FP8_HARDWARE),
             risk="a small loss of accuracy; the attention backend must support FP8",
             rollback="--kv-cache-dtype auto",
-            why=documented("these reduce the memory that vLLM needs", CONSERVING_MEMORY),
+            why=documented("these reduce the memory that vLLM needs", shared_fixes.CONSERVING_MEMORY),
         ),
         Fix.without_restart(
             change="Estimate before the next start what fits: the longest context, the number of requests, and what "

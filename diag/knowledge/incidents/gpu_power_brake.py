@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import SLOW_SERVER
+from diag.knowledge import shared_fixes
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
@@ -30,7 +30,7 @@ incident = Incident(
         ),
     ),
     explains=("contract_breached",),
-    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in SLOW_SERVER),
+    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in shared_fixes.SLOW_SERVER),
     fixes=(
         Fix.without_restart(
             change="Have the power supply of the host checked: failed or unplugged supplies, the power budget of rack "

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import SLOW_SERVER
+from diag.knowledge import shared_fixes
 
 CPU_RESOURCES = "https://docs.vllm.ai/en/latest/configuration/optimization/#cpu-resources-for-gpu-deployments"
 CGROUP = "https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu"
@@ -47,7 +47,7 @@ incident = Incident(
         LookAlike("gpu_thermal_throttling", distinguish="The GPU's own clock is what is low."),
     ),
     explains=("contract_breached", "engine_underfed"),
-    may_explain=SLOW_SERVER,
+    may_explain=shared_fixes.SLOW_SERVER,
     fixes=(
         Fix(
             change="Remove the CPU limit of the container (keep the request), or raise it to at least one core for "

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.knowledge import shared_fixes
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
 incident = Incident(
@@ -48,7 +48,7 @@ incident = Incident(
             expects=(signals.full_soon.opposite,),
             why=judged("a preemption costs a recompute, a request at the gateway only waits"),
         ),
-        *(fix._replace(expects=(signals.full_soon.opposite,)) for fix in MORE_KV_CAPACITY),
+        *(fix._replace(expects=(signals.full_soon.opposite,)) for fix in shared_fixes.MORE_KV_CAPACITY),
     ),
     operations=("scale",),
     mitigate=("Add a replica, or limit the concurrency at the gateway, before requests are preempted.",),

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.knowledge import shared_fixes
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
 
@@ -78,7 +78,7 @@ incident = Incident(
             expects=(signals.hardly_preempts,),
             why=SIX,
         ),
-        *(fix._replace(expects=(signals.hardly_preempts,)) for fix in MORE_KV_CAPACITY),
+        *(fix._replace(expects=(signals.hardly_preempts,)) for fix in shared_fixes.MORE_KV_CAPACITY),
         CAP,
         CAP._replace(
             flag="--max-num-seqs",

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Incident, LookAlike, judged, measured, reported
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.knowledge import shared_fixes
 
 VLLM_43295 = "https://github.com/vllm-project/vllm/issues/43295"
 
@@ -39,7 +39,7 @@ incident = Incident(
     ),
     explains=("requests_aborted", "contract_breached"),
     ended_by=signals.requests_waiting_median,
-    fixes=MORE_KV_CAPACITY,
+    fixes=shared_fixes.MORE_KV_CAPACITY,
     operations=("scale",),
     mitigate=("Lower the concurrency limit at the gateway, or add a replica: no setting serves more from this cache.",),
     hand_over=("the request rate, the prompt and output lengths, and the KV cache size from the log",),

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Incident, LookAlike, judged, measured
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="kv_pool_undersized",
@@ -38,7 +38,7 @@ incident = Incident(
     ),
     explains=("kv_pool_saturated", "requests_aborted", "engine_stalled", "contract_breached"),
     ended_by=signals.requests_waiting_median,
-    fixes=MORE_KV_CAPACITY,
+    fixes=shared_fixes.MORE_KV_CAPACITY,
     mitigate=("Divert long prompts to a server with a larger KV cache.",),
     hand_over=("the KV cache size and --max-model-len from the log, and the prompt lengths",),
     do_not=("Do not lower --max-num-seqs: halving a handful of requests frees almost nothing.",),

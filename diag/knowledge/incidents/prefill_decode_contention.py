@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import POOLS_BY_LENGTH
+from diag.knowledge import shared_fixes
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#chunked-prefill"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
@@ -114,7 +114,7 @@ incident = Incident(
             effect="long prompts no longer share a step with decoding streams",
             why=documented("disaggregated prefill keeps prefill from interrupting decode", DISAGGREGATED),
         ),
-        POOLS_BY_LENGTH,
+        shared_fixes.POOLS_BY_LENGTH,
     ),
     operations=("scale",),
     mitigate=(

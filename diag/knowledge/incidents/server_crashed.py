@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged
-from diag.knowledge.shared_fixes import READ_LOG
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="server_crashed",
@@ -34,7 +34,7 @@ incident = Incident(
     quotes=signals.crash_time,
     began=signals.crash_time,
     fixes=(
-        *READ_LOG,
+        *shared_fixes.READ_LOG,
         Fix.without_restart(
             change="Find the reason of the crash before it comes back: the last lines before the start, and "
             "`dmesg -T | tail -100` for the OOM killer and Xid errors.",

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.knowledge.shared_fixes import READ_LOG
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="startup_failed",
@@ -33,7 +33,7 @@ incident = Incident(
     quotes=signals.quoted_error,
     lints=True,
     fixes=(
-        *READ_LOG,
+        *shared_fixes.READ_LOG,
         Fix(
             change="Correct what the error names and start again; `diag doctor --log` follows the start.",
             effect="the start-up phases complete and /metrics answers",

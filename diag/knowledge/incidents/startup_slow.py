@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import SAVE_STACKS
+from diag.knowledge import shared_fixes
 
 PROBES = "https://kubernetes.io/docs/tasks/configure-pod-container/configure-liveness-readiness-startup-probes/"
 LOADING = "https://docs.vllm.ai/en/latest/api/vllm/config/load/"
@@ -72,7 +72,7 @@ incident = Incident(
             rollback="remove the flag",
             why=documented("recommended for models on network filesystems", LOADING),
         ),
-        SAVE_STACKS,
+        shared_fixes.SAVE_STACKS,
         Fix(
             change="Keep the compile cache (~/.cache/vllm) and the weights on a persistent volume.",
             effect="the phases compile and load_weights are shorter at the next start",

@@ -2,7 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import SLOW_SERVER
+from diag.knowledge import shared_fixes
 
 INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 PARALLELISM = "https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html"
@@ -50,7 +50,7 @@ incident = Incident(
         ),
     ),
     explains=("contract_breached",),
-    may_explain=SLOW_SERVER,
+    may_explain=shared_fixes.SLOW_SERVER,
     ended_by=signals.links_saturated,
     fixes=(
         Fix(
