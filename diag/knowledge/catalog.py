@@ -18,7 +18,7 @@ from diag.core.declarations import PACKAGE, Mistake, did_you_mean, executed, pyt
 from diag.core.errors import BadDeclaration, Unsupported
 from diag.core.files import exists
 from diag.core.formatting import printable
-from diag.core.incident import RANK, Condition, Fix, Incident, Signal, seconds
+from diag.core.incident import RANK, Condition, Incident, Signal, seconds
 from diag.knowledge import incidents as ours
 from diag.knowledge import shared_fixes
 from diag.knowledge.formulas import formula
@@ -94,7 +94,17 @@ def _check_alone(incident: Incident, file: Path) -> None:
             reason = f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"
             raise Mistake(reason, word=look.name)
     for fix in incident.fixes:
-        _check_fix(fix, incident)
+        _check_conditions(fix.only_if, incident)
+        _check_conditions(fix.expects, incident)
+        for signal in fix.signals:
+            _check_signal(signal, incident)
+        for flag in (fix.flag, fix.instead_of, *(name for name, _ in fix.also)):
+            if flag and not (flag.startswith("--") and understood(flag)):
+                near = did_you_mean(flag, known_flags())
+                raise Mistake(f"no vLLM release has the flag '{flag}'{near}", word=flag)
+        if fix.flag and fix.environment:
+            reason = f"the fix '{fix.change}' must set either a flag or an environment variable, not both"
+            raise Mistake(reason, word=fix.change)
 
 
 def _place(file: Path, word: object) -> str:
@@ -173,20 +183,6 @@ def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
         reason = f"uses the instant selector {bare[0]}: use last_over_time({bare[0]}[$window])"
         raise Mistake(f"{signal} {reason}", word=name)
     return expression
-
-
-def _check_fix(fix: Fix, incident: Incident) -> None:
-    _check_conditions(fix.only_if, incident)
-    _check_conditions(fix.expects, incident)
-    for signal in fix.signals:
-        _check_signal(signal, incident)
-    for flag in (fix.flag, fix.instead_of, *(name for name, _ in fix.also)):
-        if flag and not (flag.startswith("--") and understood(flag)):
-            near = did_you_mean(flag, known_flags())
-            raise Mistake(f"no vLLM release has the flag '{flag}'{near}", word=flag)
-    if sum(map(bool, (fix.flag, fix.environment))) > 1:
-        reason = f"the fix '{fix.change}' must set either a flag or an environment variable, not both"
-        raise Mistake(reason, word=fix.change)
 
 
 def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> None:

@@ -210,17 +210,13 @@ def _holds(comparison: str, values: Mapping[str, str]) -> bool:
     parts = _FIGURES.fullmatch(comparison)
     if parts is None:
         raise ValueError(comparison)
-    left, right = (_amount(values.get(parts[side], parts[side])) for side in ("left", "right"))
-    if left is None or right is None:
+    texts = (values.get(parts[side], parts[side]) for side in ("left", "right"))
+    amounts = [amount for text in texts if (amount := _AMOUNT.match(text.replace(",", "")))]
+    if len(amounts) < 2:
         return False
+    left, right = (float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] for amount in amounts)
     right *= float(parts["factor"] or 1)
     return left < right if parts["op"] == "<" else left > right
-
-
-def _amount(text: str) -> float | None:
-    """Return bytes, or the number of a text without a unit."""
-    amount = _AMOUNT.match(text.replace(",", ""))
-    return float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] if amount else None
 
 
 @lru_cache(maxsize=1)
@@ -252,34 +248,21 @@ def known_failure(
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
-                owner, way = _owner(failure, text, frames, context, version)
+                kernel = kernel_of(frames, text) if failure.by_owner else None
+                platform = platform_of(text, context)
+                way = way_around(kernel, context.nearby, frames, platform, version) if kernel else ""
+                is_named = kernel and (way or failure.file != PLACES)
+                owner = f" The traceback ends in {kernel.name}." if kernel and is_named else ""
                 means = _filled(f"{failure.means}{owner}", values)
                 late = AVOID_LATE if _LATE.search(text) else AVOID_CALL
                 advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
                 basis: Basis = "by its place" if way else failure.basis
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
+                is_decided = failure.has_context and not failure.computed_first
                 seen = values.get("", "")
-                return KnownFailure(
-                    failure.id,
-                    means,
-                    advice,
-                    failure.source,
-                    basis,
-                    failure.restart,
-                    is_decided=failure.has_context and not failure.computed_first,
-                    seen=seen,
-                )
+                return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return None
-
-
-def _owner(failure: FailureKind, text: str, frames: str, context: LogContext, version: str) -> tuple[str, str]:
-    """Return a sentence that names the kernel in which the traceback ends, and the option that avoids it."""
-    kernel = kernel_of(frames, text) if failure.by_owner else None
-    if kernel is None:
-        return "", ""
-    way = way_around(kernel, context.nearby, frames, platform_of(text, context), version)
-    return ("" if failure.file == PLACES and not way else f" The traceback ends in {kernel.name}."), way
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
