@@ -109,11 +109,8 @@ def _check_alone(incident: Incident, file: Path) -> None:
 
 def _place(file: Path, word: object) -> str:
     """Return the file and the line with a word of an incident: its own file, or that of a signal or a shared fix."""
-    for declaring in (
-        file,
-        *sorted((PACKAGE / "knowledge" / "signals").glob("*.py")),
-        Path(str(shared_fixes.__file__)),
-    ):
+    of_signals = sorted((PACKAGE / "knowledge" / "signals").glob("*.py"))
+    for declaring in (file, *of_signals, Path(str(shared_fixes.__file__))):
         if word and declaring.is_file() and (line := python_line(declaring, word)):
             return f"{shown_path(declaring)}:{line}"
     return str(shown_path(file))

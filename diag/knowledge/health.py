@@ -81,11 +81,9 @@ PARTS = (
         harm=(signals.preempts,),
     ),
 )
-HEALTH = Signal(
-    "answer of /health",
-    "max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
+HEALTH = signals.signal(
+    "answer of /health: HTTP status = max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
     "GET /health answered {value}",
-    "HTTP status",
 )
 """Evidence for an engine: 200 shows that its server has one, any other status contradicts it. Without a status (nothing
 asks /health, or the server has no such route) its page speaks alone."""

@@ -144,6 +144,36 @@ POOLS_BY_LENGTH = Fix.without_restart(
     pools=True,
     why=judged("at most half the TTFT p90 of short prompts that the same servers have without pools"),
 )
+USE_FREE_MEMORY = Fix(
+    flag="--gpu-memory-utilization",
+    value=signals.utilization_that_uses_free_memory,
+    rounding="hundredth_below",
+    least=0.05,
+    most=0.95,
+    direction="raise",
+    change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * signals.RESERVE:g} %.",
+    effect="the KV cache grows by the memory gained",
+    only_if=(
+        *MEMORY_FREE,
+        signals.unless_unset("kv_cache_memory_bytes").at_most(
+            0, documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY)
+        ),
+    ),
+    risk="out of memory at start-up or under load if another process uses the GPU",
+    rollback="set the old value again",
+    why=documented("it is the fraction of GPU memory for the model executor", CONSERVING_MEMORY),
+)
+MORE_REPLICAS = Fix.without_restart(
+    change="Run {value} replicas, so that fewer requests share each KV cache.",
+    value=signals.replicas_that_hold_all,
+    rounding="up",
+    least=2,
+    direction="raise",
+    current=signals.servers,
+    only_if=(signals.balanced,),
+    effect="queue time and KV cache usage fall on every replica",
+    why=measured("more capacity is what ends the preemptions", "kv_cascade_base"),
+)
 MORE_KV_CAPACITY = (
     Fix(
         flag="--num-gpu-blocks-override",
@@ -161,25 +191,7 @@ MORE_KV_CAPACITY = (
             "kv_cascade_base",
         ),
     ),
-    Fix(
-        flag="--gpu-memory-utilization",
-        value=signals.utilization_that_uses_free_memory,
-        rounding="hundredth_below",
-        least=0.05,
-        most=0.95,
-        direction="raise",
-        change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * signals.RESERVE:g} %.",
-        effect="the KV cache grows by the memory gained",
-        only_if=(
-            *MEMORY_FREE,
-            signals.unless_unset("kv_cache_memory_bytes").at_most(
-                0, documented("it overrides --gpu-memory-utilization", CONSERVING_MEMORY)
-            ),
-        ),
-        risk="out of memory at start-up or under load if another process uses the GPU",
-        rollback="set the old value again",
-        why=documented("it is the fraction of GPU memory for the model executor", CONSERVING_MEMORY),
-    ),
+    USE_FREE_MEMORY,
     Fix(
         flag="--kv-cache-memory-bytes",
         value=signals.kv_bytes_with_free_memory,
@@ -212,15 +224,5 @@ MORE_KV_CAPACITY = (
         rollback="--kv-cache-dtype auto",
         why=documented("it takes half the bytes per token of a 16-bit cache", QUANTIZED_KV),
     ),
-    Fix.without_restart(
-        change="Run {value} replicas, so that fewer requests share each KV cache.",
-        value=signals.replicas_that_hold_all,
-        rounding="up",
-        least=2,
-        direction="raise",
-        current=signals.servers,
-        only_if=(signals.balanced,),
-        effect="queue time and KV cache usage fall on every replica",
-        why=measured("more capacity is what ends the preemptions", "kv_cascade_base"),
-    ),
+    MORE_REPLICAS,
 )

@@ -19,6 +19,19 @@ UNPINNED = Fix(
     rollback="set the override again",
     why=documented("unset, vLLM takes the number of blocks from its memory profile", shared_fixes.CONSERVING_MEMORY),
 )
+SMALLER_SHARE = Fix(
+    flag="--gpu-memory-utilization",
+    value=signals.utilization_that_fits,
+    rounding="hundredth_below",
+    least=signals.LEAST_SHARE,
+    direction="lower",
+    change="Plan with the memory that is free, or first end the process that holds the rest.",
+    effect="the engine starts; the KV cache shrinks by the same amount",
+    only_if=(signals.logged("free_memory_below_requested").at_least(1, SAID),),
+    risk="fewer requests run concurrently",
+    rollback="set the old value again",
+    why=reported("67.24 of 79.25 GiB were free: 0.84 fits", "https://github.com/ovg-project/kvcached/issues/110"),
+)
 
 incident = Incident(
     id="gpu_out_of_memory",
@@ -70,32 +83,12 @@ incident = Incident(
                 shared_fixes.CONSERVING_MEMORY,
             ),
         ),
-        Fix(
-            flag="--gpu-memory-utilization",
-            value=signals.utilization_that_fits,
-            rounding="hundredth_below",
-            least=signals.LEAST_SHARE,
-            direction="lower",
-            change="Plan with the memory that is free, or first end the process that holds the rest.",
-            effect="the engine starts; the KV cache shrinks by the same amount",
-            only_if=(signals.logged("free_memory_below_requested").at_least(1, SAID),),
-            risk="fewer requests run concurrently",
-            rollback="set the old value again",
-            why=reported(
-                "67.24 of 79.25 GiB were free: 0.84 fits", "https://github.com/ovg-project/kvcached/issues/110"
-            ),
-        ),
-        Fix(
-            flag="--gpu-memory-utilization",
+        SMALLER_SHARE,
+        SMALLER_SHARE._replace(
             value=signals.utilization_with_room,
-            rounding="hundredth_below",
-            least=signals.LEAST_SHARE,
-            direction="lower",
             change="Leave room outside vLLM's share for the allocation that failed.",
             effect="the allocation that failed fits",
             only_if=(FAILED, signals.not_set("kv_cache_memory_bytes")),
-            risk="fewer requests run concurrently",
-            rollback="set the old value again",
             why=reported(
                 "136 MiB were requested and 120.88 MiB free at 0.98",
                 "https://github.com/vllm-project/vllm/issues/57475",

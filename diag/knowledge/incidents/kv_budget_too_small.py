@@ -2,6 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.knowledge import shared_fixes
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 PREFIX_CACHING = "https://docs.vllm.ai/en/latest/features/automatic_prefix_caching.html"
@@ -55,19 +56,12 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
-            flag="--gpu-memory-utilization",
-            value=signals.utilization_that_uses_free_memory,
-            rounding="hundredth_below",
-            least=0.05,
-            most=0.95,
-            direction="raise",
+        shared_fixes.USE_FREE_MEMORY._replace(
             change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * signals.RESERVE:g} %: the "
             "prefix cache keeps more, and a busier day has room.",
             effect=f"GPU memory free falls to {100 * signals.RESERVE:g} %; the prefix cache hit rate rises where "
             "prompts share a prefix",
-            risk="out of memory at start-up or under load if another process uses the GPU",
-            rollback="set the old value again",
+            only_if=(),
             why=documented("cached blocks are kept until their memory is needed", PREFIX_CACHING),
         ),
         Fix.without_restart(

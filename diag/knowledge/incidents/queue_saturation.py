@@ -2,6 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
+from diag.knowledge import shared_fixes
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 
@@ -146,15 +147,10 @@ incident = Incident(
             ),
             why=judged("prefill is what uses up the token budget"),
         ),
-        Fix.without_restart(
+        shared_fixes.MORE_REPLICAS._replace(
             change="Run {value} replicas: as many as it takes to answer what arrives, at the concurrency that this "
             "server reaches.",
             value=signals.replicas_that_run_all,
-            rounding="up",
-            least=2,
-            direction="raise",
-            current=signals.servers,
-            only_if=(signals.balanced,),
             effect="fewer requests wait on every replica",
             why=judged("a server at the capacity of its hardware needs another replica"),
         ),

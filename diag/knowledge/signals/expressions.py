@@ -47,6 +47,13 @@ CONFIG = (
     "tensor_parallel_size",
 )
 """Settings of a running server that expressions read, each as the part `config_NAME`."""
+SLOWEST_MEMBER = "the slowest member: in tensor parallelism, each step waits for it"
+ANY_MEMBER = "the largest value: one member that shows it is enough"
+EVERY_MEMBER = "the largest value: it is 0 only if all members are"
+USUAL_MEMBER = "the median: it shows what is usual among peers, whatever a few of them do"
+FULLEST_MEMBER = "the fullest member: a setting applies to all of them, and it has the least to give"
+"""Reasons for the member that stands for its group (`Part.group`)."""
+_PART = re.compile(r"(?P<name>\w+)(?:: ?(?P<unit>[^(=]*?))?(?: ?\((?P<group>[^=]*)\))? =(?: (?P<promql>.+))?")
 
 
 def renamed(expression: str, names: tuple[str, ...]) -> str:
@@ -59,17 +66,6 @@ def usage(function: str) -> str:
     sampled = "$kv_cache_usage_sampled", "$gpu_cache_usage_sampled"
     of_names = (f"{function.format(name)} and {samples}" for name, samples in zip(KV_USAGE, sampled, strict=True))
     return " or ".join(f"max by ($by) ({of_name})" for of_name in of_names)
-
-
-SLOWEST_MEMBER = "the slowest member: in tensor parallelism, each step waits for it"
-ANY_MEMBER = "the largest value: one member that shows it is enough"
-EVERY_MEMBER = "the largest value: it is 0 only if all members are"
-USUAL_MEMBER = "the median: it shows what is usual among peers, whatever a few of them do"
-FULLEST_MEMBER = "the fullest member: a setting applies to all of them, and it has the least to give"
-"""Reasons for the member that stands for its group (`Part.group`)."""
-
-
-_PART = re.compile(r"(?P<name>\w+)(?:: ?(?P<unit>[^(=]*?))?(?: ?\((?P<group>[^=]*)\))? =(?: (?P<promql>.+))?")
 
 
 def parts(*texts: str) -> tuple[Part, ...]:
