@@ -46,25 +46,25 @@ def load(folder: Path | None = None, check_all: bool = False) -> tuple[Incident,
         for file in sorted(folder.glob("*.py")):
             if not file.name.startswith("_"):
                 users.append(CatalogEntry(_incident_of(_run(file), file), file))
-    known: dict[str, CatalogEntry] = {}
+    by_id: dict[str, CatalogEntry] = {}
     for entry in (*built_in(), *users):
         name = entry.incident.id
-        if name in known:
-            raise BadDeclaration(f"{entry.file}: incident '{name}' already exists in {known[name].file}")
-        known[name] = entry
-    check(known.values() if check_all else users, known)
-    return tuple(known[name].incident for name in sorted(known))
+        if name in by_id:
+            raise BadDeclaration(f"{entry.file}: incident '{name}' already exists in {by_id[name].file}")
+        by_id[name] = entry
+    check(by_id.values() if check_all else users, by_id)
+    return tuple(by_id[name].incident for name in sorted(by_id))
 
 
-def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) -> None:
-    """Raise BadDeclaration for the first invalid declaration; `known` are all incidents, by id."""
+def check(entries: Iterable[CatalogEntry], by_id: Mapping[str, CatalogEntry]) -> None:
+    """Raise BadDeclaration for the first invalid declaration; `by_id` are all incidents, by id."""
     chosen = tuple(entries)
     for entry, is_alone in [*((entry, True) for entry in chosen), *((entry, False) for entry in chosen)]:
         try:
             if is_alone:
                 _check_alone(entry.incident, entry.file)
             else:  # these read other incidents, whose own mistakes come first
-                _check_explains(entry.incident, known)
+                _check_explains(entry.incident, by_id)
         except (ValueError, TypeError, AttributeError, RecursionError, Unsupported) as error:
             raise BadDeclaration(f"{_place(entry.file, getattr(error, 'word', ''))}: {error}") from error
 
@@ -117,8 +117,8 @@ def _place(file: Path, word: object) -> str:
 
 
 def built_in() -> Iterator[CatalogEntry]:
-    for found in pkgutil.iter_modules(ours.__path__):
-        module = importlib.import_module(f"{ours.__name__}.{found.name}")
+    for module_info in pkgutil.iter_modules(ours.__path__):
+        module = importlib.import_module(f"{ours.__name__}.{module_info.name}")
         file = Path(str(module.__file__))
         yield CatalogEntry(_incident_of(module, file), file)
 
@@ -195,25 +195,25 @@ def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> 
         _check_signal(condition.signal, incident)
 
 
-def _check_explains(incident: Incident, known: Mapping[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:
+def _check_explains(incident: Incident, by_id: Mapping[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:
     """Raise ValueError unless each explained incident exists, is not detected sooner and does not explain its cause."""
     for name in incident.explains:
-        if name not in known:
-            raise Mistake(f"it explains '{name}', which is not an incident{did_you_mean(name, known)}", word=name)
+        if name not in by_id:
+            raise Mistake(f"it explains '{name}', which is not an incident{did_you_mean(name, by_id)}", word=name)
         if name in (*path, incident.id):
             raise Mistake(f"it explains itself: {' -> '.join((*path, incident.id, name))}", word=name)
-        effect = known[name].incident
+        effect = by_id[name].incident
         late = delay(incident) - delay(effect)
         if RANK[incident.severity] >= RANK[effect.severity] and late > 0:  # its alert has to mute that of the effect
             raise Mistake(f"it explains '{name}' but is detected {late:g} s later (window + hold)", word=name)
-        _check_explains(effect, known, (*path, incident.id))
+        _check_explains(effect, by_id, (*path, incident.id))
     for edge in incident.may_explain:
-        if edge.incident not in known:
-            near = did_you_mean(edge.incident, known)
+        if edge.incident not in by_id:
+            near = did_you_mean(edge.incident, by_id)
             raise Mistake(f"it may explain '{edge.incident}', which is not an incident{near}", word=edge.incident)
-        other = known[edge.incident].incident
+        other = by_id[edge.incident].incident
         for condition in edge.where:
-            if condition.signal not in {one.signal for each in (incident, other) for one in each.every_condition}:
+            if condition.signal not in {one.signal for either in (incident, other) for one in either.every_condition}:
                 where = f"where '{condition.signal.name}', which neither of them reads"
                 raise Mistake(f"it may explain '{edge.incident}' {where}", word=edge.incident)
 

@@ -142,9 +142,9 @@ class FailureKind(NamedTuple):
             at = near.start(1) if near.re.groups and near[1] is not None else near.start()
             first = context.nearby.rfind("\n", 0, at) + 1
             whole = context.nearby[first:].partition("\n")[0]
-            seen = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else self._seen(hidden(whole))
-            values |= {"": seen, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
-        return values if all(_holds(each, values) for each in self.figures) else None
+            around = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else self._seen(hidden(whole))
+            values |= {"": around, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
+        return values if all(_holds(comparison, values) for comparison in self.figures) else None
 
     def _seen(self, line: str) -> str:
         """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
@@ -153,7 +153,7 @@ class FailureKind(NamedTuple):
         first = head.end() if head and head.end() <= at else 0
         start = max(first, at - BEFORE_SEEN if place else 0)
         if start > first:  # not within a word
-            start += next((found.end() for found in re.finditer(r"[\s/]", line[start:at])), 0)
+            start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
             return printable(f"… {line[start:].strip()}", MOST_SEEN)
         return printable(line[start:].strip(), MOST_SEEN)
 
@@ -290,8 +290,8 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
     """
 
     def value(place: re.Match[str]) -> str:
-        given = [values[name.strip()] for name in place["names"].split(",")]
-        return FUNCTIONS[place["function"]](*given) if place["function"] else printable(given[0])
+        arguments = [values[name.strip()] for name in place["names"].split(",")]
+        return FUNCTIONS[place["function"]](*arguments) if place["function"] else printable(arguments[0])
 
     arguments = _GIVEN.search(context.nearby) if "[--" in text else None
 
@@ -338,7 +338,7 @@ def _number(text: str) -> float:
 def _divisors(text: str, limit: str = "") -> str:
     """List the divisors below a limit, of those that are numbers of GPUs: "1, 2, 4 or 7"."""
     count, end = int(_number(text)), int(_number(limit)) if limit else MOST_DIVISOR + 1
-    *others, last = (str(each) for each in range(1, min(count + 1, end)) if count % each == 0)
+    *others, last = (str(divisor) for divisor in range(1, min(count + 1, end)) if count % divisor == 0)
     return f"{', '.join(others)} or {last}" if others else last
 
 

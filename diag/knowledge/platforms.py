@@ -59,7 +59,7 @@ def _phrase() -> re.Pattern[str]:
 
 def _in_words(text: str) -> str:
     """Replace NVIDIA's phrases in a text; the longest one that fits counts."""
-    return _phrase().sub(lambda found: {**rocm_phrases().commands, **rocm_phrases().words}[found[0]], text)
+    return _phrase().sub(lambda phrase: {**rocm_phrases().commands, **rocm_phrases().words}[phrase[0]], text)
 
 
 def rocm_commands_in(text: str) -> dict[str, str]:
@@ -139,7 +139,7 @@ def kernel_of(frames: str, text: str) -> Kernel | None:
     """Return the kernel that the innermost frames of a traceback or its exception show; None while weights load."""
     if not frames or _LOADS.search(frames):
         return None
-    return next((each for each in kernels() if each.frames.search(f"{frames}\n{text}")), None)
+    return next((kernel for kernel in kernels() if kernel.frames.search(f"{frames}\n{text}")), None)
 
 
 def way_around(kernel: Kernel, near: str, frames: str, platform: str, version: str) -> str:
