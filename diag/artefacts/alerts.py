@@ -19,6 +19,7 @@ from diag.core.incident import RANK, Condition, Incident, Severity, regroup, sec
 from diag.knowledge.formulas import (
     INTERVAL,
     LONG,
+    OF_A_FORMER_PROCESS,
     SLOW_INTERVAL,
     SUBJECTS,
     RecordedSeries,
@@ -31,7 +32,6 @@ from diag.knowledge.formulas import (
     rule_set,
     served_models,
 )
-from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
 from diag.promql import pretty
 
 GONE_AFTER, KEEP_FIRING = 150.0, 30.0

@@ -27,8 +27,8 @@ from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALER
 from diag.core.contract import Contract, Site
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import OF_ONE_SERVER, Condition, Fix, Incident
-from diag.knowledge import rocm
 from diag.knowledge.formulas import RuleSet, formula, rule_set
+from diag.knowledge.platforms import rocm_commands_in
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released
 
@@ -141,7 +141,7 @@ def _meaning(incident: Incident, incidents: Sequence[Incident], contract: Contra
 def _on_rocm(incident: Incident) -> list[str]:
     texts = [*incident.mitigate, *incident.hand_over, *incident.do_not]
     texts += [text for fix in incident.fixes for text in (fix.command, fix.change, fix.rollback)]
-    pairs = rocm.commands_in("\n".join(texts)).items()
+    pairs = rocm_commands_in("\n".join(texts)).items()
     commands = [re.sub(r"\{(\w+)\}", r"<\1>", f"`{theirs}` instead of `{ours}`") for ours, theirs in pairs]
     return [f"Run {'; '.join(commands)}."] if commands else []
 

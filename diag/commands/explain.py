@@ -170,7 +170,7 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.artefacts.advice import wrong_advice
     from diag.core.metric_families import families
     from diag.diagnosis.roll_call import waits
-    from diag.knowledge import known_failures, other_engines, rocm
+    from diag.knowledge import known_failures, other_engines, platforms
     from diag.lint.rule import LintRule
     from diag.lint.rules import RULES
     from diag.log import patterns
@@ -183,7 +183,7 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.vllm.memory.encoders import encoders
 
     incidents = load(folder, check_all=True)
-    tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
+    tables = (known_failures.table, other_engines.programs, platforms.rocm_phrases, gpus, waits, wrong_advice, families)
     for read_table in (*tables, architectures.families, encoders, aliases, sentences):
         read_table()
     read(patterns.FILE, patterns.Checked)

@@ -22,9 +22,9 @@ from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.report import Finding, Observed, Report, verdict_of
 from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
-from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import NOTHING, known_failure
+from diag.knowledge.platforms import incident_on_rocm, look_alike_on_rocm
 from diag.knowledge.signals.answers import failed_share
 from diag.knowledge.signals.forward_progress import successful_scrapes
 from diag.vllm.command.free_text import hidden
@@ -124,8 +124,8 @@ def build_report(
         quoted = quotes(found_here, judged) or _quote_event(found_here, observed)
         diagnosis = found_here
         if is_on_rocm(found_here, judged, quoted):
-            in_words = rocm.incident_in_words(found_here.incident)
-            look_alikes = tuple(map(rocm.look_alike_in_words, found_here.open))
+            in_words = incident_on_rocm(found_here.incident)
+            look_alikes = tuple(map(look_alike_on_rocm, found_here.open))
             diagnosis = found_here._replace(incident=in_words, open=look_alikes)
         follows = diagnosis.explained_by is not None and not diagnosis.primary
         found = () if follows else propose(diagnosis, judged, known, quoted)  # what mends a consequence is its cause

@@ -47,9 +47,9 @@ from diag.knowledge.signals import (
     successful_scrapes,
     works_unseen,
 )
-from diag.knowledge.signals.halted import processes_stopped
+from diag.knowledge.signals.expressions import running_value
 from diag.knowledge.signals.peers import ranks_out_of_step
-from diag.knowledge.signals.settings import running_value
+from diag.knowledge.signals.resources import processes_stopped
 from diag.knowledge.signals.startup import processes, start_under_way, starting, startup_failed
 from diag.sources.observation import Observation, Origin, observation
 

@@ -11,15 +11,14 @@ from diag.core.subjects import Floats, Instants, Subject, instance_name
 from diag.diagnosis.progress import ENGINE
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import ITL, RUNNING, WAITING, kv_cache_usage_peak
-from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
+from diag.knowledge.signals import ITL, RUNNING, TTFT, WAITING, kv_cache_usage_peak
+from diag.knowledge.signals.steps import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 from diag.vllm.command.shown import shown
 
 INSTANCE = ("instance",)
 SERVING = " unless on (instance, gpu) $gpus_not_serving"
 NOW, MINUTE = 15.0, 60.0
 """Seconds of samples: for values that change with every scrape, and for values that need some events."""
-TTFT = ("vllm:time_to_first_token_seconds",)
 START = "max by ($by) (last_over_time(process_start_time_seconds[$window]))"
 
 

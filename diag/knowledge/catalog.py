@@ -18,7 +18,7 @@ from diag.core.declarations import PACKAGE, Mistake, did_you_mean, executed, pyt
 from diag.core.errors import BadDeclaration, Unsupported
 from diag.core.files import exists
 from diag.core.formatting import printable
-from diag.core.incident import RANK, Condition, Fix, Incident, Signal, seconds
+from diag.core.incident import RANK, Condition, Incident, Signal, seconds
 from diag.knowledge import incidents as ours
 from diag.knowledge import shared_fixes
 from diag.knowledge.formulas import formula
@@ -46,25 +46,25 @@ def load(folder: Path | None = None, check_all: bool = False) -> tuple[Incident,
         for file in sorted(folder.glob("*.py")):
             if not file.name.startswith("_"):
                 users.append(CatalogEntry(_incident_of(_run(file), file), file))
-    known: dict[str, CatalogEntry] = {}
+    by_id: dict[str, CatalogEntry] = {}
     for entry in (*built_in(), *users):
         name = entry.incident.id
-        if name in known:
-            raise BadDeclaration(f"{entry.file}: incident '{name}' already exists in {known[name].file}")
-        known[name] = entry
-    check(known.values() if check_all else users, known)
-    return tuple(known[name].incident for name in sorted(known))
+        if name in by_id:
+            raise BadDeclaration(f"{entry.file}: incident '{name}' already exists in {by_id[name].file}")
+        by_id[name] = entry
+    check(by_id.values() if check_all else users, by_id)
+    return tuple(by_id[name].incident for name in sorted(by_id))
 
 
-def check(entries: Iterable[CatalogEntry], known: Mapping[str, CatalogEntry]) -> None:
-    """Raise BadDeclaration for the first invalid declaration; `known` are all incidents, by id."""
+def check(entries: Iterable[CatalogEntry], by_id: Mapping[str, CatalogEntry]) -> None:
+    """Raise BadDeclaration for the first invalid declaration; `by_id` are all incidents, by id."""
     chosen = tuple(entries)
     for entry, is_alone in [*((entry, True) for entry in chosen), *((entry, False) for entry in chosen)]:
         try:
             if is_alone:
                 _check_alone(entry.incident, entry.file)
             else:  # these read other incidents, whose own mistakes come first
-                _check_explains(entry.incident, known)
+                _check_explains(entry.incident, by_id)
         except (ValueError, TypeError, AttributeError, RecursionError, Unsupported) as error:
             raise BadDeclaration(f"{_place(entry.file, getattr(error, 'word', ''))}: {error}") from error
 
@@ -94,24 +94,31 @@ def _check_alone(incident: Incident, file: Path) -> None:
             reason = f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"
             raise Mistake(reason, word=look.name)
     for fix in incident.fixes:
-        _check_fix(fix, incident)
+        _check_conditions(fix.only_if, incident)
+        _check_conditions(fix.expects, incident)
+        for signal in fix.signals:
+            _check_signal(signal, incident)
+        for flag in (fix.flag, fix.instead_of, *(name for name, _ in fix.also)):
+            if flag and not (flag.startswith("--") and understood(flag)):
+                near = did_you_mean(flag, known_flags())
+                raise Mistake(f"no vLLM release has the flag '{flag}'{near}", word=flag)
+        if fix.flag and fix.environment:
+            reason = f"the fix '{fix.change}' must set either a flag or an environment variable, not both"
+            raise Mistake(reason, word=fix.change)
 
 
 def _place(file: Path, word: object) -> str:
     """Return the file and the line with a word of an incident: its own file, or that of a signal or a shared fix."""
-    for declaring in (
-        file,
-        *sorted((PACKAGE / "knowledge" / "signals").glob("*.py")),
-        Path(str(shared_fixes.__file__)),
-    ):
+    of_signals = sorted((PACKAGE / "knowledge" / "signals").glob("*.py"))
+    for declaring in (file, *of_signals, Path(str(shared_fixes.__file__))):
         if word and declaring.is_file() and (line := python_line(declaring, word)):
             return f"{shown_path(declaring)}:{line}"
     return str(shown_path(file))
 
 
 def built_in() -> Iterator[CatalogEntry]:
-    for found in pkgutil.iter_modules(ours.__path__):
-        module = importlib.import_module(f"{ours.__name__}.{found.name}")
+    for module_info in pkgutil.iter_modules(ours.__path__):
+        module = importlib.import_module(f"{ours.__name__}.{module_info.name}")
         file = Path(str(module.__file__))
         yield CatalogEntry(_incident_of(module, file), file)
 
@@ -175,20 +182,6 @@ def _parsed(text: str, name: str, incident: Incident) -> promql.Expression:
     return expression
 
 
-def _check_fix(fix: Fix, incident: Incident) -> None:
-    _check_conditions(fix.only_if, incident)
-    _check_conditions(fix.expects, incident)
-    for signal in fix.signals:
-        _check_signal(signal, incident)
-    for flag in (fix.flag, fix.instead_of, *(name for name, _ in fix.also)):
-        if flag and not (flag.startswith("--") and understood(flag)):
-            near = did_you_mean(flag, known_flags())
-            raise Mistake(f"no vLLM release has the flag '{flag}'{near}", word=flag)
-    if sum(map(bool, (fix.flag, fix.environment))) > 1:
-        reason = f"the fix '{fix.change}' must set either a flag or an environment variable, not both"
-        raise Mistake(reason, word=fix.change)
-
-
 def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> None:
     for condition in conditions:
         why = condition.why
@@ -202,25 +195,25 @@ def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> 
         _check_signal(condition.signal, incident)
 
 
-def _check_explains(incident: Incident, known: Mapping[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:
+def _check_explains(incident: Incident, by_id: Mapping[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:
     """Raise ValueError unless each explained incident exists, is not detected sooner and does not explain its cause."""
     for name in incident.explains:
-        if name not in known:
-            raise Mistake(f"it explains '{name}', which is not an incident{did_you_mean(name, known)}", word=name)
+        if name not in by_id:
+            raise Mistake(f"it explains '{name}', which is not an incident{did_you_mean(name, by_id)}", word=name)
         if name in (*path, incident.id):
             raise Mistake(f"it explains itself: {' -> '.join((*path, incident.id, name))}", word=name)
-        effect = known[name].incident
+        effect = by_id[name].incident
         late = delay(incident) - delay(effect)
         if RANK[incident.severity] >= RANK[effect.severity] and late > 0:  # its alert has to mute that of the effect
             raise Mistake(f"it explains '{name}' but is detected {late:g} s later (window + hold)", word=name)
-        _check_explains(effect, known, (*path, incident.id))
+        _check_explains(effect, by_id, (*path, incident.id))
     for edge in incident.may_explain:
-        if edge.incident not in known:
-            near = did_you_mean(edge.incident, known)
+        if edge.incident not in by_id:
+            near = did_you_mean(edge.incident, by_id)
             raise Mistake(f"it may explain '{edge.incident}', which is not an incident{near}", word=edge.incident)
-        other = known[edge.incident].incident
+        other = by_id[edge.incident].incident
         for condition in edge.where:
-            if condition.signal not in {one.signal for each in (incident, other) for one in each.every_condition}:
+            if condition.signal not in {one.signal for either in (incident, other) for one in either.every_condition}:
                 where = f"where '{condition.signal.name}', which neither of them reads"
                 raise Mistake(f"it may explain '{edge.incident}' {where}", word=edge.incident)
 

@@ -63,15 +63,15 @@ RECORDING_RULES = (
 )
 
 
-def servers(found: str, labels: Iterable[str], all_named: bool = False) -> str:
+def servers(selector: str, labels: Iterable[str], all_named: bool = False) -> str:
     """Return the containers of vLLM servers, by the labels of a server and KEY.
 
-    `found` is a selector of servers with `$named` for further matchers. A server whose series do not name its container
+    `selector` selects servers, with `$named` for further matchers. A server whose series do not name its container
     is in the only one of its pod, proxies not counted; `all_named` is True if there is no such server.
     """
     whole = label_list(labels, KEY)
     named, unnamed = (
-        f"group by ({whole}) ({found.replace('$named', matchers)})"
+        f"group by ({whole}) ({selector.replace('$named', matchers)})"
         for matchers in (f'namespace!="",pod!="",{SERVERS_OWN}', 'namespace!="",pod!="",container=""')
     )
     if all_named:

@@ -19,11 +19,10 @@ from typing import NamedTuple
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident, Part, Signal, regroup, seconds
 from diag.knowledge.signals import DECLARED
-from diag.knowledge.signals.ceilings import bandwidth_share, compute_share
 from diag.knowledge.signals.gpu import infiniband_link_errors, infiniband_ports_down, nvlinks_trained_again
 from diag.knowledge.signals.load import time_until_ttft_missed
 from diag.knowledge.signals.peers import tokens_of_peers
-from diag.knowledge.signals.startup import OF_A_FORMER_PROCESS
+from diag.knowledge.signals.steps import bandwidth_share, compute_share
 from diag.promql import Formula, pretty
 
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
@@ -63,6 +62,7 @@ DRAWN = (
     time_until_ttft_missed,
 )
 """Signals that no alert compares and that are too long for the query of a dashboard, and the window they have there."""
+OF_A_FORMER_PROCESS = DECLARED["samples_of_a_former_process"]
 LONG = 900.0
 """Seconds from which on a range is long."""
 _WORD = re.compile(r"[\w:]+")
@@ -89,17 +89,17 @@ def conjunction(incident: Incident, window: str, contract: Contract) -> Formula:
 
 def parts_first(formulas: Iterable[Formula]) -> dict[str, Formula]:
     """Return formulas and all their parts by name, each after those that it reads."""
-    found: dict[str, Formula] = {}
+    by_name: dict[str, Formula] = {}
 
     def add(reader: Formula) -> None:
-        if reader.name not in found:
+        if reader.name not in by_name:
             for part in reader.parts.values():
                 add(part)
-            found[reader.name] = reader
+            by_name[reader.name] = reader
 
     for reader in formulas:
         add(reader)
-    return found
+    return by_name
 
 
 def comparison(series: str, condition: Condition, contract: Contract) -> str:
@@ -110,14 +110,14 @@ def comparison(series: str, condition: Condition, contract: Contract) -> str:
 def expanded(promql: str) -> str:
     """Return an expression with its parts written out; `$window`, `$by` and entries of the contract stay."""
 
-    def put(found: re.Match[str]) -> str:
-        part = DECLARED.get(found[1] or "")
+    def put(place: re.Match[str]) -> str:
+        part = DECLARED.get(place[1] or "")
         if part is None:
-            return found[0]
+            return place[0]
         text = expanded(part.promql)
-        text = text.replace("$window", found[2]) if found[2] else text
-        text = re.sub(r"(\[[$\w]+\])", rf"\1 offset {found[3]}", text) if found[3] else text
-        return f"({text.replace('$by', found[4]) if found[4] else text})"
+        text = text.replace("$window", place[2]) if place[2] else text
+        text = re.sub(r"(\[[$\w]+\])", rf"\1 offset {place[3]}", text) if place[3] else text
+        return f"({text.replace('$by', place[4]) if place[4] else text})"
 
     return PLACEHOLDER.sub(put, promql)
 
@@ -127,12 +127,12 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     entries = {**_written(values), "window": window, "by": ", ".join(per)}
     parts: dict[str, Formula] = {}
 
-    def put(found: re.Match[str]) -> str:
-        name, own_window, own_offset, by = found.groups()
+    def put(place: re.Match[str]) -> str:
+        name, own_window, own_offset, by = place.groups()
         if name is None:
             return "$"
         if name in entries:
-            return entries[name] + found[0][len(name) + 1 :]
+            return entries[name] + place[0][len(name) + 1 :]
         own_per = per if by is None else _labels(by, per)
         part = _filled(DECLARED[name], own_per, own_window or window, own_offset or ago, values)
         parts[part.name] = part
@@ -164,14 +164,14 @@ def _written(values: _Values) -> Mapping[str, str]:
 @lru_cache(maxsize=4096)
 def _level(promql: str, per: tuple[str, ...]) -> tuple[str, ...]:
     """Return the labels of the result: those of its first aggregation, or of its first part."""
-    found = _GROUPING.search(promql)
-    if found is None:
+    clause = _GROUPING.search(promql)
+    if clause is None:
         return ()
-    if found[2] is not None:
-        if found[2] not in DECLARED:
-            return _level(promql[found.end() :], per)
-        return _level(DECLARED[found[2]].promql, _labels(found[3], per) if found[3] else per)
-    return _labels(found[1], per)
+    if clause[2] is not None:
+        if clause[2] not in DECLARED:
+            return _level(promql[clause.end() :], per)
+        return _level(DECLARED[clause[2]].promql, _labels(clause[3], per) if clause[3] else per)
+    return _labels(clause[1], per)
 
 
 def _labels(written: str, per: tuple[str, ...]) -> tuple[str, ...]:
@@ -218,23 +218,23 @@ class RuleSet(NamedTuple):
 def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
     signals = {
-        name: found
+        name: reader
         for incident in incidents
         for recorded in (alert_signals, ending_signals, drawn_signals)
-        for name, found in recorded(incident, contract).items()
+        for name, reader in recorded(incident, contract).items()
     }
     formulas = parts_first(signals.values())
     # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
-    key = {name: name if found.parts else found.text for name, found in formulas.items()}
-    uses = Counter(key[name] for found in formulas.values() for name in found.references())
+    key = {name: name if reader.parts else reader.text for name, reader in formulas.items()}
+    uses = Counter(key[name] for reader in formulas.values() for name in reader.references())
     chosen = {
         name: name
-        for name, found in formulas.items()
-        if name in signals or uses[key[name]] > 1 or _longest_range(found.text) > LONG
+        for name, reader in formulas.items()
+        if name in signals or uses[key[name]] > 1 or _longest_range(reader.text) > LONG
     }
-    for found in formulas.values():
-        while len(pretty(found.text_over(chosen)).splitlines()) > MOST_LINES:
-            inside = {name: len(part.text_over(chosen)) for name, part in found.parts.items() if name not in chosen}
+    for reader in formulas.values():
+        while len(pretty(reader.text_over(chosen)).splitlines()) > MOST_LINES:
+            inside = {name: len(part.text_over(chosen)) for name, part in reader.parts.items() if name not in chosen}
             if not inside:
                 break
             longest = max(inside, key=inside.__getitem__)
@@ -270,26 +270,26 @@ def alert_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
     """Return the formulas of the signals that the alerts of an incident compare, by name."""
     asked = [(window, condition) for window in incident.windows for condition in incident.conditions]
     asked += [(incident.window, incident.escalates)] if incident.escalates else []
-    found = (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
-    return {signal.name: signal for signal in found}
+    formulas = (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
+    return {signal.name: signal for signal in formulas}
 
 
 def ending_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
     """Return the formulas that end the alerts of an incident soon after recovery, by name."""
     if not incident.ends_over:
         return {}
-    found = (
+    formulas = (
         formula(incident.ending.signal, incident.per, incident.ends_over, contract),
         formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract),
     )
-    return {signal.name: signal for signal in found}
+    return {signal.name: signal for signal in formulas}
 
 
 def drawn_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
     """Return the formulas of the incident's supporting signals that are recorded for dashboards, by name."""
     drawn = (condition.signal for condition in incident.supports if condition.signal in DRAWN)
-    found = (formula(signal, incident.per, DRAWN_OVER, contract) for signal in drawn)
-    return {signal.name: signal for signal in found}
+    formulas = (formula(signal, incident.per, DRAWN_OVER, contract) for signal in drawn)
+    return {signal.name: signal for signal in formulas}
 
 
 def generation_series(per: Sequence[str], labels: Sequence[str]) -> str:
@@ -305,14 +305,14 @@ def model_series(labels: Sequence[str]) -> str:
 def served_models(labels: Sequence[str]) -> str:
     """Return the PromQL of that series: labels that were last seen on the server, for as long as the rules see it."""
     by = ", ".join(dict.fromkeys((*labels, "model_name", "namespace", "pod", "job")))
-    server, known = f"on ({', '.join(labels)})", generation_series(("instance",), labels)
+    server, evaluated = f"on ({', '.join(labels)})", generation_series(("instance",), labels)
     places = {"": labels} if labels != ("instance",) else {'{pod!=""}': ("namespace", "pod"), '{pod=""}': labels}
     named = " or ".join(
         f'label_join(label_join(group by ({by}) (vllm:num_requests_running{matcher}), "server", "/",'
         f' {", ".join(map(json.dumps, names))}), "place", " at ", "model_name", "server")'
         for matcher, names in places.items()
     )
-    return f"{named} or {server} (last_over_time({model_series(labels)}[10m]) and {server} {known})"
+    return f"{named} or {server} (last_over_time({model_series(labels)}[10m]) and {server} {evaluated})"
 
 
 def at_site(series: str, labels: Sequence[str]) -> str:

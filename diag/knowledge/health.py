@@ -9,24 +9,11 @@ are served, and a report names them under "Not seen".
 from typing import NamedTuple
 
 from diag.core.incident import Condition, Signal, judged
-from diag.knowledge.signals import (
-    SPENDS_BUDGET_FAST,
-    error_budget_burn_rate,
-    failed_share,
-    preempts,
-    progress,
-    queue_time,
-)
-from diag.knowledge.signals.expressions import KV_USAGE
-from diag.knowledge.signals.load import FAST_BURN
-from diag.knowledge.signals.prefill import paused_share
+from diag.knowledge import signals
 
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
-USAGE = " or ".join(f"max by ($by) (max_over_time({gauge}[$window]))" for gauge in KV_USAGE)
-FIRST_TOKENS, *INTERVALS = (
-    f'sum by ($by) (increase(vllm:{name}_seconds_bucket{{le="+Inf"}}[$window]))'
-    for name in ("time_to_first_token", "inter_token_latency", "time_per_output_token")
-)
+USAGE = signals.renamed("max by ($by) (max_over_time({}[$window]))", signals.KV_USAGE)
+COUNTED = 'sum by ($by) (increase({}_bucket{le="+Inf"}[$window]))'
 """Latencies counted by the buckets from which pauses and late tokens are told: their sums alone show neither."""
 HARMFUL = judged("{threshold} of the answers or streams is what users notice")
 
@@ -46,21 +33,21 @@ class HealthPart(NamedTuple):
 
 
 PARTS = (
-    HealthPart("progress", ENGINE, progress, "counters of tokens and requests"),
+    HealthPart("progress", ENGINE, signals.progress, "counters of tokens and requests"),
     HealthPart(
         "answers",
         INSTANCE,
         # an engine that ended no request in the window had none to fail
         Signal("answers without errors", "$failures", "answers that failed: {value}", "answers"),
         "HTTP answers, or requests by their end (vLLM >= 0.12)",
-        harm=(failed_share.above(0.1, HARMFUL),),  # requests given up are none: editors cancel most of theirs
+        harm=(signals.failed_share.above(0.1, HARMFUL),),  # requests given up are none: editors cancel most of theirs
     ),
     HealthPart(
         "queue",
         ENGINE,
         Signal("requests waiting", "$queued_highest", "peak number of waiting requests: {value}", "requests"),
         "requests waiting",
-        harm=(queue_time.above("queue_seconds", judged("beyond it, users notice the queue")),),
+        harm=(signals.queue_time.above("queue_seconds", judged("beyond it, users notice the queue")),),
     ),
     HealthPart(
         "latency",
@@ -68,15 +55,15 @@ PARTS = (
         # without a request in the window there is no latency, and behind Ray no histogram either
         Signal(
             "latencies observed",
-            f"({FIRST_TOKENS} + ({' or '.join(INTERVALS)}) + $e2e_count)"
+            f"({signals.renamed(COUNTED, signals.TTFT)} + ({signals.renamed(COUNTED, signals.ITL)}) + $e2e_count)"
             " or 0 * ($requests_in_flight_peak + ($finished_requests or 0 * $requests_in_flight_peak) == 0)",
             "latencies observed: {value}",
             "observations",
         ),
         "the buckets of TTFT and ITL, and end-to-end latency",
         harm=(
-            paused_share.above(0.12, HARMFUL),
-            error_budget_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),
+            signals.paused_share.above(0.12, HARMFUL),
+            signals.error_budget_burn_rate.above(signals.FAST_BURN.factor, signals.SPENDS_BUDGET_FAST),
         ),
     ),
     HealthPart(
@@ -91,14 +78,12 @@ PARTS = (
             "share",
         ),
         "KV cache usage and preemptions",
-        harm=(preempts,),
+        harm=(signals.preempts,),
     ),
 )
-HEALTH = Signal(
-    "answer of /health",
-    "max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
+HEALTH = signals.signal(
+    "answer of /health: HTTP status = max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
     "GET /health answered {value}",
-    "HTTP status",
 )
 """Evidence for an engine: 200 shows that its server has one, any other status contradicts it. Without a status (nothing
 asks /health, or the server has no such route) its page speaks alone."""

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
-from diag.knowledge.kernels import kernel_of, way_around
+from diag.knowledge.platforms import kernel_of, platform_of, way_around
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import known, release, versions
@@ -142,9 +142,9 @@ class FailureKind(NamedTuple):
             at = near.start(1) if near.re.groups and near[1] is not None else near.start()
             first = context.nearby.rfind("\n", 0, at) + 1
             whole = context.nearby[first:].partition("\n")[0]
-            seen = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else self._seen(hidden(whole))
-            values |= {"": seen, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
-        return values if all(_holds(each, values) for each in self.figures) else None
+            around = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else self._seen(hidden(whole))
+            values |= {"": around, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
+        return values if all(_holds(comparison, values) for comparison in self.figures) else None
 
     def _seen(self, line: str) -> str:
         """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
@@ -153,7 +153,7 @@ class FailureKind(NamedTuple):
         first = head.end() if head and head.end() <= at else 0
         start = max(first, at - BEFORE_SEEN if place else 0)
         if start > first:  # not within a word
-            start += next((found.end() for found in re.finditer(r"[\s/]", line[start:at])), 0)
+            start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
             return printable(f"… {line[start:].strip()}", MOST_SEEN)
         return printable(line[start:].strip(), MOST_SEEN)
 
@@ -200,23 +200,6 @@ class KnownFailure(NamedTuple):
     """The line around the error that decided, without secrets."""
 
 
-PLATFORMS = (
-    ("rocm", re.compile(r"\bHIP\b|HSA_STATUS|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b")),
-    ("npu", re.compile(r"\bNPU\b|torch_npu|vllm[_-]ascend|\bHCCL\b|\bCANN\b")),
-    ("xpu", re.compile(r"\bXPU\b|xpu_worker|oneCCL|Level ?Zero|UR_RESULT")),
-    ("tpu", re.compile(r"tpu_inference|\bTPU\b|jax\.errors|JaxRuntimeError")),
-)
-"""Platforms by words that only their libraries write, for a log without vLLM's line that names its platform."""
-
-
-def platform_of(text: str, context: LogContext) -> str:
-    """Return the platform of a server, "cuda" if nothing in its log is of another one, "" without a log."""
-    if context.platform:
-        return context.platform
-    said = f"{text}\n{context.nearby}"
-    return next((name for name, words in PLATFORMS if words.search(said)), "cuda" if context.nearby else "")
-
-
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
 _AMOUNT = re.compile(r"(?P<number>\d{1,12}(?:\.\d{1,12})?) ?(?P<unit>[KMGT]?i?)(?:B|bytes)?$")
 _UNITS = {"": 1.0, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -227,17 +210,13 @@ def _holds(comparison: str, values: Mapping[str, str]) -> bool:
     parts = _FIGURES.fullmatch(comparison)
     if parts is None:
         raise ValueError(comparison)
-    left, right = (_amount(values.get(parts[side], parts[side])) for side in ("left", "right"))
-    if left is None or right is None:
+    texts = (values.get(parts[side], parts[side]) for side in ("left", "right"))
+    amounts = [amount for text in texts if (amount := _AMOUNT.match(text.replace(",", "")))]
+    if len(amounts) < 2:
         return False
+    left, right = (float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] for amount in amounts)
     right *= float(parts["factor"] or 1)
     return left < right if parts["op"] == "<" else left > right
-
-
-def _amount(text: str) -> float | None:
-    """Return bytes, or the number of a text without a unit."""
-    amount = _AMOUNT.match(text.replace(",", ""))
-    return float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] if amount else None
 
 
 @lru_cache(maxsize=1)
@@ -269,34 +248,21 @@ def known_failure(
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
-                owner, way = _owner(failure, text, frames, context, version)
+                kernel = kernel_of(frames, text) if failure.by_owner else None
+                platform = platform_of(text, context)
+                way = way_around(kernel, context.nearby, frames, platform, version) if kernel else ""
+                is_named = kernel and (way or failure.file != PLACES)
+                owner = f" The traceback ends in {kernel.name}." if kernel and is_named else ""
                 means = _filled(f"{failure.means}{owner}", values)
                 late = AVOID_LATE if _LATE.search(text) else AVOID_CALL
                 advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
                 basis: Basis = "by its place" if way else failure.basis
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
+                is_decided = failure.has_context and not failure.computed_first
                 seen = values.get("", "")
-                return KnownFailure(
-                    failure.id,
-                    means,
-                    advice,
-                    failure.source,
-                    basis,
-                    failure.restart,
-                    is_decided=failure.has_context and not failure.computed_first,
-                    seen=seen,
-                )
+                return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return None
-
-
-def _owner(failure: FailureKind, text: str, frames: str, context: LogContext, version: str) -> tuple[str, str]:
-    """Return a sentence that names the kernel in which the traceback ends, and the option that avoids it."""
-    kernel = kernel_of(frames, text) if failure.by_owner else None
-    if kernel is None:
-        return "", ""
-    way = way_around(kernel, context.nearby, frames, platform_of(text, context), version)
-    return ("" if failure.file == PLACES and not way else f" The traceback ends in {kernel.name}."), way
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
@@ -324,8 +290,8 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
     """
 
     def value(place: re.Match[str]) -> str:
-        given = [values[name.strip()] for name in place["names"].split(",")]
-        return FUNCTIONS[place["function"]](*given) if place["function"] else printable(given[0])
+        arguments = [values[name.strip()] for name in place["names"].split(",")]
+        return FUNCTIONS[place["function"]](*arguments) if place["function"] else printable(arguments[0])
 
     arguments = _GIVEN.search(context.nearby) if "[--" in text else None
 
@@ -372,7 +338,7 @@ def _number(text: str) -> float:
 def _divisors(text: str, limit: str = "") -> str:
     """List the divisors below a limit, of those that are numbers of GPUs: "1, 2, 4 or 7"."""
     count, end = int(_number(text)), int(_number(limit)) if limit else MOST_DIVISOR + 1
-    *others, last = (str(each) for each in range(1, min(count + 1, end)) if count % each == 0)
+    *others, last = (str(divisor) for divisor in range(1, min(count + 1, end)) if count % divisor == 0)
     return f"{', '.join(others)} or {last}" if others else last
 
 

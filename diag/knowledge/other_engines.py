@@ -43,9 +43,9 @@ def program_of_page(page: bytes) -> str:
     if re.search(rb"vllm[:_]\w*num_requests|^(?:# TYPE )?(?:diag_|vllm:)", page, re.MULTILINE):
         return ""
     text = page[:BEGINNING].decode(errors="replace")
-    for each in programs():
-        if re.search(rf"^(?:# (?:TYPE|HELP) )?(?:{each.metrics.pattern})", text, re.MULTILINE):
-            return f"{each.name}{each.hint}"
+    for program in programs():
+        if re.search(rf"^(?:# (?:TYPE|HELP) )?(?:{program.metrics.pattern})", text, re.MULTILINE):
+            return f"{program.name}{program.hint}"
     return ""
 
 
@@ -53,7 +53,7 @@ def program_of_models(body: bytes) -> str:
     """Return the name of the program that a page /v1/models shows as the owner of its models, "" for vLLM or none."""
     named = re.search(rb'"owned_by": ?"([\w.-]{1,60})"', body)
     owner = named[1].decode() if named else ""
-    return next((each.name for each in programs() if each.owner and each.owner == owner), "")
+    return next((program.name for program in programs() if program.owner and program.owner == owner), "")
 
 
 def program_of_log(lines: Iterable[str]) -> str:
@@ -61,11 +61,11 @@ def program_of_log(lines: Iterable[str]) -> str:
 
     Without a line that vLLM wrote, the program counts whose lines outnumber those that name vLLM's code.
     """
-    found: Counter[str] = Counter()
+    lines_of: Counter[str] = Counter()
     for line in lines:
         if OF_VLLM.search(line):
             return ""
-        name = next((each.name for each in programs() if each.log.search(line)), "")
-        found[name or "vLLM"] += bool(name or NAMES_VLLM.search(line))
-    (name, _), *_ = found.most_common(1) or [("vLLM", 0)]
+        name = next((program.name for program in programs() if program.log.search(line)), "")
+        lines_of[name or "vLLM"] += bool(name or NAMES_VLLM.search(line))
+    (name, _), *_ = lines_of.most_common(1) or [("vLLM", 0)]
     return "" if name == "vLLM" else name

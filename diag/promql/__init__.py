@@ -4,11 +4,10 @@ The semantics are those of Prometheus 3. An expression that is not fully impleme
 wrongly.
 """
 
+from diag.promql.data import STALE, Block, Expression, Labels, Samples, Vector, distinct, is_stale
 from diag.promql.evaluator import Evaluator, evaluate
 from diag.promql.facts import add_matchers, instant_selectors, metric_names, output_labels, pretty
-from diag.promql.nodes import Expression
 from diag.promql.parser import Formula, parse
-from diag.promql.samples import STALE, Block, Labels, Samples, Vector, distinct, is_stale
 
 __all__ = [
     "STALE",

@@ -6,26 +6,21 @@ import numpy as np
 
 from diag.core.errors import QueryFailed
 from diag.promql import functions
-from diag.promql.functions import RANGE_FUNCTIONS, Spans, over_windows
-from diag.promql.nodes import (
+from diag.promql.data import (
     Aggregate,
     Binary,
+    Block,
     Call,
     Expression,
+    Millis,
     Negate,
     Node,
     Number,
     Range,
+    Samples,
     Selector,
     String,
     Subquery,
-)
-from diag.promql.operators import aggregate, binary, count_values
-from diag.promql.parser import Formula, parse
-from diag.promql.samples import (
-    Block,
-    Millis,
-    Samples,
     Vector,
     distinct,
     instant_vector,
@@ -35,6 +30,9 @@ from diag.promql.samples import (
     stack,
     without_holes,
 )
+from diag.promql.functions import RANGE_FUNCTIONS, Spans, over_windows
+from diag.promql.operators import aggregate, binary, count_values
+from diag.promql.parser import Formula, parse
 
 MOST_CELLS = 10_000_000
 """Cells that an evaluator keeps, of vectors and of the instants that are their keys: 90 MB, more than a catalogue takes

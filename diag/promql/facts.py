@@ -7,7 +7,8 @@ import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from diag.promql.nodes import (
+from diag.promql.data import (
+    NAME,
     Aggregate,
     Binary,
     Call,
@@ -19,10 +20,10 @@ from diag.promql.nodes import (
     String,
     Subquery,
     is_scalar,
+    pinned_labels,
 )
 from diag.promql.operators import ARITHMETIC, SET_OPERATIONS
 from diag.promql.parser import parse
-from diag.promql.samples import NAME, pinned_labels
 
 WIDTH = 100
 """Characters of a line of a pretty expression."""

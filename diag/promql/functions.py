@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from diag.promql import numeric
-from diag.promql.nodes import compiled, expand
-from diag.promql.numeric import histogram_quantile
-from diag.promql.samples import Block, Bools, Floats, Labels, Millis, Vector, merged, nameless, scalar
+from diag.promql.data import Block, Bools, Floats, Labels, Millis, Vector, compiled, expand, merged, nameless, scalar
+from diag.promql.operators import histogram_quantile, mean, quantile, total, variance
 
 _MOST_CELLS = 2_000_000  # of one gathered (S, T, W) array: 16 MB
 _FAR = 1e11  # seconds; beyond the year 5000 nothing is a date
@@ -163,8 +161,8 @@ def _regression(windows: Gathered, origin: Millis) -> tuple[Floats, Floats]:
     """Fit a line; return its slope per second and its value at `origin` (ms, shape (T,))."""
     x = (windows.times - origin[:, np.newaxis]) / 1000
     y, valid, n = windows.values, windows.valid, windows.count
-    sum_x, sum_xx = numeric.total(x, valid), numeric.total(x * x, valid)
-    sum_y, sum_xy = numeric.total(y, valid), numeric.total(x * y, valid)
+    sum_x, sum_xx = total(x, valid), total(x * x, valid)
+    sum_y, sum_xy = total(y, valid), total(x * y, valid)
     slope = (sum_xy - sum_x * sum_y / n) / (sum_xx - sum_x * sum_x / n)
     at_origin = sum_y / n - slope * sum_x / n
     first = y[..., 0]
@@ -212,17 +210,17 @@ RANGE_FUNCTIONS: dict[str, RangeFunction] = {
     "predict_linear": RangeFunction(_predict_linear, fewest=2, gathers=True),
     "resets": RangeFunction(lambda w, _: _count_pairs(w.values[:, 1:] < w.values[:, :-1], w)),
     "changes": RangeFunction(_changes),
-    "sum_over_time": RangeFunction(lambda w, _: numeric.total(w.values, w.valid), gathers=True),
-    "avg_over_time": RangeFunction(lambda w, _: numeric.mean(w.values, w.valid), gathers=True),
+    "sum_over_time": RangeFunction(lambda w, _: total(w.values, w.valid), gathers=True),
+    "avg_over_time": RangeFunction(lambda w, _: mean(w.values, w.valid), gathers=True),
     "min_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmin), gathers=True),
     "max_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmax), gathers=True),
     "count_over_time": RangeFunction(lambda w, _: _everywhere(w.count.astype(np.float64), w)),
     "last_over_time": RangeFunction(lambda w, _: w.nth_last(1)[0]),
     "present_over_time": RangeFunction(lambda w, _: _everywhere(1.0, w)),
     "absent_over_time": RangeFunction(lambda w, _: _everywhere(1.0, w)),
-    "quantile_over_time": RangeFunction(lambda w, q: numeric.quantile(q, w.values, w.valid), gathers=True),
-    "stdvar_over_time": RangeFunction(lambda w, _: numeric.variance(w.values, w.valid), gathers=True),
-    "stddev_over_time": RangeFunction(lambda w, _: np.sqrt(numeric.variance(w.values, w.valid)), gathers=True),
+    "quantile_over_time": RangeFunction(lambda w, q: quantile(q, w.values, w.valid), gathers=True),
+    "stdvar_over_time": RangeFunction(lambda w, _: variance(w.values, w.valid), gathers=True),
+    "stddev_over_time": RangeFunction(lambda w, _: np.sqrt(variance(w.values, w.valid)), gathers=True),
 }
 
 

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import promql_parser as ast
 
 from diag.core.errors import Unsupported
-from diag.promql import nodes
+from diag.promql import data
+from diag.promql.data import NAME
 from diag.promql.functions import CALLS, RANGE_FUNCTIONS
 from diag.promql.operators import AGGREGATIONS, ARITHMETIC, COMPARISONS, SET_OPERATIONS
-from diag.promql.samples import NAME
 
 FUNCTIONS = frozenset(RANGE_FUNCTIONS) | frozenset(CALLS) | {"absent", "time", "timestamp"}
 OPERATORS = frozenset(ARITHMETIC) | frozenset(COMPARISONS) | SET_OPERATIONS
@@ -28,7 +28,7 @@ _BYTE_ESCAPE = re.compile(r"\\(?:x[89a-fA-F]|[23][0-7]{2})")  # the parser reads
 _OPS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
 _MANY = {"VectorMatchCardinality.ManyToOne": "left", "VectorMatchCardinality.OneToMany": "right"}
 _N = TypeVar("_N")
-_Parts = Mapping[str, nodes.Node]
+_Parts = Mapping[str, data.Node]
 """The nodes of a formula's parts, by the names of their series."""
 MOST_DEEP = 500
 """Operators and parentheses around or before one term: the parser takes time and memory with the square of them."""
@@ -91,7 +91,7 @@ class _Refused(Exception):
 
 
 @lru_cache(maxsize=2048)
-def parse(promql: str | Formula) -> nodes.Expression:
+def parse(promql: str | Formula) -> data.Expression:
     """Parse an expression and check that all of it is supported; Unsupported names the part that is not.
 
     The node of a formula's part stands where its text selects the part.
@@ -109,7 +109,7 @@ def parse(promql: str | Formula) -> nodes.Expression:
         if _BYTE_ESCAPE.search(text):
             raise _Refused("an escaped byte")
         node = _node(tree, {name: parse(part).node for name, part in parts.items()})
-        if isinstance(node, nodes.Range | nodes.Subquery | nodes.String):
+        if isinstance(node, data.Range | data.Subquery | data.String):
             raise _Refused("a range vector or a string as the result")
     except ValueError as error:
         raise Unsupported(f"`{text}` is not PromQL: {error}") from error
@@ -117,7 +117,7 @@ def parse(promql: str | Formula) -> nodes.Expression:
         raise Unsupported(f"`{text[:60]}...` is nested too deeply.") from None
     except _Refused as refused:
         raise Unsupported(f"`{text}` uses {refused}, which is not supported.") from None
-    return nodes.Expression(text, node)
+    return data.Expression(text, node)
 
 
 def depth(text: str) -> int:
@@ -142,7 +142,7 @@ def depth(text: str) -> int:
     return most
 
 
-def _node(tree: ast.Expr, parts: _Parts) -> nodes.Node:
+def _node(tree: ast.Expr, parts: _Parts) -> data.Node:
     try:
         match tree:
             case ast.ParenExpr():
@@ -150,17 +150,17 @@ def _node(tree: ast.Expr, parts: _Parts) -> nodes.Node:
             case ast.NumberLiteral():
                 return _only(_number, repr(tree.val))
             case ast.StringLiteral():
-                return _only(nodes.String, tree.val)
+                return _only(data.String, tree.val)
             case ast.VectorSelector():
                 return parts.get(tree.name or "") or _selector(tree)
             case ast.MatrixSelector():
-                return _only(nodes.Range, _selector(tree.vector_selector), _millis(tree.range))
+                return _only(data.Range, _selector(tree.vector_selector), _millis(tree.range))
             case ast.SubqueryExpr():
                 _refuse_at(tree)
                 step = _millis(tree.step) or _DEFAULT_STEP
-                return _only(nodes.Subquery, _node(tree.expr, parts), _millis(tree.range), step, _millis(tree.offset))
+                return _only(data.Subquery, _node(tree.expr, parts), _millis(tree.range), step, _millis(tree.offset))
             case ast.UnaryExpr():
-                return _only(nodes.Negate, _node(tree.expr, parts))
+                return _only(data.Negate, _node(tree.expr, parts))
             case ast.AggregateExpr():
                 return _aggregate(tree, parts)
             case ast.BinaryExpr():
@@ -187,9 +187,9 @@ def _millis(duration: timedelta | None) -> int:
     return 0 if duration is None else duration // timedelta(milliseconds=1)
 
 
-def _number(text: str) -> nodes.Number:
+def _number(text: str) -> data.Number:
     """Return the number of a text: with the text as the key, -0 and 0 are two numbers."""
-    return nodes.Number(float(text))
+    return data.Number(float(text))
 
 
 def _refuse_at(tree: ast.VectorSelector | ast.SubqueryExpr) -> None:
@@ -197,25 +197,25 @@ def _refuse_at(tree: ast.VectorSelector | ast.SubqueryExpr) -> None:
         raise _Refused("the @ modifier")
 
 
-def _selector(tree: ast.VectorSelector) -> nodes.Selector:
+def _selector(tree: ast.VectorSelector) -> data.Selector:
     _refuse_at(tree)
     if tree.matchers.or_matchers:
         raise _Refused("`or` between matchers")
-    matchers = [nodes.Matcher(m.name, _OPS[str(m.op)], m.value) for m in tree.matchers.matchers]
+    matchers = [data.Matcher(m.name, _OPS[str(m.op)], m.value) for m in tree.matchers.matchers]
     if tree.name is not None:
-        matchers.insert(0, nodes.Matcher(NAME, "=", tree.name))
+        matchers.insert(0, data.Matcher(NAME, "=", tree.name))
     for matcher in matchers:
         if matcher.op in ("=~", "!~"):
             _check_pattern(matcher.value)
-    return _only(nodes.Selector, tuple(matchers), _millis(tree.offset), str(tree) if tree.name is None else tree.name)
+    return _only(data.Selector, tuple(matchers), _millis(tree.offset), str(tree) if tree.name is None else tree.name)
 
 
-def _call(tree: ast.Call, parts: _Parts) -> nodes.Call:
+def _call(tree: ast.Call, parts: _Parts) -> data.Call:
     name = tree.func.name
     if name not in FUNCTIONS:
         raise _Refused(f"{name}()")
-    call = _only(nodes.Call, name, tuple(_node(arg, parts) for arg in tree.args))
-    strings = [arg.value for arg in call.args if isinstance(arg, nodes.String)]
+    call = _only(data.Call, name, tuple(_node(arg, parts) for arg in tree.args))
+    strings = [arg.value for arg in call.args if isinstance(arg, data.String)]
     if name == "label_replace":
         target, _, _, pattern = strings
         _check_label(target)
@@ -233,7 +233,7 @@ def _call(tree: ast.Call, parts: _Parts) -> nodes.Call:
     return call
 
 
-def _aggregate(tree: ast.AggregateExpr, parts: _Parts) -> nodes.Aggregate:
+def _aggregate(tree: ast.AggregateExpr, parts: _Parts) -> data.Aggregate:
     op = str(tree.op)
     if op not in AGGREGATIONS:
         raise _Refused(f"{op}()")
@@ -241,16 +241,16 @@ def _aggregate(tree: ast.AggregateExpr, parts: _Parts) -> nodes.Aggregate:
     labels = () if modifier is None else tuple(modifier.labels)
     without = modifier is not None and modifier.type == ast.AggModifierType.Without
     param = None if tree.param is None else _node(tree.param, parts)
-    if isinstance(param, nodes.String):
+    if isinstance(param, data.String):
         _check_label(param.value)
-    return _only(nodes.Aggregate, op, _node(tree.expr, parts), param, labels, without)
+    return _only(data.Aggregate, op, _node(tree.expr, parts), param, labels, without)
 
 
-def _binary(tree: ast.BinaryExpr, parts: _Parts) -> nodes.Binary:
+def _binary(tree: ast.BinaryExpr, parts: _Parts) -> data.Binary:
     op, modifier = str(tree.op), tree.modifier
     if op not in OPERATORS:
         raise _Refused(f"the operator {op}")
-    matching = nodes.Matching(on=False, labels=(), many="", include=())
+    matching = data.Matching(on=False, labels=(), many="", include=())
     if modifier is not None:
         if modifier.fill_values.lhs is not None or modifier.fill_values.rhs is not None:
             raise _Refused("fill()")
@@ -258,9 +258,9 @@ def _binary(tree: ast.BinaryExpr, parts: _Parts) -> nodes.Binary:
         on = labels is not None and labels.type == ast.LabelModifierType.Include
         names = () if labels is None else tuple(labels.labels)
         many, include = _MANY.get(str(modifier.card), ""), tuple(modifier.group_labels or ())
-        matching = nodes.Matching(on, names, many, include)
+        matching = data.Matching(on, names, many, include)
     return _only(
-        nodes.Binary,
+        data.Binary,
         op,
         _node(tree.lhs, parts),
         _node(tree.rhs, parts),
@@ -275,6 +275,6 @@ def _check_label(name: str) -> None:
 
 
 def _check_pattern(pattern: str) -> None:
-    refusal = nodes.refusal(pattern)
+    refusal = data.refusal(pattern)
     if refusal:
         raise _Refused(refusal)

@@ -11,17 +11,13 @@ from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.subjects import Floats, label_value
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import ITL, LATENCIES
+from diag.knowledge.signals import E2E, ITL, LATENCIES, TTFT
 from diag.ramp.steady import FEWEST_SCRAPES, Counted, steady_part
 from diag.sources.observation import Observation, SampleSource
 from diag.verify.load import IN_FLIGHT
 
 INSTANCE = ("instance",)
-HISTOGRAMS = {
-    "TTFT": ("vllm:time_to_first_token_seconds",),
-    "inter-token latency": ITL,
-    "end-to-end latency": ("vllm:e2e_request_latency_seconds",),
-}
+HISTOGRAMS = {"TTFT": TTFT, "inter-token latency": ITL, "end-to-end latency": E2E}
 SLOS = {"TTFT": "ttft_seconds", "inter-token latency": "itl_seconds", "end-to-end latency": "e2e_seconds"}
 CHANCE = 3
 """Fewer late or failed requests than this may be chance."""

@@ -17,6 +17,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.snapshot import ServerSnapshot
 from diag.knowledge.signals import (
     ITL,
+    TTFT,
     progress,
     requests_finished,
     requests_in_flight_peak,
@@ -137,7 +138,6 @@ class _Metric:
     quantile: float = 0.0
 
 
-TTFT = ("vllm:time_to_first_token_seconds",)
 E2E = "vllm:e2e_request_latency_seconds"
 E2E_MEAN = f"$end_to_end_seconds_total / (sum by ($by) (increase({E2E}_count[$window])) > 0)"
 METRICS = (

@@ -22,7 +22,7 @@ from support.timelines import LEAD, STEP, TIMES, Key, Series
 
 from diag import promql
 from diag.core.incident import seconds
-from diag.promql.samples import without_holes
+from diag.promql.data import without_holes
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from support.timelines import LEAD, STEP, Key, Series
 
 from diag.core.metric_families import Sample, families
 from diag.promql import STALE, Block, Labels, metric_names, parse
-from diag.promql.samples import Floats, Millis
+from diag.promql.data import Floats, Millis
 from diag.sources.recording.reader import read
 
 SECONDS = 86_400

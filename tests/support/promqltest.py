@@ -15,7 +15,7 @@ import numpy as np
 
 from diag.core.errors import QueryFailed, Unsupported
 from diag.promql import STALE, Block, Labels, Samples, Vector, evaluate, parse
-from diag.promql.nodes import Selector
+from diag.promql.data import Selector
 
 # Whole scripts about what is not evaluated. Prometheus answers the second one so only behind two feature flags.
 OUTSIDE = frozenset({"native_histograms.test", "type_and_unit.test"})

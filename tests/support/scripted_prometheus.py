@@ -17,7 +17,7 @@ from support.bad_servers import Reply, Request
 
 from diag.core.errors import DiagError
 from diag.promql import Evaluator, Vector, is_stale
-from diag.promql.nodes import Matcher
+from diag.promql.data import Matcher
 from diag.sources.recording.reader import read
 
 Document = dict[str, Any]

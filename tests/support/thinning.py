@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diag.promql import Block, Samples
-from diag.promql.samples import Millis
+from diag.promql.data import Millis
 from diag.sources.observation import Observation
 
 CADENCES = (2, 5, 10, 15, 30)

@@ -21,9 +21,8 @@ from diag.exporter.process.kernel import EVENTS
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Expression, parse
+from diag.promql.data import NAME, Selector
 from diag.promql.facts import selectors
-from diag.promql.nodes import Selector
-from diag.promql.samples import NAME
 from diag.report.coverage import sentences
 from diag.verify import changes, compare
 from diag.vllm.running_config import FLAGS

@@ -10,7 +10,7 @@ from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula, parts_first
 from diag.knowledge.signals import DECLARED
 from diag.knowledge.signals.expressions import SLOWEST_MEMBER
-from diag.promql import nodes
+from diag.promql import data as nodes
 
 MEMBERS = frozenset(("gpu", "engine", "rank", "pid", "port", "host", "peer"))
 """Labels that tell the members of a group apart."""

@@ -13,7 +13,7 @@ from support.timelines import HOSTS, LEAD, RECORDED, STEP, TIMES, recovered
 
 from diag import promql
 from diag.core.incident import seconds
-from diag.promql.samples import without_holes
+from diag.promql.data import without_holes
 
 COMPARED = re.compile(r"(?:last_over_time\()?([a-z_]+:[\w:]+)(?:\[\w+\]\))? (>=?|<=?) ([\d.e+-]+)")
 REMEMBERED = re.compile(r"unless last_over_time\(([\w:]+)\[(\w+)\]\)")

@@ -24,8 +24,8 @@ from diag.promql import (
     parser,
     pretty,
 )
+from diag.promql.data import compiled, fully_matches
 from diag.promql.evaluator import MOST_INSTANTS
-from diag.promql.nodes import compiled, fully_matches
 
 MINUTE = 60_000
 

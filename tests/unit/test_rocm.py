@@ -6,8 +6,8 @@ import pytest
 from support.paths import ROOT
 
 from diag.core.incident import Incident
-from diag.knowledge import rocm
 from diag.knowledge.catalog import load as incidents
+from diag.knowledge.platforms import incident_on_rocm, rocm_phrases
 from diag.vllm.gpus import visible_gpus
 from diag.vllm.running_config import ServerFacts, settle
 
@@ -22,13 +22,13 @@ def texts(incident: Incident) -> list[str]:
 
 @pytest.mark.parametrize("incident", incidents(), ids=lambda incident: incident.id)
 def test_no_text_names_a_tool_of_nvidia_on_rocm(incident: Incident) -> None:
-    left = {found for text in texts(rocm.incident_in_words(incident)) for found in NVIDIA.findall(text)}
+    left = {found for text in texts(incident_on_rocm(incident)) for found in NVIDIA.findall(text)}
     assert not left
 
 
 def test_every_phrase_is_in_some_text() -> None:
     everything = "\n".join(text for incident in incidents() for text in texts(incident))
-    assert not [phrase for part in rocm.table() for phrase in part if phrase not in everything]
+    assert not [phrase for part in rocm_phrases() for phrase in part if phrase not in everything]
 
 
 def test_a_runbook_lists_the_commands_of_rocm() -> None:

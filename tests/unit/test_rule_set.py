@@ -23,7 +23,7 @@ from diag.knowledge import signals
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction, formula, rule_set
 from diag.knowledge.signals import DECLARED
-from diag.promql import nodes
+from diag.promql import data as nodes
 from diag.promql.facts import output_labels
 
 ENGINE = ("instance", "engine")

@@ -1,24 +1,12 @@
 """The scheduler admits no request: the one at the head of the queue does not fit the KV cache, even an empty one."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
-from diag.knowledge.shared_fixes import (
-    MORE_KV_CAPACITY,
-    NO_LONG_PREFILL,
-    NOT_ASLEEP,
-    NOT_CHANGING,
-    NOT_PAUSED,
-    SAVE_STACKS,
-)
-from diag.signals import (
-    kv_cache_usage_peak,
-    longest_that_is_admitted,
-    not_set,
-    requests_not_admitted,
-)
+from diag.knowledge import shared_fixes
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 HEAD_OF_THE_QUEUE = "https://github.com/vllm-project/vllm/issues/39734"
-NOT_ADMITTED = requests_not_admitted.at_least(
+NOT_ADMITTED = signals.requests_not_admitted.at_least(
     1, measured("8 requests waited and none ran until the long prompt was given up", "admission_deadlock")
 )
 
@@ -38,12 +26,12 @@ incident = Incident(
     impact="every request waits, none gets a token, and /health answers 200",
     symptoms=(NOT_ADMITTED,),
     supports=(
-        kv_cache_usage_peak.below(
+        signals.kv_cache_usage_peak.below(
             0.5, reported("0 % for 9 minutes, with 5 or 6 requests waiting", f"{HEAD_OF_THE_QUEUE[:-5]}45414")
         ),
     ),
     looks_like=(
-        NOT_ASLEEP,
+        shared_fixes.NOT_ASLEEP,
         LookAlike(
             "engine_stalled",
             distinguish="Requests run, or a process of the engine is stopped: the engine hangs within a step.",
@@ -51,7 +39,7 @@ incident = Incident(
         LookAlike(
             "prefill_decode_contention",
             distinguish="A step with a very long prefill stops the gauges while it lasts. It ends by itself.",
-            requires=NO_LONG_PREFILL,
+            requires=shared_fixes.NO_LONG_PREFILL,
         ),
         LookAlike(
             "queue_saturation",
@@ -64,23 +52,22 @@ incident = Incident(
             "a grammar or a LoRA slot, not for the KV cache.",
             refuted_by=NOT_ADMITTED,
         ),
-        NOT_PAUSED,
-        NOT_CHANGING,
+        shared_fixes.NOT_PAUSED,
+        shared_fixes.NOT_CHANGING,
     ),
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Drop the request at the head of the queue: let its client or the gateway give it up, which aborts "
             "it. It is the one that has waited longest.",
             effect="all other requests are admitted at once",
-            restart=False,
             while_it_lasts=True,
             why=measured("its client gave up after 50 s, and the queue moved within a second", "admission_deadlock"),
         ),
-        SAVE_STACKS,
+        shared_fixes.SAVE_STACKS,
         Fix(
             flag="--max-model-len",
-            value=longest_that_is_admitted,
+            value=signals.longest_that_is_admitted,
             direction="lower",
             change="Accept no request that the KV cache cannot hold: longer ones are refused with HTTP 400.",
             effect="a request that is too long gets an error instead of blocking the queue",
@@ -94,12 +81,12 @@ incident = Incident(
             change="Admit a prompt by its first chunk. It helps where the model has layers that never hold the whole "
             "prompt, such as sliding windows; a prompt that exceeds the KV cache does not run with it either.",
             effect="long prompts that fit chunk by chunk are admitted",
-            only_if=(not_set("no_scheduler_reserve_full_isl"),),
+            only_if=(signals.not_set("no_scheduler_reserve_full_isl"),),
             risk="more requests are admitted than fit to their end: preemptions may rise",
             rollback="remove the flag",
             why=reported("the workaround for the deadlock of a model with sliding windows", HEAD_OF_THE_QUEUE),
         ),
-        *MORE_KV_CAPACITY,
+        *shared_fixes.MORE_KV_CAPACITY,
     ),
     operations=("drain", "restart"),
     mitigate=(

@@ -1,19 +1,12 @@
 """The API server is the bottleneck: one Python process uses a full CPU core while the engine has time to spare."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import (
-    api_server_cores,
-    api_servers_needed,
-    front_end_share,
-    queue_time_share,
-    tokens_in_100_ms,
-    utilization,
-)
 
 SCALE_OUT = "https://docs.vllm.ai/en/latest/configuration/optimization/"
 CASE = "https://github.com/vllm-project/vllm/issues/4806"
 
-FULL_CORE = api_server_cores.at_least(0.9, documented("one Python process computes on one core", SCALE_OUT))
+FULL_CORE = signals.api_server_cores.at_least(0.9, documented("one Python process computes on one core", SCALE_OUT))
 incident = Incident(
     id="api_server_bound",
     title="API server CPU-bound",
@@ -28,14 +21,16 @@ incident = Incident(
     impact="TTFT rises and streams stutter although the GPU has capacity to spare",
     symptoms=(
         FULL_CORE,
-        front_end_share.above(0.3, measured("at most 6 % on every server that is not CPU-bound", "api_server_bound")),
+        signals.front_end_share.above(
+            0.3, measured("at most 6 % on every server that is not CPU-bound", "api_server_bound")
+        ),
     ),
-    supports=(utilization.below(0.8, reported("100 % of a core with GPU utilisation at 60-75 %", CASE)),),
+    supports=(signals.utilization.below(0.8, reported("100 % of a core with GPU utilisation at 60-75 %", CASE)),),
     looks_like=(
         LookAlike(
             "queue_saturation",
             distinguish="Requests queue inside the engine.",
-            requires=queue_time_share.below(
+            requires=signals.queue_time_share.below(
                 0.25, judged("requests that queue in the engine are not held up by the API server")
             ),
         ),
@@ -52,7 +47,7 @@ incident = Incident(
     fixes=(
         Fix(
             flag="--api-server-count",
-            value=api_servers_needed,
+            value=signals.api_servers_needed,
             least=2,
             direction="raise",
             change="Run this number of API servers in front of the engine, with `vllm serve`; each needs a core of "
@@ -65,7 +60,7 @@ incident = Incident(
         ),
         Fix(
             flag="--stream-interval",
-            value=tokens_in_100_ms,
+            value=signals.tokens_in_100_ms,
             least=2,
             most=16,
             direction="raise",

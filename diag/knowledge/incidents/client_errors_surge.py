@@ -1,7 +1,7 @@
 """Many requests are refused with HTTP 4xx all at once, on a server that refused few before."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.signals import refused_growth, refused_share, sign_of_refusing
 
 incident = Incident(
     id="client_errors_surge",
@@ -16,10 +16,12 @@ incident = Incident(
     """,
     impact="the affected clients get HTTP 4xx instead of an answer; other clients notice nothing",
     symptoms=(
-        refused_share.above(0.2, measured("56 % in a wave of too long prompts, 1 % before it", "client_errors_surge")),
-        refused_growth.above(10, judged("a steady share of client errors is no news")),
+        signals.refused_share.above(
+            0.2, measured("56 % in a wave of too long prompts, 1 % before it", "client_errors_surge")
+        ),
+        signals.refused_growth.above(10, judged("a steady share of client errors is no news")),
     ),
-    sign=sign_of_refusing,
+    sign=signals.sign_of_refusing,
     looks_like=(
         LookAlike("requests_failing", distinguish="HTTP 5xx are errors of the server."),
         LookAlike(
@@ -27,19 +29,17 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Look at the status of these answers in the access log: 400 is a prompt that is too long or a "
             "parameter or schema that is invalid, 401 a wrong API key, 404 a model or an adapter that is not served.",
             command='grep -oE \'"POST [^"]*" 4[0-9][0-9]\' {log} | sort | uniq -c | sort -rn',
             effect="the kind of client error is known",
-            restart=False,
             why=judged("the metric groups all client errors as 4xx; the access log has the status"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Ask the clients that send these requests, or undo the change on the server (model name, "
             "adapters, --max-model-len, API key) that the wave began with.",
             effect="the share of client errors falls",
-            restart=False,
             why=judged("a wave that begins suddenly follows a change"),
         ),
     ),

@@ -1,11 +1,11 @@
 """Kernels or graphs are compiled while requests are served, and every stream waits for the compiler."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, reported
-from diag.signals import compiled_recently, stream_pauses
 
 CASE = "https://github.com/vllm-project/vllm/issues/48752"
 
-PAUSES = stream_pauses.at_least(1, judged("a compilation that pauses no stream harms no user"))
+PAUSES = signals.stream_pauses.at_least(1, judged("a compilation that pauses no stream harms no user"))
 incident = Incident(
     id="compiling_while_serving",
     title="Compilation while serving",
@@ -17,7 +17,7 @@ incident = Incident(
         again after each restart where the cache is not kept.
     """,
     impact="all running streams pause while the compiler runs",
-    symptoms=(compiled_recently.at_least(1, reported("vLLM warns of it in its log", CASE)), PAUSES),
+    symptoms=(signals.compiled_recently.at_least(1, reported("vLLM warns of it in its log", CASE)), PAUSES),
     looks_like=(
         LookAlike("startup_slow", distinguish="A start compiles too, before the server is ready: that is not counted."),
         LookAlike("prefill_decode_contention", distinguish="A long prompt accounts for each pause."),
@@ -25,20 +25,18 @@ incident = Incident(
     ),
     explains=("contract_breached",),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Keep the caches of the compilers (~/.cache/vllm, ~/.triton/cache) on a volume that outlives the "
             "container.",
             effect="each shape is compiled once, not after every restart",
-            restart=False,
             why=reported(
                 "a cold cache takes 222.8 s, a warm one 53.4 s", "https://github.com/vllm-project/vllm/issues/52682"
             ),
         ),
-        Fix(
+        Fix.without_restart(
             change="Before a new server gets traffic, send it what clients will send: short and long prompts, several "
             "at a time, each sampling option in use.",
             effect="the log reports no compilation while users wait",
-            restart=False,
             why=judged("the server compiles each kernel once"),
         ),
     ),

@@ -1,18 +1,7 @@
 """The latency SLO is violated, for any cause: the alert that pages."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged
-from diag.signals import (
-    FAST_BURN,
-    NEAR_BANDWIDTH,
-    NEAR_COMPUTE,
-    SLOW_BURN,
-    SPENDS_BUDGET_FAST,
-    balanced,
-    budget_spent_early,
-    error_budget_burn_rate,
-    requests_running,
-    waiting_share,
-)
 
 incident = Incident(
     id="contract_breached",
@@ -20,20 +9,20 @@ incident = Incident(
     severity="critical",
     per=("instance", "engine"),
     hold="2m",
-    burns=(FAST_BURN, SLOW_BURN),
+    burns=(signals.FAST_BURN, signals.SLOW_BURN),
     cause="""
         TTFT, inter-token latency or end-to-end latency misses the SLO of diag.toml so often that the monthly error
         budget is exhausted within days. This incident states the impact on users, not its cause: the cause is another
         incident, or more load than the server was sized for.
     """,
     impact="more responses miss the latency SLO than the objective allows",
-    symptoms=(error_budget_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),),
+    symptoms=(signals.error_budget_burn_rate.above(signals.FAST_BURN.factor, signals.SPENDS_BUDGET_FAST),),
     supports=(
-        budget_spent_early,
-        waiting_share.above(0.33, judged("a high share means that TTFT is queue time, not computation")),
-        requests_running.at_least(1, judged("the engine is processing requests")),
-        NEAR_BANDWIDTH,
-        NEAR_COMPUTE,
+        signals.budget_spent_early,
+        signals.waiting_share.above(0.33, judged("a high share means that TTFT is queue time, not computation")),
+        signals.requests_running.at_least(1, judged("the engine is processing requests")),
+        signals.NEAR_BANDWIDTH,
+        signals.NEAR_COMPUTE,
     ),
     looks_like=(
         LookAlike(
@@ -43,18 +32,16 @@ incident = Incident(
         LookAlike("queue_saturation", distinguish="Queue time is what is long: it is a cause of the violation."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Add a replica or divert part of the traffic: where nothing else is wrong, the load exceeds what "
             "the server can serve within the SLO.",
             effect="the share of late responses falls",
-            only_if=(balanced,),
-            restart=False,
+            only_if=(signals.balanced,),
             why=judged("a server at its capacity limit gets slower for all requests"),
         ),
-        Fix(
+        Fix.without_restart(
             change="If no user complains, the SLO is stricter than users expect: set it in diag.toml.",
             effect="the error budget is computed against the real SLO",
-            restart=False,
             why=judged("an alert without any action is noise"),
         ),
     ),

@@ -1,8 +1,8 @@
 """The server exits again and again without being stopped."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import READ_LOG
-from diag.signals import crashes_in_a_row, last_start_failed, not_quoted, quoted_error, sign_of_crash
+from diag.knowledge import shared_fixes
 
 CRASH_LOOP = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#restart-policy"
 
@@ -22,7 +22,7 @@ incident = Incident(
     """,
     impact="the server comes back for moments or not at all, and loses all its requests each time",
     symptoms=(
-        crashes_in_a_row.at_least(
+        signals.crashes_in_a_row.at_least(
             3,
             judged("one crash may be chance and a second one its echo; Kubernetes, too, counts until ten good minutes"),
         ),
@@ -33,15 +33,15 @@ incident = Incident(
         LookAlike("engine_dead", distinguish="It stays down: nothing starts it again."),
     ),
     explains=("startup_failed", "server_crashed", "engine_dead", "engine_stalled", "contract_breached"),
-    sign=sign_of_crash,
-    quotes=quoted_error,
+    sign=signals.sign_of_crash,
+    quotes=signals.quoted_error,
     lints=True,
     fixes=(
-        *READ_LOG,
+        *shared_fixes.READ_LOG,
         Fix(
             change="Correct what the error names and start the server once; `diag doctor --log` follows the start.",
             effect="the start-up phases complete, and the server serves for longer than ten minutes",
-            only_if=(not_quoted.at_most(0, judged("the log names an error to correct")),),
+            only_if=(signals.not_quoted.at_most(0, judged("the log names an error to correct")),),
             why=judged("a start that failed three times in a row fails again"),
         ),
         Fix(
@@ -49,15 +49,14 @@ incident = Incident(
             "Liveness probe failed, Startup probe failed or OOMKilled. Let the startupProbe wait longer, or give the "
             "host more memory.",
             effect="the start runs to its end",
-            only_if=(not_quoted.at_least(1, judged("a kill from outside leaves no error in the log")),),
+            only_if=(signals.not_quoted.at_least(1, judged("a kill from outside leaves no error in the log")),),
             why=documented("the kubelet restarts a container whose probe fails, with a growing delay", CRASH_LOOP),
         ),
-        Fix(
+        Fix.without_restart(
             change="If it serves before it crashes, hold back the clients and let them in one by one: a single request "
             "may be what ends the engine.",
             effect="the server serves for longer than ten minutes",
-            restart=False,
-            only_if=(last_start_failed.at_most(0, judged("a start that fails has met no request")),),
+            only_if=(signals.last_start_failed.at_most(0, judged("a start that fails has met no request")),),
             why=judged("if a server starts well and crashes later, its load is the cause"),
         ),
     ),

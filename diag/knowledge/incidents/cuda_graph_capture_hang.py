@@ -1,16 +1,8 @@
 """CUDA-graph capture never finishes: the port stays closed, so only the log and the GPUs show it."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import SAVE_STACKS
-from diag.signals import (
-    in_graph_capture,
-    not_set,
-    nvlinks,
-    processes_still_running,
-    ranks,
-    ranks_out_of_step,
-    time_without_startup_progress,
-)
+from diag.knowledge import shared_fixes
 
 GRAPHS = "https://docs.vllm.ai/en/latest/design/cuda_graphs.html"
 CAT_430 = "https://github.com/1CatAI/1Cat-vLLM/issues/430"
@@ -27,20 +19,22 @@ incident = Incident(
     """,
     impact="the server never becomes ready, and a restart hangs at the same point",
     symptoms=(
-        in_graph_capture.at_least(
+        signals.in_graph_capture.at_least(
             1, documented("the phase ends with the log line 'Graph capturing finished in'", GRAPHS)
         ),
-        time_without_startup_progress.above(300, judged("a capture takes from seconds to 2.5 minutes")),
+        signals.time_without_startup_progress.above(300, judged("a capture takes from seconds to 2.5 minutes")),
     ),
     supports=(
-        ranks.above(1, judged("most hangs are in a collective, which needs several ranks")),
-        ranks_out_of_step.at_least(1, reported("a capture hung for 45 minutes at full GPU utilisation", CAT_430)),
+        signals.ranks.above(1, judged("most hangs are in a collective, which needs several ranks")),
+        signals.ranks_out_of_step.at_least(
+            1, reported("a capture hung for 45 minutes at full GPU utilisation", CAT_430)
+        ),
     ),
     looks_like=(
         LookAlike(
             "startup_failed",
             distinguish="The process has exited.",
-            requires=processes_still_running.at_least(1, judged("a process that has exited no longer hangs")),
+            requires=signals.processes_still_running.at_least(1, judged("a process that has exited no longer hangs")),
         ),
         LookAlike(
             "startup_slow",
@@ -50,16 +44,16 @@ incident = Incident(
     ),
     explains=("startup_slow",),
     fixes=(
-        SAVE_STACKS,
+        shared_fixes.SAVE_STACKS,
         Fix(
             flag="--disable-custom-all-reduce",
             value="",
             change="With tensor parallelism over PCIe, let NCCL do the all-reduce.",
             effect="the capture finishes within minutes",
             only_if=(
-                ranks.above(1, judged("a single rank has no collectives")),
-                nvlinks.at_most(0, judged("the custom all-reduce kernel is made for NVLink")),
-                not_set("disable_custom_all_reduce"),
+                signals.ranks.above(1, judged("a single rank has no collectives")),
+                signals.nvlinks.at_most(0, judged("the custom all-reduce kernel is made for NVLink")),
+                signals.not_set("disable_custom_all_reduce"),
             ),
             risk="latency at small batch sizes rises by a few percent",
             rollback="remove the flag",
@@ -80,7 +74,7 @@ incident = Incident(
             value="",
             change="To prove that graph capture is the cause, start without CUDA graphs.",
             effect="the server becomes ready",
-            only_if=(not_set("enforce_eager"),),
+            only_if=(signals.not_set("enforce_eager"),),
             risk="throughput falls by 10 to 20 %, at small batch sizes by up to half",
             rollback="remove the flag",
             why=documented("no CUDA graphs are captured", GRAPHS),

@@ -1,16 +1,8 @@
 """The data-parallel engines of a server wait for each other: some hold requests, and none makes progress."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import LET_GO_ON, NO_LONG_PREFILL, NOT_CHANGING, NOT_HALTED, NOT_PAUSED, SAVE_STACKS
-from diag.signals import (
-    engines,
-    engines_missing,
-    infiniband_link_errors,
-    infiniband_ports_down,
-    nccl_ranks_missing,
-    requests_running,
-    requests_stuck_on_all_engines,
-)
+from diag.knowledge import shared_fixes
 
 DATA_PARALLEL = "https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/"
 RAS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/ras.html"
@@ -33,17 +25,19 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token, on all engines of this server",
     symptoms=(
-        requests_stuck_on_all_engines.at_least(
+        signals.requests_stuck_on_all_engines.at_least(
             1, reported("one rank holds requests, its peers none, and no token is processed until a restart", DRIFT)
         ),
-        engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
-        requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
+        signals.engines.at_least(2, documented("a single engine waits for no peer", DATA_PARALLEL)),
+        signals.requests_running.above(0, judged("requests that are not admitted wait for memory, not for a peer")),
     ),
     supports=(
-        nccl_ranks_missing.at_least(1, documented("NCCL names the process that has not entered a collective", RAS)),
-        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
-        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
-        engines_missing.at_least(
+        signals.nccl_ranks_missing.at_least(
+            1, documented("NCCL names the process that has not entered a collective", RAS)
+        ),
+        signals.infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        signals.infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        signals.engines_missing.at_least(
             1,
             reported(
                 "the peers of a missing rank busy-wait in their collective, and it uses no CPU itself",
@@ -61,25 +55,25 @@ incident = Incident(
             "tp_communication_stall",
             distinguish="A rank within one engine is missing; its peers are the ranks of the same engine.",
         ),
-        NOT_PAUSED,
-        NOT_CHANGING,
+        shared_fixes.NOT_PAUSED,
+        shared_fixes.NOT_CHANGING,
         LookAlike("engine_dead", distinguish="An engine process has ended; the API server shuts down after it."),
         LookAlike(
             "prefill_decode_contention",
             distinguish="All engines wait for the one that is in a step with a very long prefill. It ends by itself.",
-            requires=NO_LONG_PREFILL,
+            requires=shared_fixes.NO_LONG_PREFILL,
         ),
         LookAlike("admission_deadlock", distinguish="Requests wait and none runs: the scheduler does not admit them."),
     ),
     explains=("engine_stalled", "queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "contract_breached"),
     fixes=(
-        *LET_GO_ON,
-        SAVE_STACKS,
+        *shared_fixes.LET_GO_ON,
+        shared_fixes.SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart all of its engines together: one that is restarted "
             "alone does not join the collectives of the others.",
             effect="tokens are generated again; requests in flight are lost",
-            only_if=NOT_HALTED,
+            only_if=shared_fixes.NOT_HALTED,
             while_it_lasts=True,
             why=judged("no setting of a running server lets an engine catch up with its peers"),
         ),
@@ -87,7 +81,7 @@ incident = Incident(
             change="If it recurs, upgrade vLLM, and until then keep every engine busy or use fewer engines: it begins "
             "when an engine has no request while its peers do.",
             effect="no engine skips a collective",
-            only_if=NOT_HALTED,
+            only_if=shared_fixes.NOT_HALTED,
             why=reported("an engine that schedules no token returns without the collective", DRIFT),
         ),
     ),

@@ -1,9 +1,7 @@
 """The number of data-parallel engines is being changed: requests are answered with HTTP 503 until it is done."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.signals.planned import LONGEST_SCALING
-from diag.signals import elastic_scaling as scaling
-from diag.signals import scaling_time
 
 DEPLOYMENT = "https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/"
 RFC = "https://github.com/vllm-project/vllm/issues/20323"
@@ -23,28 +21,31 @@ incident = Incident(
         counters of the page begin at 0.
     """,
     impact="requests get HTTP 503 or stand still for the time of the switch",
-    symptoms=(scaling.at_least(1, documented("the engines log the beginning, the API server the end", DEPLOYMENT)),),
+    symptoms=(
+        signals.elastic_scaling.at_least(
+            1, documented("the engines log the beginning, the API server the end", DEPLOYMENT)
+        ),
+    ),
     looks_like=(
         LookAlike(
             "engine_dead",
             distinguish="No scaling is under way, or it has not ended for "
-            f"{LONGEST_SCALING // 60} min: the server will not answer by itself.",
+            f"{signals.LONGEST_SCALING // 60} min: the server will not answer by itself.",
         ),
         LookAlike("data_parallel_lockstep", distinguish="The engines stand still, and no scaling is under way."),
     ),
     explains=("replicas_unbalanced", "requests_failing", "contract_breached"),
-    began=scaling_time,
+    began=signals.scaling_time,
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Send requests to another replica until the server answers again: during the switch POST "
             "/is_scaling_elastic_ep gets HTTP 503 like every request, after it false.",
             effect="requests are answered again, by the new number of engines",
-            restart=False,
             why=documented("the server refuses requests with HTTP 503 while it switches", RFC),
         ),
         Fix(
-            change=f"If it has not ended after {LONGEST_SCALING // 60} min, read `[Elastic EP]` in the log: the last "
-            "line names the step that does not end, `Scale failed` why. Then restart the server with the new "
+            change=f"If it has not ended after {signals.LONGEST_SCALING // 60} min, read `[Elastic EP]` in the log: "
+            "the last line names the step that does not end, `Scale failed` why. Then restart the server with the new "
             "--data-parallel-size.",
             effect="the step that hangs is known, and the server serves again",
             why=judged("a group of ranks that did not switch as a whole does not recover"),

@@ -1,21 +1,8 @@
 """The server no longer responds, or its engine has died while /metrics still responds."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import LET_GO_ON, READ_LOG
-from diag.signals import (
-    crashed_lately,
-    elastic_scaling,
-    engine_dead_by_health,
-    engine_death_logged,
-    engine_process_missing,
-    engines_lost,
-    evidence_of_death,
-    quoted_error,
-    sign_of_death,
-    signs_of_life,
-    start_under_way,
-    successful_scrapes,
-)
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="engine_dead",
@@ -33,8 +20,10 @@ incident = Incident(
     """,
     impact="every request fails",
     symptoms=(
-        evidence_of_death.at_least(1, measured("after the kill of the engine each of the three shows", "engine_dead")),
-        signs_of_life.at_most(
+        signals.evidence_of_death.at_least(
+            1, measured("after the kill of the engine each of the three shows", "engine_dead")
+        ),
+        signals.signs_of_life.at_most(
             0,
             documented(
                 "an engine that generates tokens, or whose /health answers 200, is alive; a requested stop is no crash",
@@ -43,37 +32,41 @@ incident = Incident(
         ),
     ),
     supports=(
-        successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),
-        engine_dead_by_health.at_least(
+        signals.successful_scrapes.at_most(0, measured("every scrape after the kill was refused", "engine_dead")),
+        signals.engine_dead_by_health.at_least(
             1, measured("vLLM answers /health with 503 for a dead engine alone", "engine_dead_page_lives")
         ),
-        engine_death_logged.at_least(1, measured("the API server logs EngineDeadError", "engine_dead")),
-        engines_lost.at_least(1, judged("the API server fails all requests once one of its engines is gone")),
-        engine_process_missing.at_least(1, judged("a server without an engine process cannot serve any request")),
+        signals.engine_death_logged.at_least(1, measured("the API server logs EngineDeadError", "engine_dead")),
+        signals.engines_lost.at_least(1, judged("the API server fails all requests once one of its engines is gone")),
+        signals.engine_process_missing.at_least(
+            1, judged("a server without an engine process cannot serve any request")
+        ),
     ),
     looks_like=(
         LookAlike(
             "startup_slow",
             distinguish="A start is under way, however long it takes: the log or the process table shows it.",
-            requires=start_under_way.at_most(0, judged("a server that is being started comes back by itself")),
+            requires=signals.start_under_way.at_most(0, judged("a server that is being started comes back by itself")),
         ),
         LookAlike(
             "elastic_scaling",
             distinguish="While the number of engines changes, /metrics and /health answer HTTP 503 as well. Only the "
             "server's log or such an answer shows it: Prometheus keeps no status of a failed scrape.",
-            requires=elastic_scaling.at_most(0, judged("a server that scales answers again when it has switched")),
+            requires=signals.elastic_scaling.at_most(
+                0, judged("a server that scales answers again when it has switched")
+            ),
         ),
         LookAlike("engine_stalled", distinguish="/metrics keeps answering, and the engine process is there."),
         LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state shows the sleep."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
-    crash=crashed_lately.at_least(1, judged("a server that was restarted on purpose did not crash before")),
+    crash=signals.crashed_lately.at_least(1, judged("a server that was restarted on purpose did not crash before")),
     explains=("data_parallel_lockstep", "engine_stalled", "requests_aborted", "requests_failing", "contract_breached"),
-    sign=sign_of_death,
-    quotes=quoted_error,
+    sign=signals.sign_of_death,
+    quotes=signals.quoted_error,
     fixes=(
-        *LET_GO_ON,
-        *READ_LOG,
+        *shared_fixes.LET_GO_ON,
+        *shared_fixes.READ_LOG,
         Fix(
             change="Restart the server, and have the platform do so next time (a livenessProbe; Restart=always, since "
             "vLLM may exit with status 0).",

@@ -1,14 +1,14 @@
 """The engine's program failed on its device: a CUDA error, or a collective of the ranks that timed out."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import READ_DUMPS, READ_LOG, TROUBLESHOOTING
-from diag.signals import device_fault, logged, quoted_error, tokens_or_shutdown
+from diag.knowledge import shared_fixes
 
 CASE = "https://github.com/vllm-project/vllm/issues/40756"
 SAID = judged("the line in the log decides which of these cases it is")
-CUDA = (logged("cuda_error").at_least(1, SAID),)
-COLLECTIVE = (logged("nccl_timeout").at_least(1, SAID),)
-ALL_TO_ALL = (logged("all_to_all_timeout").at_least(1, SAID),)
+CUDA = (signals.logged("cuda_error").at_least(1, SAID),)
+COLLECTIVE = (signals.logged("nccl_timeout").at_least(1, SAID),)
+ALL_TO_ALL = (signals.logged("all_to_all_timeout").at_least(1, SAID),)
 DEEPEP = "https://github.com/vllm-project/vllm/issues/46509"
 
 incident = Incident(
@@ -28,8 +28,8 @@ incident = Incident(
     """,
     impact="all requests of this engine fail",
     symptoms=(
-        device_fault.at_least(1, reported("an illegal memory access ended the engine", CASE)),
-        tokens_or_shutdown.at_most(
+        signals.device_fault.at_least(1, reported("an illegal memory access ended the engine", CASE)),
+        signals.tokens_or_shutdown.at_most(
             0, judged("an engine that generates tokens is alive; a requested shutdown is no fault")
         ),
     ),
@@ -42,37 +42,34 @@ incident = Incident(
         LookAlike("startup_failed", distinguish="The error ended a start, not a server at work."),
     ),
     explains=("engine_dead", "engine_stalled", "crash_loop", "contract_breached"),
-    quotes=quoted_error,
+    quotes=signals.quoted_error,
     fixes=(
-        *READ_LOG,
-        READ_DUMPS,
+        *shared_fixes.READ_LOG,
+        shared_fixes.READ_DUMPS,
         Fix(
             change="Restart the server; if it fails again, look for the request that it was working on.",
             effect="/metrics answers again and tokens are generated",
             why=judged("a device that failed so works again for a new process"),
         ),
-        Fix(
+        Fix.without_restart(
             change="If it happens again, start a spare server with CUDA_LAUNCH_BLOCKING=1 and --enforce-eager, and "
             "send it the same requests.",
             effect="the traceback names the operation that fails, not a later one",
             only_if=CUDA,
-            restart=False,
-            why=documented("it makes every kernel launch wait", TROUBLESHOOTING),
+            why=documented("it makes every kernel launch wait", shared_fixes.TROUBLESHOOTING),
         ),
-        Fix(
+        Fix.without_restart(
             change="If it happens again, start a spare server with NCCL_DEBUG=TRACE, and send it the same load.",
             effect="the log names the rank that did not arrive, and its link",
             only_if=COLLECTIVE,
-            restart=False,
-            why=documented("the vendor's and vLLM's guide ask for it", TROUBLESHOOTING),
+            why=documented("the vendor's and vLLM's guide ask for it", shared_fixes.TROUBLESHOOTING),
         ),
-        Fix(
+        Fix.without_restart(
             change="Find the rank that the all-to-all of the experts waited for: in vLLM's `Mask: [...]` it is the one "
             "that differs, in DeepEP's lines the rank that does not print `timeout` while its peers do. Compare its "
             "log and its host with the others: a kernel that compiles for minutes, a slow disk, a dead process.",
             effect="the rank that lagged, and what it did meanwhile, is known",
             only_if=ALL_TO_ALL,
-            restart=False,
             why=reported("every rank but the cause times out in the barrier of DeepEP", DEEPEP),
         ),
         Fix(
@@ -85,10 +82,9 @@ incident = Incident(
             rollback="the former --all2all-backend",
             why=reported("RDMA between nodes failed, and each dispatch timed out", DEEPEP),
         ),
-        Fix(
+        Fix.without_restart(
             change="Run the vendor's diagnostics (dcgmi diag -r 3) if other models or requests fail on this GPU too.",
             effect="the result distinguishes a hardware fault from a software error",
-            restart=False,
             why=judged("the same error on the same GPU with different programs is a hardware error"),
         ),
     ),

@@ -1,12 +1,12 @@
 """An engine process has outlived its API server: no request reaches it, and it keeps its memory."""
 
+from diag import signals
 from diag.incident import Effect, Fix, Incident, LookAlike, judged
-from diag.signals import gpu_memory_of_orphans, orphaned_engines, server_left_orphans
 
-ORPHANED = orphaned_engines.at_least(
+ORPHANED = signals.orphaned_engines.at_least(
     1, judged("the kernel gives the children of a killed process to another parent; it ends none of them")
 )
-SERVER_ENDED = server_left_orphans.at_least(1, judged("without an API server every request fails"))
+SERVER_ENDED = signals.server_left_orphans.at_least(1, judged("without an API server every request fails"))
 
 incident = Incident(
     id="engine_orphaned",
@@ -25,7 +25,7 @@ incident = Incident(
     impact="no request reaches this engine, and the GPU memory that it holds is missing at the next start",
     symptoms=(ORPHANED,),
     supports=(
-        gpu_memory_of_orphans.above(0, judged("NVML names the processes that hold a GPU's memory")),
+        signals.gpu_memory_of_orphans.above(0, judged("NVML names the processes that hold a GPU's memory")),
         SERVER_ENDED,
     ),
     looks_like=(
@@ -40,12 +40,11 @@ incident = Incident(
     explains=("gpu_out_of_memory", "gpu_memory_contended", "requests_aborted", "contract_breached"),
     may_explain=(Effect("engine_dead", where=(SERVER_ENDED,)),),  # an orphan of an earlier server explains no death
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="kill {pid}   # on {host}; kill -9 if it is still there after 10 s",
             change="End the engine process that was left behind; then start the server again.",
             effect="its GPU memory is free, and the server can start",
             only_if=(ORPHANED,),
-            restart=False,
             while_it_lasts=True,
             why=judged("vLLM's engine ends on SIGTERM, unless it hangs in a kernel of the GPU"),
         ),

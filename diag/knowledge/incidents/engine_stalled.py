@@ -1,22 +1,8 @@
 """Requests are in flight and the engine makes no progress, or one of its processes is stopped."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.knowledge.shared_fixes import (
-    LET_GO_ON,
-    NO_LONG_PREFILL,
-    NOT_ASLEEP,
-    NOT_CHANGING,
-    NOT_HALTED,
-    NOT_PAUSED,
-    SAVE_STACKS,
-    STACK_TRACES,
-)
-from diag.signals import (
-    progress,
-    requests_not_admitted,
-    requests_without_progress,
-    stalled,
-)
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="engine_stalled",
@@ -33,7 +19,7 @@ incident = Incident(
     """,
     impact="every stream hangs and no new request gets a token",
     symptoms=(
-        stalled.at_least(
+        signals.stalled.at_least(
             1,
             measured(
                 "no progress for 30 s with two or more requests in flight, or pauses of over 40 s that no prefill or "
@@ -42,18 +28,20 @@ incident = Incident(
             ),
         ),
     ),
-    supports=(requests_without_progress.at_least(1, measured("no token was processed for 42 s", "engine_stalled")),),
+    supports=(
+        signals.requests_without_progress.at_least(1, measured("no token was processed for 42 s", "engine_stalled")),
+    ),
     looks_like=(
         LookAlike(
             "admission_deadlock",
             distinguish="Requests wait and none runs: the engine is healthy, and its scheduler admits no request.",
-            requires=requests_not_admitted.at_most(
+            requires=signals.requests_not_admitted.at_most(
                 0, measured("5 requests ran when the engine stopped", "engine_stalled")
             ),
         ),
-        NOT_ASLEEP,
-        NOT_PAUSED,
-        NOT_CHANGING,
+        shared_fixes.NOT_ASLEEP,
+        shared_fixes.NOT_PAUSED,
+        shared_fixes.NOT_CHANGING,
         LookAlike(
             "tp_communication_stall",
             distinguish="vLLM's metrics look the same. The distinguishing signs are one worker without CPU time, a "
@@ -63,24 +51,27 @@ incident = Incident(
             "prefill_decode_contention",
             distinguish="A step with a very long prefill looks the same while it lasts. It ends by itself, and its "
             "prompt is booked.",
-            requires=NO_LONG_PREFILL,
+            requires=shared_fixes.NO_LONG_PREFILL,
         ),
         LookAlike("engine_dead", distinguish="/metrics itself no longer answers."),
         LookAlike("queue_saturation", distinguish="Requests queue too, but tokens are generated."),
     ),
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
-        *LET_GO_ON,
-        SAVE_STACKS,
+        *shared_fixes.LET_GO_ON,
+        shared_fixes.SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "
             "itself, unless the process was merely stopped.",
             effect="tokens are generated again; requests in flight are lost",
-            only_if=(*NOT_HALTED, progress.at_most(0, judged("an engine that makes progress again needs no restart"))),
+            only_if=(
+                *shared_fixes.NOT_HALTED,
+                signals.progress.at_most(0, judged("an engine that makes progress again needs no restart")),
+            ),
             while_it_lasts=True,
             why=judged("no setting of a running server ends a stall"),
         ),
-        STACK_TRACES,
+        shared_fixes.STACK_TRACES,
     ),
     operations=("drain", "restart"),
     mitigate=(

@@ -1,17 +1,7 @@
 """The engine idles most of the time although requests arrive: the latency that users notice has another source."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.signals import (
-    EMPTY,
-    REACHED,
-    bandwidth_share,
-    requests_by_latency,
-    requests_finished,
-    requests_running,
-    requests_running_median,
-    requests_waiting_peak,
-    stood_still,
-)
 
 incident = Incident(
     id="engine_underfed",
@@ -27,31 +17,32 @@ incident = Incident(
     """,
     impact="none on this server; if users report high latency, it arises in front of this server",
     symptoms=(
-        requests_running_median.at_most(0, measured("0 requests run in the median sample", "healthy_after_cascade")),
-        requests_running.below(1, measured("0.4 requests run on average", "healthy_after_cascade")),
-        requests_by_latency.below(
+        signals.requests_running_median.at_most(
+            0, measured("0 requests run in the median sample", "healthy_after_cascade")
+        ),
+        signals.requests_running.below(1, measured("0.4 requests run on average", "healthy_after_cascade")),
+        signals.requests_by_latency.below(
             0.5, judged("an engine that holds {threshold} requests on average idles most of the time")
         ),
-        requests_waiting_peak.at_most(0, judged("no request waited in any sample")),
-        requests_finished.at_least(10, judged("with less traffic, an idle moment proves nothing")),
+        signals.requests_waiting_peak.at_most(0, judged("no request waited in any sample")),
+        signals.requests_finished.at_least(10, judged("with less traffic, an idle moment proves nothing")),
     ),
-    supports=(bandwidth_share.below(EMPTY, REACHED),),
+    supports=(signals.bandwidth_share.below(signals.EMPTY, signals.REACHED),),
     looks_like=(
         LookAlike(
             "engine_stalled",
             distinguish="The gauges of an engine that hangs, compiles or is in one long step keep their last values; a "
             "token or a probe that was late shows it afterwards.",
-            requires=stood_still.at_most(
+            requires=signals.stood_still.at_most(
                 0, judged("a standstill is no idleness, whatever number of requests it shows")
             ),
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Check what is in front of the server: the gateway's latency and limits, the client's connection "
             "pool, and the time between its requests.",
             effect="more requests run",
-            restart=False,
             why=judged("the engine has capacity to spare"),
         ),
     ),

@@ -1,7 +1,7 @@
 """One expert-parallel rank gets far more tokens than the mean: all other ranks wait for it in every layer."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import expert_balance, ranks_of_the_server, tokens_of_expert_ranks
 
 EPLB = "https://docs.vllm.ai/en/latest/serving/expert_parallel_deployment/"
 MEASURED = "https://github.com/vllm-project/vllm/pull/50647"
@@ -18,10 +18,10 @@ incident = Incident(
     """,
     impact="the MoE layers of each step take longer than the mean rank needs, so throughput falls and ITL rises",
     symptoms=(
-        expert_balance.below(
+        signals.expert_balance.below(
             0.6, reported("0.94 without and 0.99 with rebalancing, of 16 ranks at the same load", MEASURED)
         ),
-        tokens_of_expert_ranks.at_least(
+        signals.tokens_of_expert_ranks.at_least(
             8192,
             judged(
                 "at 64 MoE layers, 128 tokens for each rank and layer: with fewer, chance alone makes one rank busier "
@@ -43,7 +43,7 @@ incident = Incident(
         Fix(
             change="Give each rank a redundant expert, so that popular experts are replicated: --eplb-config "
             """'{"num_redundant_experts": {value}}' beside --enable-eplb, or a multiple of it.""",
-            value=ranks_of_the_server,
+            value=signals.ranks_of_the_server,
             least=2,
             effect="the busiest rank comes closer to the mean",
             risk="each redundant expert takes the memory of its weights in every MoE layer, which the KV cache loses",

@@ -1,7 +1,7 @@
 """Another process computes on a GPU that this vLLM uses."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, measured
-from diag.signals import gpu_time_of_other_processes
 
 TIME_SLICING = "https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/gpu-sharing.html"
 
@@ -18,7 +18,7 @@ incident = Incident(
     """,
     impact="inter-token latency and TTFT rise several times, without a queue and without a fault",
     symptoms=(
-        gpu_time_of_other_processes.above(
+        signals.gpu_time_of_other_processes.above(
             0.2, measured("66 % by a matrix product beside copies; it tripled a server's ITL", "gpu_compute_contended")
         ),
     ),
@@ -28,11 +28,10 @@ incident = Incident(
     ),
     explains=("contract_breached",),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi pmon -i {gpu} -c 1",
             change="Find out who owns the process, and move it to another GPU.",
             effect="inter-token latency falls to what this server has alone",
-            restart=False,
             why=measured("ITL p50 5.3 ms alone, 17.5 ms beside a matrix product", "gpu_compute_contended"),
         ),
         Fix(

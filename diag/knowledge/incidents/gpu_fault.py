@@ -1,11 +1,11 @@
 """The GPU itself fails: lost, an Xid error, or memory errors that cannot be corrected or remapped."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import gpu_faults
 
 XID = "https://docs.nvidia.com/deploy/xid-errors/index.html"
 
-FAULTS = gpu_faults.at_least(1, documented("each of these faults needs a hardware check", XID))
+FAULTS = signals.gpu_faults.at_least(1, documented("each of these faults needs a hardware check", XID))
 incident = Incident(
     id="gpu_fault",
     title="GPU hardware fault",
@@ -36,11 +36,10 @@ incident = Incident(
         "output_corrupted",
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi -i {gpu} -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT; dmesg -T | grep -i xid",
             change="Save the evidence before any restart.",
             effect="the output names the kind of fault for the vendor",
-            restart=False,
             why=documented("the vendor asks for these", XID),
         ),
         Fix(

@@ -1,21 +1,14 @@
 """Other processes hold memory on a GPU that this vLLM uses."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import (
-    MUCH_MEMORY,
-    gpu_memory_overbooked,
-    memory_of_other_processes,
-    not_set,
-    serving,
-    share_left_by_others,
-)
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 
-OTHER_PROCESSES = memory_of_other_processes.above(
-    MUCH_MEMORY, judged("a desktop or a monitoring agent holds less than that")
+OTHER_PROCESSES = signals.memory_of_other_processes.above(
+    signals.MUCH_MEMORY, judged("a desktop or a monitoring agent holds less than that")
 )
-OVERBOOKED = gpu_memory_overbooked.at_least(
+OVERBOOKED = signals.gpu_memory_overbooked.at_least(
     1, documented("vLLM does not start where less than its share of the GPU is free", CONSERVING_MEMORY)
 )
 incident = Incident(
@@ -32,7 +25,9 @@ incident = Incident(
     symptoms=(
         OTHER_PROCESSES,
         OVERBOOKED,
-        serving.at_least(1, documented("a GPU that this vLLM does not use cannot affect it", CONSERVING_MEMORY)),
+        signals.serving.at_least(
+            1, documented("a GPU that this vLLM does not use cannot affect it", CONSERVING_MEMORY)
+        ),
     ),
     looks_like=(
         LookAlike("a monitoring agent", distinguish="It holds a few hundred MB.", refuted_by=OTHER_PROCESSES),
@@ -47,11 +42,10 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi -i {gpu} --query-compute-apps=pid,process_name,used_memory --format=csv",
             change="Find out who owns the processes; end leftover ones and move the others to another GPU.",
             effect="the memory held by other processes falls",
-            restart=False,
             why=judged("two programs that each plan with the whole GPU do not fit on it"),
         ),
         Fix(
@@ -60,11 +54,11 @@ incident = Incident(
             effect="both fit; the KV cache shrinks by the same amount",
             risk="fewer requests run concurrently",
             rollback="set the old value again",
-            value=share_left_by_others,
+            value=signals.share_left_by_others,
             rounding="hundredth_below",
             least=0.05,
             direction="lower",
-            only_if=(not_set("kv_cache_memory_bytes"),),
+            only_if=(signals.not_set("kv_cache_memory_bytes"),),
             why=documented("the value is a share of the whole GPU, also if other processes use it", CONSERVING_MEMORY),
         ),
     ),

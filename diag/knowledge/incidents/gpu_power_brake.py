@@ -1,13 +1,13 @@
 """The hardware power brake is asserted from outside the GPU: the rack or the power supply is at its limit."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import SLOW_SERVER
-from diag.signals import brake_seconds, clock_loss
+from diag.knowledge import shared_fixes
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
-BRAKED = brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML))
-SLOWER = clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
+BRAKED = signals.brake_seconds.at_least(1, documented("an external power brake assertion is a hardware slowdown", NVML))
+SLOWER = signals.clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
 incident = Incident(
     id="gpu_power_brake",
     title="GPU hardware power brake",
@@ -30,14 +30,13 @@ incident = Incident(
         ),
     ),
     explains=("contract_breached",),
-    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in SLOW_SERVER),
+    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in shared_fixes.SLOW_SERVER),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Have the power supply of the host checked: failed or unplugged supplies, the power budget of rack "
             "and PDU.",
             command="ipmitool sdr type 'Power Supply'   # on the host",
             effect="the hardware power brake is no longer asserted",
-            restart=False,
             why=documented("the signal comes from outside the GPU", NVML),
         ),
     ),

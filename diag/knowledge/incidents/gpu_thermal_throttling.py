@@ -1,17 +1,17 @@
 """The GPU lowers its clocks because it is too hot, and often keeps them low long after the load has ended."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import SLOW_SERVER
-from diag.signals import clock_loss, margin, power_limit, sustained_power, thermal_seconds, thermal_share
+from diag.knowledge import shared_fixes
 
 NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 SMI = "https://docs.nvidia.com/deploy/nvidia-smi/index.html"
 OLLAMA = "https://github.com/ollama/ollama/issues/13552"
 
-HOT = thermal_share.above(
+HOT = signals.thermal_share.above(
     0.05, judged("{threshold} of the time is noticeable; NVML's counters include what samples of the flag miss")
 )
-SLOWER = clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
+SLOWER = signals.clock_loss.above(0.05, judged("a smaller loss is not noticeable"))
 incident = Incident(
     id="gpu_thermal_throttling",
     title="GPU thermal throttling",
@@ -26,13 +26,13 @@ incident = Incident(
     impact="every request on this GPU and on all its tensor-parallel peers gets slower",
     symptoms=(
         HOT,
-        thermal_seconds.at_least(
+        signals.thermal_seconds.at_least(
             5, reported("903 ms were counted while every flag was Not Active, which is no reason for an alarm", OLLAMA)
         ),
     ),
     supports=(
         SLOWER,
-        margin.below(5, judged("this is within the hysteresis of documented cards")),
+        signals.margin.below(5, judged("this is within the hysteresis of documented cards")),
     ),
     looks_like=(
         LookAlike(
@@ -46,32 +46,30 @@ incident = Incident(
             refuted_by=HOT,
         ),
     ),
-    escalates=clock_loss.above(
+    escalates=signals.clock_loss.above(
         0.15,
         reported(
             "a clock lower by 20.5 % cost 5.2 % of the throughput", "https://github.com/noonghunna/club-3090/issues/178"
         ),
     ),
     explains=("contract_breached",),
-    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in SLOW_SERVER),
+    may_explain=tuple(edge._replace(where=(*edge.where, SLOWER)) for edge in shared_fixes.SLOW_SERVER),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="nvidia-smi -i {gpu} -pl {value}",
-            value=sustained_power,
+            value=signals.sustained_power,
             direction="lower",
-            current=power_limit,
+            current=signals.power_limit,
             change="Limit the power to what the cooling sustains: steady clocks instead of a sawtooth.",
             effect="no more time in thermal slowdown; the temperature settles below the slowdown temperature",
             risk="lower peak clock: a 70 W T4 stopped throttling at 60 W and lost about 15 % of its peak throughput",
             rollback="nvidia-smi -i <gpu> -pl <its default limit>",
-            restart=False,
             why=documented("the power limit is set in watts, within the limits of the board", SMI),
         ),
-        Fix(
+        Fix.without_restart(
             change="Improve the airflow: check filters, fans, the neighbouring slot and the inlet temperature of the "
             "rack.",
             effect="the margin to slowdown grows",
-            restart=False,
             why=judged("airflow is the cause; a lower power limit only mitigates it"),
         ),
     ),

@@ -1,13 +1,13 @@
 """vLLM's processes are ready to run and get no CPU: steps take many times as long as they need."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import SLOW_SERVER
-from diag.signals import cpu_pressure, cpu_starvation, cpu_throttled, cpu_wait_share, requests_running
+from diag.knowledge import shared_fixes
 
 CPU_RESOURCES = "https://docs.vllm.ai/en/latest/configuration/optimization/#cpu-resources-for-gpu-deployments"
 CGROUP = "https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu"
 
-STARVED = cpu_starvation.above(
+STARVED = signals.cpu_starvation.above(
     0.5,
     measured("the engine waited for a CPU for 94 % of the time; for at most 20 % on busy hosts", "host_cpu_starved"),
 )
@@ -24,12 +24,16 @@ incident = Incident(
     impact="every token is late, whatever the load, while the GPU idles",
     symptoms=(
         STARVED,
-        requests_running.above(0.5, judged("a server without work misses no CPU: its workers spin, and can wait")),
+        signals.requests_running.above(
+            0.5, judged("a server without work misses no CPU: its workers spin, and can wait")
+        ),
     ),
     supports=(
-        cpu_wait_share.above(0.5, documented("/proc/PID/schedstat: time on the run queue", CGROUP)),
-        cpu_throttled.above(0.1, documented("throttled_usec: time for which the quota stopped the group", CGROUP)),
-        cpu_pressure.above(0.5, documented("cpu.pressure: some task waited", CGROUP)),
+        signals.cpu_wait_share.above(0.5, documented("/proc/PID/schedstat: time on the run queue", CGROUP)),
+        signals.cpu_throttled.above(
+            0.1, documented("throttled_usec: time for which the quota stopped the group", CGROUP)
+        ),
+        signals.cpu_pressure.above(0.5, documented("cpu.pressure: some task waited", CGROUP)),
     ),
     looks_like=(
         LookAlike(
@@ -43,20 +47,19 @@ incident = Incident(
         LookAlike("gpu_thermal_throttling", distinguish="The GPU's own clock is what is low."),
     ),
     explains=("contract_breached", "engine_underfed"),
-    may_explain=SLOW_SERVER,
+    may_explain=shared_fixes.SLOW_SERVER,
     fixes=(
         Fix(
             change="Remove the CPU limit of the container (keep the request), or raise it to at least one core for "
             "each of vLLM's processes: the API server, each engine and each worker.",
             effect="diag_host_cpu_throttled_seconds_total stops growing; inter-token latency falls to its usual value",
-            only_if=(cpu_throttled.above(0, judged("without throttling, the CPU limit is not the cause")),),
+            only_if=(signals.cpu_throttled.above(0, judged("without throttling, the CPU limit is not the cause")),),
             why=documented("2 + N cores for N GPUs at least", CPU_RESOURCES),
         ),
-        Fix(
+        Fix.without_restart(
             change="Move other programs away from these cores, or reserve cores for vLLM (cpuset, static CPU manager).",
             effect="the time that vLLM's processes wait for a CPU falls to a few percent",
-            only_if=(cpu_throttled.at_most(0.1, judged("a quota stops it, not other programs")),),
-            restart=False,
+            only_if=(signals.cpu_throttled.at_most(0.1, judged("a quota stops it, not other programs")),),
             why=documented("2 + N cores for N GPUs at least", CPU_RESOURCES),
         ),
     ),

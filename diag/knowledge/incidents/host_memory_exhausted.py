@@ -1,25 +1,16 @@
 """Host memory runs out: the kernel is about to kill the server, or has killed it."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import (
-    NEARLY_FULL,
-    SECONDS_TO_DRAIN,
-    host_memory_ends,
-    host_memory_share,
-    host_memory_time_left,
-    kv_offload_share,
-    kv_offload_with_room,
-    memory_killed,
-    running_value,
-    share_of_growth,
-)
 
 CGROUP = "https://docs.kernel.org/admin-guide/cgroup-v2.html#memory"
 TWICE_THE_BUFFER = "https://github.com/vllm-project/vllm/issues/53042"
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
-FULL = host_memory_share.above(NEARLY_FULL, judged("a server that has room is not about to be killed"))
-SOON = host_memory_time_left.below(SECONDS_TO_DRAIN, judged("time to drain a server and to start another one"))
-LARGE_BUFFER = kv_offload_share.at_least(
+FULL = signals.host_memory_share.above(signals.NEARLY_FULL, judged("a server that has room is not about to be killed"))
+SOON = signals.host_memory_time_left.below(
+    signals.SECONDS_TO_DRAIN, judged("time to drain a server and to start another one")
+)
+LARGE_BUFFER = signals.kv_offload_share.at_least(
     0.25, reported("a buffer took 1.92 times its size as shared memory, and the pod was killed", TWICE_THE_BUFFER)
 )
 RESERVED = documented("vLLM reserves it in host memory", CONSERVING_MEMORY)
@@ -39,19 +30,21 @@ incident = Incident(
     """,
     impact="the server is killed without a line in its log, and all its requests fail",
     symptoms=(
-        host_memory_ends.at_least(
+        signals.host_memory_ends.at_least(
             1,
             judged(
-                f"above {FULL.limit_with_unit}, growing steadily, with less than {SECONDS_TO_DRAIN / 60:g} minutes "
-                "left; or the cgroup met its limit while the memory in use grows towards it within 5 minutes; or a "
-                "process was killed already"
+                f"above {FULL.limit_with_unit}, growing steadily, with less than {signals.SECONDS_TO_DRAIN / 60:g} "
+                "minutes left; or the cgroup met its limit while the memory in use grows towards it within 5 minutes; "
+                "or a process was killed already"
             ),
         ),
     ),
     supports=(
         FULL,
         SOON,
-        memory_killed.at_least(1, documented("oom_kill counts the processes that the kernel has killed", CGROUP)),
+        signals.memory_killed.at_least(
+            1, documented("oom_kill counts the processes that the kernel has killed", CGROUP)
+        ),
     ),
     looks_like=(
         LookAlike(
@@ -73,23 +66,22 @@ incident = Incident(
             change="Drain this server and restart it at a moment of your choice, before the kernel kills it.",
             effect="the memory that it has gathered is free again",
             only_if=(
-                memory_killed.at_most(0, judged("after a kill, a restart in advance is too late")),
-                share_of_growth.above(0.5, judged("a restart of vLLM frees only what vLLM holds")),
+                signals.memory_killed.at_most(0, judged("after a kill, a restart in advance is too late")),
+                signals.share_of_growth.above(0.5, judged("a restart of vLLM frees only what vLLM holds")),
             ),
             while_it_lasts=True,
             why=judged("a process that leaks gives its memory back when it ends"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Find the process of this host that grows, and give it a memory limit of its own.",
             command="ps -eo pid,rss,comm --sort=-rss | head",
             effect="host memory in use no longer grows",
-            only_if=(share_of_growth.below(0.5, judged("vLLM's processes are not what grows")),),
-            restart=False,
+            only_if=(signals.share_of_growth.below(0.5, judged("vLLM's processes are not what grows")),),
             why=judged("vLLM's processes are not what grows"),
         ),
         Fix(
             flag="--kv-offloading-size",
-            value=kv_offload_with_room,
+            value=signals.kv_offload_with_room,
             direction="lower",
             change="Keep a smaller buffer for offloaded KV blocks: the kernel cannot give up its memory.",
             effect=f"host memory in use stays below {FULL.limit_with_unit} of the limit",
@@ -104,7 +96,7 @@ incident = Incident(
             direction="lower",
             change="Keep a smaller cache of processed images and audio: each API server and each engine may hold one.",
             effect="the memory of the API server stays smaller",
-            only_if=(running_value("mm_processor_cache_gb").above(1, RESERVED),),
+            only_if=(signals.running_value("mm_processor_cache_gb").above(1, RESERVED),),
             risk="repeated images and audio are processed again",
             rollback="set the old size again",
             why=RESERVED,

@@ -1,18 +1,8 @@
 """A low --gpu-memory-utilization leaves GPU memory unused, and the load does not need it."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.signals import (
-    RESERVE,
-    gpu_memory_free_share,
-    kv_cache_usage_peak,
-    prefix_cache_hit_rate,
-    requests_finished,
-    requests_running_median,
-    running_value,
-    serving_gpu_memory_of_others,
-    settings_that_pin_kv_cache,
-    utilization_that_uses_free_memory,
-)
+from diag.knowledge import shared_fixes
 
 CONSERVING_MEMORY = "https://docs.vllm.ai/en/latest/configuration/conserving_memory.html"
 PREFIX_CACHING = "https://docs.vllm.ai/en/latest/features/automatic_prefix_caching.html"
@@ -31,26 +21,28 @@ incident = Incident(
     """,
     impact="none for users; paid-for GPU memory stays unused",
     symptoms=(
-        kv_cache_usage_peak.below(0.5, judged("twice as many of these requests would fit")),
-        running_value("gpu_memory_utilization").below(
+        signals.kv_cache_usage_peak.below(0.5, judged("twice as many of these requests would fit")),
+        signals.running_value("gpu_memory_utilization").below(
             0.85, documented("the default is 0.9 or 0.92", CONSERVING_MEMORY)
         ),
-        gpu_memory_free_share.above(0.15, judged("CUDA graphs, NCCL and fragmentation need less")),
-        requests_finished.at_least(10, judged("a server without traffic shows nothing about its load")),
+        signals.gpu_memory_free_share.above(0.15, judged("CUDA graphs, NCCL and fragmentation need less")),
+        signals.requests_finished.at_least(10, judged("a server without traffic shows nothing about its load")),
     ),
-    supports=(prefix_cache_hit_rate.below(0.6, judged("a larger KV cache keeps more prefixes if prompts share any")),),
+    supports=(
+        signals.prefix_cache_hit_rate.below(0.6, judged("a larger KV cache keeps more prefixes if prompts share any")),
+    ),
     looks_like=(
         LookAlike(
             "a quiet hour",
             distinguish="The KV cache is sized for the busiest hour: check its peak usage in that hour first.",
-            requires=requests_running_median.at_least(
+            requires=signals.requests_running_median.at_least(
                 1, judged("a server that idles between requests is a different incident (engine_underfed)")
             ),
         ),
         LookAlike(
             "gpu_memory_contended",
             distinguish="The share is low because other processes need the rest.",
-            requires=serving_gpu_memory_of_others.at_most(
+            requires=signals.serving_gpu_memory_of_others.at_most(
                 0.02, judged("memory that another process has freed will be allocated again")
             ),
         ),
@@ -58,32 +50,24 @@ incident = Incident(
             "a KV cache of a fixed size",
             distinguish="Its size is pinned by --num-gpu-blocks-override or --kv-cache-memory-bytes, whatever the "
             "share.",
-            requires=settings_that_pin_kv_cache.at_most(
+            requires=signals.settings_that_pin_kv_cache.at_most(
                 0, documented("both take precedence over --gpu-memory-utilization", CONSERVING_MEMORY)
             ),
         ),
     ),
     fixes=(
-        Fix(
-            flag="--gpu-memory-utilization",
-            value=utilization_that_uses_free_memory,
-            rounding="hundredth_below",
-            least=0.05,
-            most=0.95,
-            direction="raise",
-            change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * RESERVE:g} %: the prefix "
-            "cache keeps more, and a busier day has room.",
-            effect=f"GPU memory free falls to {100 * RESERVE:g} %; the prefix cache hit rate rises where prompts share "
-            "a prefix",
-            risk="out of memory at start-up or under load if another process uses the GPU",
-            rollback="set the old value again",
+        shared_fixes.USE_FREE_MEMORY._replace(
+            change=f"Give vLLM the free memory of the GPU, except for a reserve of {100 * signals.RESERVE:g} %: the "
+            "prefix cache keeps more, and a busier day has room.",
+            effect=f"GPU memory free falls to {100 * signals.RESERVE:g} %; the prefix cache hit rate rises where "
+            "prompts share a prefix",
+            only_if=(),
             why=documented("cached blocks are kept until their memory is needed", PREFIX_CACHING),
         ),
-        Fix(
+        Fix.without_restart(
             change="Or use the unused memory otherwise: run a second, smaller model on this GPU, or move this model "
             "to a smaller GPU, if usage in its busiest hour is the same.",
             effect="GPU memory free falls; nothing changes for the users of this server",
-            restart=False,
             why=judged("half of the KV cache is never used"),
         ),
     ),

@@ -1,15 +1,8 @@
 """The KV cache is filling up and will be full within minutes at the present rate: before the first preemption."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
-from diag.signals import (
-    full_soon,
-    kv_cache_growth,
-    kv_cache_usage_at_full_length,
-    kv_cache_usage_now,
-    preemptions_per_request,
-    requests_that_fit_kv_cache,
-)
+from diag.knowledge import shared_fixes
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
 incident = Incident(
@@ -24,37 +17,38 @@ incident = Incident(
     """,
     impact="none yet; when the KV cache is full, requests are preempted or queue",
     symptoms=(
-        full_soon,
-        kv_cache_usage_now.above(0.85, judged("below {threshold} a burst fits that no rate foretells")),
-        kv_cache_growth.above(2.5, judged("chance alone exceeds it in about one window of 160")),
+        signals.full_soon,
+        signals.kv_cache_usage_now.above(0.85, judged("below {threshold} a burst fits that no rate foretells")),
+        signals.kv_cache_growth.above(2.5, judged("chance alone exceeds it in about one window of 160")),
     ),
-    ended_by=kv_cache_usage_now,
+    ended_by=signals.kv_cache_usage_now,
     looks_like=(
         LookAlike(
             "growth that ends by itself",
             distinguish="Requests that started together grow together, and all of them fit at their full length.",
-            requires=kv_cache_usage_at_full_length.at_least(
+            requires=signals.kv_cache_usage_at_full_length.at_least(
                 1.2, judged("of requests that grow together, the short ones end before the long ones are long")
             ),
         ),
         LookAlike(
             "kv_eviction_cascade",
             distinguish="Requests are preempted already: the KV cache was full.",
-            requires=preemptions_per_request.at_most(0, documented("vLLM preempts when no KV block is free", TUNING)),
+            requires=signals.preemptions_per_request.at_most(
+                0, documented("vLLM preempts when no KV block is free", TUNING)
+            ),
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Limit gateway concurrency to {value} per engine: what the KV cache holds at the observed mean "
             "length.",
-            value=requests_that_fit_kv_cache,
+            value=signals.requests_that_fit_kv_cache,
             effect="KV cache usage stops rising before the first preemption; excess requests queue at the gateway",
-            restart=False,
             while_it_lasts=True,
-            expects=(full_soon.opposite,),
+            expects=(signals.full_soon.opposite,),
             why=judged("a preemption costs a recompute, a request at the gateway only waits"),
         ),
-        *(fix._replace(expects=(full_soon.opposite,)) for fix in MORE_KV_CAPACITY),
+        *(fix._replace(expects=(signals.full_soon.opposite,)) for fix in shared_fixes.MORE_KV_CAPACITY),
     ),
     operations=("scale",),
     mitigate=("Add a replica, or limit the concurrency at the gateway, before requests are preempted.",),

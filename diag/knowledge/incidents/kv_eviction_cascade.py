@@ -1,21 +1,8 @@
 """KV-cache preemption cascade: every preemption costs a recompute, which makes the next preemption likelier."""
 
+from diag import signals
 from diag.incident import Effect, Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
-from diag.signals import (
-    fitting_share_of_running,
-    hardly_preempts,
-    headroom_of_one_answer,
-    kv_cache_usage_median,
-    kv_cache_usage_peak_with_next,
-    preempts,
-    prompt_lengths_spread,
-    requests_running,
-    requests_that_fit_kv_cache,
-    requests_waiting_median,
-    slower_than_peers,
-    stream_pauses_per_request,
-)
+from diag.knowledge import shared_fixes
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#preemption"
 
@@ -26,15 +13,17 @@ CAPPED = (
 )
 CAP = Fix(
     flag="--max-num-active-seqs",
-    value=requests_that_fit_kv_cache,
+    value=signals.requests_that_fit_kv_cache,
     direction="lower",
-    only_if=(fitting_share_of_running.below(1, judged("a cap above the number of running requests has no effect")),),
+    only_if=(
+        signals.fitting_share_of_running.below(1, judged("a cap above the number of running requests has no effect")),
+    ),
     change="Run no more requests than the KV cache holds at the observed mean length. The CUDA graphs are unaffected.",
-    effect=f"preemptions per finished request fall below {hardly_preempts.limit_with_unit}; inter-token latency "
-    "becomes steady; more requests wait",
+    effect=f"preemptions per finished request fall below {signals.hardly_preempts.limit_with_unit}; inter-token "
+    "latency becomes steady; more requests wait",
     risk=CAPPED,
     rollback="remove the flag",
-    expects=(hardly_preempts,),
+    expects=(signals.hardly_preempts,),
     why=SIX,
 )
 
@@ -51,15 +40,15 @@ incident = Incident(
     """,
     impact="running streams pause for seconds, new requests queue; preempted requests are recomputed",
     symptoms=(
-        preempts,
-        kv_cache_usage_peak_with_next.above(
+        signals.preempts,
+        signals.kv_cache_usage_peak_with_next.above(
             0.9, measured("102-115 % at any cadence: every preemption frees the blocks of one request", "kv_cascade")
         ),
-        requests_waiting_median.at_least(1, documented("a preempted request goes back to the queue", TUNING)),
+        signals.requests_waiting_median.at_least(1, documented("a preempted request goes back to the queue", TUNING)),
     ),
     supports=(
-        kv_cache_usage_median.above(0.8, measured("median usage is 84-95 % in a cascade", "kv_cascade_base")),
-        stream_pauses_per_request.above(
+        signals.kv_cache_usage_median.above(0.8, measured("median usage is 84-95 % in a cascade", "kv_cascade_base")),
+        signals.stream_pauses_per_request.above(
             0.01, measured("0.01-0.14 while preempted requests are recomputed", "kv_cascade")
         ),
     ),
@@ -67,7 +56,7 @@ incident = Incident(
         LookAlike(
             "kv_pool_undersized",
             distinguish="Only a handful of requests run: one long prompt fills the KV cache.",
-            requires=requests_running.at_least(
+            requires=signals.requests_running.at_least(
                 4, judged("below {threshold}, halving --max-num-seqs frees almost nothing")
             ),
         ),
@@ -78,19 +67,18 @@ incident = Incident(
         LookAlike("queue_saturation", distinguish="Requests queue too, but the KV cache has room for them."),
     ),
     explains=("kv_pool_saturated", "queue_saturation", "requests_aborted", "contract_breached"),
-    may_explain=(Effect("replicas_unbalanced", where=(slower_than_peers,)),),
+    may_explain=(Effect("replicas_unbalanced", where=(signals.slower_than_peers,)),),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Limit gateway concurrency to {value} per engine (what the KV cache holds at the observed mean "
             "length) until the cache is enlarged.",
-            value=requests_that_fit_kv_cache,
+            value=signals.requests_that_fit_kv_cache,
             effect="preemptions end once the requests that run now have finished; excess requests queue at the gateway",
             risk=CAPPED,
-            restart=False,
-            expects=(hardly_preempts,),
+            expects=(signals.hardly_preempts,),
             why=SIX,
         ),
-        *(fix._replace(expects=(hardly_preempts,)) for fix in MORE_KV_CAPACITY),
+        *(fix._replace(expects=(signals.hardly_preempts,)) for fix in shared_fixes.MORE_KV_CAPACITY),
         CAP,
         CAP._replace(
             flag="--max-num-seqs",
@@ -100,7 +88,7 @@ incident = Incident(
         ),
         Fix(
             flag="--watermark",
-            value=headroom_of_one_answer,
+            value=signals.headroom_of_one_answer,
             rounding="hundredth_below",
             least=0.05,
             most=0.2,
@@ -112,12 +100,13 @@ incident = Incident(
             rollback="--watermark 0",
             why=measured("0.05: preemptions per finished request 1.33 -> 0.69", "cure_watermark"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Route long and short prompts to separate servers.",
             effect="one long prompt no longer causes the preemption of many short requests",
-            restart=False,
             only_if=(
-                prompt_lengths_spread.above(8, judged("with lengths this mixed, few requests hold most of the cache")),
+                signals.prompt_lengths_spread.above(
+                    8, judged("with lengths this mixed, few requests hold most of the cache")
+                ),
             ),
             why=judged("long prompts hold most of the KV cache"),
         ),

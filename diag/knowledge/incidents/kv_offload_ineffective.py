@@ -1,7 +1,7 @@
 """KV blocks are offloaded and never read back: the copies cost memory and bandwidth and save no prefill."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, reported
-from diag.signals import external_hit_rate, kv_blocks_stored, prefix_cache_hit_rate
 
 NEVER_HITS = "https://github.com/vllm-project/vllm/issues/47890"
 LMCACHE = "https://github.com/LMCache/LMCache/issues/4094"
@@ -21,11 +21,15 @@ incident = Incident(
     """,
     impact="none by itself: host memory and PCIe bandwidth are spent, and every evicted prefix is prefilled again",
     symptoms=(
-        external_hit_rate.below(0.01, reported("0 hits in millions of tokens, hundreds of GB stored", NEVER_HITS)),
-        kv_blocks_stored.at_least(1, judged("a connector that stores nothing is on a prefill instance, or is off")),
+        signals.external_hit_rate.below(
+            0.01, reported("0 hits in millions of tokens, hundreds of GB stored", NEVER_HITS)
+        ),
+        signals.kv_blocks_stored.at_least(
+            1, judged("a connector that stores nothing is on a prefill instance, or is off")
+        ),
     ),
     supports=(
-        prefix_cache_hit_rate.at_least(
+        signals.prefix_cache_hit_rate.at_least(
             0.1, judged("prompts share prefixes while they are on the GPU, so some could be found outside")
         ),
     ),
@@ -46,12 +50,11 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Send one prompt of several thousand tokens, fill the GPU's cache with others, and send it again: "
             "external_prefix_cache_hits must grow by most of its length. If it does not, the store or the lookup is "
             "broken; if it does, your prompts do not come back.",
             effect="it separates a broken lookup from a load without reuse",
-            restart=False,
             why=judged("a prompt that is sent twice has to be found"),
         ),
         Fix(

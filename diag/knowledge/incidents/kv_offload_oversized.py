@@ -1,12 +1,14 @@
 """The buffer for offloaded KV blocks is larger than the memory that the server may use."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import host_memory_share, kv_offload_share, kv_offload_that_fits
 
 OFFLOADING = "https://docs.vllm.ai/en/latest/api/vllm/v1/kv_offload/"
 SHARED_MEMORY = "https://github.com/vllm-project/vllm/issues/53042"
 
-OVERSIZED = kv_offload_share.above(1, documented("the buffer is host memory, and there is no more of it", OFFLOADING))
+OVERSIZED = signals.kv_offload_share.above(
+    1, documented("the buffer is host memory, and there is no more of it", OFFLOADING)
+)
 incident = Incident(
     id="kv_offload_oversized",
     title="KV offloading buffer exceeds host memory",
@@ -21,7 +23,7 @@ incident = Incident(
     """,
     impact="the server is killed without a line in its log while it starts, or hours later when the buffer has filled",
     symptoms=(OVERSIZED,),
-    supports=(host_memory_share.above(0.9, judged("the buffer has filled most of the memory")),),
+    supports=(signals.host_memory_share.above(0.9, judged("the buffer has filled most of the memory")),),
     explains=("host_memory_exhausted",),
     looks_like=(
         LookAlike(
@@ -44,7 +46,7 @@ incident = Incident(
     fixes=(
         Fix(
             flag="--kv-offloading-size",
-            value=kv_offload_that_fits,
+            value=signals.kv_offload_that_fits,
             direction="lower",
             change="Use a buffer that fits even where vLLM takes twice its size (vllm#53042); with "
             "--kv-transfer-config, lower cpu_bytes_to_use instead. If the Shmem line of /proc/meminfo shows no more "

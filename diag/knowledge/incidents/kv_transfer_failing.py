@@ -1,15 +1,17 @@
 """KV blocks do not arrive: transfers between prefill and decode instances fail, expire, or never end."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.signals import error_share, kv_transfers_lost, read_after_expiry
 
 NIXL_USAGE = "https://docs.vllm.ai/en/latest/features/nixl_connector_usage/"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill/"
 WRONG_TOKENS = "https://github.com/vllm-project/vllm/issues/52234"
 EFA = "https://github.com/vllm-project/vllm/issues/27055"
 
-ERRORS = error_share.above(0.05, judged("no client causes these errors, and these are not single ones"))
-LATE = read_after_expiry.above(0, reported("the answer to another prompt was returned with HTTP 200", WRONG_TOKENS))
+ERRORS = signals.error_share.above(0.05, judged("no client causes these errors, and these are not single ones"))
+LATE = signals.read_after_expiry.above(
+    0, reported("the answer to another prompt was returned with HTTP 200", WRONG_TOKENS)
+)
 incident = Incident(
     id="kv_transfer_failing",
     title="KV transfers fail (disaggregated prefill)",
@@ -25,7 +27,7 @@ incident = Incident(
     """,
     impact="requests fail with HTTP 500, or their prompts are computed again on the decode instance and TTFT rises",
     symptoms=(
-        kv_transfers_lost.above(
+        signals.kv_transfers_lost.above(
             0.05, judged("a transfer over a working network does not fail; single leases expire when clients give up")
         ),
     ),
@@ -49,19 +51,17 @@ incident = Incident(
     ),
     explains=("admission_deadlock", "engine_stalled", "queue_saturation", "requests_failing", "contract_breached"),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Read the failure_type of the first `NIXL transfer failure` (or Mooncake's `pulling kv_caches`) in "
             "the decode instance's log: handshake_failed is the side channel, transfer_failed the data path, "
             "notification_failed a prefill instance that is gone.",
             effect="it names the layer that fails, and the remote host and port",
-            restart=False,
             why=documented("the line has the type of the failure and its context", NIXL_USAGE),
         ),
-        Fix(
+        Fix.without_restart(
             change="Check that every decode instance reaches VLLM_NIXL_SIDE_CHANNEL_HOST and its port on every prefill "
             "instance (the port plus one per rank), and that UCX_NET_DEVICES and UCX_TLS name a device both have.",
             effect="handshakes and transfers succeed",
-            restart=False,
             why=reported("transfers failed over a network device that the back end did not support", EFA),
         ),
         Fix(
@@ -80,11 +80,10 @@ incident = Incident(
             "with wrong tokens instead (vllm#52234)",
             why=documented("the policy chooses what happens to requests whose KV blocks did not arrive", DISAGGREGATED),
         ),
-        Fix(
+        Fix.without_restart(
             change="Take answers since the first such transfer for wrong: blocks were read after they had been freed.",
             effect="no user relies on answers that came from another prompt's KV blocks",
             only_if=(LATE,),
-            restart=False,
             why=reported("the previous prompt's answer was returned", WRONG_TOKENS),
         ),
     ),

@@ -1,29 +1,18 @@
 """More LoRA adapters are in use than have a slot: their requests take turns although there is capacity."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
-from diag.signals import (
-    adapter_slots,
-    adapters_kept,
-    adapters_per_slot,
-    deferred_share_by_reason,
-    kv_cache_usage_peak,
-    not_set,
-    queue_time,
-    queue_time_share,
-    running_value,
-    slots_for_adapters,
-)
 
 LORA = "https://docs.vllm.ai/en/latest/features/lora/"
 SCHEDULING = "https://github.com/vllm-project/vllm/pull/15422"
 
 SLOTS = Fix(
     flag="--max-loras",
-    value=slots_for_adapters,
+    value=signals.slots_for_adapters,
     least=2,
     direction="raise",
-    current=adapter_slots,
-    only_if=(not_set("max_cpu_loras"),),
+    current=signals.adapter_slots,
+    only_if=(signals.not_set("max_cpu_loras"),),
     change="Give every adapter that was used within five minutes a slot; where some never get one, double the slots "
     "until no request is deferred.",
     effect="no waiting request is deferred; queue time falls",
@@ -32,7 +21,7 @@ SLOTS = Fix(
     rollback="set the old value again",
     why=documented("--max-loras is the number of adapters in one batch", LORA),
 )
-CROWDED = adapters_per_slot.above(1, measured("6 adapters share 2 slots", "lora_thrash"))
+CROWDED = signals.adapters_per_slot.above(1, measured("6 adapters share 2 slots", "lora_thrash"))
 
 incident = Incident(
     id="lora_thrash",
@@ -49,15 +38,17 @@ incident = Incident(
     impact="TTFT rises for users of some adapters, on a server that has capacity to spare",
     symptoms=(
         CROWDED,
-        deferred_share_by_reason.above(
+        signals.deferred_share_by_reason.above(
             0.5, measured("all waiting requests are deferred; none with as many slots as adapters", "lora_thrash")
         ),
-        queue_time.above(
+        signals.queue_time.above(
             "queue_seconds", measured("2.4 s although the KV cache has room for all requests", "lora_thrash")
         ),
-        queue_time_share.above(0.25, measured("65 % of the end-to-end latency", "lora_thrash")),
+        signals.queue_time_share.above(0.25, measured("65 % of the end-to-end latency", "lora_thrash")),
     ),
-    supports=(kv_cache_usage_peak.below(0.9, measured("7 %: the requests do not wait for KV cache", "lora_thrash")),),
+    supports=(
+        signals.kv_cache_usage_peak.below(0.9, measured("7 %: the requests do not wait for KV cache", "lora_thrash")),
+    ),
     looks_like=(
         LookAlike("queue_saturation", distinguish="Requests wait for capacity: none of them is deferred."),
         LookAlike("kv_pool_saturated", distinguish="The KV cache is full, whatever the adapter."),
@@ -67,21 +58,22 @@ incident = Incident(
         ),
     ),
     explains=("requests_aborted", "contract_breached"),
-    ended_by=deferred_share_by_reason,
+    ended_by=signals.deferred_share_by_reason,
     fixes=(
         SLOTS,
         SLOTS._replace(
-            also=(("--max-cpu-loras", adapters_kept),),
-            only_if=(running_value("max_cpu_loras").at_least(1, documented("the default is --max-loras", LORA)),),
+            also=(("--max-cpu-loras", signals.adapters_kept),),
+            only_if=(
+                signals.running_value("max_cpu_loras").at_least(1, documented("the default is --max-loras", LORA)),
+            ),
             change="Give every adapter that was used within five minutes a slot, and keep at least as many in host "
             "memory; where some never get a slot, double the slots.",
             rollback="set the old values again",
         ),
-        Fix(
+        Fix.without_restart(
             change="If memory does not suffice, route each adapter to its own replicas, so that no replica serves "
             "more adapters than it has slots.",
             effect=f"{CROWDED.signal.name} falls to {CROWDED.limit_with_unit} on every replica",
-            restart=False,
             why=reported("requests of adapters without a slot stay in the queue", SCHEDULING),
         ),
     ),

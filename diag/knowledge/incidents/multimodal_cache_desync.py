@@ -1,13 +1,13 @@
 """The API server's and the engine's multimodal caches disagree: requests fail, or never reach the scheduler."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import failed_before_the_scheduler, multimodal_cache_lost, requests_unreached
 
 CACHING = "https://docs.vllm.ai/en/latest/configuration/optimization.html"
 DEAD_THREAD = "https://github.com/vllm-project/vllm/issues/31404"
 LOOPS = "https://github.com/vllm-project/vllm/issues/43941"
 
-UNREACHED = requests_unreached.at_least(
+UNREACHED = signals.requests_unreached.at_least(
     1, reported("the input thread hangs or has died, and every later request hangs", DEAD_THREAD)
 )
 incident = Incident(
@@ -26,13 +26,13 @@ incident = Incident(
     """,
     impact="requests with an item that was seen before fail; in the worst case every request hangs",
     symptoms=(
-        multimodal_cache_lost.at_least(
+        signals.multimodal_cache_lost.at_least(
             1, measured("the log names the lost item with each failed request", "multimodal_cache_desync")
         ),
     ),
     supports=(
         UNREACHED,
-        failed_before_the_scheduler.above(
+        signals.failed_before_the_scheduler.above(
             0, measured("the engine fails the request before the scheduler sees it", "multimodal_cache_desync")
         ),
     ),

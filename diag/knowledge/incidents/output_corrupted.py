@@ -1,27 +1,22 @@
 """Logits are NaN: responses are garbage, although the server looks healthy."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import (
-    cast_to_float16,
-    clean_peers,
-    corrupted_share,
-    kv_cache_is_fp8,
-    kv_scales_missing,
-    requests_corrupted,
-)
 
 NANS = "https://github.com/vllm-project/vllm/pull/27306"
 FP8_KV = "https://github.com/vllm-project/vllm/issues/38652"
 FLOAT16 = "https://github.com/vllm-project/vllm/issues/48231"
 
-NO_SCALES = kv_scales_missing.at_least(
+NO_SCALES = signals.kv_scales_missing.at_least(
     1, reported("an FP8 KV cache with scales of 1.0 turned answers into garbage, bfloat16 did not", FP8_KV)
 )
-CAST = cast_to_float16.at_least(1, reported("all logits were NaN after a cast to float16, none in bfloat16", FLOAT16))
-ONLY_HERE = clean_peers.at_least(
+CAST = signals.cast_to_float16.at_least(
+    1, reported("all logits were NaN after a cast to float16, none in bfloat16", FLOAT16)
+)
+ONLY_HERE = signals.clean_peers.at_least(
     1, judged("the same model and settings are right elsewhere: the fault is in this server")
 )
-EVERY_REQUEST = corrupted_share.above(
+EVERY_REQUEST = signals.corrupted_share.above(
     0.95, judged("weights, quantization, a kernel or the GPU hurt every request; a prompt or an adapter only some")
 )
 incident = Incident(
@@ -38,9 +33,9 @@ incident = Incident(
         exclude the model and its settings; without any of these, only excluding one part at a time tells.
     """,
     impact="answers are garbage and end with HTTP 200, so neither latency nor errors show it",
-    symptoms=(requests_corrupted.above(0, measured("1 of 5 clients gets NaN; 0 before", "output_corrupted")),),
+    symptoms=(signals.requests_corrupted.above(0, measured("1 of 5 clients gets NaN; 0 before", "output_corrupted")),),
     supports=(NO_SCALES, CAST, ONLY_HERE, EVERY_REQUEST),
-    escalates=corrupted_share.above(0.05, judged("more than single requests")),
+    escalates=signals.corrupted_share.above(0.05, judged("more than single requests")),
     looks_like=(
         LookAlike(
             "text without sense from valid logits",
@@ -68,26 +63,24 @@ incident = Incident(
         Fix(
             flag="--kv-cache-dtype",
             value="auto",
-            only_if=(NO_SCALES, kv_cache_is_fp8.at_least(1, judged("only a quantized KV cache needs scales"))),
+            only_if=(NO_SCALES, signals.kv_cache_is_fp8.at_least(1, judged("only a quantized KV cache needs scales"))),
             change="Do not quantize the KV cache, or serve a checkpoint with k_scale and v_scale.",
             effect="corrupted requests stay at 0",
             risk="the KV cache holds half as many tokens",
             rollback="set the old --kv-cache-dtype again",
             why=NO_SCALES.why,
         ),
-        Fix(
+        Fix.without_restart(
             change="Send one prompt at temperature 0 with logprobs to this server and to a healthy one; NaN appears as "
             "null or as an error. Note which prompts, lengths and adapters are affected.",
             effect="it shows whether a prompt, an adapter, or everything is affected",
-            restart=False,
             why=documented("the counter of NaN does not identify the requests", NANS),
         ),
-        Fix(
+        Fix.without_restart(
             change="Check the weights (sha256 of the files against the source), the GPU's memory errors and "
             "`dcgmi diag -r 3`.",
             only_if=(ONLY_HERE,),
             effect="damaged weights or a faulty GPU are found",
-            restart=False,
             why=judged("both corrupt every request of one server, and of none of its peers"),
         ),
         Fix(

@@ -1,27 +1,14 @@
 """Long prompts are prefilled in steps so large that every decoding stream stalls meanwhile."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.knowledge.shared_fixes import POOLS_BY_LENGTH
-from diag.signals import (
-    chunked_prefill_is_off,
-    compiled,
-    hardly_preempts,
-    paused_share,
-    prefills_in_pauses,
-    prompt_lengths_spread,
-    sequences_in_a_step,
-    stream_pauses_unexplained,
-    threshold_share_of_step,
-    tokens_of_one_prompt_within_pause,
-    tokens_prefilled_within_pause,
-    typical_decode_share,
-)
+from diag.knowledge import shared_fixes
 
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#chunked-prefill"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
 PAUSED = measured("15-73 % with stalls, 0 once fixed, at most 10 % on other servers", "contention_bigbatch")
-HARDLY_PAUSES = paused_share.at_most(0.12, PAUSED)
-CHUNKED = chunked_prefill_is_off.at_most(
+HARDLY_PAUSES = signals.paused_share.at_most(0.12, PAUSED)
+CHUNKED = signals.chunked_prefill_is_off.at_most(
     0, documented("without chunked prefill, prompts are not split and a step must hold --max-model-len", TUNING)
 )
 
@@ -36,61 +23,66 @@ incident = Incident(
     """,
     impact="all running streams pause for seconds whenever a long prompt arrives",
     symptoms=(
-        paused_share.above(0.12, PAUSED),
-        prefills_in_pauses.above(0, measured("3-9 long prefills in 30 s", "contention_bigbatch")),
-        typical_decode_share.below(
+        signals.paused_share.above(0.12, PAUSED),
+        signals.prefills_in_pauses.above(0, measured("3-9 long prefills in 30 s", "contention_bigbatch")),
+        signals.typical_decode_share.below(
             0.8, measured("21-77 % with stalls, 83-91 % on a healthy server", "contention_bigbatch")
         ),
     ),
     supports=(
-        prompt_lengths_spread.above(8, judged("long prompts among short ones: each long one stalls many streams")),
+        signals.prompt_lengths_spread.above(
+            8, judged("long prompts among short ones: each long one stalls many streams")
+        ),
     ),
     looks_like=(
         LookAlike(
             "kv_eviction_cascade",
             distinguish="Preempted requests are prefilled again and again.",
-            requires=hardly_preempts,
+            requires=signals.hardly_preempts,
         ),
         LookAlike(
             "engine_stalled",
             distinguish="An engine stall leaves one pause of its own length in every stream, and no prompt accounts "
             "for it.",
-            requires=stream_pauses_unexplained.at_most(
+            requires=signals.stream_pauses_unexplained.at_most(
                 0, measured("pauses of 42 s in a stall, one of many requests in its prefill", "engine_stalled")
             ),
         ),
         LookAlike(
             "compiling_while_serving",
             distinguish="Every stream waits for the compiler, and so do the first tokens of new requests.",
-            requires=compiled.at_most(0, judged("while kernels are compiled, a pause proves no prefill")),
+            requires=signals.compiled.at_most(0, judged("while kernels are compiled, a pause proves no prefill")),
         ),
         LookAlike("gpu_thermal_throttling", distinguish="Every inter-token latency grows, not only a few of them."),
     ),
     explains=("requests_aborted", "contract_breached"),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of the stream pause "
             "threshold) to a separate server while short requests stream here.",
-            value=tokens_prefilled_within_pause,
+            value=signals.tokens_prefilled_within_pause,
             rounding="power_of_two_below",
             least=256,
             effect="decode time in stream pauses falls to 0 on this server",
-            restart=False,
             expects=(HARDLY_PAUSES,),
             only_if=(
-                prompt_lengths_spread.above(8, judged("where nearly all prompts are long, there is nothing to divert")),
+                signals.prompt_lengths_spread.above(
+                    8, judged("where nearly all prompts are long, there is nothing to divert")
+                ),
             ),
             why=judged("diverted prompts cannot block these streams"),
         ),
         Fix(
             flag="--long-prefill-token-threshold",
-            value=tokens_of_one_prompt_within_pause,
+            value=signals.tokens_of_one_prompt_within_pause,
             rounding="power_of_two_below",
             least=256,
             direction="lower",
             only_if=(
                 CHUNKED,
-                threshold_share_of_step.below(1, judged("a threshold above the token budget of a step has no effect")),
+                signals.threshold_share_of_step.below(
+                    1, judged("a threshold above the token budget of a step has no effect")
+                ),
             ),
             expects=(HARDLY_PAUSES,),
             change="Cap how many tokens of one long prompt a step may take: its part of what this server prefills in "
@@ -105,9 +97,9 @@ incident = Incident(
         ),
         Fix(
             flag="--max-num-batched-tokens",
-            value=tokens_prefilled_within_pause,
+            value=signals.tokens_prefilled_within_pause,
             rounding="power_of_two_below",
-            least=sequences_in_a_step,
+            least=signals.sequences_in_a_step,
             direction="lower",
             only_if=(CHUNKED,),
             expects=(HARDLY_PAUSES,),
@@ -122,7 +114,7 @@ incident = Incident(
             effect="long prompts no longer share a step with decoding streams",
             why=documented("disaggregated prefill keeps prefill from interrupting decode", DISAGGREGATED),
         ),
-        POOLS_BY_LENGTH,
+        shared_fixes.POOLS_BY_LENGTH,
     ),
     operations=("scale",),
     mitigate=(

@@ -1,28 +1,18 @@
 """The prefix cache hit rate is low although the prompts are long enough to share prefixes."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import (
-    FINE,
-    LARGEST_KERNEL_BLOCK,
-    blocks_per_prompt,
-    prefix_cache_hit_rate,
-    prefix_match_length,
-    prompt_share_from_connector,
-    running_value,
-    stores_mamba_states,
-    whole_blocks_per_prompt,
-)
 
 PREFIX_CACHING = "https://docs.vllm.ai/en/latest/features/automatic_prefix_caching.html"
 SHORTER_THAN_A_BLOCK = "https://github.com/vllm-project/vllm/issues/40696"
 
-COARSE = prefix_match_length.above(
-    LARGEST_KERNEL_BLOCK,
+COARSE = signals.prefix_match_length.above(
+    signals.LARGEST_KERNEL_BLOCK,
     reported(
         "no attention backend asks for more than {threshold}; hybrid models get 528 and more", SHORTER_THAN_A_BLOCK
     ),
 )
-FEW_BLOCKS = whole_blocks_per_prompt.below(
+FEW_BLOCKS = signals.whole_blocks_per_prompt.below(
     4, measured("1.03 blocks of 544 tokens: hit rate 0 % although prompts share 520 tokens", "prefix_hybrid_blocks")
 )
 incident = Incident(
@@ -39,25 +29,26 @@ incident = Incident(
         effect. A hybrid model (Mamba or linear attention) has blocks of 528 tokens and more, because one block has to
         hold a Mamba state, and twice as many with an FP8 KV cache: a prefix that is shorter than a block is never
         found, even in the same prompt sent twice. That is the reason if each hit is a multiple of more than
-        {LARGEST_KERNEL_BLOCK} tokens and a prompt spans few blocks.
+        {signals.LARGEST_KERNEL_BLOCK} tokens and a prompt spans few blocks.
     """,
     impact="none by itself: shared prefixes are prefilled again for every request",
-    symptoms=(prefix_cache_hit_rate.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),),
+    symptoms=(signals.prefix_cache_hit_rate.below(0.3, judged("60-80 % is usual for a chatbot with a system prompt")),),
     supports=(COARSE, FEW_BLOCKS),
     explains=("kv_offload_ineffective",),
     looks_like=(
         LookAlike(
             "short prompts",
             distinguish=f"A prompt of one or two KV blocks has no prefix worth sharing. Blocks above"
-            f" {LARGEST_KERNEL_BLOCK} tokens count as parts of {FINE}, which --prefix-match-unit can make of them.",
-            requires=blocks_per_prompt.at_least(
+            f" {signals.LARGEST_KERNEL_BLOCK} tokens count as parts of {signals.FINE}, which "
+            "--prefix-match-unit can make of them.",
+            requires=signals.blocks_per_prompt.at_least(
                 4, measured("6.7 blocks per prompt and a hit rate of 0 %", "prefix_unique")
             ),
         ),
         LookAlike(
             "a decode server",
             distinguish="Its prompts were prefilled elsewhere, or stored: a KV connector brings their KV cache.",
-            requires=prompt_share_from_connector.at_most(
+            requires=signals.prompt_share_from_connector.at_most(
                 0.5, judged("what a connector brings is not prefilled here, and the prefix cache could not save it")
             ),
         ),
@@ -74,7 +65,7 @@ incident = Incident(
             flag="--enable-prefix-caching",
             value="",
             only_if=(
-                running_value("enable_prefix_caching").at_most(
+                signals.running_value("enable_prefix_caching").at_most(
                     0, documented("prefix caching is on by default", PREFIX_CACHING)
                 ),
             ),
@@ -89,7 +80,7 @@ incident = Incident(
             only_if=(
                 COARSE,
                 FEW_BLOCKS,
-                stores_mamba_states.at_least(
+                signals.stores_mamba_states.at_least(
                     1, documented("only Mamba states are found inside a block", PREFIX_CACHING)
                 ),
             ),
@@ -101,21 +92,19 @@ incident = Incident(
             rollback="remove the flag",
             why=measured("the same conversations: hit rate 66 % with it, 0 % without", "prefix_hybrid_match_unit"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Make the common beginning of the prompts longer than {value} tokens, one block: system prompt, "
             "tools and examples first. If that is impossible, --mamba-ssm-cache-dtype bfloat16 (where the model "
             "tolerates it) or --kv-cache-dtype auto instead of FP8 halves the blocks.",
-            value=prefix_match_length,
+            value=signals.prefix_match_length,
             only_if=(COARSE, FEW_BLOCKS),
             effect="the prefix cache hit rate rises: each prompt finds the whole blocks of the common beginning",
-            restart=False,
             why=measured("prompts that share 2,000 of 2,070 tokens hit 78 % in blocks of 544", "prefix_hybrid_hits"),
         ),
-        Fix(
+        Fix.without_restart(
             change="If prompts should share a prefix, put the common part first and the variable part last, and "
             "route the requests of one conversation to the same replica.",
             effect="the prefix cache hit rate rises; TTFT falls",
-            restart=False,
             why=documented("only common prefixes are shared", PREFIX_CACHING),
         ),
     ),

@@ -1,64 +1,39 @@
 """Requests queue although the KV cache has room: the sequence cap or the token budget of a step is the limit."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import (
-    NEAR_BANDWIDTH,
-    NEAR_COMPUTE,
-    balanced,
-    deferred_share,
-    hardly_preempts,
-    kv_cache_usage_with_next,
-    most_sequences,
-    not_set,
-    prefilled_per_step,
-    queue_time,
-    queue_time_share,
-    replicas_that_run_all,
-    requests_running_floor,
-    requests_running_median,
-    requests_to_admit,
-    requests_waiting_median,
-    room_beyond_the_load,
-    running_share_of_cap,
-    running_value,
-    sequence_cap,
-    servers,
-    shed,
-    sign_of_a_queue,
-    tokens_prefilled_within_pause,
-    ttft_missed_soon,
-    twice_the_token_budget,
-    waiting_share,
-)
+from diag.knowledge import shared_fixes
 
 SCHEDULER = "https://docs.vllm.ai/en/latest/configuration/engine_args.html#schedulerconfig"
 
-AT_THE_CAP = running_share_of_cap.at_least(1, documented("the scheduler admits up to --max-num-seqs", SCHEDULER))
+AT_THE_CAP = signals.running_share_of_cap.at_least(
+    1, documented("the scheduler admits up to --max-num-seqs", SCHEDULER)
+)
 CAPS = (
     (
         "--max-num-seqs",
-        not_set("max_num_active_seqs"),
-        most_sequences,
+        signals.not_set("max_num_active_seqs"),
+        signals.most_sequences,
         "; larger CUDA graphs take more memory",
     ),
     (
         "--max-num-active-seqs",
-        running_value("max_num_active_seqs").at_least(
+        signals.running_value("max_num_active_seqs").at_least(
             1, documented("the flag is set, and it is the lower cap", SCHEDULER)
         ),
-        running_value("max_num_seqs"),
+        signals.running_value("max_num_seqs"),
         "",
     ),
 )
 """The flags that cap sequences: the condition for each, its upper bound, and a further risk."""
 NEXT_BINDER = (
     (
-        room_beyond_the_load.at_least(1, judged("the load ends before the KV cache does")),
+        signals.room_beyond_the_load.at_least(1, judged("the load ends before the KV cache does")),
         "Admit the peak of the observed load with a quarter of headroom, as a power of two. The KV cache has room for "
         "it; the next limit is the token budget of a step or memory bandwidth.",
     ),
     (
-        room_beyond_the_load.below(1, judged("the KV cache ends before the load does")),
+        signals.room_beyond_the_load.below(1, judged("the KV cache ends before the load does")),
         "Admit as many requests as the KV cache holds at the observed lengths: it is the next limit, below the peak of "
         "the observed load.",
     ),
@@ -78,59 +53,67 @@ incident = Incident(
     """,
     impact="most of TTFT is queue time",
     symptoms=(
-        queue_time.above("queue_seconds", measured("8 s at the cap, 0 on a healthy server", "queue_saturation")),
-        waiting_share.above(
+        signals.queue_time.above(
+            "queue_seconds", measured("8 s at the cap, 0 on a healthy server", "queue_saturation")
+        ),
+        signals.waiting_share.above(
             0.33, measured("83 % at the cap; 15 % where a prefill delays a few requests", "queue_saturation")
         ),
-        queue_time_share.above(0.25, measured("82 % at the cap; 6-17 % behind a few prefills", "queue_saturation")),
-        requests_waiting_median.at_least(1, judged("a queue that is empty half of the time was a burst, and is gone")),
+        signals.queue_time_share.above(
+            0.25, measured("82 % at the cap; 6-17 % behind a few prefills", "queue_saturation")
+        ),
+        signals.requests_waiting_median.at_least(
+            1, judged("a queue that is empty half of the time was a burst, and is gone")
+        ),
     ),
     supports=(
         AT_THE_CAP,
-        requests_running_floor.at_least(
+        signals.requests_running_floor.at_least(
             0.9, measured("4 of 4 sequences run in nearly every sample", "queue_saturation")
         ),
-        NEAR_BANDWIDTH,
-        NEAR_COMPUTE,
-        ttft_missed_soon,
-        shed.at_least(1, documented("a request beyond --max-num-queued-reqs is answered 503", SCHEDULER)),
+        signals.NEAR_BANDWIDTH,
+        signals.NEAR_COMPUTE,
+        signals.ttft_missed_soon,
+        signals.shed.at_least(1, documented("a request beyond --max-num-queued-reqs is answered 503", SCHEDULER)),
     ),
-    sign=sign_of_a_queue,
+    sign=signals.sign_of_a_queue,
     looks_like=(
         LookAlike(
             "kv_pool_saturated",
             distinguish="The next request does not fit the KV cache.",
-            requires=kv_cache_usage_with_next.at_most(
+            requires=signals.kv_cache_usage_with_next.at_most(
                 0.9, measured("72 % in this recording, 3 % in queue_saturation", "cure_max_num_seqs_mean")
             ),
         ),
         LookAlike(
-            "kv_eviction_cascade", distinguish="The waiting requests are preempted ones.", requires=hardly_preempts
+            "kv_eviction_cascade",
+            distinguish="The waiting requests are preempted ones.",
+            requires=signals.hardly_preempts,
         ),
         LookAlike(
             "deferred requests",
             distinguish="Requests wait for a KV transfer or a LoRA slot, whatever the cap.",
-            requires=deferred_share.at_most(
+            requires=signals.deferred_share.at_most(
                 0.5, documented("a request is deferred by a transient constraint, not by capacity", SCHEDULER)
             ),
         ),
         LookAlike(
             "admission_deadlock",
             distinguish="Requests wait and none runs.",
-            requires=requests_running_median.above(0, judged("an engine that runs nothing has places to give")),
+            requires=signals.requests_running_median.above(0, judged("an engine that runs nothing has places to give")),
         ),
         LookAlike("engine_stalled", distinguish="No request makes any progress."),
     ),
     explains=("requests_aborted", "contract_breached"),
-    ended_by=waiting_share,
+    ended_by=signals.waiting_share,
     fixes=(
         *(
             Fix(
                 flag=flag,
-                value=requests_to_admit,
+                value=signals.requests_to_admit,
                 most=most,
                 direction="raise",
-                current=sequence_cap,
+                current=signals.sequence_cap,
                 only_if=(AT_THE_CAP, is_set, reached),
                 change=change,
                 effect="fewer requests wait; KV cache usage rises",
@@ -146,9 +129,9 @@ incident = Incident(
         ),
         Fix(
             flag="--max-num-batched-tokens",
-            value=tokens_prefilled_within_pause,
+            value=signals.tokens_prefilled_within_pause,
             rounding="power_of_two_below",
-            most=twice_the_token_budget,
+            most=signals.twice_the_token_budget,
             direction="raise",
             change="Fewer requests run than --max-num-seqs allows, so the token budget is the limit: at most double "
             "it, as long as a step takes less than the stream pause threshold.",
@@ -156,25 +139,19 @@ incident = Incident(
             risk="steps take longer: inter-token latency grows in proportion",
             rollback="set the old value again",
             only_if=(
-                running_share_of_cap.below(1, documented("below the cap, the cap is not the limit", SCHEDULER)),
-                prefilled_per_step.below(
+                signals.running_share_of_cap.below(1, documented("below the cap, the cap is not the limit", SCHEDULER)),
+                signals.prefilled_per_step.below(
                     2048, judged("a step of more tokens keeps any GPU's arithmetic busy: a longer one gains nothing")
                 ),
-                NEAR_COMPUTE.opposite,
+                signals.NEAR_COMPUTE.opposite,
             ),
             why=judged("prefill is what uses up the token budget"),
         ),
-        Fix(
+        shared_fixes.MORE_REPLICAS._replace(
             change="Run {value} replicas: as many as it takes to answer what arrives, at the concurrency that this "
             "server reaches.",
-            value=replicas_that_run_all,
-            rounding="up",
-            least=2,
-            direction="raise",
-            current=servers,
-            only_if=(balanced,),
+            value=signals.replicas_that_run_all,
             effect="fewer requests wait on every replica",
-            restart=False,
             why=judged("a server at the capacity of its hardware needs another replica"),
         ),
     ),

@@ -1,17 +1,11 @@
 """Clients disconnect before their requests finish: a time-out in front of the server is shorter than its latency."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import (
-    age_given_up,
-    harm_of_giving_up,
-    queue_time_share,
-    share_given_up,
-    spread_of_ages_given_up,
-)
 
 METRICS = "https://docs.vllm.ai/en/latest/usage/metrics.html"
 
-ONE_AGE = spread_of_ages_given_up.at_most(
+ONE_AGE = signals.spread_of_ages_given_up.at_most(
     2.5, judged("ages from a time-out lie within one or two buckets; users who stop at random spread them twentyfold")
 )
 
@@ -28,17 +22,19 @@ incident = Incident(
     """,
     impact="users get an error or half an answer, and the server computes tokens that no client reads",
     symptoms=(
-        share_given_up.above(
+        signals.share_given_up.above(
             0.2, measured("25 % behind a time-out of 4 s, 5 % where a few users stop", "requests_aborted")
         ),
-        harm_of_giving_up.at_least(
+        signals.harm_of_giving_up.at_least(
             1, judged("a share alone is no evidence: editors that complete code cancel a quarter of their requests")
         ),
     ),
     supports=(
         ONE_AGE,
-        age_given_up.at_least(1, judged("no gateway's time-out is shorter than a second; a cancelled completion is")),
-        queue_time_share.above(0.25, judged("much of the time-out is spent in the queue")),
+        signals.age_given_up.at_least(
+            1, judged("no gateway's time-out is shorter than a second; a cancelled completion is")
+        ),
+        signals.queue_time_share.above(0.25, judged("much of the time-out is spent in the queue")),
     ),
     looks_like=(
         LookAlike(
@@ -54,26 +50,23 @@ incident = Incident(
         LookAlike("engine_stalled", distinguish="No token moves at all: clients give up because nothing comes."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Find the time-out of about {value} in the gateway, the load balancer or the clients, and at least "
             "double it: that is the mean age at which requests are given up.",
-            value=age_given_up,
+            value=signals.age_given_up,
             only_if=(ONE_AGE,),
             effect="requests finish, and none is computed twice",
-            restart=False,
             why=documented("the HTTP server times each response, the engine each request that finishes", METRICS),
         ),
-        Fix(
+        Fix.without_restart(
             change="Stream the answers and let the gateway's time-out count silence, not the whole answer: a stream is "
             "silent for the time to its first token and between two tokens only.",
             effect="long answers outlive the time-out",
-            restart=False,
             why=judged("most gateways have a read time-out beside the one for the whole request"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Bound the output by max_tokens in the requests, to what is generated within the time-out.",
             effect="answers end before the time-out",
-            restart=False,
             why=judged("the latency of a long answer is its length times the inter-token latency"),
         ),
     ),

@@ -1,7 +1,7 @@
 """Clients cancel many requests although nothing is slow: completions that are cancelled by typing, for example."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.signals import age_given_up, evidence_of_death, harm_of_giving_up, share_given_up
 
 incident = Incident(
     id="requests_cancelled",
@@ -15,26 +15,27 @@ incident = Incident(
     """,
     impact="prefills and tokens of the cancelled requests are computed for no reader",
     symptoms=(
-        share_given_up.above(
+        signals.share_given_up.above(
             0.2, measured("25 % where an editor cancels completions, 5 % where a few users stop", "requests_cancelled")
         ),
-        harm_of_giving_up.at_most(0, judged("no time-out, no queue, no late first token, and no sudden rise")),
+        signals.harm_of_giving_up.at_most(0, judged("no time-out, no queue, no late first token, and no sudden rise")),
     ),
-    supports=(age_given_up.below(1, judged("a key is pressed within a second")),),
+    supports=(signals.age_given_up.below(1, judged("a key is pressed within a second")),),
     looks_like=(
         LookAlike(
             "engine_dead",
             distinguish="A server that ends loses the requests in flight; none of their clients has hung up.",
-            requires=evidence_of_death.at_most(0, judged("only a server that answers finishes or aborts requests")),
+            requires=signals.evidence_of_death.at_most(
+                0, judged("only a server that answers finishes or aborts requests")
+            ),
         ),
         LookAlike("requests_aborted", distinguish="A time-out, a queue or late tokens make the clients give up."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="If the cancelled requests cost too much, let the clients wait for a pause in typing (some 200 ms) "
             "before they send a completion, and bound max_tokens.",
             effect="fewer requests are cancelled",
-            restart=False,
             why=judged("a request that is not sent costs nothing"),
         ),
     ),

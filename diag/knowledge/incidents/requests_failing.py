@@ -1,18 +1,7 @@
 """The server answers requests with HTTP 5xx, although its engine and its page look healthy."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
-from diag.signals import (
-    FAST_BURN,
-    MOST_FAIL,
-    SLOW_BURN,
-    SPENDS_BUDGET_FAST,
-    engine_errors,
-    error_burn_rate,
-    failed_answers,
-    failed_share,
-    failing_feature,
-    sign_of_failing,
-)
 
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
 
@@ -22,7 +11,7 @@ incident = Incident(
     severity="warning",
     per=("instance",),
     hold="2m",
-    burns=(FAST_BURN, SLOW_BURN),
+    burns=(signals.FAST_BURN, signals.SLOW_BURN),
     cause="""
         The server accepts requests and answers them with an error of its own. The engine may be idle meanwhile, and
         /health and /metrics answer, because an error ends the request and not the engine. What fails is often one
@@ -31,15 +20,15 @@ incident = Incident(
         the answers of its proxy on the same node count; the counters of other gateways name no server.
     """,
     impact="users get HTTP 5xx instead of an answer",
-    symptoms=(error_burn_rate.above(FAST_BURN.factor, SPENDS_BUDGET_FAST),),
+    symptoms=(signals.error_burn_rate.above(signals.FAST_BURN.factor, signals.SPENDS_BUDGET_FAST),),
     supports=(
-        failed_share.above(0.1, measured("100 % where no grammar compiles", "requests_failing")),
-        failed_answers.at_least(5, judged("fewer errors may be one request that its client sends again")),
-        engine_errors.at_least(1, judged("the engine itself ended requests; otherwise the API server failed")),
-        failing_feature.at_least(1, judged("the log names the feature")),
+        signals.failed_share.above(0.1, measured("100 % where no grammar compiles", "requests_failing")),
+        signals.failed_answers.at_least(5, judged("fewer errors may be one request that its client sends again")),
+        signals.engine_errors.at_least(1, judged("the engine itself ended requests; otherwise the API server failed")),
+        signals.failing_feature.at_least(1, judged("the log names the feature")),
     ),
-    escalates=MOST_FAIL,
-    sign=sign_of_failing,
+    escalates=signals.MOST_FAIL,
+    sign=signals.sign_of_failing,
     looks_like=(
         LookAlike(
             "engine_dead",
@@ -59,18 +48,16 @@ incident = Incident(
         LookAlike("requests_aborted", distinguish="vLLM counts a request that its client gave up as 2xx, not as 5xx."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Read the error of one failed request: its traceback in the log names the feature.",
             command="grep -nE -A 30 'ERROR|Traceback' {log} | tail -n 80",
             effect="the cause is known",
-            restart=False,
             why=judged("vLLM answers each such request with 'Internal server error' only; the reason is in its log"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Repeat one failed request without its schema, tools, adapter or images, one after the other: the "
             "part without which it succeeds is the cause. Correct that part in the clients, or route it elsewhere.",
             effect="the share of failed answers falls",
-            restart=False,
             why=measured("requests without the grammar were answered by the same server", "requests_failing"),
         ),
         Fix(
@@ -79,7 +66,7 @@ incident = Incident(
             change="If requests with a schema fail, try another backend for grammars; keep the other keys.",
             effect="requests with a schema end with their output",
             only_if=(
-                failing_feature.at_least(
+                signals.failing_feature.at_least(
                     1, documented("the log shows that the backend could not compile a grammar", STRUCTURED)
                 ),
             ),
@@ -90,7 +77,6 @@ incident = Incident(
         Fix(
             change="If the errors began with a deployment (release, flags, model, template), roll it back.",
             effect="the share of failed answers falls",
-            restart=True,
             why=judged("requests that worked before fail because something has changed"),
         ),
     ),

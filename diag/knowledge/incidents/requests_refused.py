@@ -1,20 +1,18 @@
 """Every request for inference is refused with HTTP 4xx: a wrong key, a wrong model name, a limit that none keeps."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.signals import (
-    invalid_answers,
-    names_asked_in_vain,
-    not_found_answers,
-    refused_without_success,
-    sign_of_refusing,
-    successes_before_refusals,
-    unauthorized_answers,
-)
 
-KEYS = unauthorized_answers.at_least(1, judged("vLLM answers 401 to a missing or wrong API key, a proxy 401 or 403"))
-NAMES = not_found_answers.at_least(1, judged("vLLM answers 404 to a model, an adapter or a route that it lacks"))
-LIMITS = invalid_answers.at_least(1, judged("vLLM answers 400 to a prompt beyond the context or an invalid parameter"))
-SERVED_BEFORE = successes_before_refusals.at_least(
+KEYS = signals.unauthorized_answers.at_least(
+    1, judged("vLLM answers 401 to a missing or wrong API key, a proxy 401 or 403")
+)
+NAMES = signals.not_found_answers.at_least(
+    1, judged("vLLM answers 404 to a model, an adapter or a route that it lacks")
+)
+LIMITS = signals.invalid_answers.at_least(
+    1, judged("vLLM answers 400 to a prompt beyond the context or an invalid parameter")
+)
+SERVED_BEFORE = signals.successes_before_refusals.at_least(
     20, judged("more than the trial requests after a start: successes were normal, and now no user is served")
 )
 
@@ -32,13 +30,19 @@ incident = Incident(
     """,
     impact="no user of this server gets an answer",
     symptoms=(
-        refused_without_success.at_least(
+        signals.refused_without_success.at_least(
             1, measured("314 answers in 36 s, none of them a success", "requests_refused")
         ),
     ),
-    supports=(SERVED_BEFORE, KEYS, NAMES, LIMITS, names_asked_in_vain.at_least(1, judged("the log shows the names"))),
+    supports=(
+        SERVED_BEFORE,
+        KEYS,
+        NAMES,
+        LIMITS,
+        signals.names_asked_in_vain.at_least(1, judged("the log shows the names")),
+    ),
     escalates=SERVED_BEFORE,
-    sign=sign_of_refusing,
+    sign=signals.sign_of_refusing,
     looks_like=(
         LookAlike("client_errors_surge", distinguish="Some clients are refused, while the requests of others succeed."),
         LookAlike("requests_failing", distinguish="HTTP 5xx are errors of the server."),
@@ -50,38 +54,34 @@ incident = Incident(
     ),
     explains=("client_errors_surge",),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Compare the API key of the clients and the gateway with the one that this server was started with "
             "(--api-key or VLLM_API_KEY): without a valid key every answer is a 401.",
             effect="requests succeed",
             only_if=(KEYS,),
-            restart=False,
             why=judged("vLLM's authentication answers before the route and the model are looked at"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Compare the model name and the path that clients send with what is served: "
             "--served-model-name, the adapters (GET /v1/models lists them), and the base URL of the clients, which "
             "ends in /v1.",
             effect="requests succeed",
             only_if=(NAMES,),
-            restart=False,
             why=judged("a renamed model or an adapter that is not loaded is answered 404"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Read the reason in the body of one refused answer: the prompt with max_tokens exceeds "
             "--max-model-len, or a parameter or schema is invalid in this release. Undo the change of the limit or the "
             "client.",
             effect="requests succeed",
             only_if=(LIMITS,),
-            restart=False,
             why=judged("vLLM states the limit and the length in the answer"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Look at the status of these answers, in the access log or by sending one of the requests again "
             "with curl -i: 401 is a wrong API key, 404 a model, an adapter or a route that is not served, 400 a prompt "
             "that is too long or an invalid parameter.",
             effect="the kind of refusal is known",
-            restart=False,
             why=judged("the metric groups all client errors as 4xx; the access log has the status"),
         ),
     ),

@@ -40,18 +40,16 @@ incident = Incident(
         ),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Add the lines of alerts/relabel.yaml to the scrape job: they name the metrics vllm:... again.",
             effect="rules and dashboards see this server",
-            restart=False,
             why=documented("a relabelled series has the name that is asked for", METHOD),
             risk="rules of others that use the present names lose their series",
         ),
-        Fix(
+        Fix.without_restart(
             change="Where the platform decides about the names, state them in diag.toml ([site] prefix), run "
             "`diag generate`, and load the alerts and dashboards that it writes.",
             effect="rules and dashboards ask for the names that this site stores",
-            restart=False,
             why=judged("one prefix for all servers of a site is as good as another"),
         ),
     ),

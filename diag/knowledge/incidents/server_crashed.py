@@ -1,8 +1,8 @@
 """The server crashed a short time ago and was started again: a new start does not erase the crash."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged
-from diag.knowledge.shared_fixes import READ_LOG
-from diag.signals import crash_time, crashed_lately, crashes_or_down, started_since_crash
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="server_crashed",
@@ -19,25 +19,26 @@ incident = Incident(
     """,
     impact="all requests in flight at the crash failed, and it may happen again",
     symptoms=(
-        crashed_lately.at_least(1, judged("what ended the server once within 15 minutes may end it again")),
-        started_since_crash.at_least(1, judged("a server that nothing has started again is dead: engine_dead")),
+        signals.crashed_lately.at_least(1, judged("what ended the server once within 15 minutes may end it again")),
+        signals.started_since_crash.at_least(1, judged("a server that nothing has started again is dead: engine_dead")),
     ),
-    escalates=crashes_or_down.at_least(1, judged("a second crash is no chance; a server that starts serves nobody")),
+    escalates=signals.crashes_or_down.at_least(
+        1, judged("a second crash is no chance; a server that starts serves nobody")
+    ),
     looks_like=(
         LookAlike("crash_loop", distinguish="It crashed at least three times in a row."),
         LookAlike("engine_dead", distinguish="It stays down: nothing starts it again."),
         LookAlike("a planned restart", distinguish="The log reports an orderly shutdown before the start."),
     ),
     explains=("engine_dead", "contract_breached"),
-    quotes=crash_time,
-    began=crash_time,
+    quotes=signals.crash_time,
+    began=signals.crash_time,
     fixes=(
-        *READ_LOG,
-        Fix(
+        *shared_fixes.READ_LOG,
+        Fix.without_restart(
             change="Find the reason of the crash before it comes back: the last lines before the start, and "
             "`dmesg -T | tail -100` for the OOM killer and Xid errors.",
             effect="no further crash for 15 minutes",
-            restart=False,
             why=judged("a new start does not remove the cause of the crash"),
         ),
     ),

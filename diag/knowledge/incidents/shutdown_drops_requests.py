@@ -1,26 +1,21 @@
 """A planned stop of the server, as in a rolling update, ends requests that were still in flight."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import (
-    latency_of_long_requests,
-    requests_cut_at_shutdown,
-    requests_in_flight_at_shutdown,
-    requests_refused_at_shutdown,
-    shutdown_time,
-    waited_for_requests,
-)
 
 SHUTDOWN = "https://github.com/vllm-project/vllm/pull/36666"
 GRACE = "https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination"
 PATTERN = "https://github.com/llm-d/llm-d/issues/927"
 
-DRAINED = waited_for_requests.at_least(1, documented("the engine logs that it waits, and for how long", SHUTDOWN))
-ABORTED = waited_for_requests.at_most(0, documented("with a time-out of 0 s it aborts them at once", SHUTDOWN))
-DROPPED = requests_cut_at_shutdown.at_least(
+DRAINED = signals.waited_for_requests.at_least(
+    1, documented("the engine logs that it waits, and for how long", SHUTDOWN)
+)
+ABORTED = signals.waited_for_requests.at_most(0, documented("with a time-out of 0 s it aborts them at once", SHUTDOWN))
+DROPPED = signals.requests_cut_at_shutdown.at_least(
     1, measured("6 streams were cut off at SIGTERM, none with a drain", "shutdown_drops_requests")
 )
-CUT = requests_in_flight_at_shutdown.at_least(1, judged("each of them is an error that a user sees"))
-REFUSED = requests_refused_at_shutdown.at_least(
+CUT = signals.requests_in_flight_at_shutdown.at_least(1, judged("each of them is an error that a user sees"))
+REFUSED = signals.requests_refused_at_shutdown.at_least(
     1, judged("clients that went on during a drain of 27 s got 1,650 answers of HTTP 500 from vLLM 0.32")
 )
 
@@ -58,11 +53,11 @@ incident = Incident(
         ),
     ),
     explains=("requests_failing", "requests_aborted"),
-    began=shutdown_time,
+    began=signals.shutdown_time,
     fixes=(
         Fix(
             flag="--shutdown-timeout",
-            value=latency_of_long_requests,
+            value=signals.latency_of_long_requests,
             rounding="up",
             least=30,
             most=600,
@@ -77,18 +72,17 @@ incident = Incident(
         Fix(
             change="Give the drain more time: raise --shutdown-timeout above the latency of the longest requests "
             "(p99: {value} s), or bound their length by max_tokens.",
-            value=latency_of_long_requests,
+            value=signals.latency_of_long_requests,
             rounding="up",
             effect="the drain ends before its time-out",
             only_if=(DRAINED, CUT),
             risk="a restart takes up to this long",
             why=measured("with 60 s every stream was answered", "shutdown_drained"),
         ),
-        Fix(
+        Fix.without_restart(
             change="Add a preStop hook that sleeps until the load balancer has taken the server out (`sleep 15`), "
             "before SIGTERM reaches vLLM.",
             effect="no request arrives at a server that drains",
-            restart=False,
             why=reported("gateways learn of a terminating pod seconds later", PATTERN),
         ),
         Fix(

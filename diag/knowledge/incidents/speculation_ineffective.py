@@ -1,23 +1,14 @@
 """Few tokens of speculative decoding are accepted: drafting costs time and hardly speeds up any step."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import (
-    WORTHWHILE,
-    accepted_per_draft,
-    draft_acceptance_rate,
-    draft_length,
-    first_token_acceptance_rate,
-    requests_running_median,
-    speculates,
-    worthwhile_draft_length,
-)
 
 SPECULATION = "https://docs.vllm.ai/en/latest/features/spec_decode/"
 AUTOMATE = "https://github.com/vllm-project/vllm/issues/4565"
 
 BEGINS_WELL = judged("a first token that is accepted less often is not worth drafting")
-RARELY_ACCEPTED = draft_acceptance_rate.below(
-    WORTHWHILE, measured("2 % where the next token is random", "speculation_ineffective")
+RARELY_ACCEPTED = signals.draft_acceptance_rate.below(
+    signals.WORTHWHILE, measured("2 % where the next token is random", "speculation_ineffective")
 )
 incident = Incident(
     id="speculation_ineffective",
@@ -36,15 +27,17 @@ incident = Incident(
     impact="none visible by itself: hardly faster than without speculation, and slower once batches are large",
     symptoms=(
         RARELY_ACCEPTED,
-        speculates.at_least(1, documented("only a server that speculates has an acceptance rate", SPECULATION)),
+        signals.speculates.at_least(1, documented("only a server that speculates has an acceptance rate", SPECULATION)),
     ),
-    supports=(requests_running_median.at_least(32, reported("the more requests run, the smaller the gain", AUTOMATE)),),
+    supports=(
+        signals.requests_running_median.at_least(32, reported("the more requests run, the smaller the gain", AUTOMATE)),
+    ),
     looks_like=(
         LookAlike(
             "a long draft that pays",
             distinguish="Only two of ten draft tokens are accepted, and yet each step generates three tokens instead "
             "of one.",
-            requires=accepted_per_draft.at_most(
+            requires=signals.accepted_per_draft.at_most(
                 1, judged("above {threshold}, a step generates more than twice as many tokens")
             ),
         ),
@@ -54,10 +47,10 @@ incident = Incident(
         Fix(
             change="Draft at most {value} tokens per step: num_speculative_tokens in --speculative-config, or "
             "--spec-tokens.",
-            value=worthwhile_draft_length,
+            value=signals.worthwhile_draft_length,
             direction="lower",
-            current=draft_length,
-            only_if=(first_token_acceptance_rate.at_least(WORTHWHILE, BEGINS_WELL),),
+            current=signals.draft_length,
+            only_if=(signals.first_token_acceptance_rate.at_least(signals.WORTHWHILE, BEGINS_WELL),),
             effect=f"the draft acceptance rate rises above {RARELY_ACCEPTED.limit_with_unit}: most of the remaining "
             "draft tokens are accepted",
             risk="a step generates slightly fewer tokens; where few requests run and drafting is cheap, responses may "
@@ -67,7 +60,7 @@ incident = Incident(
         ),
         Fix(
             flag="--speculative-config",
-            only_if=(first_token_acceptance_rate.below(WORTHWHILE, BEGINS_WELL),),
+            only_if=(signals.first_token_acceptance_rate.below(signals.WORTHWHILE, BEGINS_WELL),),
             change="Disable speculative decoding: not even the first token of a draft is accepted often enough.",
             effect="no draft tokens; inter-token latency stays the same or falls",
             risk="repetitive text (edited code, for example) loses its speed-up",

@@ -1,8 +1,8 @@
 """The log reports that the engine did not start, and why."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
-from diag.knowledge.shared_fixes import READ_LOG
-from diag.signals import quoted_error, startup_failed
+from diag.knowledge import shared_fixes
 
 incident = Incident(
     id="startup_failed",
@@ -18,7 +18,9 @@ incident = Incident(
         last traceback.
     """,
     impact="the server never becomes ready; under a supervisor it restarts and fails in a loop",
-    symptoms=(startup_failed.at_least(1, measured("the engine logs that it failed", "startup_crash_blocksize16")),),
+    symptoms=(
+        signals.startup_failed.at_least(1, measured("the engine logs that it failed", "startup_crash_blocksize16")),
+    ),
     looks_like=(
         LookAlike("startup_slow", distinguish="The start continues, and no error has ended it."),
         LookAlike("engine_dead", distinguish="The server had answered before."),
@@ -28,10 +30,10 @@ incident = Incident(
         "server_crashed",
         "engine_dead",
     ),
-    quotes=quoted_error,
+    quotes=signals.quoted_error,
     lints=True,
     fixes=(
-        *READ_LOG,
+        *shared_fixes.READ_LOG,
         Fix(
             change="Correct what the error names and start again; `diag doctor --log` follows the start.",
             effect="the start-up phases complete and /metrics answers",

@@ -1,20 +1,12 @@
 """One start-up phase takes longer than usual."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, reported
-from diag.knowledge.shared_fixes import SAVE_STACKS
-from diag.signals import (
-    probe_failures_allowed,
-    starting,
-    startup_overdue,
-    startup_seconds,
-    twice_the_startup,
-    weights_read_rate,
-    weights_time_left,
-)
+from diag.knowledge import shared_fixes
 
 PROBES = "https://kubernetes.io/docs/tasks/configure-pod-container/configure-liveness-readiness-startup-probes/"
 LOADING = "https://docs.vllm.ai/en/latest/api/vllm/config/load/"
-SLOW_STORAGE = weights_read_rate.below(
+SLOW_STORAGE = signals.weights_read_rate.below(
     500e6, judged("a local SSD delivers more; a network file system that is read page by page does not")
 )
 ENVIRONMENT = "https://docs.vllm.ai/en/latest/configuration/env_vars.html"
@@ -30,8 +22,8 @@ incident = Incident(
     """,
     impact="capacity is missing for minutes; a probe with a short timeout kills the server just before it is ready",
     symptoms=(
-        starting.at_least(1, judged("the start is still in progress")),
-        startup_overdue.above(
+        signals.starting.at_least(1, judged("the start is still in progress")),
+        signals.startup_overdue.above(
             1,
             reported(
                 "phases take seconds to minutes; 222.8 s for a cold compilation is usual",
@@ -40,9 +32,9 @@ incident = Incident(
         ),
     ),
     supports=(
-        startup_seconds.above(600, documented("VLLM_ENGINE_READY_TIMEOUT_S is 600 s by default", ENVIRONMENT)),
+        signals.startup_seconds.above(600, documented("VLLM_ENGINE_READY_TIMEOUT_S is 600 s by default", ENVIRONMENT)),
         SLOW_STORAGE,
-        weights_time_left.above(60, judged("more than a minute of loading is worth a look at the storage")),
+        signals.weights_time_left.above(60, judged("more than a minute of loading is worth a look at the storage")),
     ),
     looks_like=(
         LookAlike(
@@ -52,17 +44,16 @@ incident = Incident(
         LookAlike("startup_failed", distinguish="An error ended the start."),
     ),
     fixes=(
-        Fix(
+        Fix.without_restart(
             command="startupProbe: {periodSeconds: 10, failureThreshold: {value}}",
-            value=probe_failures_allowed,
+            value=signals.probe_failures_allowed,
             change="Let the platform wait 1.5 times as long as this start has taken so far.",
             effect="the server is not killed before it is ready",
-            restart=False,
             why=documented("failureThreshold x periodSeconds is the time that a start may take", PROBES),
         ),
         Fix(
             environment="VLLM_ENGINE_READY_TIMEOUT_S",
-            value=twice_the_startup,
+            value=signals.twice_the_startup,
             least=600,
             direction="raise",
             change="Let vLLM wait for its engine for twice the start-up time so far.",
@@ -81,7 +72,7 @@ incident = Incident(
             rollback="remove the flag",
             why=documented("recommended for models on network filesystems", LOADING),
         ),
-        SAVE_STACKS,
+        shared_fixes.SAVE_STACKS,
         Fix(
             change="Keep the compile cache (~/.cache/vllm) and the weights on a persistent volume.",
             effect="the phases compile and load_weights are shorter at the next start",

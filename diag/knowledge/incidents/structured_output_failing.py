@@ -1,12 +1,12 @@
 """Grammars of structured outputs cannot be compiled, or refuse the tokens that the model generates."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.signals import MOST_FAIL, grammar_errors_per_request, speculates
 
 STRUCTURED = "https://docs.vllm.ai/en/latest/features/structured_outputs.html"
 LIVELOCK = "https://github.com/vllm-project/vllm/issues/49210"
 NO_BACKEND = "https://github.com/vllm-project/vllm/issues/51660"
-FAILS = grammar_errors_per_request.above(
+FAILS = signals.grammar_errors_per_request.above(
     0.02, judged("one request in fifty; a single line in hours is a draft token or one client's schema")
 )
 
@@ -40,15 +40,14 @@ incident = Incident(
         ),
         LookAlike("engine_stalled", distinguish="No token moves, and the log has none of these lines."),
     ),
-    escalates=MOST_FAIL,
+    escalates=signals.MOST_FAIL,
     explains=("engine_dead", "engine_stalled", "requests_failing"),
     fixes=(
-        Fix(
+        Fix.without_restart(
             change="Look at the parameters of the requests that the log names: allowed_token_ids and bad_words must "
             "leave a token that the schema allows at every place.",
             command="grep -E 'Failed to (advance FSM|compile grammar) for request' {log}",
             effect="requests with a schema end with its output",
-            restart=False,
             why=measured(
                 "allowed_token_ids without a token of any choice: each request failed", "structured_output_failing"
             ),
@@ -57,7 +56,9 @@ incident = Incident(
             change="Turn speculative decoding off until the release is upgraded: drafts and grammars are out of step "
             "in some releases (repaired bit by bit from 0.27.0 on).",
             effect="no line about a grammar any more",
-            only_if=(speculates.at_least(1, documented("only drafts can run ahead of the grammar", STRUCTURED)),),
+            only_if=(
+                signals.speculates.at_least(1, documented("only drafts can run ahead of the grammar", STRUCTURED)),
+            ),
             risk="fewer tokens per step: outputs take longer",
             rollback="set --speculative-config again",
             why=reported("the engine went in circles with MTP drafts and xgrammar", LIVELOCK),

@@ -1,37 +1,20 @@
 """One tensor-parallel rank does not reach a collective, and all other ranks wait in it."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
-from diag.knowledge.shared_fixes import (
-    LET_GO_ON,
-    NOT_CHANGING,
-    NOT_HALTED,
-    READ_DUMPS,
-    SAVE_STACKS,
-    STACK_TRACES,
-    TROUBLESHOOTING,
-)
-from diag.signals import (
-    infiniband_link_errors,
-    infiniband_ports_down,
-    log_waits,
-    not_set,
-    nvlinks,
-    nvlinks_trained_again,
-    progress,
-    ranks,
-    ranks_missing_from_collective,
-    ranks_out_of_step,
-)
+from diag.knowledge import shared_fixes
 
 SPIN = reported(
     "96 % utilisation at about 20 W; by processes: one rank uses no CPU while its peer uses a full core",
     "https://github.com/vllm-project/vllm/issues/42354",
 )
-OUT_OF_STEP = ranks_out_of_step.at_least(1, SPIN)
-STANDS_STILL = progress._replace(throughout=True).at_most(
+OUT_OF_STEP = signals.ranks_out_of_step.at_least(1, SPIN)
+STANDS_STILL = signals.progress._replace(throughout=True).at_most(
     0, measured("no token was processed for 73 s", "tp2_long_stall")
 )
-ON_PCIE = nvlinks.at_most(0, documented("peer-to-peer access over PCIe is what breaks", TROUBLESHOOTING))
+ON_PCIE = signals.nvlinks.at_most(
+    0, documented("peer-to-peer access over PCIe is what breaks", shared_fixes.TROUBLESHOOTING)
+)
 INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 NVLINK = "https://docs.nvidia.com/deploy/nvml-api/group__NvLink.html"
 
@@ -51,15 +34,15 @@ incident = Incident(
     impact="every stream hangs and no new request gets a token",
     symptoms=(
         STANDS_STILL,
-        ranks.above(1, documented("a single rank waits for no other rank", TROUBLESHOOTING)),
-        ranks_missing_from_collective.at_least(1, SPIN),
+        signals.ranks.above(1, documented("a single rank waits for no other rank", shared_fixes.TROUBLESHOOTING)),
+        signals.ranks_missing_from_collective.at_least(1, SPIN),
     ),
     supports=(
-        infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
-        infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
-        nvlinks_trained_again.above(0, documented("an NVLink was trained again after errors", NVLINK)),
+        signals.infiniband_ports_down.at_least(1, documented("no collective passes a port that is down", INFINIBAND)),
+        signals.infiniband_link_errors.above(0, documented("the counters of a sound link stand still", INFINIBAND)),
+        signals.nvlinks_trained_again.above(0, documented("an NVLink was trained again after errors", NVLINK)),
         OUT_OF_STEP,
-        log_waits.at_least(1, measured("after 60 s the log reports a rank waiting", "tp2_long_stall")),
+        signals.log_waits.at_least(1, measured("after 60 s the log reports a rank waiting", "tp2_long_stall")),
     ),
     looks_like=(
         LookAlike("a scheduler deadlock", distinguish="All ranks are idle: none busy-waits.", refuted_by=OUT_OF_STEP),
@@ -68,7 +51,7 @@ incident = Incident(
             distinguish="The log has the same line, but the rank that compiles uses a full core: no rank stands still.",
             refuted_by=OUT_OF_STEP,
         ),
-        NOT_CHANGING,
+        shared_fixes.NOT_CHANGING,
         LookAlike("gpu_fault", distinguish="The driver reports an Xid error, or the GPU does not answer."),
     ),
     explains=(
@@ -81,13 +64,13 @@ incident = Incident(
         "contract_breached",
     ),
     fixes=(
-        *LET_GO_ON,
-        SAVE_STACKS,
-        READ_DUMPS,
+        *shared_fixes.LET_GO_ON,
+        shared_fixes.SAVE_STACKS,
+        shared_fixes.READ_DUMPS,
         Fix(
             change="Take the server out of rotation and restart it: requests in flight are lost either way.",
             effect="tokens are generated again",
-            only_if=NOT_HALTED,
+            only_if=shared_fixes.NOT_HALTED,
             while_it_lasts=True,
             why=judged("a rank that missed a collective does not recover by itself, unless it was merely stopped"),
         ),
@@ -96,7 +79,7 @@ incident = Incident(
             value="",
             change="If it happens again on PCIe, let NCCL do the all-reduce.",
             effect="the stall does not recur",
-            only_if=(ON_PCIE, not_set("disable_custom_all_reduce")),
+            only_if=(ON_PCIE, signals.not_set("disable_custom_all_reduce")),
             risk="latency at small batch sizes rises by a few percent",
             rollback="remove the flag",
             why=reported("the flag ended the stalls", "https://github.com/vllm-project/vllm/issues/33041"),
@@ -119,9 +102,9 @@ incident = Incident(
             effect="a broken link is found at start-up, and custom all-reduce is disabled",
             versions=("0.10.1", ""),
             rollback="unset it",
-            why=documented("the test is skipped by default since 0.10.1", TROUBLESHOOTING),
+            why=documented("the test is skipped by default since 0.10.1", shared_fixes.TROUBLESHOOTING),
         ),
-        STACK_TRACES,
+        shared_fixes.STACK_TRACES,
     ),
     operations=("drain", "restart"),
     mitigate=(

@@ -1,27 +1,13 @@
 """Tokens are generated, but the tensor-parallel ranks wait for the links between them."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, documented, judged
-from diag.knowledge.shared_fixes import SLOW_SERVER
-from diag.signals import (
-    half_of_the_ranks,
-    infiniband_link_errors,
-    links_saturated,
-    nvlinks,
-    odd_ranks,
-    pcie_lanes_lost,
-    pcie_share,
-    progress,
-    ranks,
-    requests_in_flight_peak,
-    running_value,
-    slowest_clock,
-    twice_the_stages,
-)
+from diag.knowledge import shared_fixes
 
 INFINIBAND = "https://docs.kernel.org/infiniband/sysfs.html"
 PARALLELISM = "https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html"
 
-LANES_LOST = pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes"))
+LANES_LOST = signals.pcie_lanes_lost.above(0, judged("a link under load should use all of its lanes"))
 
 incident = Incident(
     id="tp_interconnect_bound",
@@ -35,11 +21,11 @@ incident = Incident(
     """,
     impact="inter-token latency is higher than the GPUs need",
     symptoms=(
-        ranks.above(1, documented("ranks exchange activations in every layer", PARALLELISM)),
-        progress.above(0, judged("without any progress it is a stall")),
-        requests_in_flight_peak.at_least(1, judged("the links of an idle server prove nothing")),
-        nvlinks.at_most(0, judged("NVLink has many times the bandwidth that a layer needs")),
-        links_saturated.at_least(
+        signals.ranks.above(1, documented("ranks exchange activations in every layer", PARALLELISM)),
+        signals.progress.above(0, judged("without any progress it is a stall")),
+        signals.requests_in_flight_peak.at_least(1, judged("the links of an idle server prove nothing")),
+        signals.nvlinks.at_most(0, judged("NVLink has many times the bandwidth that a layer needs")),
+        signals.links_saturated.at_least(
             1,
             judged(
                 "a link is saturated at about 80 to 90 % of its rate; all-reduces overlap with no computation, so a "
@@ -48,10 +34,10 @@ incident = Incident(
         ),
     ),
     supports=(
-        pcie_share.above(0.7, judged("the mean over steps, in which the link is idle while the ranks compute")),
+        signals.pcie_share.above(0.7, judged("the mean over steps, in which the link is idle while the ranks compute")),
         LANES_LOST,
-        infiniband_link_errors.above(0, documented("a link with errors sends packets again", INFINIBAND)),
-        slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),
+        signals.infiniband_link_errors.above(0, documented("a link with errors sends packets again", INFINIBAND)),
+        signals.slowest_clock.below(0.85, judged("all ranks wait for the slowest one")),
     ),
     looks_like=(
         LookAlike("tp_communication_stall", distinguish="No request makes any progress."),
@@ -64,8 +50,8 @@ incident = Incident(
         ),
     ),
     explains=("contract_breached",),
-    may_explain=SLOW_SERVER,
-    ended_by=links_saturated,
+    may_explain=shared_fixes.SLOW_SERVER,
+    ended_by=signals.links_saturated,
     fixes=(
         Fix(
             change="Repair the PCIe link that runs with fewer lanes than it has: reseat the card and its riser, or "
@@ -85,12 +71,12 @@ incident = Incident(
         ),
         Fix(
             flag="--pipeline-parallel-size",
-            value=twice_the_stages,
-            also=(("--tensor-parallel-size", half_of_the_ranks),),
+            value=signals.twice_the_stages,
+            also=(("--tensor-parallel-size", signals.half_of_the_ranks),),
             direction="raise",
             only_if=(
-                odd_ranks.at_most(0, documented("the ranks are divided evenly among the stages", PARALLELISM)),
-                running_value("decode_context_parallel_size").at_most(
+                signals.odd_ranks.at_most(0, documented("the ranks are divided evenly among the stages", PARALLELISM)),
+                signals.running_value("decode_context_parallel_size").at_most(
                     1, documented("it has to divide the remaining number of ranks", PARALLELISM)
                 ),
             ),

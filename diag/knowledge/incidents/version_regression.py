@@ -1,9 +1,9 @@
 """After an upgrade of vLLM the same load is served more slowly."""
 
+from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged
-from diag.signals import flags_changed_with_upgrade, slower_since_upgrade, upgraded
 
-SLOWER = slower_since_upgrade.above(
+SLOWER = signals.slower_since_upgrade.above(
     1.3, judged("a quarter of an hour of one load differs from the next by less, and users notice no less")
 )
 incident = Incident(
@@ -21,8 +21,10 @@ incident = Incident(
         watches for 30 seconds compares with a file of what is normal (--baseline).
     """,
     impact="streams are slower and each server serves fewer requests than before the upgrade",
-    symptoms=(SLOWER, upgraded.at_least(1, judged("without another release there is nothing to compare"))),
-    supports=(flags_changed_with_upgrade.at_least(1, judged("a setting that changed may be what made it slower")),),
+    symptoms=(SLOWER, signals.upgraded.at_least(1, judged("without another release there is nothing to compare"))),
+    supports=(
+        signals.flags_changed_with_upgrade.at_least(1, judged("a setting that changed may be what made it slower")),
+    ),
     looks_like=(
         LookAlike(
             "more load",
@@ -51,7 +53,7 @@ incident = Incident(
             change="Start the new release with the values that the changed settings had before the upgrade.",
             effect="ITL at the same load returns to what it was",
             why=judged("defaults change between releases, and are the cheapest thing to undo"),
-            only_if=(flags_changed_with_upgrade.at_least(1, judged("only where a setting changed")),),
+            only_if=(signals.flags_changed_with_upgrade.at_least(1, judged("only where a setting changed")),),
             rollback="leave the settings to vLLM again",
         ),
         Fix(

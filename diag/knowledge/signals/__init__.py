@@ -6,22 +6,17 @@ from pkgutil import iter_modules
 
 from diag.core.incident import Part, Signal
 from diag.knowledge.signals.answers import *  # noqa: F403
-from diag.knowledge.signals.ceilings import *  # noqa: F403
 from diag.knowledge.signals.expressions import *  # noqa: F403
 from diag.knowledge.signals.features import *  # noqa: F403
 from diag.knowledge.signals.forward_progress import *  # noqa: F403
 from diag.knowledge.signals.gpu import *  # noqa: F403
-from diag.knowledge.signals.halted import *  # noqa: F403
 from diag.knowledge.signals.kv_cache import *  # noqa: F403
 from diag.knowledge.signals.load import *  # noqa: F403
 from diag.knowledge.signals.log import *  # noqa: F403
 from diag.knowledge.signals.peers import *  # noqa: F403
-from diag.knowledge.signals.planned import *  # noqa: F403
-from diag.knowledge.signals.prefill import *  # noqa: F403
-from diag.knowledge.signals.refusals import *  # noqa: F403
 from diag.knowledge.signals.resources import *  # noqa: F403
-from diag.knowledge.signals.settings import *  # noqa: F403
 from diag.knowledge.signals.startup import *  # noqa: F403
+from diag.knowledge.signals.steps import *  # noqa: F403
 
 _FILES = [vars(sys.modules[f"{__name__}.{file.name}"]) for file in iter_modules(__path__)]  # noqa: F405
 DECLARED: Mapping[str, Part | Signal] = {

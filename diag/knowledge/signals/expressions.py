@@ -1,17 +1,30 @@
-"""Parts that signals of many files use: counters of requests and tokens, gauges of load, values of flags.
+"""Signals of the running configuration, and parts that signals of many files use: counters, gauges of load, settings.
 
 Only range functions look at samples, so one missed scrape hides nothing; a gauge needs three samples in the window. A
 metric that vLLM renamed is `(new or old)`. Comparisons inside an expression are `bool`, so a signal is missing only
-if telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source.
+if telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from its source. Fixes are computed from the
+settings and from the memory that they leave free.
 """
 
-from diag.core.incident import Part
+import itertools
+import re
+from collections.abc import Mapping
+from textwrap import dedent
+from typing import Any
 
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+from diag.core.declarations import Mistake
+from diag.core.incident import Part, Signal
+
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
+KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+TTFT = ("vllm:time_to_first_token_seconds",)
 ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
+E2E = ("vllm:e2e_request_latency_seconds",)
+PREFIX_CACHE_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+PREFIX_CACHE_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+"""Metrics by their names in the releases, the newest first (diag/vllm/metric_names.json has all, see `renamed`)."""
 CONFIG = (
     "api_server_count",
     "block_size",
@@ -34,19 +47,50 @@ CONFIG = (
     "tensor_parallel_size",
 )
 """Settings of a running server that expressions read, each as the part `config_NAME`."""
-
-
-def renamed(function: str, names: tuple[str, ...], suffix: str = "") -> str:
-    """Return a range function of a metric under the name that the release gives it, with `suffix` behind the name."""
-    return " or ".join(f"{function}({name}{suffix}[$window])" for name in names)
-
-
 SLOWEST_MEMBER = "the slowest member: in tensor parallelism, each step waits for it"
 ANY_MEMBER = "the largest value: one member that shows it is enough"
 EVERY_MEMBER = "the largest value: it is 0 only if all members are"
 USUAL_MEMBER = "the median: it shows what is usual among peers, whatever a few of them do"
 FULLEST_MEMBER = "the fullest member: a setting applies to all of them, and it has the least to give"
 """Reasons for the member that stands for its group (`Part.group`)."""
+_PART = re.compile(r"(?P<name>\w+)(?:: ?(?P<unit>[^(=]*?))?(?: ?\((?P<group>[^=]*)\))? =(?: (?P<promql>.+))?")
+
+
+def renamed(expression: str, names: tuple[str, ...]) -> str:
+    """Return an expression such as `increase({}_sum[$window])` of a metric under the name that the release gives it."""
+    return " or ".join(expression.replace("{}", name) for name in names)
+
+
+def usage(function: str) -> str:
+    """Return a function, such as `max_over_time({}[$window])`, of the usage of the KV cache; it needs three samples."""
+    sampled = "$kv_cache_usage_sampled", "$gpu_cache_usage_sampled"
+    of_names = (f"{function.format(name)} and {samples}" for name, samples in zip(KV_USAGE, sampled, strict=True))
+    return " or ".join(f"max by ($by) ({of_name})" for of_name in of_names)
+
+
+def parts(*texts: str) -> tuple[Part, ...]:
+    """Return the parts of texts that have a line for each: `name: unit (reason for the member) = PromQL`.
+
+    Unit and reason may be missing; a line that is indented continues the one above; # begins a line of comment.
+    """
+    declared: list[Part] = []
+    for line in itertools.chain.from_iterable(dedent(text).splitlines() for text in texts):
+        if line.lstrip().startswith("#") or not line:
+            continue
+        if line.startswith(" ") and declared:
+            declared[-1] = declared[-1]._replace(promql=f"{declared[-1].promql} {line.strip()}".strip())
+        else:
+            if (part := _PART.fullmatch(line)) is None:
+                raise Mistake(f"'{line}' must be `name: unit = PromQL`")
+            declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
+    return tuple(declared)
+
+
+def signal(formula: str, sentence: str, **options: Any) -> Signal:
+    """Return a signal of the formula `name: unit = PromQL`; the options are further fields of Signal."""
+    name, _, rest = formula.partition(": ")
+    unit, _, promql = rest.partition(" = ")
+    return Signal(name, promql, sentence, unit, **options)
 
 
 def configured(setting: str) -> str:
@@ -59,20 +103,32 @@ def setting_value(setting: str) -> str:
     return f"$config_{setting}" if setting in CONFIG else configured(setting)
 
 
+def cache_config_has(label: str, pattern: str) -> str:
+    """Return 1 for each instance whose label of vllm:cache_config_info matches the pattern, else 0."""
+    return (
+        f'(max by (instance) (last_over_time(vllm:cache_config_info{{{label}=~"{pattern}"}}[$window]))'
+        " or 0 * max by (instance) (last_over_time(vllm:cache_config_info[$window])))"
+    )
+
+
 def edge(limit: str) -> str:
     """Return the matcher of a histogram bucket, whose edge is written 1 or 1.0 by different exporters."""
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
 
 
-def within(limit: str, *names: str) -> str:
+def within(limit: str, names: tuple[str, ...]) -> str:
     """Return the observations at or below an edge of a histogram, under the name that the release gives it."""
-    return f"sum by ($by) ({renamed('increase', names, f'_bucket{{{edge(limit)}}}')})"
+    return f"sum by ($by) ({renamed(f'increase({{}}_bucket{{{edge(limit)}}}[$window])', names)})"
+
+
+def labelled(label: str, series: Mapping[str, str]) -> str:
+    """Return several expressions as series of one, each with its name as the value of a label."""
+    return " or ".join(f'label_replace({promql}, "{label}", "{name}", "", "")' for name, promql in series.items())
 
 
 def any_of(**signs: str) -> str:
     """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
-    named = (f'label_replace({sign}, "sign", "{name}", "", "")' for name, sign in signs.items())
-    return f"max by ($by) ({' or '.join(named)})"
+    return f"max by ($by) ({labelled('sign', signs)})"
 
 
 def times_the_capacity(concurrency: str) -> str:
@@ -97,108 +153,158 @@ def waiting_for_capacity(function: str, of_all: str = "") -> str:
     return f"{function.format(CAPACITY)} or ignoring (reason) {of_all or function.format(WAITING)}"
 
 
-PARTS: tuple[Part, ...] = (
-    *(Part(f"config_{name}", configured(name)) for name in CONFIG),
+RESERVE = 0.05
+"""Share of a GPU's memory that fixes leave free."""
+
+PARTS = parts(
+    f"""
     # -- counters: their increase in the window
-    Part("finished_requests", "sum by ($by) (increase(vllm:request_success_total[$window]))", "requests"),
-    Part("backlog_growth", "sum by ($by) (delta(vllm:num_requests_waiting[$window]))", "requests"),
+    finished_requests: requests = sum by ($by) (increase(vllm:request_success_total[$window]))
+    backlog_growth: requests = sum by ($by) (delta(vllm:num_requests_waiting[$window]))
     # a queue of clients that wait for their answers goes up and down by a few requests
-    Part(
-        "arrivals_per_answer_of_growing_backlog",
-        "1 + ($backlog_growth > 0.05 * $queued_highest) / ($finished_requests > 0) > 1.03",
-        "ratio",
-    ),
+    arrivals_per_answer_of_growing_backlog: ratio =
+        1 + ($backlog_growth > 0.05 * $queued_highest) / ($finished_requests > 0) > 1.03
     # Where clients give up, few answers are completed whatever the load: what arrives is weighed by the tokens that an
     # answer of this server has, those that it generates are its capacity.
-    Part(
-        "tokens_per_answer_since_start",
-        "$answer_tokens_since_start / ($requests_since_start >= 10)",
-        "tokens",
-    ),
-    Part(
-        "arrivals_of_impatient_clients",
-        "$responses_ok and $requests_given_up > 0.1 * $responses_ok",
-        "requests",
-    ),
-    Part(
-        "arrivals_per_answer_of_impatient_clients",
-        "0 * $output_tokens + on (instance) group_left () ($arrivals_of_impatient_clients by (instance)"
-        " * $tokens_per_answer_since_start by (instance) / ($output_tokens by (instance) > 0)) > 1",
-        "ratio",
-    ),
-    Part("preemptions", "sum by ($by) (increase(vllm:num_preemptions_total[$window]))", "preemptions"),
-    Part("prompt_tokens", "sum by ($by) (increase(vllm:prompt_tokens_total[$window]))", "tokens"),
-    Part("output_tokens", "sum by ($by) (increase(vllm:generation_tokens_total[$window]))", "tokens"),
-    Part("engine_steps", "sum by ($by) (increase(vllm:iteration_tokens_total_count[$window]))", "steps"),
-    Part("finished_prompt_tokens", "sum by ($by) (increase(vllm:request_prompt_tokens_sum[$window]))", "tokens"),
-    Part("finished_output_tokens", "sum by ($by) (increase(vllm:request_generation_tokens_sum[$window]))", "tokens"),
-    Part("queue_seconds_total", "sum by ($by) (increase(vllm:request_queue_time_seconds_sum[$window]))", "seconds"),
-    Part(
-        "end_to_end_seconds_total", "sum by ($by) (increase(vllm:e2e_request_latency_seconds_sum[$window]))", "seconds"
-    ),
-    Part("first_tokens", "sum by ($by) (increase(vllm:time_to_first_token_seconds_count[$window]))", "requests"),
+    tokens_per_answer_since_start: tokens = $answer_tokens_since_start / ($requests_since_start >= 10)
+    arrivals_of_impatient_clients: requests = $responses_ok and $requests_given_up > 0.1 * $responses_ok
+    arrivals_per_answer_of_impatient_clients: ratio =
+        0 * $output_tokens
+        + on (instance) group_left () ($arrivals_of_impatient_clients by (instance)
+          * $tokens_per_answer_since_start by (instance) / ($output_tokens by (instance) > 0)) > 1
+    preemptions: preemptions = sum by ($by) (increase(vllm:num_preemptions_total[$window]))
+    prompt_tokens: tokens = sum by ($by) (increase(vllm:prompt_tokens_total[$window]))
+    output_tokens: tokens = sum by ($by) (increase(vllm:generation_tokens_total[$window]))
+    engine_steps: steps = sum by ($by) (increase(vllm:iteration_tokens_total_count[$window]))
+    finished_prompt_tokens: tokens = sum by ($by) (increase(vllm:request_prompt_tokens_sum[$window]))
+    finished_output_tokens: tokens = sum by ($by) (increase(vllm:request_generation_tokens_sum[$window]))
+    queue_seconds_total: seconds = sum by ($by) (increase(vllm:request_queue_time_seconds_sum[$window]))
+    end_to_end_seconds_total: seconds = sum by ($by) (increase(vllm:e2e_request_latency_seconds_sum[$window]))
+    first_tokens: requests = sum by ($by) (increase(vllm:time_to_first_token_seconds_count[$window]))
     # -- gauges of each series, with all of its labels
-    Part("running_peak_by_series", "max_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("running_minimum_by_series", "min_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("running_average_by_series", "avg_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("running_last_by_series", "last_over_time(vllm:num_requests_running[$window])", "requests"),
-    Part("queued_peak_by_series", "max_over_time(vllm:num_requests_waiting[$window])", "requests"),
-    Part("queued_minimum_by_series", "min_over_time(vllm:num_requests_waiting[$window])", "requests"),
+    running_peak_by_series: requests = max_over_time(vllm:num_requests_running[$window])
+    running_minimum_by_series: requests = min_over_time(vllm:num_requests_running[$window])
+    running_average_by_series: requests = avg_over_time(vllm:num_requests_running[$window])
+    running_last_by_series: requests = last_over_time(vllm:num_requests_running[$window])
+    queued_peak_by_series: requests = max_over_time(vllm:num_requests_waiting[$window])
+    queued_minimum_by_series: requests = min_over_time(vllm:num_requests_waiting[$window])
     # the requests that wait for capacity: all queued ones except the deferred
-    Part(
-        "waiting_peak_by_series",
-        waiting_for_capacity("max_over_time({}[$window])", "$queued_peak_by_series"),
-        "requests",
-    ),
-    Part(
-        "waiting_minimum_by_series",
-        waiting_for_capacity("min_over_time({}[$window])", "$queued_minimum_by_series"),
-        "requests",
-    ),
-    Part("queued_average_by_series", "avg_over_time(vllm:num_requests_waiting[$window])", "requests"),
-    Part(
-        "waiting_average_by_series",
-        waiting_for_capacity("avg_over_time({}[$window])", "$queued_average_by_series"),
-        "requests",
-    ),
+    waiting_peak_by_series: requests = {waiting_for_capacity("max_over_time({}[$window])", "$queued_peak_by_series")}
+    waiting_minimum_by_series: requests =
+        {waiting_for_capacity("min_over_time({}[$window])", "$queued_minimum_by_series")}
+    queued_average_by_series: requests = avg_over_time(vllm:num_requests_waiting[$window])
+    waiting_average_by_series: requests =
+        {waiting_for_capacity("avg_over_time({}[$window])", "$queued_average_by_series")}
     # -- gauges with at least three samples in the window
-    Part("requests_running_sampled", "count_over_time(vllm:num_requests_running[$window]) >= 3", "samples"),
-    Part("queued_samples_by_series", "count_over_time(vllm:num_requests_waiting[$window])", "samples"),
-    Part(
-        "requests_waiting_sampled",
-        f"({waiting_for_capacity('count_over_time({}[$window])', '$queued_samples_by_series')}) >= 3",
-        "samples",
-    ),
-    Part("kv_cache_usage_sampled", "count_over_time(vllm:kv_cache_usage_perc[$window]) >= 3", "samples"),
-    Part("gpu_cache_usage_sampled", "count_over_time(vllm:gpu_cache_usage_perc[$window]) >= 3", "samples"),
-    Part("requests_running_peak", "sum by ($by) ($running_peak_by_series and $requests_running_sampled)", "requests"),
-    Part(
-        "requests_running_minimum",
-        "sum by ($by) ($running_minimum_by_series and $requests_running_sampled)",
-        "requests",
-    ),
-    Part(
-        "requests_waiting_mean", "sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)", "requests"
-    ),
-    Part(
-        "requests_waiting_minimum",
-        "sum by ($by) ($waiting_minimum_by_series and $requests_waiting_sampled)",
-        "requests",
-    ),
-    Part(
-        "kv_cache_usage_mean",
-        "max by ($by) (avg_over_time(vllm:kv_cache_usage_perc[$window]) and $kv_cache_usage_sampled)"
-        " or max by ($by) (avg_over_time(vllm:gpu_cache_usage_perc[$window]) and $gpu_cache_usage_sampled)",
-        "share",
-    ),
+    requests_running_sampled: samples = count_over_time(vllm:num_requests_running[$window]) >= 3
+    queued_samples_by_series: samples = count_over_time(vllm:num_requests_waiting[$window])
+    requests_waiting_sampled: samples =
+        ({waiting_for_capacity("count_over_time({}[$window])", "$queued_samples_by_series")}) >= 3
+    kv_cache_usage_sampled: samples = count_over_time({KV_USAGE[0]}[$window]) >= 3
+    gpu_cache_usage_sampled: samples = count_over_time({KV_USAGE[1]}[$window]) >= 3
+    requests_running_peak: requests = sum by ($by) ($running_peak_by_series and $requests_running_sampled)
+    requests_running_minimum: requests = sum by ($by) ($running_minimum_by_series and $requests_running_sampled)
+    requests_waiting_mean: requests = sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)
+    requests_waiting_minimum: requests = sum by ($by) ($waiting_minimum_by_series and $requests_waiting_sampled)
+    kv_cache_usage_mean: share = {usage("avg_over_time({}[$window])")}
     # -- gauges by any number of samples
-    Part("running_lowest", "sum by ($by) ($running_minimum_by_series)", "requests"),
-    Part("running_highest", "sum by ($by) ($running_peak_by_series)", "requests"),
-    Part("waiting_lowest", "sum by ($by) ($waiting_minimum_by_series)", "requests"),
+    running_lowest: requests = sum by ($by) ($running_minimum_by_series)
+    running_highest: requests = sum by ($by) ($running_peak_by_series)
+    waiting_lowest: requests = sum by ($by) ($waiting_minimum_by_series)
     # deferred requests do not wait for capacity, and they are in flight
-    Part("queued_lowest", "sum by ($by) ($queued_minimum_by_series)", "requests"),
-    Part("queued_highest", "sum by ($by) ($queued_peak_by_series)", "requests"),
+    queued_lowest: requests = sum by ($by) ($queued_minimum_by_series)
+    queued_highest: requests = sum by ($by) ($queued_peak_by_series)
     # -- inter-token latency, whose histogram vLLM renamed
-    Part("itl_count", f"sum by ($by) ({renamed('increase', ITL, '_count')})", "tokens"),
-    Part("itl_sum", f"sum by ($by) ({renamed('increase', ITL, '_sum')})", "seconds"),
+    itl_count: tokens = sum by ($by) ({renamed("increase({}_count[$window])", ITL)})
+    itl_sum: seconds = sum by ($by) ({renamed("increase({}_sum[$window])", ITL)})
+    gpu_memory_free_share: share ({FULLEST_MEMBER}) =
+        min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))
+          / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))
+          unless on (instance, gpu) $gpus_not_serving)
+    """,
+    *(f"config_{name} = {configured(name)}" for name in CONFIG),
+)
+
+
+most_sequences = signal(
+    # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
+    "--max-num-batched-tokens: tokens ="
+    " $config_max_num_batched_tokens or 2048 + 0 * $config_max_num_seqs or 2048 + 0 * $running_highest by (instance)",
+    "a step processes up to {value} tokens, at least one per request",
+)
+
+
+def running_value(flag: str) -> Signal:
+    name = f"--{flag.replace('_', '-')}"
+    return Signal(name, setting_value(flag), f"{name} is {{value}}")
+
+
+def unless_unset(setting: str) -> Signal:
+    """Return the value of a KV cache setting, 0 if vLLM exports that it is not set."""
+    unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
+    return running_value(setting)._replace(promql=f"{setting_value(setting)} or {unset}")
+
+
+kv_cache_is_fp8 = signal(
+    "KV cache is quantized: bool = "
+    + cache_config_has("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
+    "the KV cache is quantized already: {value}",
+)
+runs_on_cpu = signal(
+    'vLLM runs on the CPU: bool = max by (instance) (last_over_time(diag_vllm_info{device="cpu"}[$window]))',
+    "vLLM runs on the CPU: {value}",
+)
+runs_on_rocm = signal(
+    'vLLM runs on ROCm: bool = max by (instance) (last_over_time(diag_vllm_info{device="rocm"}[$window])'
+    ' or on (instance) last_over_time(diag_gpu_info{name=~"(AMD|Radeon) .+"}[$window]))',
+    "vLLM runs on ROCm: {value}",
+)
+gpu_memory_total = signal(
+    "GPU memory (smallest GPU): bytes = min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    "the smallest GPU has {value} of memory",
+    group=FULLEST_MEMBER,
+)
+gpu_memory_free_share = signal(
+    "GPU memory free: share = $gpu_memory_free_share",
+    "{value} of the fullest GPU's memory is free",
+)
+utilization_that_uses_free_memory = signal(
+    "GPU memory share for vLLM with the free memory: share ="
+    f" $config_gpu_memory_utilization + $gpu_memory_free_share - {RESERVE}",
+    f"vLLM would use {{value}} of the GPU's memory and leave a {100 * RESERVE:g} % reserve",
+)
+kv_bytes_with_free_memory = signal(
+    "KV cache size that uses the free memory: bytes ="
+    f" $config_kv_cache_memory_bytes + ($gpu_memory_free_share - {RESERVE})"
+    " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+    f"the KV cache would be {{value}}, with {100 * RESERVE:g} % of the GPU's memory left as a reserve",
+    group=FULLEST_MEMBER,
+)
+gpu_compute_capability_has_fp8 = signal(
+    "GPUs with FP8 (compute capability 8.9 or later, MI300 or later): GPUs ="
+    ' count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window])'
+    ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI3.+"}[$window]))'
+    ' or 0 * count by (instance) (last_over_time(diag_gpu_info{compute_capability!=""}[$window])'
+    ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI[12].+|AMD Radeon .+"}[$window]))',
+    "GPUs that support FP8: {value}",
+)
+chunked_prefill_is_off = signal(
+    "chunked prefill is off: bool ="
+    f" (1 - $config_enable_chunked_prefill) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
+    "chunked prefill is off: {value}",
+    group=ANY_MEMBER,
+)
+sequences_in_a_step = signal(
+    "--max-num-seqs: tokens = clamp_min($config_max_num_seqs, 256)",
+    "a step processes at least {value} tokens: one per request, and enough for a prompt to make progress",
+)
+twice_the_token_budget = signal(
+    "2 x --max-num-batched-tokens: tokens = 2 * $config_max_num_batched_tokens",
+    "twice the token budget is {value} tokens",
+)
+longest_that_is_admitted = signal(
+    # vLLM keeps one block empty, for blocks that sliding windows no longer need
+    "tokens that the KV cache holds at most: tokens ="
+    " $config_kv_cache_size_tokens - ($config_block_size or 0 * $config_kv_cache_size_tokens)",
+    "an empty KV cache holds {value} tokens of one request",
 )

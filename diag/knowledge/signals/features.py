@@ -3,20 +3,10 @@
 A server without the feature has the value 0; on a release that does not export the metrics, the signal is missing.
 """
 
-from diag.core.incident import Part, Signal
-from diag.core.log_events import (
-    FLOAT16_CAST,
-    GRAMMAR_FAILED,
-    GRAMMAR_REJECTED,
-    INPUT_THREAD_DIED,
-    KV_SCALES_MISSING,
-    MULTIMODAL_CACHE_MISS,
-    OUTPUT_CORRUPTED,
-    REQUEST_PREPROCESSING_FAILED,
-)
-from diag.knowledge.signals.expressions import ANY_MEMBER, any_of
+from diag.core import log_events as events
+from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.load import ENOUGH
-from diag.knowledge.signals.log import HEARSAY_TIME
+from diag.knowledge.signals.log import HEARSAY_TIME, lately, since_start
 from diag.knowledge.signals.peers import MODEL, PEERS
 from diag.vllm.routes import GENERATING_ROUTES
 
@@ -31,7 +21,7 @@ RECENT = "300"
 ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
 MOST_LISTED = 8
 """Adapters of a set that are read."""
-GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{GRAMMAR_FAILED}|{GRAMMAR_REJECTED}"}}'
+GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}"}}'
 RECENTLY = 300
 """Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""
 FULL_CORE = 0.9
@@ -44,376 +34,289 @@ def _adapter_at_place(place: int, sets: str = "$adapter_sets_with_their_first") 
     return f'label_replace({sets}, "adapter", "$$1", "running_lora_adapters", "{listed}")'
 
 
-PARTS: tuple[Part, ...] = (
+PARTS = parts(
+    f"""
     # -- speculative decoding
-    Part("draft_tokens", "sum by ($by) (increase(vllm:spec_decode_num_draft_tokens_total[$window]))", "tokens"),
-    Part("accepted_tokens", "sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))", "tokens"),
-    Part("drafts", "sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))", "drafts"),
+    draft_tokens: tokens = sum by ($by) (increase(vllm:spec_decode_num_draft_tokens_total[$window]))
+    accepted_tokens: tokens = sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))
+    drafts: drafts = sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))
     # -- LoRA adapters
     # The formulas read the label of running adapters. The label of waiting adapters differs between releases: vLLM 0.11
     # and earlier list waiting adapters in it, 0.32 running ones, because its front end sees a request only when it is
     # first scheduled.
-    Part("adapters_ran_together", f"time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}", "seconds"),
-    Part("adapter_sets_with_their_first", _adapter_at_place(1, "$adapters_ran_together")),
+    adapters_ran_together: seconds = time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}
+    adapter_sets_with_their_first = {_adapter_at_place(1, "$adapters_ran_together")}
     # one series for each adapter and each set that lists it among its first eight adapters
-    Part("adapters_listed_early", " or ".join(map(_adapter_at_place, range(2, 5)))),
-    Part("adapters_listed_late", " or ".join(map(_adapter_at_place, range(5, MOST_LISTED + 1)))),
-    Part("adapters_running", "$adapter_sets_with_their_first or $adapters_listed_early or $adapters_listed_late"),
-    Part("adapter_sets", "count_over_time(vllm:lora_requests_info[$window])", "samples"),
+    adapters_listed_early = {" or ".join(map(_adapter_at_place, range(2, 5)))}
+    adapters_listed_late = {" or ".join(map(_adapter_at_place, range(5, MOST_LISTED + 1)))}
+    adapters_running = $adapter_sets_with_their_first or $adapters_listed_early or $adapters_listed_late
+    adapter_sets: samples = count_over_time(vllm:lora_requests_info[$window])
     # PromQL cannot read a number from a label, except from a bucket's edge: a histogram whose samples all lie below the
     # edge has the edge as its highest quantile.
-    Part(
-        "adapter_slots",
-        'histogram_quantile(1, sum by ($by, le) (label_replace($adapter_sets, "le", "$$1", "max_lora", "(.*)")'
-        ' or label_replace($adapter_sets, "le", "+Inf", "", "")))',
-        "adapters",
-    ),
+    adapter_slots: adapters =
+        histogram_quantile(1,
+          sum by ($by, le) (label_replace($adapter_sets, "le", "$$1", "max_lora", "(.*)")
+            or label_replace($adapter_sets, "le", "+Inf", "", "")))
     # Busy adapters may keep every slot: requests of the others are deferred throughout and never run, so that those
     # that finish say nothing of the queue. Requests that wait for a KV transfer or a grammar do finish.
-    Part(
-        "deferred_throughout",
-        "sum by ($by) (min_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window])) >= bool 1",
-        "bool",
-    ),
-    Part(
-        "adapters_starve",
-        "$deferred_throughout * ($queue_time_of_finished < bool 0.5 * $queue_time_by_gauges)"
-        " * ($lora_adapters_in_use == bool $adapter_slots)",
-        "bool",
-    ),
-    Part("more_adapters_than_slots", "($lora_adapters_in_use_per_max_loras by (instance)) > 1", "ratio"),
-    Part(
-        "deferred_mean",
-        "sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{reason='deferred'}[$window]))",
-        "requests",
-    ),
-    Part("deferred_for_no_transfer", "$deferred_mean > 0 unless $external_cache_queries > 0", "requests"),
+    deferred_throughout: bool =
+        sum by ($by) (min_over_time(vllm:num_requests_waiting_by_reason{{reason='deferred'}}[$window])) >= bool 1
+    adapters_starve: bool =
+        $deferred_throughout * ($queue_time_of_finished < bool 0.5 * $queue_time_by_gauges)
+        * ($lora_adapters_in_use == bool $adapter_slots)
+    more_adapters_than_slots: ratio = ($lora_adapters_in_use_per_max_loras by (instance)) > 1
+    deferred_mean: requests =
+        sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{{reason='deferred'}}[$window]))
+    deferred_for_no_transfer: requests = $deferred_mean > 0 unless $external_cache_queries > 0
     # -- structured output
-    Part("grammar_errors", f"sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))", "lines"),
+    grammar_errors: lines = sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))
     # -- API servers
-    Part("api_server_process_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="api_server"}[$window])', "cores"),
-    Part("own_process_cores", "rate(process_cpu_seconds_total[$window])", "cores"),
-    Part(
-        "seconds_in_engine",
-        "$queue_seconds_total + sum by ($by) (increase(vllm:request_inference_time_seconds_sum[$window]))",
-        "seconds",
-    ),
+    api_server_process_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="api_server"}}[$window])
+    own_process_cores: cores = rate(process_cpu_seconds_total[$window])
+    seconds_in_engine: seconds =
+        $queue_seconds_total + sum by ($by) (increase(vllm:request_inference_time_seconds_sum[$window]))
     # with fewer finished requests, one slow request may decide
-    Part(
-        "front_end_share",
-        f"1 - $seconds_in_engine / ($end_to_end_seconds_total > 0 and $finished_requests >= {ENOUGH})",
-        "share",
-    ),
+    front_end_share: share = 1 - $seconds_in_engine / ($end_to_end_seconds_total > 0 and $finished_requests >= {ENOUGH})
     # Little's law: the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
     # engine. Beyond a factor of four, the engine would be the limit.
-    Part(
-        "api_servers_for_the_load",
-        "ceil((sum by ($by) ($api_server_process_cores) or sum by ($by) ($own_process_cores))"
-        " / clamp_min(1 - $front_end_share, 0.25) / 0.7)",
-        "processes",
-    ),
-    Part(
-        "one_more_api_server",
-        "1 + (count by ($by) ($api_server_process_cores > 0.05) or 1 + 0 * sum by ($by) ($own_process_cores))",
-        "processes",
-    ),
-    Part("itl_mean", "$itl_sum / ($itl_count > 0)", "seconds"),
+    api_servers_for_the_load: processes =
+        ceil((sum by ($by) ($api_server_process_cores) or sum by ($by) ($own_process_cores))
+          / clamp_min(1 - $front_end_share, 0.25) / 0.7)
+    one_more_api_server: processes =
+        1 + (count by ($by) ($api_server_process_cores > 0.05) or 1 + 0 * sum by ($by) ($own_process_cores))
+    itl_mean: seconds = $itl_sum / ($itl_count > 0)
     # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set
-    Part("corrupted_requests", "sum by ($by) (increase(vllm:corrupted_requests_total[$window]))", "requests"),
-    Part("corrupted_of_model", f"$corrupted_requests by ($by, {MODEL})", "requests"),
-    Part("clean_of_model", f"$corrupted_of_model == 0 and $finished_requests by ($by, {MODEL}) >= {ENOUGH}"),
-    Part(
-        "clean_peers",
-        f"max by ($by) (0 * $corrupted_of_model + on ({MODEL}) group_left ()"
-        f" (count {PEERS} ($clean_of_model) or 0 * (count {PEERS} ($corrupted_of_model) > 1)))",
-        "engines",
-    ),
-    # a line of the start: a later start without it has begun after it
-    *(
-        Part(
-            f"{event}_in_this_start",
-            f"($time_of_{event} by (instance) > bool 0)"
-            f" * (($time_of_{event} by (instance) >= bool $latest_start_time by (instance))"
-            f" or ($time_of_{event} by (instance) > bool 0))",
-            "bool",
-        )
-        for event in (KV_SCALES_MISSING, FLOAT16_CAST)
-    ),
+    corrupted_requests: requests = sum by ($by) (increase(vllm:corrupted_requests_total[$window]))
+    corrupted_of_model: requests = $corrupted_requests by ($by, {MODEL})
+    clean_of_model = $corrupted_of_model == 0 and $finished_requests by ($by, {MODEL}) >= {ENOUGH}
+    clean_peers: engines =
+        max by ($by) (0 * $corrupted_of_model
+          + on ({MODEL}) group_left () (count {PEERS} ($clean_of_model)
+            or 0 * (count {PEERS} ($corrupted_of_model) > 1)))
     # -- requests that fail before the scheduler has seen them: a request passes the API server, a socket and the
     # engine's input thread before a gauge counts it. One that is lost there is in flight for its client only: its HTTP
     # request ends and the engine finishes none, or the probe fails.
-    Part(
-        "time_of_claimed_cache_miss",
-        f'max by ($by) (last_over_time({HEARSAY_TIME}{{event="{MULTIMODAL_CACHE_MISS}"}}[$window]))',
-        "unix time",
-    ),
+    time_of_claimed_cache_miss: unix time =
+        max by ($by) (last_over_time({HEARSAY_TIME}{{event="{events.MULTIMODAL_CACHE_MISS}"}}[$window]))
     # a dead thread stays dead until the next start
-    Part(
-        "input_thread_died",
-        f"($time_of_{INPUT_THREAD_DIED} > bool 0) * ($time_of_{INPUT_THREAD_DIED} >= bool $last_startup_progress)"
-        f" or ($time_of_{INPUT_THREAD_DIED} > bool 0)",
-        "bool",
-    ),
+    input_thread_died: bool =
+        {since_start(events.INPUT_THREAD_DIED)}
+        or ($time_of_{events.INPUT_THREAD_DIED} > bool 0)
     # more than once: the requests of one batch may be counted a moment after the engine has finished them
-    Part("completions_counted_again", f"max by ($by) (changes({COMPLETIONS}[$window])) > bool 1", "bool"),
-    Part("completions", f"sum by ($by) (increase({COMPLETIONS}[$window]))", "responses"),
-    Part(
-        "no_request_reaches_the_engine",
-        any_of(http="(($completions > bool 2.5) * $completions_counted_again)", probe="($probe_success == bool 0)")
-        + " * ($requests_in_flight_peak == bool 0) * ($tokens_and_requests_processed == bool 0)",
-        "bool",
-    ),
-    Part("multimodal_cache_queries", "sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))", "items"),
-    Part(
-        "engine_cores",
-        'max by ($by) (rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window]))',
-        "cores",
-        group=ANY_MEMBER,
-    ),
-    Part("input_thread_spins", f"($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)", "bool"),
-    Part(
-        "cache_miss_claimed_recently",
-        f"($time_of_claimed_cache_miss > bool 0) * (time() - $time_of_claimed_cache_miss < bool {RECENTLY})",
-        "bool",
-    ),
-    Part(
-        "cache_miss_logged_recently",
-        f"($time_of_{MULTIMODAL_CACHE_MISS} > bool 0) * (time() - $time_of_{MULTIMODAL_CACHE_MISS} < bool {RECENTLY})",
-        "bool",
-    ),
-    Part("cache_miss_killed_the_thread", f"$input_thread_died * ($time_of_{MULTIMODAL_CACHE_MISS} > bool 0)", "bool"),
-    Part(
-        "unreached_after_a_cache_miss",
-        any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")
-        + " * $no_request_reaches_the_engine",
-        "bool",
+    completions_counted_again: bool = max by ($by) (changes({COMPLETIONS}[$window])) > bool 1
+    completions: responses = sum by ($by) (increase({COMPLETIONS}[$window]))
+    no_request_reaches_the_engine: bool =
+        {any_of(http="(($completions > bool 2.5) * $completions_counted_again)", probe="($probe_success == bool 0)")}
+        * ($requests_in_flight_peak == bool 0) * ($tokens_and_requests_processed == bool 0)
+    multimodal_cache_queries: items = sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))
+    engine_cores: cores ({ANY_MEMBER}) =
+        max by ($by) (rate(diag_vllm_process_cpu_seconds_total{{role="engine"}}[$window]))
+    input_thread_spins: bool = ($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)
+    cache_miss_claimed_recently: bool = {lately("time_of_claimed_cache_miss", RECENTLY)}
+    cache_miss_logged_recently: bool = {lately(f"time_of_{events.MULTIMODAL_CACHE_MISS}", RECENTLY)}
+    cache_miss_killed_the_thread: bool = $input_thread_died * ($time_of_{events.MULTIMODAL_CACHE_MISS} > bool 0)
+    unreached_after_a_cache_miss: bool =
+        {any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")} * $no_request_reaches_the_engine
+    """,
+    *(
+        f"""
+    # a line of the start: a later start without it has begun after it
+    {event}_in_this_start: bool =
+        ($time_of_{event} by (instance) > bool 0)
+        * (($time_of_{event} by (instance) >= bool $latest_start_time by (instance))
+          or ($time_of_{event} by (instance) > bool 0))
+    """
+        for event in (events.KV_SCALES_MISSING, events.FLOAT16_CAST)
     ),
 )
 
-speculates = Signal(
-    "speculative decoding",
+speculates = signal(
     # every release exports the counters from its start on if it speculates, and only then
-    "count by ($by) (last_over_time(vllm:spec_decode_num_draft_tokens_total[$window])) > bool 0"
+    "speculative decoding: bool ="
+    " count by ($by) (last_over_time(vllm:spec_decode_num_draft_tokens_total[$window])) > bool 0"
     " or 0 * $requests_running_peak",
     "the server decodes speculatively: {value}",
-    "bool",
     context=True,
 )
-draft_acceptance_rate = Signal(
-    "draft acceptance rate",
-    f"$accepted_tokens / ($draft_tokens >= {ENOUGH_DRAFTED})",
+draft_acceptance_rate = signal(
+    f"draft acceptance rate: share = $accepted_tokens / ($draft_tokens >= {ENOUGH_DRAFTED})",
     "draft acceptance rate: {value}",
-    "share",
     needs=f"{ENOUGH_DRAFTED} draft tokens",
 )
-accepted_per_draft = Signal(
-    "accepted tokens / draft",
-    "$accepted_tokens / ($drafts > 0)",
+accepted_per_draft = signal(
+    "accepted tokens / draft: tokens = $accepted_tokens / ($drafts > 0)",
     "each draft adds {value} accepted tokens to its step",
-    "tokens",
 )
-first_token_acceptance_rate = Signal(
-    "acceptance rate of the first draft token",
-    'sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}[$window]))'
+first_token_acceptance_rate = signal(
+    "acceptance rate of the first draft token: share ="
+    ' sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}[$window]))'
     " / ($drafts > 0)",
     "the first draft token is accepted in {value} of the drafts",
-    "share",
 )
 # Acceptance beside the context of the running requests, in periods of two minutes: in each of them all requests count.
-acceptance_at_short_contexts = Signal(
-    "draft acceptance rate at short contexts",
-    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] < {SHORT_CONTEXT})"
+acceptance_at_short_contexts = signal(
+    "draft acceptance rate at short contexts: share ="
+    f" avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] < {SHORT_CONTEXT})"
     "[$window:2m])",
     f"draft acceptance rate while requests hold fewer than {SHORT_CONTEXT:,} tokens on average: {{value}}",
-    "share",
     context=True,
     needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens",
 )
-acceptance_at_long_contexts = Signal(
-    "draft acceptance rate at long contexts",
-    f"avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] >= {LONG_CONTEXT})"
+acceptance_at_long_contexts = signal(
+    "draft acceptance rate at long contexts: share ="
+    f" avg_over_time(($draft_acceptance_rate[2m] and $tokens_held_per_running_request[2m] >= {LONG_CONTEXT})"
     "[$window:2m])",
     f"draft acceptance rate while requests hold {LONG_CONTEXT:,} tokens and more on average: {{value}}",
-    "share",
     needs=f"two minutes with contexts of {LONG_CONTEXT:,} tokens",
 )
-acceptance_kept_at_length = Signal(
-    "draft acceptance rate at long / at short contexts",
-    "$draft_acceptance_rate_at_long_contexts / ($draft_acceptance_rate_at_short_contexts > 0)",
+acceptance_kept_at_length = signal(
+    "draft acceptance rate at long / at short contexts: share ="
+    " $draft_acceptance_rate_at_long_contexts / ($draft_acceptance_rate_at_short_contexts > 0)",
     "at long contexts, {value} of the draft acceptance rate at short ones is left",
-    "share",
     needs=f"two minutes with contexts below {SHORT_CONTEXT:,} tokens, and two with {LONG_CONTEXT:,} and more",
 )
-draft_length = Signal(
-    "draft length", "$draft_tokens / ($drafts > 0)", "a draft has {value} tokens on average", "tokens"
+draft_length = signal(
+    "draft length: tokens = $draft_tokens / ($drafts > 0)",
+    "a draft has {value} tokens on average",
 )
-worthwhile_draft_length = Signal(
-    "draft length with a sufficient acceptance rate",
-    "count by ($by)"
+worthwhile_draft_length = signal(
+    "draft length with a sufficient acceptance rate: tokens = count by ($by)"
     " (sum by ($by, position) (increase(vllm:spec_decode_num_accepted_tokens_per_pos_total[$window]))"
     f" / on ($by) group_left () ($drafts > 0) >= {WORTHWHILE})",
     f"the first {{value}} tokens of a draft are each accepted in at least {100 * WORTHWHILE:g} % of the drafts",
-    "tokens",
 )
 
 # -- LoRA adapters ----------------------------------------------------------------------------------------------------
 
-adapters = Signal(
-    "LoRA adapters in use",
-    "count by ($by) (count by ($by, adapter) ($adapters_running))",
+adapters = signal(
+    "LoRA adapters in use: adapters = count by ($by) (count by ($by, adapter) ($adapters_running))",
     "LoRA adapters that ran within the last five minutes: {value}",
-    "adapters",
 )
-adapter_slots = Signal(
-    "LoRA adapter slots", "$adapter_slots", "a batch holds requests of at most {value} LoRA adapters", "adapters"
+adapter_slots = signal(
+    "LoRA adapter slots: adapters = $adapter_slots",
+    "a batch holds requests of at most {value} LoRA adapters",
 )
-slots_for_adapters = Signal(
-    "slots for LoRA adapters",
-    "(2 * $adapter_slots and $adapters_starve == 1) or $lora_adapters_in_use",
+slots_for_adapters = signal(
+    "slots for LoRA adapters: adapters = (2 * $adapter_slots and $adapters_starve == 1) or $lora_adapters_in_use",
     "slots for the LoRA adapters in use, twice as many as today where some never get one: {value}",
-    "adapters",
 )
-adapters_kept = Signal(
-    "LoRA adapters to keep in host memory",
+adapters_kept = signal(
     # the larger of both: vLLM refuses to keep fewer adapters than run together
-    "($slots_for_lora_adapters > $config_max_cpu_loras) or ($config_max_cpu_loras and $slots_for_lora_adapters)",
+    "LoRA adapters to keep in host memory: adapters ="
+    " ($slots_for_lora_adapters > $config_max_cpu_loras) or ($config_max_cpu_loras and $slots_for_lora_adapters)",
     "host memory has to hold {value} LoRA adapters",
-    "adapters",
 )
-adapters_per_slot = Signal(
-    "LoRA adapters in use / --max-loras",
+adapters_per_slot = signal(
     # slots are known and no adapter ran lately: PromQL does not tell an empty list of adapters from a missing label
-    "($lora_adapters_in_use + ($adapters_starve or 0 * $lora_adapters_in_use)) / $adapter_slots or 0 * $adapter_slots"
+    "LoRA adapters in use / --max-loras: ratio ="
+    " ($lora_adapters_in_use + ($adapters_starve or 0 * $lora_adapters_in_use)) / $adapter_slots or 0 * $adapter_slots"
     # vLLM exports its adapters only if it serves some; without them, a deferred request has to wait for a KV transfer
     " or (0 * $requests_running_peak unless count by ($by) (last_over_time(vllm:lora_requests_info[$window]))"
     " unless $deferred_for_no_transfer)",
     "within five minutes, {value} LoRA adapters ran per adapter slot (one more if requests of others never run)",
-    "ratio",
 )
-requests_deferred = Signal(
-    "requests deferred (mean)",
-    "$deferred_mean",
+requests_deferred = signal(
+    "requests deferred (mean): requests = $deferred_mean",
     "mean number of requests that wait for a KV transfer, a grammar or a LoRA slot: {value}",
-    "requests",
 )
-deferred_share_by_reason = Signal(
-    "deferred share of waiting requests (vLLM >= 0.20)",
+deferred_share_by_reason = signal(
     # 0 where no request waits; missing where requests wait and the release does not export reasons
-    "$deferred_mean / ($deferred_mean + $requests_waiting_mean > 0) or 0 * $deferred_mean"
+    "deferred share of waiting requests (vLLM >= 0.20): share ="
+    " $deferred_mean / ($deferred_mean + $requests_waiting_mean > 0) or 0 * $deferred_mean"
     " or 0 * ($requests_waiting_peak == 0)",
     "{value} of the waiting requests are deferred although there is capacity",
-    "share",
 )
-deferred_share = Signal(
-    "deferred share of waiting requests",
+deferred_share = signal(
     # without reasons (before vLLM 0.20) no request is deferred unless adapters compete for slots; then it is unknown
-    f"${deferred_share_by_reason.id} or (0 * $requests_waiting_mean unless on (instance) $more_adapters_than_slots)",
+    "deferred share of waiting requests: share ="
+    f" ${deferred_share_by_reason.id} or (0 * $requests_waiting_mean unless on (instance) $more_adapters_than_slots)",
     "{value} of the waiting requests are deferred for a reason other than capacity",
-    "share",
     needs="vLLM 0.20, which exports the reasons why requests wait, since LoRA adapters compete for slots",
 )
 
 # -- structured output ------------------------------------------------------------------------------------------------
 
-grammar_errors_per_request = Signal(
-    "grammar errors in the log / finished request",
+grammar_errors_per_request = signal(
     # a single one in hours is the client's schema, or a token of a draft
-    "$grammar_errors * ($grammar_errors >= bool 3) / clamp_min($finished_requests, 1)",
+    "grammar errors in the log / finished request: ratio ="
+    " $grammar_errors * ($grammar_errors >= bool 3) / clamp_min($finished_requests, 1)",
     "{value} lines of the log about a grammar for every finished request",
-    "ratio",
     culprit_promql=f"increase({GRAMMAR_EVENTS}[$window]) >= 1",
     culprit_label="{event}",
 )
 
 # -- API servers ------------------------------------------------------------------------------------------------------
 
-api_server_cores = Signal(
-    "CPU cores used by an API server",
+api_server_cores = signal(
     # with --api-server-count above 1 vLLM exports no process_cpu_seconds_total: only the process table has it
-    "max by ($by) ($api_server_process_cores) or max by ($by) ($own_process_cores)",
+    "CPU cores used by an API server: cores ="
+    " max by ($by) ($api_server_process_cores) or max by ($by) ($own_process_cores)",
     "CPU cores used by the busiest API server (a Python process computes on one): {value}",
-    "cores",
     group=ANY_MEMBER,
 )
-front_end_share = Signal(
-    "latency outside the engine / end-to-end latency",
-    "$front_end_share",
+front_end_share = signal(
+    "latency outside the engine / end-to-end latency: share = $front_end_share",
     "finished requests spent {value} of their end-to-end latency outside the engine",
-    "share",
     needs=f"{ENOUGH} finished requests",
 )
-api_servers_needed = Signal(
-    "API servers needed for this load",
-    "($api_servers_for_the_load > $one_more_api_server) or ($one_more_api_server and $api_servers_for_the_load)",
+api_servers_needed = signal(
+    "API servers needed for this load: processes ="
+    " ($api_servers_for_the_load > $one_more_api_server) or ($one_more_api_server and $api_servers_for_the_load)",
     "this load needs {value} API servers at 70 % of a core each",
-    "processes",
 )
-tokens_in_100_ms = Signal(
-    "tokens generated per stream in 0.1 s",
-    "0.1 / ($itl_mean > 0)",
+tokens_in_100_ms = signal(
+    "tokens generated per stream in 0.1 s: tokens = 0.1 / ($itl_mean > 0)",
     "a stream generates {value} tokens in 0.1 s",
-    "tokens",
 )
 
 # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set ------------------------------------------------
 
-requests_corrupted = Signal(
-    "corrupted requests (needs VLLM_COMPUTE_NANS_IN_LOGITS=1)",
-    "$corrupted_requests"
-    f' or (sum by ($by) (increase(diag_vllm_log_events_total{{event="{OUTPUT_CORRUPTED}"}}[$window])) > 0)',
+requests_corrupted = signal(
+    "corrupted requests (needs VLLM_COMPUTE_NANS_IN_LOGITS=1): requests = $corrupted_requests"
+    f' or (sum by ($by) (increase(diag_vllm_log_events_total{{event="{events.OUTPUT_CORRUPTED}"}}[$window])) > 0)',
     "requests with NaN in their logits: {value}",
-    "requests",
     window_scaling="peak",
 )
-corrupted_share = Signal(
-    "share of corrupted requests",
-    "$corrupted_requests / ($finished_requests > 0)",
+corrupted_share = signal(
+    "share of corrupted requests: share = $corrupted_requests / ($finished_requests > 0)",
     "{value} of the finished requests had NaN in their logits",
-    "share",
 )
 
-clean_peers = Signal(
-    "peers of the same model without NaN",
-    "$clean_peers",
+clean_peers = signal(
+    "peers of the same model without NaN: engines = $clean_peers",
     f"other engines of the same model that finished {ENOUGH} requests without NaN: {{value}}",
-    "engines",
 )
-kv_scales_missing = Signal(
-    "FP8 KV cache without scales",
-    f"0 * $corrupted_requests + on (instance) group_left () ${KV_SCALES_MISSING}_in_this_start",
+kv_scales_missing = signal(
+    "FP8 KV cache without scales: bool ="
+    f" 0 * $corrupted_requests + on (instance) group_left () ${events.KV_SCALES_MISSING}_in_this_start",
     "the log says that the checkpoint has no scales for the FP8 KV cache: {value}",
-    "bool",
 )
-cast_to_float16 = Signal(
-    "bfloat16 model in float16",
-    f"0 * $corrupted_requests + on (instance) group_left () ${FLOAT16_CAST}_in_this_start",
+cast_to_float16 = signal(
+    "bfloat16 model in float16: bool ="
+    f" 0 * $corrupted_requests + on (instance) group_left () ${events.FLOAT16_CAST}_in_this_start",
     "the log says that a bfloat16 model is cast to float16: {value}",
-    "bool",
 )
 
 # -- requests that fail before the scheduler ---------------------------------------------------------------------------
 
-requests_unreached = Signal(
-    "requests that do not reach the scheduler",
-    any_of(thread="$input_thread_died", unreached="$no_request_reaches_the_engine"),
+requests_unreached = signal(
+    "requests that do not reach the scheduler: bool = "
+    + any_of(thread="$input_thread_died", unreached="$no_request_reaches_the_engine"),
     "requests arrive over HTTP and none reaches the scheduler: {value}",
-    "bool",
 )
-multimodal_cache_lost = Signal(
-    "multimodal items lost between the caches",
-    any_of(
+multimodal_cache_lost = signal(
+    "multimodal items lost between the caches: bool = "
+    + any_of(
         log="$cache_miss_logged_recently",
         thread="$cache_miss_killed_the_thread",
         unreached="$unreached_after_a_cache_miss",
     )
     + " or 0 * ($multimodal_cache_queries == 0)",
     "the log names an item that the engine's multimodal cache lacks, or its input thread spins: {value}",
-    "bool",
 )
-failed_before_the_scheduler = Signal(
-    "requests that failed before the scheduler",
-    f'sum by ($by) (increase(diag_vllm_log_events_total{{event="{REQUEST_PREPROCESSING_FAILED}"}}[$window]))',
+failed_before_the_scheduler = signal(
+    "requests that failed before the scheduler: requests ="
+    f' sum by ($by) (increase(diag_vllm_log_events_total{{event="{events.REQUEST_PREPROCESSING_FAILED}"}}[$window]))',
     "requests that the engine failed before its scheduler saw them: {value}",
-    "requests",
     window_scaling="peak",
 )

@@ -1,18 +1,7 @@
 """Signals of forward progress: the engine processes tokens, and the server responds."""
 
-from diag.core.incident import Part, Signal
-from diag.core.log_events import (
-    COMPILED_WHILE_SERVING,
-    ENGINE_DEAD,
-    FATAL,
-    KILLED_BY_SIGNAL,
-    READY,
-    SCHEDULER_PAUSED,
-    SCHEDULER_RESUMED,
-    SHUT_DOWN,
-    WORKER_DIED,
-)
-from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, renamed
+from diag.core import log_events as events
+from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, parts, renamed, signal
 from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
@@ -23,8 +12,9 @@ OOM_KILL_SECONDS = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
 SLEEP_STATE = "vllm:engine_sleep_state"
 HEALTH = "diag_vllm_health_status"
-DEATHS_OF_ENGINES = (ENGINE_DEAD, WORKER_DIED)
-DEATHS = (*DEATHS_OF_ENGINES, KILLED_BY_SIGNAL)
+WORKER_EXIT = f'diag_vllm_log_value{{event="{events.WORKER_DIED}",field="exit_code"}}'
+DEATHS_OF_ENGINES = (events.ENGINE_DEAD, events.WORKER_DIED)
+DEATHS = (*DEATHS_OF_ENGINES, events.KILLED_BY_SIGNAL)
 
 
 def _called(path: str) -> str:
@@ -32,364 +22,266 @@ def _called(path: str) -> str:
     return f'sum by (instance) (last_over_time(http_requests_total{{handler="{path}",status="2xx"}}[$window]))'
 
 
-PARTS: tuple[Part, ...] = (
+PARTS = parts(
+    f"""
     # A prefill in chunks with nothing to decode yields no token until it ends, but each chunk takes KV blocks, and
     # every step reports its gauges. Running and waiting do not count: they move in a scheduler's deadlock too.
-    Part("tokens_and_requests_counted", "$output_tokens + $prompt_tokens + $finished_requests", "events"),
-    Part("kv_cache_usage_changes", f"sum by ($by) ({renamed('changes', KV_USAGE)})", "changes"),
+    tokens_and_requests_counted: events = $output_tokens + $prompt_tokens + $finished_requests
+    kv_cache_usage_changes: changes = sum by ($by) ({renamed("changes({}[$window])", KV_USAGE)})
     # unknown if no token is processed and the release exports no KV cache usage, which a prefill changes
-    Part(
-        "nothing_moves",
-        "($tokens_and_requests_counted"
-        " + ($kv_cache_usage_changes or 0 * ($tokens_and_requests_counted > 0))) == bool 0",
-        "bool",
-    ),
+    nothing_moves: bool =
+        ($tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * ($tokens_and_requests_counted > 0))) == bool 0
     # samples must be older than this: a shorter standstill proves nothing
-    Part("running_samples", "sum by ($by) (count_over_time(vllm:num_requests_running[$window]))", "samples"),
-    Part("stuck_requests", "$requests_in_flight_minimum * $nothing_moves", "requests"),
-    Part(
-        "two_stuck_requests",
-        "$requests_in_flight_minimum * ($requests_in_flight_minimum >= bool 2) * $nothing_moves",
-        "requests",
-    ),
+    running_samples: samples = sum by ($by) (count_over_time(vllm:num_requests_running[$window]))
+    stuck_requests: requests = $requests_in_flight_minimum * $nothing_moves
+    two_stuck_requests: requests =
+        $requests_in_flight_minimum * ($requests_in_flight_minimum >= bool 2) * $nothing_moves
     # With a scrape interval of 20 to 59 s, the alert's minute shows a standstill of at least 30 s; the live window,
     # which holds four scrapes, still shows the progress before it.
-    Part("two_requests_stand_still", "($two_stuck_requests[1m] > 0) or $two_stuck_requests", "requests"),
+    two_requests_stand_still: requests = ($two_stuck_requests[1m] > 0) or $two_stuck_requests
     # The probe request of the exporter (or of --probe) got no token, and no other request did either.
-    Part("probe_success", "max by ($by) (last_over_time(diag_probe_success[$window]))", "bool"),
-    Part("probe_failures", "1 - min by ($by) (min_over_time(diag_probe_success[$window]))", "bool"),
-    Part(
-        "probe_failed_and_nothing_moves",
-        "$nothing_moves * on (instance) group_left () (1 - $probe_success by (instance))",
-        "bool",
-    ),
+    probe_success: bool = max by ($by) (last_over_time(diag_probe_success[$window]))
+    probe_failures: bool = 1 - min by ($by) (min_over_time(diag_probe_success[$window]))
+    probe_failed_and_nothing_moves: bool =
+        $nothing_moves * on (instance) group_left () (1 - $probe_success by (instance))
     # A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes. So does
     # an engine whose last steps were that long. An early step may compile a kernel that warm-up did not cover, and so
     # may a later one, as the log reports: during that time it cannot be distinguished from a stall.
-    Part("steps_since_start", "sum by ($by) (last_over_time(vllm:iteration_tokens_total_count[$window]))", "steps"),
-    Part("output_tokens_since_start", "sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))", "tokens"),
-    Part("first_steps", f"($steps_since_start or $output_tokens_since_start) < {WARM_STEPS}", "steps"),
+    steps_since_start: steps = sum by ($by) (last_over_time(vllm:iteration_tokens_total_count[$window]))
+    output_tokens_since_start: tokens = sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))
+    first_steps: steps = ($steps_since_start or $output_tokens_since_start) < {WARM_STEPS}
     # The first request with an image or an adapter compiles too, often without a log line: the compiler is a child of
     # the engine or of a worker, or their main thread touches new memory. A hang does neither: a thread that spun or
     # waited for 10 s had no page fault, one that compiled had thousands a second.
-    Part(
-        "compiler_seconds",
-        'max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{role=~"engine|worker"}[$window]))',
-        "seconds",
-        group=ANY_MEMBER,
-    ),
-    Part(
-        "compiler_works",
-        "$compiler_seconds[2m] > 1"
-        ' or max by (instance) (rate(diag_vllm_process_page_faults_total{role=~"engine|worker"}[30s])) > 100',
-        group=ANY_MEMBER,
-    ),
+    compiler_seconds: seconds ({ANY_MEMBER}) =
+        max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{{role=~"engine|worker"}}[$window]))
+    compiler_works: ({ANY_MEMBER}) =
+        $compiler_seconds[2m] > 1
+        or max by (instance) (rate(diag_vllm_process_page_faults_total{{role=~"engine|worker"}}[30s])) > 100
     # vLLM lists every set of adapters that has run since its start: without one, the first adapter may be compiling.
-    Part(
-        "no_adapter_ran_yet",
-        "count by (instance) (last_over_time(vllm:lora_requests_info[$window])) unless"
-        ' count by (instance) (last_over_time(vllm:lora_requests_info{running_lora_adapters!=""}[$window]))',
-    ),
-    Part(
-        "may_compile",
-        f"max by (instance) ($time_of_{COMPILED_WHILE_SERVING} by (instance)) > time() - 120"
-        " or $compiler_works or $no_adapter_ran_yet",
-    ),
-    Part("stuck_for_two_minutes", "($stuck_requests[2m] * ($running_samples offset 100s > bool 0)) > 0", "requests"),
-    Part("seen_for_25_s", "$running_samples offset 25s > bool 0", "bool"),
+    no_adapter_ran_yet =
+        count by (instance) (last_over_time(vllm:lora_requests_info[$window]))
+        unless count by (instance) (last_over_time(vllm:lora_requests_info{{running_lora_adapters!=""}}[$window]))
+    may_compile =
+        max by (instance) ($time_of_{events.COMPILED_WHILE_SERVING} by (instance)) > time() - 120 or $compiler_works
+        or $no_adapter_ran_yet
+    stuck_for_two_minutes: requests = ($stuck_requests[2m] * ($running_samples offset 100s > bool 0)) > 0
+    seen_for_25_s: bool = $running_samples offset 25s > bool 0
     # A request in a step, even a long one, was counted as running before: a prefill in one step is no refused
     # admission. Neither is a request that is deferred until its KV transfer or its grammar is ready.
-    Part(
-        "requests_refused",
-        "$waiting_lowest * ($running_highest == bool 0) * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s",
-        "requests",
-    ),
-    Part("requests_not_admitted", "($requests_refused[1m] > 0) or $requests_refused", "requests"),
+    requests_refused: requests =
+        $waiting_lowest * ($running_highest == bool 0) * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s
+    requests_not_admitted: requests = ($requests_refused[1m] > 0) or $requests_refused
     # The last log line about pausing, which vLLM 0.20 does not write; otherwise more calls of /pause than of /resume.
-    Part("pause_calls", _called("/pause"), "calls"),
-    Part("resume_calls", _called("/resume"), "calls"),
-    Part(
-        "paused_by_log",
-        f"${SCHEDULER_PAUSED}_since_start by (instance)"
-        f" * ($time_of_{SCHEDULER_PAUSED} by (instance) > bool $time_of_{SCHEDULER_RESUMED} by (instance))",
-        "bool",
-    ),
-    Part("time_of_pause_or_resume", event_time(SCHEDULER_PAUSED, SCHEDULER_RESUMED), "unix time"),
-    Part("pause_logged", "$time_of_pause_or_resume by (instance) > 0", "unix time"),
-    Part("paused_by_page", "($pause_calls > bool $resume_calls) or ($pause_calls > bool 0)", "bool"),
-    Part("running_last", "sum by ($by) ($running_last_by_series)", "requests"),
-    Part("engine_seen", "0 * $running_last", "requests"),
+    pause_calls: calls = {_called("/pause")}
+    resume_calls: calls = {_called("/resume")}
+    paused_by_log: bool =
+        ${events.SCHEDULER_PAUSED}_since_start by (instance)
+        * ($time_of_{events.SCHEDULER_PAUSED} by (instance) > bool $time_of_{events.SCHEDULER_RESUMED} by (instance))
+    time_of_pause_or_resume: unix time = {event_time(events.SCHEDULER_PAUSED, events.SCHEDULER_RESUMED)}
+    pause_logged: unix time = $time_of_pause_or_resume by (instance) > 0
+    paused_by_page: bool = ($pause_calls > bool $resume_calls) or ($pause_calls > bool 0)
+    running_last: requests = sum by ($by) ($running_last_by_series)
+    engine_seen: requests = 0 * $running_last
     # -- death
-    Part("up_last", "max by ($by) (last_over_time(up[$window]))", "bool"),
-    Part(
-        "in_phase_ready", f'max by ($by) (last_over_time(diag_vllm_startup_phase{{phase="{READY}"}}[$window]))', "bool"
-    ),
-    Part("last_up_time", "max by ($by) (last_over_time(diag_vllm_last_up_timestamp_seconds[$window]))", "unix time"),
+    up_last: bool = max by ($by) (last_over_time(up[$window]))
+    in_phase_ready: bool = max by ($by) (last_over_time(diag_vllm_startup_phase{{phase="{events.READY}"}}[$window]))
+    last_up_time: unix time = max by ($by) (last_over_time(diag_vllm_last_up_timestamp_seconds[$window]))
     # the log reports a successful start and no engine process is left: the server had responded before
-    Part("ready_by_log", "$in_phase_ready == 1 unless on (instance) $engine_processes > 0", "bool"),
-    Part("vllm_seen_today", "count by (instance) (count_over_time(diag_vllm_up[1d]))", "series"),
-    Part("engines_seen_today", "count by (instance) (count_over_time(vllm:num_requests_running[1d]))", "series"),
-    Part("answered_before", "$engines_seen_today or $last_up_time > time() - 86400 or $ready_by_log"),
-    Part("engines_running", "count by ($by) (count by ($by, engine) ($running_last_by_series))", "engines"),
-    Part(
-        "usual_engine_processes",
-        'max by ($by) (quantile_over_time(0.9, diag_vllm_processes{role="engine"}[1d]))',
-        "processes",
-    ),
+    ready_by_log: bool = $in_phase_ready == 1 unless on (instance) $engine_processes > 0
+    vllm_seen_today: series = count by (instance) (count_over_time(diag_vllm_up[1d]))
+    engines_seen_today: series = count by (instance) (count_over_time(vllm:num_requests_running[1d]))
+    answered_before = $engines_seen_today or $last_up_time > time() - 86400 or $ready_by_log
+    engines_running: engines = count by ($by) (count by ($by, engine) ($running_last_by_series))
+    usual_engine_processes: processes = max by ($by) (quantile_over_time(0.9, diag_vllm_processes{{role="engine"}}[1d]))
     # The table of processes is read while the server ends, too: an orphan is alone in the whole window.
-    Part(
-        "orphaned",
-        "min_over_time(diag_vllm_process_orphaned[$window])"
-        " and count_over_time(diag_vllm_process_orphaned[$window]) >= 3",
-        "bool",
-    ),
-    Part(
-        "api_servers_running",
-        'max by ($by) (last_over_time(diag_vllm_processes{role="api_server"}[$window]))',
-        "processes",
-    ),
+    orphaned: bool =
+        min_over_time(diag_vllm_process_orphaned[$window]) and count_over_time(diag_vllm_process_orphaned[$window]) >= 3
+    api_servers_running: processes = max by ($by) (last_over_time(diag_vllm_processes{{role="api_server"}}[$window]))
     # behind a page that comes, only an exporter that sees its API server sees its engines
-    Part("sees_processes", "$api_servers_running > 0 or $does_not_answer > 0", "bool"),
+    sees_processes: bool = $api_servers_running > 0 or $does_not_answer > 0
     # Time of the server's end: its last response, or the time in its log if no scrape has seen a response.
-    Part("time_of_death_line", event_time(*DEATHS), "unix time"),
-    Part("server_end_time", "$last_up_time by (instance) > 0 or $time_of_death_line by (instance) > 0", "unix time"),
-    Part(
-        "time_of_oom_kill",
-        "max by ($by) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))",
-        "unix time",
-    ),
+    time_of_death_line: unix time = {event_time(*DEATHS)}
+    server_end_time: unix time = $last_up_time by (instance) > 0 or $time_of_death_line by (instance) > 0
+    time_of_oom_kill: unix time = max by ($by) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))
     # below 0, it is the number of the signal that ended the worker
-    Part(
-        "worker_exit_code",
-        f'max by (instance) (last_over_time(diag_vllm_log_value{{event="{WORKER_DIED}",field="exit_code"}}[$window]))',
-        "exit code",
-    ),
+    worker_exit_code: exit code =
+        max by (instance) (last_over_time({WORKER_EXIT}[$window]))
     # a long step can block /metrics for tens of seconds: while the engine runs, 30 s of silence decide
-    Part(
-        "busy_not_dead",
-        "$engine_processes > 0 and on (instance)"
-        " max by (instance) (max_over_time(diag_vllm_up[30s]) or max_over_time(up[30s])) > 0",
-        "processes",
-    ),
-    Part("does_not_answer", "1 - ($vllm_up or $up_last)", "bool"),
+    busy_not_dead: processes =
+        $engine_processes > 0
+        and on (instance) max by (instance) (max_over_time(diag_vllm_up[30s]) or max_over_time(up[30s])) > 0
+    does_not_answer: bool = 1 - ($vllm_up or $up_last)
     # vLLM answers GET /health with 503 for a dead engine alone, else with 200: three answers of 503 in a row, if the
     # last one is 503 and there was no other change; four minutes hold three answers at any usual scrape interval
-    Part(
-        "health_fails_in_a_row",
-        f"(sum_over_time({HEALTH}[4m]) - 200 * count_over_time({HEALTH}[4m]) >= bool 3 * 303)"
-        f" * (changes({HEALTH}[4m]) <= bool 1)",
-        "bool",
-    ),
-    Part("health_last", f"max by ($by) (last_over_time({HEALTH}[$window]))", "HTTP status"),
-    Part("health_passes", "($health_last == bool 200) * $vllm_up", "bool"),
-    Part(
-        "claimed_death",
-        "count by ($by) (last_over_time("
-        f'{CLAIM_TIME}{{state="open",event=~"{"|".join(DEATHS_OF_ENGINES)}"}}[$window]))',
-        "lines",
-    ),
-    Part("page_silent", "($successful_scrapes == bool 0) unless on (instance) $busy_not_dead", "bool"),
-    Part(
-        "signs_of_death",
-        any_of(
-            page="($page_silent or $api_server_stopped)",
-            health="$engine_dead_by_its_health_check",
-            log="$death_of_the_engine_in_the_log",
-            process="$no_engine_process",
-            part="$engine_process_lost",
-        ),
-        "bool",
-    ),
+    health_fails_in_a_row: bool =
+        (sum_over_time({HEALTH}[4m]) - 200 * count_over_time({HEALTH}[4m]) >= bool 3 * 303)
+        * (changes({HEALTH}[4m]) <= bool 1)
+    health_last: HTTP status = max by ($by) (last_over_time({HEALTH}[$window]))
+    health_passes: bool = ($health_last == bool 200) * $vllm_up
+    claimed_death: lines =
+        count by ($by) (last_over_time({CLAIM_TIME}{{state="open",event=~"{"|".join(DEATHS_OF_ENGINES)}"}}[$window]))
+    page_silent: bool = ($successful_scrapes == bool 0) unless on (instance) $busy_not_dead
     # on a requested stop the engine ends before the page does
-    Part(
-        "stops",
-        f"$no_engine_process * ${SHUT_DOWN}_since_start * (time() - $time_of_{SHUT_DOWN} < bool {STOPPING_SECONDS})",
-        "bool",
-    ),
-    Part("generates", "($output_tokens + $prompt_tokens) * $vllm_up > bool 0", "bool"),
+    stops: bool =
+        $no_engine_process * ${events.SHUT_DOWN}_since_start
+        * (time() - $time_of_{events.SHUT_DOWN} < bool {STOPPING_SECONDS})
+    generates: bool = ($output_tokens + $prompt_tokens) * $vllm_up > bool 0
     # a shared log, or a wrong list of processes, does not outweigh tokens; both together do, if the tokens are those of
     # the remaining data-parallel engines
-    Part(
-        "generates_beyond_doubt",
-        "$generates unless on (instance) ($death_of_the_engine_in_the_log * $engine_process_lost > 0)",
-        "bool",
+    generates_beyond_doubt: bool =
+        $generates unless on (instance) ($death_of_the_engine_in_the_log * $engine_process_lost > 0)
+    """,
+    "signs_of_death: bool = "
+    + any_of(
+        page="($page_silent or $api_server_stopped)",
+        health="$engine_dead_by_its_health_check",
+        log="$death_of_the_engine_in_the_log",
+        process="$no_engine_process",
+        part="$engine_process_lost",
     ),
 )
 
-progress = Signal(
-    "tokens and requests processed",
-    "$tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * $tokens_and_requests_counted)",
+progress = signal(
+    "tokens and requests processed: tokens ="
+    " $tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * $tokens_and_requests_counted)",
     "tokens and requests processed (changes of KV cache usage included): {value}",
-    "tokens",
     context=True,
     window_scaling="peak",
 )
-steps_per_second = Signal(
-    "engine steps / s",
-    "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
+steps_per_second = signal(
+    "engine steps / s: 1/s = sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))",
     "engine steps per second: {value}",
-    "1/s",
 )
-requests_stuck = Signal(
-    "requests in flight without progress",
-    "0 * ($tokens_and_requests_processed[30s] > 0) or ($probe_failed_and_nothing_moves > 0) or $stuck_for_two_minutes"
+requests_stuck = signal(
+    "requests in flight without progress: requests ="
+    " 0 * ($tokens_and_requests_processed[30s] > 0) or ($probe_failed_and_nothing_moves > 0) or $stuck_for_two_minutes"
     " or ($two_requests_stand_still == 0) or (0 * ($long_prefill_steps > 0))"
     " or ($two_requests_stand_still * $seen_for_25_s unless ($first_steps unless on (instance) $gpus_busy_waiting)"
     " unless on (instance) $may_compile)",
     "requests in flight without any progress: {value}",
-    "requests",
     needs=f"two minutes in the first {WARM_STEPS} steps of an engine whose GPUs do not busy-wait, or where it compiles"
     " kernels (as for a first LoRA adapter)",
 )
-requests_without_progress = Signal(
-    "requests in flight while nothing moves",
-    "$stuck_requests",
+requests_without_progress = signal(
+    "requests in flight while nothing moves: requests = $stuck_requests",
     "requests in flight in a window without any progress: {value}",
-    "requests",
     throughout=True,
 )
-standstill_was_prefill = Signal(
-    "steps with long prefills",
-    "(0 * $stuck_for_two_minutes) or $long_prefill_steps",
+standstill_was_prefill = signal(
+    "steps with long prefills: bool = (0 * $stuck_for_two_minutes) or $long_prefill_steps",
     "steps of over 10 s with long prefills, which the engine has come out of: {value}",
-    "bool",
     hindsight=True,
 )
-asleep = Signal(
-    "engine asleep",
+asleep = signal(
     # a release before 0.11.1 does not export it, and no release exports that a request put it to sleep
-    f'1 - min by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window])) or $engine_seen',
+    "engine asleep: bool ="
+    f' 1 - min by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window])) or $engine_seen',
     "the engine is asleep: {value}",
-    "bool",
 )
-sleep_level = Signal(
-    "sleep level",
-    f'max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="weights_offloaded"}}[$window]))'
+sleep_level = signal(
+    f'sleep level: level = max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="weights_offloaded"}}[$window]))'
     f' + 2 * max by ($by) (last_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[$window]))',
     "the engine sleeps at level {value}",
-    "level",
 )
-scheduler_paused = Signal(
-    "scheduler paused",
-    "$engine_seen + on (instance) group_left ()"
+scheduler_paused = signal(
+    "scheduler paused: bool = $engine_seen + on (instance) group_left ()"
     " (($paused_by_log and $pause_logged) or $paused_by_page or $paused_by_log)"
     # without a log and without the metrics of vLLM's own HTTP server, no pause is seen
     " or $engine_seen",
     "the scheduler was paused (POST /pause) and has not been resumed: {value}",
-    "bool",
 )
-endpoint_without_vllm = Signal(
-    "metrics endpoint without vLLM's metrics",
+endpoint_without_vllm = signal(
     # an exporter answers whether or not vLLM does
-    "max by (instance) (max_over_time(up[$window]))"
+    "metrics endpoint without vLLM's metrics: bool = max by (instance) (max_over_time(up[$window]))"
     ' unless on (instance) last_over_time(diag_scrape_success{collector="vllm"}[$window])',
     "an endpoint answered without vLLM's metrics: {value}",
-    "bool",
 )
-serves = Signal(
-    "vLLM's metrics available",
-    "max by (instance) (max_over_time(diag_vllm_up[$window])) or max by (instance) (max_over_time(up[$window]))",
+serves = signal(
+    "vLLM's metrics available: bool ="
+    " max by (instance) (max_over_time(diag_vllm_up[$window])) or max by (instance) (max_over_time(up[$window]))",
     "vLLM's metrics were available: {value}",
-    "bool",
 )
 
 # -- death ------------------------------------------------------------------------------------------------------------
 
-successful_scrapes = Signal(
-    "successful scrapes",
-    "max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
+successful_scrapes = signal(
+    "successful scrapes: share ="
+    " max by (instance) ((avg_over_time(diag_vllm_up[$window]) and count_over_time(diag_vllm_up[$window]) >= 3)"
     " or (avg_over_time(up[$window]) and count_over_time(up[$window]) >= 3))"
     " and on (instance) $answered_before",
     "{value} of scrapes succeeded (the server had answered before)",
-    "share",
 )
-engine_death_logged = Signal(
-    "death of the engine in the log",
-    "$engine_death_since_start * (1 - $engine_start_failed_since_start)",
+engine_death_logged = signal(
+    "death of the engine in the log: bool = $engine_death_since_start * (1 - $engine_start_failed_since_start)",
     "the log reports the death of the engine, and nothing has started since: {value}",
-    "bool",
 )
-engine_processes = Signal(
-    "engine processes",
-    'max by ($by) (last_over_time(diag_vllm_processes{role="engine"}[$window]))',
+engine_processes = signal(
+    'engine processes: processes = max by ($by) (last_over_time(diag_vllm_processes{role="engine"}[$window]))',
     "running engine processes of this server: {value}",
-    "processes",
 )
-engine_process_missing = Signal(
-    "no engine process",
-    "($engine_processes == bool 0) and on (instance) $sees_processes",
+engine_process_missing = signal(
+    "no engine process: bool = ($engine_processes == bool 0) and on (instance) $sees_processes",
     "no engine process of this server runs: {value}",
-    "bool",
 )
 # The API server fails all requests once one data-parallel engine has ended. A process is
 # missing only if as many as engines were seen most of the time: some may run on other hosts, and a fork may have an
 # engine's name for a moment.
-engines_lost = Signal(
-    "engine process lost",
-    "($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)"
+engines_lost = signal(
+    "engine process lost: bool ="
+    " ($engine_processes < bool $engines_running) * ($usual_engine_processes >= bool $engines_running)"
     " and on (instance) $sees_processes",
     "a data-parallel engine's process has ended: {value}",
-    "bool",
 )
-orphaned_engines = Signal(
-    "engine processes without an API server",
-    "sum by ($by) ($orphaned) or $scraped",
+orphaned_engines = signal(
+    "engine processes without an API server: processes = sum by ($by) ($orphaned) or $scraped",
     "engine processes whose API server has ended: {value}",
-    "processes",
     culprit_promql="$orphaned == 1",
     culprit_label="PID {pid} on {host}",
 )
 # An exporter that sees no API server may serve one on another host: as long as the page answers, an orphan on this host
 # is that of another server.
-server_left_orphans = Signal(
-    "API server ended before its engine",
-    "($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0) * $does_not_answer",
+server_left_orphans = signal(
+    "API server ended before its engine: bool ="
+    " ($engine_processes_without_an_api_server >= bool 1) * ($api_servers_running == bool 0) * $does_not_answer",
     "no API server runs, and an engine process that it started does: {value}",
-    "bool",
 )
-gpu_memory_of_orphans = Signal(
-    "GPU memory held by orphaned processes",
-    'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"engine|worker"}[$window]))'
+gpu_memory_of_orphans = signal(
+    "GPU memory held by orphaned processes: bytes ="
+    ' sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"engine|worker"}[$window]))'
     " * $api_server_ended_before_its_engine",
     "processes without an API server hold {value} of GPU memory",
-    "bytes",
 )
-shut_down = Signal(
-    "shut down in order",
-    f"${SHUT_DOWN}_since_start * (1 - $vllm_up)",
+shut_down = signal(
+    f"shut down in order: bool = ${events.SHUT_DOWN}_since_start * (1 - $vllm_up)",
     "the log reports an orderly shutdown, and nothing has started since: {value}",
-    "bool",
 )
-engine_dead_by_health = Signal(
-    "engine dead by its health check",
-    "max by ($by) ($health_fails_in_a_row) * ($health_last == bool 503)",
+engine_dead_by_health = signal(
+    "engine dead by its health check: bool = max by ($by) ($health_fails_in_a_row) * ($health_last == bool 503)",
     "GET /health is answered with HTTP 503, at least three times in a row: {value}",
-    "bool",
 )
-evidence_of_death = Signal(
-    "server or engine dead",
+evidence_of_death = signal(
     # the death that the log claims of an idle server, whose page speaks for its API server alone, is unknown
-    "($signs_of_death > 0) or ($signs_of_death unless on (instance) $claimed_death)",
+    "server or engine dead: bool = ($signs_of_death > 0) or ($signs_of_death unless on (instance) $claimed_death)",
     "/metrics does not answer any more, /health or the log reports the death of the engine, or its process has ended:"
     " {value}",
-    "bool",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(FATAL)}"}}[$window]) > 0)'
+    culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(events.FATAL)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))"
-    f" or label_replace($worker_exit_code < 0 and on (instance) (${WORKER_DIED}_since_start) > 0,"
+    f" or label_replace($worker_exit_code < 0 and on (instance) (${events.WORKER_DIED}_since_start) > 0,"
     ' "event", "killed_by_signal", "", "")'
     f" or label_replace(abs($time_of_oom_kill by (instance) - $server_end_time) < {OOM_KILL_SECONDS},"
     ' "event", "kernel_oom_kill", "", "")'
     ' or label_replace($api_server_stopped by (instance) > 0, "event", "api_server_stopped", "", "")'
     # output of a library or the shell lacks vLLM's log prefix: a client may have sent it, so it only explains a death
-    f' or label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(FATAL)}"}}[$window])'
+    f' or label_replace((last_over_time({HEARSAY_TIME}{{event=~"{"|".join(events.FATAL)}"}}[$window])'
     f" > on (instance) group_left () ($last_up_time by (instance) - {OOM_KILL_SECONDS})),"
     ' "event", "$$1 (without proof that vLLM logged it)", "event", "(.*)")',
     culprit_label="{event}",
     formerly=("evidence of death",),
 )
-sign_of_death = Signal(
-    "death at a scrape",
-    any_of(
+sign_of_death = signal(
+    "death at a scrape: bool = "
+    + any_of(
         page="$does_not_answer",
         health="($health_last == bool 503)",
         process="$no_engine_process",
@@ -397,26 +289,21 @@ sign_of_death = Signal(
         log="$death_of_the_engine_in_the_log",
     ),
     "/metrics does not answer, /health or the log reports a dead engine, or its process is missing: {value}",
-    "bool",
 )
-tokens_or_shutdown = Signal(
-    "generating tokens, or stopped on purpose",
-    any_of(tokens="$generates_beyond_doubt", shutdown="$shut_down_in_order", stops="$stops")
+tokens_or_shutdown = signal(
+    "generating tokens, or stopped on purpose: bool = "
+    + any_of(tokens="$generates_beyond_doubt", shutdown="$shut_down_in_order", stops="$stops")
     + " or 0 * max by ($by) (count_over_time(up[$window]))",
     "tokens are processed, or the server was shut down in order: {value}",
-    "bool",
     formerly=("generating, or shut down in order", "tokens or an orderly shutdown"),
 )
-signs_of_life = Signal(
-    "engine alive, or stopped on purpose",
-    any_of(tokens="$generating_tokens_or_stopped_on_purpose", health="$health_passes"),
+signs_of_life = signal(
+    "engine alive, or stopped on purpose: bool = "
+    + any_of(tokens="$generating_tokens_or_stopped_on_purpose", health="$health_passes"),
     "tokens are processed, GET /health is answered with HTTP 200, or the server was shut down in order: {value}",
-    "bool",
     formerly=("engine alive, or shut down in order",),
 )
-death_claimed = Signal(
-    "engine death claimed by the log",
-    "$claimed_death > bool 0",
+death_claimed = signal(
+    "engine death claimed by the log: bool = $claimed_death > bool 0",
     "the log claims the death of the engine, and nothing that is measured proves or refutes it: {value}",
-    "bool",
 )

@@ -3,9 +3,8 @@
 docs/metrics.md describes the metrics.
 """
 
-from diag.core.incident import GROUP, Part, Signal
-from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER
-from diag.knowledge.signals.kv_cache import cache_config_has
+from diag.core.incident import GROUP
+from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, cache_config_has, labelled, parts, signal
 
 THERMAL = 'reason=~"sw_thermal|hw_thermal"'
 BRAKE = 'reason="hw_power_brake"'
@@ -45,6 +44,13 @@ def _named(series: str, **texts: str) -> str:
     return series
 
 
+FAULTS = {
+    "GPU lost": "$gpu_lost",
+    "Xid": "$xid_errors",
+    "reset": "$gpu_resets",
+    "uncorrectable memory error": "$uncorrectable_memory_errors",
+    "row that could not be replaced": "$rows_not_replaced",
+}
 _MISSING = "diag_nccl_missing_rank_operations"
 LINK_ERRORS = "link_downed|link_error_recovery|local_link_integrity_errors|local_ack_timeout_err"
 """Counters that stand still on a sound link at work; single symbol errors are corrected and harmless."""
@@ -55,239 +61,152 @@ RETRAINED = "recovery|link_recovery|link_recovery_failed"
 """Counters of NVLinks that were trained again; a sound link replays a packet now and then."""
 
 
-PARTS: tuple[Part, ...] = (
-    Part("gpus_not_serving", "last_over_time(diag_gpu_serving[$window]) == 0", "bool"),
-    # from NVML's counters, otherwise from the samples that show a reason active
-    *(
-        Part(
-            f"{name}_counted_share",
-            f"max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))",
-            "share",
-        )
-        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
-    ),
-    *(
-        Part(
-            f"{name}_counted_seconds",
-            f"max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))",
-            "seconds",
-        )
-        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
-    ),
-    Part("thermal_slowdown_sampled_share", average("diag_gpu_throttle_active", THERMAL), "share"),
-    Part("power_brake_sampled_share", average("diag_gpu_throttle_active", BRAKE), "share"),
-    Part("power_brake_share", "$power_brake_counted_share or $power_brake_sampled_share", "share"),
-    Part("power_drawn", average("diag_gpu_power_watts"), "watts"),
-    Part("lowest_power_limit", average("diag_gpu_power_limit_min_watts"), "watts"),
-    Part("sm_clock", average("diag_gpu_clock_hertz", 'clock="sm"'), "hertz"),
-    Part("highest_sm_clock", average("diag_gpu_clock_max_hertz", 'clock="sm"'), "hertz"),
-    Part("gpu_up", "min by ($by) (last_over_time(diag_gpu_up[$window]))", "bool"),
-    Part("gpu_lost", "1 - $gpu_up", "bool"),
-    Part("xid_errors", f"sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))", "errors"),
-    Part("gpu_resets", "sum by ($by) (increase(diag_gpu_resets_total[$window]))", "resets"),
+PARTS = parts(
+    f"""
+    gpus_not_serving: bool = last_over_time(diag_gpu_serving[$window]) == 0
+    power_brake_share: share = $power_brake_counted_share or $power_brake_sampled_share
+    power_drawn: watts = {average("diag_gpu_power_watts")}
+    lowest_power_limit: watts = {average("diag_gpu_power_limit_min_watts")}
+    sm_clock: hertz = {average("diag_gpu_clock_hertz", 'clock="sm"')}
+    highest_sm_clock: hertz = {average("diag_gpu_clock_max_hertz", 'clock="sm"')}
+    gpu_up: bool = min by ($by) (last_over_time(diag_gpu_up[$window]))
+    gpu_lost: bool = 1 - $gpu_up
+    xid_errors: errors = sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))
+    gpu_resets: resets = sum by ($by) (increase(diag_gpu_resets_total[$window]))
     # the count begins at 0 when the GPU is reset: until then, the memory that failed is in use
-    Part(
-        "uncorrectable_memory_errors",
-        f"sum by ($by) (increase({UNCORRECTED}[1d]) * (last_over_time({UNCORRECTED}[$window]) > bool 0))",
-        "errors",
-    ),
-    Part("rows_not_replaced", "max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))", "bool"),
-    Part(
-        "faults_of_all_kinds",
-        'sum by ($by) (label_replace($gpu_lost, "sign", "GPU lost", "", "")'
-        ' or label_replace($xid_errors, "sign", "Xid", "", "")'
-        ' or label_replace($gpu_resets, "sign", "reset", "", "")'
-        ' or label_replace($uncorrectable_memory_errors, "sign", "uncorrectable memory error", "", "")'
-        ' or label_replace($rows_not_replaced, "sign", "row that could not be replaced", "", ""))',
-        "faults",
-    ),
-    Part("gpu_memory_total", "max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))", "bytes"),
-    Part("least_free_gpu_memory", "min by ($by) (min_over_time(diag_gpu_memory_free_bytes[$window]))", "bytes"),
+    uncorrectable_memory_errors: errors =
+        sum by ($by) (increase({UNCORRECTED}[1d]) * (last_over_time({UNCORRECTED}[$window]) > bool 0))
+    rows_not_replaced: bool = max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))
+    faults_of_all_kinds: faults =
+        sum by ($by) ({labelled("sign", FAULTS)})
+    gpu_memory_total: bytes = max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))
+    least_free_gpu_memory: bytes = min by ($by) (min_over_time(diag_gpu_memory_free_bytes[$window]))
     # at its start vLLM wants its share to be free, even if --kv-cache-memory-bytes sets the size of the KV cache
-    Part(
-        "gpu_memory_booked_twice",
-        "($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
-        " + on (instance) group_left () $config_gpu_memory_utilization > bool 1",
-        "bool",
-    ),
-    Part("gpu_memory_of_processes", "sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))", "bytes"),
+    gpu_memory_booked_twice: bool =
+        ($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)
+        + on (instance) group_left () $config_gpu_memory_utilization > bool 1
+    gpu_memory_of_processes: bytes = sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))
     # GPUs and processes are read side by side: an engine that has just started may be "other" in one scrape
-    Part(
-        "gpu_memory_of_own_processes",
-        'last_over_time(diag_gpu_process_memory_bytes{role!~"other|unknown"}[$window])',
-        "bytes",
-    ),
-    Part(
-        "gpu_memory_of_others",
-        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
-        " unless on (instance, gpu, pid) $gpu_memory_of_own_processes)",
-        "bytes",
-    ),
-    Part(
-        "gpu_time_of_own_processes",
-        'last_over_time(diag_gpu_process_utilization_ratio{role!~"other|unknown"}[$window])',
-        "share",
-    ),
-    Part(
-        "gpu_time_of_each_other_process",
-        'avg_over_time(diag_gpu_process_utilization_ratio{role="other"}[$window])'
-        " unless on (instance, gpu, pid) $gpu_time_of_own_processes",
-        "share",
-    ),
-    Part("others_share_of_gpu_memory", "$gpu_memory_of_others / ($gpu_memory_total > 0)", "share"),
-    Part(
-        "unknown_share_of_gpu_memory",
-        'sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role="unknown"}[$window]))'
-        " / ($gpu_memory_total > 0)",
-        "share",
-    ),
+    gpu_memory_of_own_processes: bytes = last_over_time(diag_gpu_process_memory_bytes{{role!~"other|unknown"}}[$window])
+    gpu_memory_of_others: bytes =
+        sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="other"}}[$window])
+          unless on (instance, gpu, pid) $gpu_memory_of_own_processes)
+    gpu_time_of_own_processes: share =
+        last_over_time(diag_gpu_process_utilization_ratio{{role!~"other|unknown"}}[$window])
+    gpu_time_of_each_other_process: share =
+        avg_over_time(diag_gpu_process_utilization_ratio{{role="other"}}[$window])
+        unless on (instance, gpu, pid) $gpu_time_of_own_processes
+    others_share_of_gpu_memory: share = $gpu_memory_of_others / ($gpu_memory_total > 0)
+    unknown_share_of_gpu_memory: share =
+        sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="unknown"}}[$window]))
+        / ($gpu_memory_total > 0)
     # bytes per second in one direction: 0.985 GB/s per lane in generation 3, doubling with every later generation
-    Part(
-        "pcie_link_width",
-        'max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="current"}[$window]))',
-        "lanes",
-    ),
-    Part(
-        "pcie_link_bytes_per_second",
-        "0.985e9 * 2 ^"
-        ' (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{which="current"}[$window])) - 3)'
-        " * $pcie_link_width",
-        "bytes/s",
-    ),
-    Part(
-        "pcie_lanes_lost_by_gpu",
-        "(1 - $pcie_link_width / on (instance, gpu)"
-        ' max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{which="max"}[$window])))'
-        " unless on (instance, gpu) $gpus_not_serving",
-        "share",
-    ),
-    Part(
-        "pcie_bytes_per_second",
-        "max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))"
-        " or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))",
-        "bytes/s",
-    ),
-    Part(
-        "pcie_share_of_each_gpu",
-        "($pcie_bytes_per_second / $pcie_link_bytes_per_second) unless on (instance, gpu) $gpus_not_serving",
-        "share",
-    ),
-    Part(
-        "serving_sm_clock",
-        'avg_over_time(diag_gpu_clock_hertz{clock="sm"}[$window]) unless on (instance, gpu) $gpus_not_serving',
-        "hertz",
-    ),
+    pcie_link_width: lanes =
+        max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{{which="current"}}[$window]))
+    pcie_link_bytes_per_second: bytes/s =
+        0.985e9 * 2
+        ^ (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{{which="current"}}[$window])) - 3)
+        * $pcie_link_width
+    pcie_lanes_lost_by_gpu: share =
+        (1
+          - $pcie_link_width
+          / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{{which="max"}}[$window])))
+        unless on (instance, gpu) $gpus_not_serving
+    pcie_bytes_per_second: bytes/s =
+        max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))
+        or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))
+    pcie_share_of_each_gpu: share =
+        ($pcie_bytes_per_second / $pcie_link_bytes_per_second) unless on (instance, gpu) $gpus_not_serving
+    serving_sm_clock: hertz =
+        avg_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]) unless on (instance, gpu) $gpus_not_serving
     # an idle job has no collective to miss, and its service may answer late
-    Part(
-        "nccl_processes_missing",
-        'sum by ($by) (last_over_time(diag_nccl_processes{state!="answering"}[$window]))'
-        " * ($requests_in_flight_minimum > bool 0)",
-        "processes",
-    ),
+    nccl_processes_missing: processes =
+        sum by ($by) (last_over_time(diag_nccl_processes{{state!="answering"}}[$window]))
+        * ($requests_in_flight_minimum > bool 0)
     # The rank comes last: where a line is short, its middle is left out.
-    Part(
-        "named_nccl_operation", _named(f"last_over_time({_MISSING}[$window])", collective="$$1 ", operation="$$1 of ")
-    ),
-    Part(
-        "named_nccl_communicator",
-        _named("$named_nccl_operation", communicator="communicator $$1 lacks ", rank="rank $$1", host=" on $$1"),
-    ),
-    Part(
-        "named_nccl_rank",
-        'label_join(label_replace($named_nccl_communicator, "in_state", " ($$1)", "state", "(unresponsive|dead)"),'
-        ' "named", "", "in_collective", "in_operation", "in_communicator", "in_rank", "in_host", "in_state")',
-    ),
+    named_nccl_operation = {_named(f"last_over_time({_MISSING}[$window])", collective="$$1 ", operation="$$1 of ")}
+    named_nccl_communicator =
+        {_named("$named_nccl_operation", communicator="communicator $$1 lacks ", rank="rank $$1", host=" on $$1")}
+    named_nccl_rank =
+        label_join(label_replace($named_nccl_communicator, "in_state", " ($$1)", "state", "(unresponsive|dead)"),
+          "named", "", "in_collective", "in_operation", "in_communicator", "in_rank", "in_host", "in_state")
     # An instance that has just become another node is none for the length of the window: a join refuses two.
-    Part("node_infos", f"max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))"),
-    Part("nodes", "$node_infos unless on (instance) count by (instance) ($node_infos) > 1"),
-    Part("first_node_infos", f'max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))'),
-    Part("first_nodes", f"$first_node_infos unless on ({SERVER}) count by ({SERVER}) ($first_node_infos) > 1"),
-    Part(
-        "infiniband_errors_of_host",
-        f'max by ({PORT}, kind) (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[{LATELY}]))',
-        "errors",
-    ),
-    Part("infiniband_errors_of_nodes", as_of_first_node("$infiniband_errors_of_host", "host, port, kind"), "errors"),
-    Part(
-        "infiniband_errors",
-        "$infiniband_errors_of_nodes or $infiniband_errors_of_host unless on (instance) $infiniband_errors_of_nodes",
-        "errors",
-    ),
+    node_infos = max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))
+    nodes = $node_infos unless on (instance) count by (instance) ($node_infos) > 1
+    first_node_infos = max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))
+    first_nodes = $first_node_infos unless on ({SERVER}) count by ({SERVER}) ($first_node_infos) > 1
+    infiniband_errors_of_host: errors =
+        max by ({PORT}, kind) (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[{LATELY}]))
+    infiniband_errors_of_nodes: errors = {as_of_first_node("$infiniband_errors_of_host", "host, port, kind")}
+    infiniband_errors: errors =
+        $infiniband_errors_of_nodes or $infiniband_errors_of_host unless on (instance) $infiniband_errors_of_nodes
     # a port that is down all the time may have no cable
-    Part(
-        "infiniband_ports_lost_of_host",
-        f"max by ({PORT}) (max_over_time(diag_infiniband_port_active[1h]))"
-        f" > bool max by ({PORT}) (last_over_time(diag_infiniband_port_active[$window]))",
-        "ports",
-    ),
-    Part("infiniband_ports_lost_of_nodes", as_of_first_node("$infiniband_ports_lost_of_host", "host, port"), "ports"),
-    Part(
-        "infiniband_ports_lost",
-        "$infiniband_ports_lost_of_nodes"
-        " or $infiniband_ports_lost_of_host unless on (instance) $infiniband_ports_lost_of_nodes",
-        "ports",
-    ),
-    Part(
-        "nvlink_recoveries",
-        f'max by (instance, gpu, kind) (increase(diag_gpu_nvlink_errors_total{{kind=~"{RETRAINED}"}}[{LATELY}]))',
-        "errors",
+    infiniband_ports_lost_of_host: ports =
+        max by ({PORT}) (max_over_time(diag_infiniband_port_active[1h]))
+        > bool max by ({PORT}) (last_over_time(diag_infiniband_port_active[$window]))
+    infiniband_ports_lost_of_nodes: ports = {as_of_first_node("$infiniband_ports_lost_of_host", "host, port")}
+    infiniband_ports_lost: ports =
+        $infiniband_ports_lost_of_nodes
+        or $infiniband_ports_lost_of_host unless on (instance) $infiniband_ports_lost_of_nodes
+    nvlink_recoveries: errors =
+        max by (instance, gpu, kind) (increase(diag_gpu_nvlink_errors_total{{kind=~"{RETRAINED}"}}[{LATELY}]))
+    """,
+    *(
+        f"""
+    # from NVML's counters, otherwise from the samples that show a reason active
+    {name}_counted_share: share = max by ($by) (rate(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))
+    {name}_counted_seconds: seconds = max by ($by) (increase(diag_gpu_throttle_seconds_total{{{reasons}}}[$window]))
+    {name}_sampled_share: share = {average("diag_gpu_throttle_active", reasons)}
+    """
+        for name, reasons in (("thermal_slowdown", THERMAL), ("power_brake", BRAKE))
     ),
 )
 
-thermal_share = Signal(
-    "thermal slowdown (share of time)",
-    "$thermal_slowdown_counted_share or $thermal_slowdown_sampled_share",
+thermal_share = signal(
+    "thermal slowdown (share of time): share = $thermal_slowdown_counted_share or $thermal_slowdown_sampled_share",
     "the GPU spent {value} of the time in thermal slowdown",
-    "share",
 )
-thermal_seconds = Signal(
-    "thermal slowdown (time)",
-    "$thermal_slowdown_counted_seconds or 30 * $thermal_slowdown_sampled_share",
+thermal_seconds = signal(
+    "thermal slowdown (time): seconds = $thermal_slowdown_counted_seconds or 30 * $thermal_slowdown_sampled_share",
     "the GPU was in thermal slowdown for {value}",
-    "seconds",
     window_scaling="peak",
 )
-brake_seconds = Signal(
-    "hardware power brake (time)",
-    "$power_brake_counted_seconds or 30 * $power_brake_sampled_share",
+brake_seconds = signal(
+    "hardware power brake (time): seconds = $power_brake_counted_seconds or 30 * $power_brake_sampled_share",
     "the hardware power brake was asserted for {value}",
-    "seconds",
     window_scaling="peak",
 )
-utilization = Signal(
-    "GPU utilisation", average("diag_gpu_utilization_ratio"), "GPU utilisation is {value}", "share", group=ANY_MEMBER
+utilization = signal(
+    "GPU utilisation: share = " + average("diag_gpu_utilization_ratio"),
+    "GPU utilisation is {value}",
+    group=ANY_MEMBER,
 )
-clock_loss = Signal(
-    "SM clock below its maximum",
+clock_loss = signal(
     # an idle GPU lowers its clock by itself: only a busy GPU loses performance
-    "(1 - $sm_clock / ($highest_sm_clock > 0)) * ($gpu_utilisation > bool 0.5)",
+    "SM clock below its maximum: share = (1 - $sm_clock / ($highest_sm_clock > 0)) * ($gpu_utilisation > bool 0.5)",
     "the SM clock is {value} below its maximum while the GPU is busy",
-    "share",
     context=True,  # at the power limit it is normal: an H100 computes at 1,365 of 1,980 MHz
 )
-margin = Signal(
-    "margin to thermal slowdown",
-    "min by ($by) (min_over_time(diag_gpu_temperature_margin_celsius[$window]))",
+margin = signal(
+    "margin to thermal slowdown: celsius = min by ($by) (min_over_time(diag_gpu_temperature_margin_celsius[$window]))",
     "the GPU is {value} below its slowdown temperature",
-    "celsius",
 )
-power_limit = Signal(
-    "power limit", average("diag_gpu_power_limit_watts"), "the power limit is {value}", "watts", group=ANY_MEMBER
+power_limit = signal(
+    "power limit: watts = " + average("diag_gpu_power_limit_watts"),
+    "the power limit is {value}",
+    group=ANY_MEMBER,
 )
-sustained_power = Signal(
-    "95 % of the power drawn",
-    "(0.95 * $power_drawn >= $lowest_power_limit) or ($lowest_power_limit and 0.95 * $power_drawn)"
+sustained_power = signal(
+    "95 % of the power drawn: watts ="
+    " (0.95 * $power_drawn >= $lowest_power_limit) or ($lowest_power_limit and 0.95 * $power_drawn)"
     " or 0.95 * $power_drawn",
     "the cooling sustains {value}",
-    "watts",
 )
 
-gpu_faults = Signal(
-    "GPU faults",
+gpu_faults = signal(
     # a board does not count every kind of fault; but without Xid errors (NVIDIA) or resets (AMD) most stay unseen
-    "($faults_of_all_kinds > 0) or ($faults_of_all_kinds and ($xid_errors or $gpu_resets))",
+    "GPU faults: faults = ($faults_of_all_kinds > 0) or ($faults_of_all_kinds and ($xid_errors or $gpu_resets))",
     "GPU faults (GPU lost, Xid errors, resets, uncorrectable memory errors, failed row remaps): {value}",
-    "faults",
     needs="a count of Xid errors, on AMD of resets",
     window_scaling="peak",
     culprit_promql=f"label_replace(increase(diag_gpu_xid_errors_total{{{XIDS}}}[1d]) > 0,"
@@ -299,146 +218,119 @@ gpu_faults = Signal(
     culprit_label="{named}",
 )
 
-memory_of_other_processes = Signal(
-    "GPU memory held by other processes",
+memory_of_other_processes = signal(
     # a process in another container may belong to this vLLM or not: its owner cannot be seen
-    f"($others_share_of_gpu_memory >= {MUCH_MEMORY})"
+    f"GPU memory held by other processes: share = ($others_share_of_gpu_memory >= {MUCH_MEMORY})"
     " or (($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)"
     f" unless $unknown_share_of_gpu_memory >= {MUCH_MEMORY})",
     "other processes hold {value} of the GPU's memory",
-    "share",
     culprit_promql='last_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
     " unless on (instance, gpu, pid) $gpu_memory_of_own_processes",
     culprit_label="pid {pid}",
 )
-gpu_memory_overbooked = Signal(
-    "GPU memory booked more than once",
+gpu_memory_overbooked = signal(
     # a share that others leave is no answer as long as the GPU may be full
-    f"($least_free_gpu_memory / ($gpu_memory_total > 0) < {NO_MEMORY_LEFT}) * 0 + 1"
+    "GPU memory booked more than once: bool ="
+    f" ($least_free_gpu_memory / ($gpu_memory_total > 0) < {NO_MEMORY_LEFT}) * 0 + 1"
     " or $gpu_memory_booked_twice == 1 or ($gpu_memory_booked_twice and $least_free_gpu_memory)",
     "the GPU is full, or its other processes leave less than this vLLM's share of it: {value}",
-    "bool",
 )
-gpu_time_of_other_processes = Signal(
-    "GPU time used by other processes",
+gpu_time_of_other_processes = signal(
     # a GPU that this vLLM does not use cannot affect it
-    "(sum by ($by) ($gpu_time_of_each_other_process) or 0 * sum by ($by) ($gpu_time_of_own_processes))"
+    "GPU time used by other processes: share ="
+    " (sum by ($by) ($gpu_time_of_each_other_process) or 0 * sum by ($by) ($gpu_time_of_own_processes))"
     " unless on (instance, gpu) $gpus_not_serving",
     "other processes use {value} of the GPU's time",
-    "share",
     needs="a driver that tells the utilisation of each process",
     culprit_promql="$gpu_time_of_each_other_process > 0",
     culprit_label="pid {pid}",
 )
-share_left_by_others = Signal(
-    "GPU memory left by other processes",
-    '1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
+share_left_by_others = signal(
+    "GPU memory left by other processes: share ="
+    ' 1 - sum by ($by) (max_over_time(diag_gpu_process_memory_bytes{role="other"}[$window])'
     " unless on (instance, gpu, pid) $gpu_memory_of_own_processes) / ($gpu_memory_total > 0) - 0.03",
     "other processes leave {value} of the GPU's memory, after a 3 % reserve for their growth",
-    "share",
 )
-host_memory_of_others = Signal(
-    "memory of all GPUs held by other processes",
-    "$gpu_memory_of_others / sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
+host_memory_of_others = signal(
+    "memory of all GPUs held by other processes: share ="
+    " $gpu_memory_of_others / sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
     "other processes hold {value} of the memory of this host's GPUs",
-    "share",
 )
-serving_gpu_memory_of_others = Signal(
-    "memory of the serving GPUs held by other processes",
+serving_gpu_memory_of_others = signal(
     # an unknown process may belong to any program
-    '(sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window])'
+    "memory of the serving GPUs held by other processes: share ="
+    ' (sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{role=~"other|unknown"}[$window])'
     " unless on (instance, gpu, pid) $gpu_memory_of_own_processes unless on (instance, gpu) $gpus_not_serving)"
     " or 0 * $gpu_memory_of_processes)"
     " / (sum by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window])) > 0)",
     "processes that do not belong to this vLLM hold {value} of the memory of its GPUs",
-    "share",
 )
-settings_that_pin_kv_cache = Signal(
-    "settings that pin the KV cache size",
-    f"{cache_config_has('num_gpu_blocks_override', '[0-9]+')} + {cache_config_has('kv_cache_memory_bytes', '[0-9]+')}",
+settings_that_pin_kv_cache = signal(
+    "settings that pin the KV cache size: settings ="
+    f" {cache_config_has('num_gpu_blocks_override', '[0-9]+')} + {cache_config_has('kv_cache_memory_bytes', '[0-9]+')}",
     "settings that pin the KV cache size: {value}",
-    "settings",
 )
-serving = Signal(
-    "GPU used by this vLLM",
-    "max by ($by) (last_over_time(diag_gpu_serving[$window]))",
+serving = signal(
+    "GPU used by this vLLM: bool = max by ($by) (last_over_time(diag_gpu_serving[$window]))",
     "this vLLM runs on the GPU: {value}",
-    "bool",
     context=True,
 )
 
 # -- links, per host --------------------------------------------------------------------------------------------------
 
-pcie_share = Signal(
-    "PCIe traffic / link capacity",
-    "max by ($by) ($pcie_share_of_each_gpu)",
+pcie_share = signal(
+    "PCIe traffic / link capacity: share = max by ($by) ($pcie_share_of_each_gpu)",
     "the busiest PCIe link runs at {value} of its capacity",
-    "share",
     culprit_promql="$pcie_share_of_each_gpu",
     culprit_label="GPU {gpu}",
     group=SLOWEST_MEMBER,
 )
-nvlinks = Signal(
-    "active NVLinks (fewest on a GPU)",
-    "min by ($by) (last_over_time(diag_gpu_nvlink_active_links[$window]))"
+nvlinks = signal(
+    "active NVLinks (fewest on a GPU): links = min by ($by) (last_over_time(diag_gpu_nvlink_active_links[$window]))"
     " or 0 * max by ($by) (last_over_time(diag_gpu_up[$window]))",
     "active NVLinks on the GPU with the fewest: {value}",
-    "links",
     group=SLOWEST_MEMBER,
 )
-pcie_lanes_lost = Signal(
-    "PCIe lanes lost",
-    "max by ($by) ($pcie_lanes_lost_by_gpu)",
+pcie_lanes_lost = signal(
+    "PCIe lanes lost: share = max by ($by) ($pcie_lanes_lost_by_gpu)",
     "a PCIe link runs with {value} of its lanes missing",
-    "share",
     culprit_promql="$pcie_lanes_lost_by_gpu > 0",
     culprit_label="GPU {gpu}",
     group=SLOWEST_MEMBER,
 )
-slowest_clock = Signal(
-    "slowest SM clock / fastest",
-    "min by ($by) ($serving_sm_clock) / (max by ($by) ($serving_sm_clock) > 0)",
+slowest_clock = signal(
+    "slowest SM clock / fastest: share = min by ($by) ($serving_sm_clock) / (max by ($by) ($serving_sm_clock) > 0)",
     "the slowest GPU's SM clock is {value} of the fastest GPU's",
-    "share",
     group=SLOWEST_MEMBER,
 )
 
-nccl_ranks_missing = Signal(
-    "ranks missing from NCCL",
-    "$nccl_processes_missing",
+nccl_ranks_missing = signal(
+    "ranks missing from NCCL: processes = $nccl_processes_missing",
     "processes of the NCCL job that are behind their peers or do not answer: {value}",
-    "processes",
     culprit_promql="$named_nccl_rank",
     culprit_label="{named}",
 )
-infiniband_link_errors = Signal(
-    "InfiniBand and RoCE link errors",
-    "sum by ($by) ($infiniband_errors)",
+infiniband_link_errors = signal(
+    "InfiniBand and RoCE link errors: errors = sum by ($by) ($infiniband_errors)",
     "errors that InfiniBand or RoCE ports of the server's hosts have counted: {value}",
-    "errors",
     culprit_promql="$infiniband_errors > 0",
     culprit_label="{kind} on {port} of {host}",
 )
-infiniband_ports_down = Signal(
-    "InfiniBand ports gone down",
-    "sum by ($by) ($infiniband_ports_lost)",
+infiniband_ports_down = signal(
+    "InfiniBand ports gone down: ports = sum by ($by) ($infiniband_ports_lost)",
     "InfiniBand or RoCE ports that were active within an hour and are not now: {value}",
-    "ports",
     culprit_promql="$infiniband_ports_lost > 0",
     culprit_label="{port} of {host}",
 )
-nvlinks_trained_again = Signal(
-    "NVLinks trained again",
-    "sum by ($by) ($nvlink_recoveries)",
+nvlinks_trained_again = signal(
+    "NVLinks trained again: errors = sum by ($by) ($nvlink_recoveries)",
     "recoveries of NVLinks: {value}",
-    "errors",
     culprit_promql="$nvlink_recoveries > 0",
     culprit_label="GPU {gpu}",
 )
-flight_recorder_dumps = Signal(
-    "flight recorder dumps",
+flight_recorder_dumps = signal(
     # without an exporter beside the server no dump is seen, and none is worth a search
-    "(max by ($by) (last_over_time(diag_nccl_dump_timestamp_seconds[$window])) > bool 0) or $scraped",
+    "flight recorder dumps: bool ="
+    " (max by ($by) (last_over_time(diag_nccl_dump_timestamp_seconds[$window])) > bool 0) or $scraped",
     "PyTorch's flight recorder has written dumps: {value}",
-    "bool",
 )

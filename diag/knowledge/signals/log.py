@@ -3,22 +3,9 @@
 The metrics are described in docs/metrics.md. If a whole family is missing, its signals are missing too.
 """
 
-from diag.core.incident import Condition, Part, Signal, judged
-from diag.core.log_events import (
-    CUDA_OUT_OF_MEMORY,
-    ENGINE_DEAD,
-    ENGINE_START_FAILED,
-    FREE_MEMORY_BELOW_REQUESTED,
-    LOG_EVENTS,
-    MAX_MODEL_LEN_EXCEEDS_KV_CACHE,
-    OUT_OF_MEMORY,
-    SCALING_STARTED,
-    SCHEDULER_PAUSED,
-    SHUT_DOWN,
-    WEIGHTS_DISCARDED,
-    WORKER_DIED,
-)
-from diag.knowledge.signals.expressions import setting_value
+from diag.core import log_events as events
+from diag.core.incident import Condition, Signal, judged
+from diag.knowledge.signals.expressions import parts, setting_value, signal
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 CLAIM_TIME = "diag_vllm_log_claim_timestamp_seconds"
@@ -30,24 +17,29 @@ LEAST_SHARE = 0.3
 """A smaller share of a GPU's memory holds no model worth a server: the GPU has to be freed instead."""
 SINCE_START = (
     "engine_death",
-    ENGINE_START_FAILED,
-    SCALING_STARTED,
-    SCHEDULER_PAUSED,
-    SHUT_DOWN,
-    WEIGHTS_DISCARDED,
-    WORKER_DIED,
+    events.ENGINE_START_FAILED,
+    events.SCALING_STARTED,
+    events.SCHEDULER_PAUSED,
+    events.SHUT_DOWN,
+    events.WEIGHTS_DISCARDED,
+    events.WORKER_DIED,
 )
 """Events that matter until the next start, each as the part `NAME_since_start`."""
 
 
-def event_time(*events: str) -> str:
+def event_time(*names: str) -> str:
     """Return the time of the last log line that shows one of these events; 0 if there was none."""
-    return f'max by ($by) (last_over_time({EVENT_TIME}{{event=~"{"|".join(events)}"}}[$window]))'
+    return f'max by ($by) (last_over_time({EVENT_TIME}{{event=~"{"|".join(names)}"}}[$window]))'
 
 
 def log_value(event: str, field: str) -> str:
     """Return a number of the last log line that shows the event, one for each subject."""
     return f'max by ($by) (last_over_time(diag_vllm_log_value{{event="{event}",field="{field}"}}[$window]))'
+
+
+def lately(part: str, seconds: int) -> str:
+    """Return 1 if the time that a part has is at most so many seconds ago, else 0."""
+    return f"(${part} > bool 0) * (time() - ${part} < bool {seconds})"
 
 
 def since_start(name: str) -> str:
@@ -63,33 +55,29 @@ def recently(name: str) -> str:
     )
 
 
-PARTS: tuple[Part, ...] = (
-    Part("vllm_up", "max by ($by) (last_over_time(diag_vllm_up[$window]))", "bool"),
-    Part(
-        "last_startup_progress",
-        "max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))",
-        "unix time",
-    ),
-    *(Part(f"time_of_{event.name}", event_time(event.name), "unix time") for event in LOG_EVENTS),
-    Part("time_of_engine_death", event_time(ENGINE_DEAD, WORKER_DIED), "unix time"),
-    Part("time_of_out_of_memory", event_time(*OUT_OF_MEMORY), "unix time"),
-    *(Part(f"{name}_since_start", since_start(name), "bool") for name in SINCE_START),
-    Part("log_errors", f"count by ($by) (last_over_time({LOG_ERROR}[$window]))", "lines"),
+PARTS = parts(
+    *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in events.LOG_EVENTS),
+    f"""
+    vllm_up: bool = max by ($by) (last_over_time(diag_vllm_up[$window]))
+    last_startup_progress: unix time =
+        max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))
+    time_of_engine_death: unix time = {event_time(events.ENGINE_DEAD, events.WORKER_DIED)}
+    time_of_out_of_memory: unix time = {event_time(*events.OUT_OF_MEMORY)}
+    log_errors: lines = count by ($by) (last_over_time({LOG_ERROR}[$window]))
+    """,
+    *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
 )
 
-quoted_error = Signal(
-    "error quoted from the log",
-    "$log_errors",
+quoted_error = signal(
+    "error quoted from the log: lines = $log_errors",
     "log lines with the reason for the server's failure: {value}",
-    "lines",
     culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
     culprit_label="{text}",
 )
-not_quoted = Signal(
-    "no error quoted from the log",
-    f"1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
+not_quoted = signal(
+    "no error quoted from the log: bool ="
+    f" 1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
     "the log contains no reason for the server's failure: {value}",
-    "bool",
 )
 
 
@@ -113,12 +101,10 @@ def given(flag: str) -> Condition:
 
 # -- out of memory ----------------------------------------------------------------------------------------------------
 
-out_of_memory = Signal(
-    "out-of-memory error in the log",
-    recently("out_of_memory"),
+out_of_memory = signal(
+    "out-of-memory error in the log: bool = " + recently("out_of_memory"),
     "the log reports an out-of-memory error: {value}",
-    "bool",
-    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{"|".join(OUT_OF_MEMORY)}"}}[$window]) > 0',
+    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{"|".join(events.OUT_OF_MEMORY)}"}}[$window]) > 0',
     culprit_label="{event}",
 )
 
@@ -134,35 +120,29 @@ def logged(event: str) -> Signal:
     )
 
 
-utilization_that_fits = Signal(
-    "GPU memory free at start",
-    f"{log_value(FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
-    f" / ({log_value(FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0) >= {LEAST_SHARE}",
+utilization_that_fits = signal(
+    f"GPU memory free at start: share = {log_value(events.FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
+    f" / ({log_value(events.FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0) >= {LEAST_SHARE}",
     "{value} of the GPU's memory was free at start",
-    "share",
 )
-context_that_fits = Signal(
-    "longest context that fits the KV cache",
-    f"{log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
-    f" or floor({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'max_model_len')}"
-    f" * {log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'available_gibibytes')}"
-    f" / ({log_value(MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'needed_gibibytes')} > 0) / 16) * 16",
+context_that_fits = signal(
+    "longest context that fits the KV cache: tokens ="
+    f" {log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
+    f" or floor({log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'max_model_len')}"
+    f" * {log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'available_gibibytes')}"
+    f" / ({log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'needed_gibibytes')} > 0) / 16) * 16",
     "a context of {value} tokens fits the KV cache",
-    "tokens",
 )
-utilization_with_room = Signal(
-    "GPU memory share with room for the failed allocation",
-    f"$config_gpu_memory_utilization - clamp_min({log_value(CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
-    f" - {log_value(CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
-    f" / ({log_value(CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005 >= {LEAST_SHARE}",
+utilization_with_room = signal(
+    "GPU memory share with room for the failed allocation: share ="
+    f" $config_gpu_memory_utilization - clamp_min({log_value(events.CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
+    f" - {log_value(events.CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
+    f" / ({log_value(events.CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005 >= {LEAST_SHARE}",
     "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
-    "share",
 )
 
-half_of_default_capture_size = Signal(
-    "half of the largest CUDA graph captured by default",
+half_of_default_capture_size = signal(
     # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
-    "clamp_max($config_max_num_seqs, 256)",
+    "half of the largest CUDA graph captured by default: tokens = clamp_max($config_max_num_seqs, 256)",
     "half of the largest CUDA graph captured by default is {value} tokens",
-    "tokens",
 )

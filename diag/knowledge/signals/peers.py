@@ -6,10 +6,11 @@ production. A peer counts if it has three samples in the window. With three or m
 what is usual; with two, the other engine does.
 """
 
-from diag.core.incident import GROUP, Part, Signal, judged
+from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
-from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of
+from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.gpu import as_of_first_node
+from diag.knowledge.signals.log import lately
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -38,204 +39,144 @@ def _tokens_of_ranks(field: str) -> str:
     return f'sum by ($by) (increase(diag_vllm_log_value_total{{event="{EXPERT_BALANCE}",field="{field}"}}[$window]))'
 
 
-def _of_the_other(each: str) -> Part:
-    """Return the value of the other engine if there are two."""
-    both = f"(sum {PEERS} (${each}) and count {PEERS} (${each}) == 2)"
-    return Part(f"{each}_of_the_other", f"-1 * (${each} - on ({MODEL}) group_left () {both})")
+def _of_the_other(part: str) -> str:
+    """Return the part PART_of_the_other, the value of the other engine if there are two."""
+    both = f"(sum {PEERS} (${part}) and count {PEERS} (${part}) == 2)"
+    return f"{part}_of_the_other = -1 * (${part} - on ({MODEL}) group_left () {both})"
 
 
-PARTS: tuple[Part, ...] = (
+PARTS = parts(
+    f"""
     # -- engines
-    Part("load_of_model", f"$requests_running_mean by ($by, {MODEL}) + $requests_waiting_mean by ($by, {MODEL})"),
-    Part("waiting_of_model", f"$requests_waiting_median by ($by, {MODEL})", "requests"),
-    Part("output_tokens_of_model", f"$output_tokens by ($by, {MODEL})", "tokens"),
-    Part("token_counts_of_model", f"sum by ($by, {MODEL}) (changes(vllm:generation_tokens_total[$window]))", "changes"),
-    *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
-    Part("median_load_of_peers", f"quantile {PEERS} (0.5, $load_of_model)", "requests", group=USUAL_MEMBER),
+    load_of_model = $requests_running_mean by ($by, {MODEL}) + $requests_waiting_mean by ($by, {MODEL})
+    waiting_of_model: requests = $requests_waiting_median by ($by, {MODEL})
+    output_tokens_of_model: tokens = $output_tokens by ($by, {MODEL})
+    token_counts_of_model: changes = sum by ($by, {MODEL}) (changes(vllm:generation_tokens_total[$window]))
+    median_load_of_peers: requests ({USUAL_MEMBER}) = quantile {PEERS} (0.5, $load_of_model)
     # -- workers and GPUs as the ranks of one engine
-    Part("worker_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="worker"}[$window])', "cores"),
+    worker_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="worker"}}[$window])
     # the ranks of all engines of a server: a rank is missing if fewer are seen
-    Part(
-        "world_size",
-        "$config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)"
-        " * ($engines_running or 1 + 0 * $config_tensor_parallel_size)",
-        "ranks",
-    ),
-    Part(
-        "serving_gpu_utilisation",
-        "max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window]))"
-        " unless on (instance, gpu) $gpus_not_serving",
-        "share",
-    ),
-    Part("gpu_power_mean", "max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))", "watts"),
-    Part("generated_within_an_hour", "sum by (instance) (increase(vllm:generation_tokens_total[1h]))", "tokens"),
-    Part("highest_power_within_an_hour", "max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h]))", "watts"),
+    world_size: ranks =
+        $config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)
+        * ($engines_running or 1 + 0 * $config_tensor_parallel_size)
+    serving_gpu_utilisation: share =
+        max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window]))
+        unless on (instance, gpu) $gpus_not_serving
+    gpu_power_mean: watts = max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))
+    generated_within_an_hour: tokens = sum by (instance) (increase(vllm:generation_tokens_total[1h]))
+    highest_power_within_an_hour: watts = max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h]))
     # Power as a share of the highest that this GPU drew within an hour with tokens, and of its limit. A small card
     # draws half of its limit while it busy-waits, and some parts (GB10, Jetson) have no limit: the limit counts only if
     # the power at work is unknown, and then it can prove only that a rank busy-waits, not that it does not.
-    Part(
-        "power_share_of_work",
-        "$gpu_power_mean / on (instance, gpu)"
-        " ($highest_power_within_an_hour > 0 and on (instance) $generated_within_an_hour > 0)",
-        "share",
-    ),
-    Part(
-        "power_share_of_limit",
-        "$gpu_power_mean / on (instance, gpu)"
-        " (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0)",
-        "share",
-    ),
-    Part(
-        "gpus_busy_waiting",
-        "$serving_gpu_utilisation > 0.9 and on (instance, gpu)"
-        f" ($power_share_of_work < {SPIN_OF_WORK}"
-        f" or on (instance, gpu) (($power_share_of_limit < {SPIN_OF_LIMIT}) unless $power_share_of_work))",
-        "share",
-    ),
+    power_share_of_work: share =
+        $gpu_power_mean
+        / on (instance, gpu) ($highest_power_within_an_hour > 0 and on (instance) $generated_within_an_hour > 0)
+    power_share_of_limit: share =
+        $gpu_power_mean
+        / on (instance, gpu) (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0)
+    gpus_busy_waiting: share =
+        $serving_gpu_utilisation > 0.9
+        and on (instance, gpu) ($power_share_of_work < {SPIN_OF_WORK}
+          or on (instance, gpu) (($power_share_of_limit < {SPIN_OF_LIMIT}) unless $power_share_of_work))
     # During one long step, vLLM's page shows neither its requests nor its tokens. An engine without work waits without
     # using a CPU; the workers of several ranks busy-wait for it.
-    Part(
-        "gpus_computing",
-        f"$serving_gpu_utilisation > 0.9 and on (instance, gpu) ($power_share_of_limit > {AT_WORK}"
-        f" or on (instance, gpu) $power_share_of_work > {SPIN_OF_WORK})",
-        "share",
-    ),
-    Part(
-        "only_worker_cores",
-        "max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1",
-        "cores",
-        group="the only member",
-    ),
-    Part(
-        "works_or_hangs_unseen",
-        "$nothing_moves[1m] * on (instance) group_left () ($nothing_moves[1m] by (instance)"
-        " * (($ranks_out_of_step[1m] by (instance) > bool 0) or $gpu_or_engine_at_work[1m] by (instance)))",
-        "bool",
-    ),
+    gpus_computing: share =
+        $serving_gpu_utilisation > 0.9
+        and on (instance, gpu) ($power_share_of_limit > {AT_WORK}
+          or on (instance, gpu) $power_share_of_work > {SPIN_OF_WORK})
+    only_worker_cores: cores (the only member) =
+        max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1
+    works_or_hangs_unseen: bool =
+        $nothing_moves[1m]
+        * on (instance) group_left () ($nothing_moves[1m] by (instance)
+          * (($ranks_out_of_step[1m] by (instance) > bool 0) or $gpu_or_engine_at_work[1m] by (instance)))
     # GPUs with enough telemetry to decide if they busy-wait
-    Part(
-        "gpus_known_to_wait_or_not",
-        "$serving_gpu_utilisation <= 0.9 or ($serving_gpu_utilisation and on (instance, gpu) $power_share_of_work)",
-        "share",
-    ),
-    Part(
-        "rank_of_gpu",
-        "max by (instance, gpu, rank)"
-        ' (last_over_time(diag_gpu_process_memory_bytes{role="worker",rank!=""}[$window]) * 0 + 1)',
-    ),
+    gpus_known_to_wait_or_not: share =
+        $serving_gpu_utilisation <= 0.9 or ($serving_gpu_utilisation and on (instance, gpu) $power_share_of_work)
+    rank_of_gpu =
+        max by (instance, gpu, rank) (last_over_time(diag_gpu_process_memory_bytes{{role="worker",rank!=""}}[$window])
+          * 0 + 1)
     # GPUs that do not busy-wait while another one does
-    Part(
-        "still_gpus",
-        "($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting",
-        "share",
-    ),
-    Part("worker_cores_of_nodes", as_of_first_node("$worker_cores", "host, pid, rank", "leader, host"), "cores"),
-    Part(
-        "worker_cores_of_server", "$worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes"
-    ),
-    Part(
-        "still_workers",
-        f"(count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})"
-        " or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)",
-        "ranks",
-        group=ANY_MEMBER,
-    ),
-    Part(
-        "ranks_busy_waiting",
-        "count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)",
-        "ranks",
-    ),
+    still_gpus: share =
+        ($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting
+    worker_cores_of_nodes: cores = {as_of_first_node("$worker_cores", "host, pid, rank", "leader, host")}
+    worker_cores_of_server = $worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes
+    still_workers: ranks ({ANY_MEMBER}) =
+        (count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})
+        or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)
+    ranks_busy_waiting: ranks =
+        count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)
     # vLLM repeats the line every 60 s
-    Part(
-        "log_waits_for_a_rank",
-        f"($time_of_{SHM_BROADCAST_WAIT} > bool 0) * (time() - $time_of_{SHM_BROADCAST_WAIT} < bool 120)",
-        "bool",
-    ),
-    Part(
-        "named_still_worker",
-        f"label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})"
-        f" and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}),"
-        ' "one", "rank $$1", "rank", "(.+)"), "place", " on $$1", "host", "(.+)"), "named", "", "one", "place")',
-    ),
-    Part(
-        "named_still_gpu",
-        "label_join(label_replace(label_replace("
-        "$still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) $still_gpus"
-        ', "one", "GPU $$1", "gpu", "(.+)"), "two", " (rank $$1)", "rank", "(.+)"), "named", "", "one", "two")',
-    ),
+    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)}
+    named_still_worker =
+        label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})
+              and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}), "one", "rank $$1", "rank",
+              "(.+)"), "place", " on $$1", "host", "(.+)"), "named", "", "one", "place")
+    named_still_gpu =
+        label_join(label_replace(label_replace($still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu
+              or on (instance, gpu) $still_gpus, "one", "GPU $$1", "gpu", "(.+)"), "two", " (rank $$1)", "rank",
+            "(.+)"), "named", "", "one", "two")
     # -- expert-parallel ranks, whose tokens EPLB logs with log_balancedness
-    Part("balance_lines", f'sum by ($by) (increase(diag_vllm_log_events_total{{event="{EXPERT_BALANCE}"}}[$window]))'),
-    Part("tokens_of_mean_rank", _tokens_of_ranks("avg_tokens"), "tokens"),
-    Part("tokens_of_busiest_rank", _tokens_of_ranks("max_tokens"), "tokens"),
-    Part(
-        "balance_is_by_rank",
-        f'count by (instance) (last_over_time(diag_vllm_info{{version=~"{BY_RANK}"}}[$window]))',
-        "series",
-    ),
+    balance_lines = sum by ($by) (increase(diag_vllm_log_events_total{{event="{EXPERT_BALANCE}"}}[$window]))
+    tokens_of_mean_rank: tokens = {_tokens_of_ranks("avg_tokens")}
+    tokens_of_busiest_rank: tokens = {_tokens_of_ranks("max_tokens")}
+    balance_is_by_rank: series = count by (instance) (last_over_time(diag_vllm_info{{version=~"{BY_RANK}"}}[$window]))
     # An engine without workers computes in its own process. Where engines share experts, all of them take part in each
     # pass: one that uses no CPU is missing from a pass in which the others busy-wait.
-    Part("engine_process_cores", 'rate(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])', "cores"),
-    Part("cores_of_ranks", "$worker_cores or ($engine_process_cores unless on (instance) $worker_cores)", "cores"),
-    Part(
-        "missing_ranks",
-        f"($cores_of_ranks < {STILL}) and on (instance) (max by (instance) ($cores_of_ranks) > {SPINS})",
-        "cores",
-        group=ANY_MEMBER,
-    ),
+    engine_process_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="engine"}}[$window])
+    cores_of_ranks: cores = $worker_cores or ($engine_process_cores unless on (instance) $worker_cores)
+    missing_ranks: cores ({ANY_MEMBER}) =
+        ($cores_of_ranks < {STILL}) and on (instance) (max by (instance) ($cores_of_ranks) > {SPINS})
+    """,
+    *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
 )
 
-load_of_peers = Signal(
-    "requests / median of its peers",
+load_of_peers = signal(
     # at least 1: a multiple of zero is meaningless
-    _beside_peers(
+    "requests / median of its peers: ratio = "
+    + _beside_peers(
         "$load_of_model", "/", "clamp_min($load_of_model_of_the_other, 1)", "clamp_min($median_load_of_peers, 1)"
     ),
     "it holds {value} times as many requests as the median of its peers",
-    "ratio",
 )
-load_beyond_peers = Signal(
-    "requests above the median of its peers",
-    _beside_peers("$load_of_model", "-", "$load_of_model_of_the_other", "$median_load_of_peers"),
+load_beyond_peers = signal(
+    "requests above the median of its peers: requests = "
+    + _beside_peers("$load_of_model", "-", "$load_of_model_of_the_other", "$median_load_of_peers"),
     "requests above the median of its peers: {value}",
-    "requests",
 )
-sign_of_imbalance = Signal(
-    "imbalance at a scrape",
-    "($requests_per_median_of_its_peers > bool 2) * ($requests_above_the_median_of_its_peers >= bool 4)",
+sign_of_imbalance = signal(
+    "imbalance at a scrape: bool ="
+    " ($requests_per_median_of_its_peers > bool 2) * ($requests_above_the_median_of_its_peers >= bool 4)",
     "it holds over twice as many requests as its peers, and at least 4 more: {value}",
-    "bool",
 )
-peers_waiting = Signal(
-    "requests waiting (median of its peers)",
-    _beside_peers(
+peers_waiting = signal(
+    "requests waiting (median of its peers): requests = "
+    + _beside_peers(
         "0 * $waiting_of_model", "+", "$waiting_of_model_of_the_other", f"quantile {PEERS} (0.5, $waiting_of_model)"
     ),
     "waiting requests at the median of its peers: {value}",
-    "requests",
     group=USUAL_MEMBER,
 )
-peers = Signal(
-    "engines serving the same model",
+peers = signal(
     # the other of two engines counts if it generates tokens: a standby is idle on purpose
-    _beside_peers(
+    "engines serving the same model: engines = "
+    + _beside_peers(
         "0 * $load_of_model",
         "+",
         "1 + ($token_counts_of_model_of_the_other > bool 0)",
         f"count {PEERS} ($load_of_model)",
     ),
     "engines serving the same model: {value}",
-    "engines",
 )
-tokens_of_peers = Signal(
-    "tokens generated / median of its peers",
-    _beside_peers(
+tokens_of_peers = signal(
+    "tokens generated / median of its peers: ratio = "
+    + _beside_peers(
         "$output_tokens_of_model",
         "/",
         "clamp_min($output_tokens_of_model_of_the_other, 1)",
         f"clamp_min(quantile {PEERS} (0.5, $output_tokens_of_model), 1)",
     ),
     "it generates {value} times as many tokens as the median of its peers",
-    "ratio",
     context=True,
     group=USUAL_MEMBER,
 )
@@ -247,85 +188,73 @@ slower_than_peers = overloaded.opposite
 balanced = load_of_peers.at_most(2, judged("a smaller imbalance may be chance: requests differ in length"))
 """It holds for a server without peers too: it is its own median."""
 
-servers = Signal(
-    "servers with the same model",
-    f"max by ($by) (0 * $load_of_model + on ({MODEL}) group_left ()"
+servers = signal(
+    f"servers with the same model: servers = max by ($by) (0 * $load_of_model + on ({MODEL}) group_left ()"
     f" count {PEERS} (count by (instance, {MODEL}) ($load_of_model)))",
     "servers with the same model: {value}",
-    "servers",
 )
 
 # -- the data-parallel engines of one server --------------------------------------------------------------------------
 
-engines = Signal(
-    "engines of the server",
-    "count by ($by) (count by (instance, engine) (count_over_time(vllm:num_requests_running[$window])))",
+engines = signal(
+    "engines of the server: engines ="
+    " count by ($by) (count by (instance, engine) (count_over_time(vllm:num_requests_running[$window])))",
     "engines of this server: {value}",
-    "engines",
     context=True,
 )
-requests_stuck_on_all_engines = Signal(
-    "requests in flight while no engine makes progress",
-    "$requests_in_flight_without_progress",
+requests_stuck_on_all_engines = signal(
+    "requests in flight while no engine makes progress: requests = $requests_in_flight_without_progress",
     "requests in flight while none of the engines makes progress: {value}",
-    "requests",
     throughout=True,
     culprit_promql="sum by (instance, engine) ($running_minimum_by_series) > 0",
     culprit_label="engine {engine}",
 )
 
-engines_missing = Signal(
-    "engines missing from a pass",
-    "count by ($by) ($missing_ranks) or 0 * count by ($by) ($cores_of_ranks)",
+engines_missing = signal(
+    "engines missing from a pass: processes = count by ($by) ($missing_ranks) or 0 * count by ($by) ($cores_of_ranks)",
     "engines or workers that use no CPU while a peer uses a whole core: {value}",
-    "processes",
     culprit_promql='label_replace(label_replace($missing_ranks, "named", "$$1", "rank", "([0-9]+)([.].*|)"),'
     ' "named", "0", "rank", "")',
     culprit_label="engine {named} lags (PID {pid})",
 )
-expert_balance = Signal(
-    "expert balance (mean rank / busiest rank)",
-    f"$tokens_of_mean_rank / ($tokens_of_busiest_rank > 0 and $balance_lines >= {FEWEST_BALANCES})"
+expert_balance = signal(
+    "expert balance (mean rank / busiest rank): share ="
+    f" $tokens_of_mean_rank / ($tokens_of_busiest_rank > 0 and $balance_lines >= {FEWEST_BALANCES})"
     " and on (instance) $balance_is_by_rank or 1 + 0 * ($balance_lines == 0)",
     "the mean expert-parallel rank gets {value} of the tokens of the busiest one",
-    "share",
     needs=f"{FEWEST_BALANCES} lines of EPLB's balance (--eplb-config, log_balancedness), of vLLM 0.32 or later",
 )
-ranks_of_the_server = Signal(
-    "ranks of the server", "$world_size", "ranks of all engines of this server: {value}", "ranks"
+ranks_of_the_server = signal(
+    "ranks of the server: ranks = $world_size",
+    "ranks of all engines of this server: {value}",
 )
-tokens_of_expert_ranks = Signal(
-    "tokens per rank and step",
-    "$tokens_of_mean_rank / ($balance_lines > 0) or $balance_lines",
+tokens_of_expert_ranks = signal(
+    "tokens per rank and step: tokens = $tokens_of_mean_rank / ($balance_lines > 0) or $balance_lines",
     "tokens of a rank in a step, added up over its MoE layers: {value}",
-    "tokens",
 )
 
 # -- tensor-parallel ranks ---------------------------------------------------------------------------------------------
 
 WHICH_RANK = "$named_still_worker or $named_still_gpu"
 
-ranks_out_of_step = Signal(
-    "ranks out of step",
-    "($still_workers > 0) or $ranks_busy_waiting or $still_workers",
+ranks_out_of_step = signal(
+    "ranks out of step: ranks = ($still_workers > 0) or $ranks_busy_waiting or $still_workers",
     "ranks that stand still while a peer busy-waits, or that busy-wait at low power: {value}",
-    "ranks",
     culprit_promql=WHICH_RANK,
     culprit_label="{named}",
 )
-works_unseen = Signal(
-    "GPU or engine at work",
-    any_of(
+works_unseen = signal(
+    "GPU or engine at work: bool = "
+    + any_of(
         gpu="(count by (instance) ($gpus_computing) > bool 0)",
         engine=f"($engine_cores > bool {SPINS})",
         worker=f"($only_worker_cores > bool {SPINS})",
     ),
     "a GPU computes, or the engine uses a whole CPU core: {value}",
-    "bool",
 )
-stood_still = Signal(
-    "standstill, late token, failed probe or compilation",
-    any_of(
+stood_still = signal(
+    "standstill, late token, failed probe or compilation: bool = "
+    + any_of(
         still="($stuck_requests[1m] > bool 0)",
         late="($first_tokens_after_10_s > bool 0.5)",
         pauses="($pauses_over_10_s > bool 0.5)",
@@ -335,50 +264,39 @@ stood_still = Signal(
         compiled="$compilation_by_log_or_processes",
     ),
     "nothing moved although the engine had work, a token or the probe was late, or kernels were compiled: {value}",
-    "bool",
     formerly=("standstill or compilation",),
 )
-ranks_missing_from_collective = Signal(
-    "ranks missing from a collective",
+ranks_missing_from_collective = signal(
     # the log decides if neither processes nor GPUs are observed; NCCL does not count captured graphs: none is no proof
-    "($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
+    "ranks missing from a collective: ranks ="
+    " ($nccl_processes_missing > 0) or $ranks_out_of_step or $log_waits_for_a_rank",
     "ranks missing from a collective (by NCCL, processes, GPUs or the log): {value}",
-    "ranks",
     culprit_promql=f"$named_nccl_rank or ({WHICH_RANK}) unless on (instance) $named_nccl_rank",
     culprit_label="{named}",
 )
-ranks = Signal(
-    "tensor-parallel ranks",
-    "$config_tensor_parallel_size"
+ranks = signal(
+    "tensor-parallel ranks: ranks = $config_tensor_parallel_size"
     ' or count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="worker"}[$window]))'
     # an engine without workers computes by itself
     ' or 0 * count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role="engine"}[$window])) + 1',
     "tensor-parallel ranks: {value}",
-    "ranks",
     context=True,
 )
-half_of_the_ranks = Signal(
-    "half of the tensor-parallel ranks",
-    "$config_tensor_parallel_size / 2",
+half_of_the_ranks = signal(
+    "half of the tensor-parallel ranks: ranks = $config_tensor_parallel_size / 2",
     "half of the tensor-parallel ranks: {value}",
-    "ranks",
 )
-odd_ranks = Signal(
-    "tensor-parallel ranks left over by halving",
-    "$config_tensor_parallel_size % 2",
+odd_ranks = signal(
+    "tensor-parallel ranks left over by halving: ranks = $config_tensor_parallel_size % 2",
     "tensor-parallel ranks left over by halving: {value}",
-    "ranks",
 )
-twice_the_stages = Signal(
-    "twice the pipeline-parallel stages",
-    "2 * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)",
+twice_the_stages = signal(
+    "twice the pipeline-parallel stages: stages ="
+    " 2 * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)",
     "twice the pipeline-parallel stages: {value}",
-    "stages",
 )
-log_waits = Signal(
-    "a rank waits for another one, in the log",
-    "$log_waits_for_a_rank",
+log_waits = signal(
+    "a rank waits for another one, in the log: bool = $log_waits_for_a_rank",
     "the log reports a rank waiting for another one: {value}",
-    "bool",
     formerly=("shm_broadcast_wait in the log",),
 )

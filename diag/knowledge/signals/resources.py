@@ -1,19 +1,18 @@
-"""Signals of the host's memory and CPU time for a server's processes and its cgroup, and of device faults."""
+"""Signals of the host: memory, CPU time and halts of a server's processes and its cgroup, and faults of its devices.
 
+A process is halted if it is stopped, held by a debugger or in uninterruptible sleep in the last sample and in nine of
+ten samples in the window: reading a file puts a process into uninterruptible sleep for a moment, and a debugger that
+takes a stack trace stops it for a moment.
+"""
+
+from diag.core import log_events as events
 from diag.core.formatting import GIB
-from diag.core.incident import Part, Signal
-from diag.core.log_events import (
-    ALL_TO_ALL_TIMEOUT,
-    COMPILED_WHILE_SERVING,
-    CUDA_ERROR,
-    ENGINE_START_FAILED,
-    NCCL_TIMEOUT,
-)
-from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of
+from diag.core.incident import Signal
+from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of, parts, renamed, signal
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
-from diag.knowledge.signals.log import EVENT_TIME, event_time
+from diag.knowledge.signals.log import EVENT_TIME, event_time, lately, since_start
 
-DEVICE_FAULTS = (CUDA_ERROR, NCCL_TIMEOUT, ALL_TO_ALL_TIMEOUT)
+DEVICE_FAULTS = (events.CUDA_ERROR, events.NCCL_TIMEOUT, events.ALL_TO_ALL_TIMEOUT)
 LATE = 0.25
 """Seconds between two tokens: slower than reading speed."""
 SLOWER = 3
@@ -24,312 +23,313 @@ OVERSIZE = 1.92
 """Multiple of --kv-offloading-size that vLLM 0.26 was seen to take of a hybrid model (vllm#53042, open)."""
 ROOM = 0.8
 """Share of the host's memory that a smaller buffer aims at: below NEARLY_FULL, with room for bursts."""
+FAST_TOKENS = "histogram_quantile(0.25, sum by ($by, le) (last_over_time({}_bucket[$window])))"
 SECONDS_TO_DRAIN = 900
 """Seconds in which a server drains and another one starts; the sentence of `host_memory_ends` writes them in words."""
 
+OF_ANY = 'diag_vllm_process_stopped{pid=~"[0-9]+"}'
+"""Processes halted in any state, from an exporter that has no diag_vllm_process_state yet."""
+WHICH = "{state} {role} {rank} PID {pid} on {host}"
+ENGINES = {"worker/[0-9]*": "0", "worker/([0-9]+)[.].*": "$$1", "engine/([0-9]+)": "$$1", ".*/.*": ""}
+"""The engine of a process by its role and rank; without an engine in the rank there is only one."""
 
-def _fast_tokens(name: str) -> str:
-    return f"histogram_quantile(0.25, sum by ($by, le) (last_over_time({name}_bucket[$window])))"
+
+def in_state(state: str, role: str = ".+") -> str:
+    """Return the selector of the processes in this role: 1 in this state, 0 otherwise."""
+    return f'diag_vllm_process_state{{pid=~"[0-9]+",role=~"{role}",state=~"{state}"}}'
 
 
-PARTS: tuple[Part, ...] = (
+def halted(selector: str) -> str:
+    """Return 1 for each selected process that is halted throughout the window, else 0."""
+    samples = "on (instance) group_left () (0.9 * $vllm_up_sampled)"
+    return f"(sum_over_time({selector}[$window]) > bool {samples}) * last_over_time({selector}[$window])"
+
+
+def halted_by_engine(selector: str) -> str:
+    """Return `halted`, each process labelled with its engine."""
+    labelled = f'label_join({halted(selector)}, "engine", "/", "role", "rank")'
+    for pattern, engine in ENGINES.items():
+        labelled = f'label_replace({labelled}, "engine", "{engine}", "engine", "{pattern}")'
+    return labelled
+
+
+def culprits(processes: str) -> str:
+    """Return the halted processes, with a host and a state for those without such labels."""
+    named = f'label_replace({processes} == 1, "host", "its host", "host", "")'
+    return f'label_replace({named}, "state", "stopped", "state", "")'
+
+
+PARTS = parts(
+    f"""
     # -- memory
-    Part("host_memory", "max by ($by) (last_over_time(diag_host_memory_used_bytes[$window]))", "bytes"),
-    Part("host_memory_limit", "max by ($by) (last_over_time(diag_host_memory_limit_bytes[$window]))", "bytes"),
-    Part(
-        "host_memory_growth",
-        "max by ($by) (deriv(diag_host_memory_used_bytes[5m])"
-        " and count_over_time(diag_host_memory_used_bytes[5m]) >= 5)",
-        "bytes/s",
-    ),
+    host_memory: bytes = max by ($by) (last_over_time(diag_host_memory_used_bytes[$window]))
+    host_memory_limit: bytes = max by ($by) (last_over_time(diag_host_memory_limit_bytes[$window]))
+    host_memory_growth: bytes/s =
+        max by ($by) (deriv(diag_host_memory_used_bytes[5m]) and count_over_time(diag_host_memory_used_bytes[5m]) >= 5)
     # Usage that rises and falls is no growth, whatever its slope, and neither is one large allocation. The limit must
     # be constant: a changed limit would look like growth. (VictoriaMetrics counts the first sample as a change, so
     # changes() cannot prove that there was none.)
-    Part("host_memory_changes", "max by ($by) (changes(diag_host_memory_used_bytes[5m]))", "changes"),
-    Part(
-        "host_memory_grows_steadily",
-        "(max by ($by) (resets(diag_host_memory_used_bytes[5m])) <= bool 0.25 * $host_memory_changes)"
-        " * ($host_memory_changes >= bool 4) * ($host_memory"
-        " - min by ($by) (min_over_time(diag_host_memory_used_bytes[5m]))"
-        " > bool 0.05 * ($host_memory_limit - $host_memory)) * $host_memory_limit_is_constant",
-        "bool",
-    ),
-    Part(
-        "host_memory_limit_is_constant",
-        "max by ($by) (max_over_time(diag_host_memory_limit_bytes[5m]))"
-        " == bool min by ($by) (min_over_time(diag_host_memory_limit_bytes[5m]))",
-        "bool",
-    ),
-    Part("host_memory_fill", "$host_memory / ($host_memory_limit > 0)", "share"),
-    Part(
-        "host_memory_fills_up",
-        f"($host_memory_fill > bool {NEARLY_FULL})"
-        f" * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth, 1) < bool {SECONDS_TO_DRAIN})"
-        " * $host_memory_grows_steadily * ($vllm_up or $up_last)",
-        "bool",
-    ),
+    host_memory_changes: changes = max by ($by) (changes(diag_host_memory_used_bytes[5m]))
+    host_memory_grows_steadily: bool =
+        (max by ($by) (resets(diag_host_memory_used_bytes[5m])) <= bool 0.25 * $host_memory_changes)
+        * ($host_memory_changes >= bool 4)
+        * ($host_memory - min by ($by) (min_over_time(diag_host_memory_used_bytes[5m]))
+          > bool 0.05 * ($host_memory_limit - $host_memory)) * $host_memory_limit_is_constant
+    host_memory_limit_is_constant: bool =
+        max by ($by) (max_over_time(diag_host_memory_limit_bytes[5m]))
+        == bool min by ($by) (min_over_time(diag_host_memory_limit_bytes[5m]))
+    host_memory_fill: share = $host_memory / ($host_memory_limit > 0)
+    host_memory_fills_up: bool =
+        ($host_memory_fill > bool {NEARLY_FULL})
+        * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth, 1) < bool {SECONDS_TO_DRAIN})
+        * $host_memory_grows_steadily * ($vllm_up or $up_last)
     # The cgroup has met its limit, and not because of page cache, which would leave the memory in use as it was.
-    Part(
-        "host_memory_growth_last_minute",
-        "max by ($by) (deriv(diag_host_memory_used_bytes[1m]) * (resets(diag_host_memory_used_bytes[1m]) == bool 0)"
-        " and count_over_time(diag_host_memory_used_bytes[1m]) >= 4)",
-        "bytes/s",
-    ),
-    Part("limit_hits", 'max by ($by) (increase(diag_host_memory_events_total{event="max"}[1m]))', "events"),
-    Part(
-        "host_memory_meets_its_limit",
-        "($limit_hits > bool 0) * $host_memory_limit_is_constant * ($vllm_up or $up_last)"
-        " * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth_last_minute, 1)"
-        f" < bool {SECONDS_TO_DRAIN / 3:g})",
-        "bool",
-    ),
-    Part(
-        "oom_kills_in_the_cgroup",
-        'max by ($by) (increase(diag_host_memory_events_total{event="oom_kill"}[5m]))',
-        "kills",
-    ),
-    Part(
-        "killed_by_the_kernel",
-        f"(abs($time_of_oom_kill by (instance) - $server_end_time) < bool {OOM_KILL_SECONDS}) * (1 - $vllm_up)",
-        "bool",
-    ),
-    Part(
-        "host_memory_ends",
-        any_of(
-            fills="$host_memory_fills_up",
-            meets="$host_memory_meets_its_limit",
-            group="($oom_kills_in_the_cgroup > bool 0)",
-            host="$killed_by_the_kernel",
-        ),
-        "bool",
-    ),
+    host_memory_growth_last_minute: bytes/s =
+        max by ($by) (deriv(diag_host_memory_used_bytes[1m]) * (resets(diag_host_memory_used_bytes[1m]) == bool 0)
+          and count_over_time(diag_host_memory_used_bytes[1m]) >= 4)
+    limit_hits: events = max by ($by) (increase(diag_host_memory_events_total{{event="max"}}[1m]))
+    host_memory_meets_its_limit: bool =
+        ($limit_hits > bool 0) * $host_memory_limit_is_constant * ($vllm_up or $up_last)
+        * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth_last_minute, 1)
+          < bool {SECONDS_TO_DRAIN / 3:g})
+    oom_kills_in_the_cgroup: kills = max by ($by) (increase(diag_host_memory_events_total{{event="oom_kill"}}[5m]))
+    killed_by_the_kernel: bool =
+        (abs($time_of_oom_kill by (instance) - $server_end_time) < bool {OOM_KILL_SECONDS}) * (1 - $vllm_up)
     # -- a buffer for offloaded KV blocks; --kv-offloading-size is in GiB, for all ranks of one engine, also those on
     # other hosts. An LMCache server of its own holds it instead if that is the backend.
-    Part(
-        "engines_worth_of_ranks",
-        'max by (instance) (last_over_time(diag_vllm_processes{role="worker"}[$window]) > 0)'
-        " / ($config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size))"
-        ' or max by (instance) (last_over_time(diag_vllm_processes{role="engine"}[$window]) > 0)'
-        " or 1 + 0 * $config_kv_offloading_size",
-        "engines",
-    ),
-    Part(
-        "kv_offload_buffer",
-        f"{GIB} * $config_kv_offloading_size * $engines_worth_of_ranks"
-        ' unless max by (instance) (last_over_time(vllm:cache_config_info{kv_offloading_backend="lmcache"}[$window]))',
-        "bytes",
-    ),
-    Part("kv_offload_share", "$kv_offload_buffer / ($host_memory_limit > 0)", "share"),
+    engines_worth_of_ranks: engines =
+        max by (instance) (last_over_time(diag_vllm_processes{{role="worker"}}[$window]) > 0)
+        / ($config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size))
+        or max by (instance) (last_over_time(diag_vllm_processes{{role="engine"}}[$window]) > 0)
+        or 1 + 0 * $config_kv_offloading_size
+    kv_offload_buffer: bytes =
+        {GIB} * $config_kv_offloading_size * $engines_worth_of_ranks
+        unless max by (instance) (last_over_time(vllm:cache_config_info{{kv_offloading_backend="lmcache"}}[$window]))
+    kv_offload_share: share = $kv_offload_buffer / ($host_memory_limit > 0)
     # -- CPU time
-    Part("cpu_wait", "rate(diag_vllm_process_cpu_wait_seconds_total[$window])", "share"),
-    Part(
-        "engine_cpu_wait",
-        'max by ($by) (rate(diag_vllm_process_cpu_wait_seconds_total{role="engine"}[$window]))',
-        "share",
-        group=SLOWEST_MEMBER,
-    ),
-    Part("longest_cpu_wait", "max by ($by) ($cpu_wait)", "share", group=SLOWEST_MEMBER),
-    Part(
-        "cpu_pressure_mean", 'max by ($by) (avg_over_time(diag_host_pressure_ratio{resource="cpu"}[$window]))', "share"
-    ),
-    Part("cpu_throttled_share", "max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))", "share"),
+    cpu_wait: share = rate(diag_vllm_process_cpu_wait_seconds_total[$window])
+    engine_cpu_wait: share ({SLOWEST_MEMBER}) =
+        max by ($by) (rate(diag_vllm_process_cpu_wait_seconds_total{{role="engine"}}[$window]))
+    longest_cpu_wait: share ({SLOWEST_MEMBER}) = max by ($by) ($cpu_wait)
+    cpu_pressure_mean: share = max by ($by) (avg_over_time(diag_host_pressure_ratio{{resource="cpu"}}[$window]))
+    cpu_throttled_share: share = max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))
     # the lost part of a period is not counted: throttled seconds are preferred if they are exported
-    Part(
-        "cpu_throttled_periods",
-        "clamp_max(max by ($by) (rate(diag_host_cpu_throttled_periods_total[$window]))"
-        " / (max by ($by) (rate(diag_host_cpu_periods_total[$window])) > 0), 1)",
-        "share",
-    ),
+    cpu_throttled_periods: share =
+        clamp_max(max by ($by) (rate(diag_host_cpu_throttled_periods_total[$window]))
+          / (max by ($by) (rate(diag_host_cpu_periods_total[$window])) > 0), 1)
     # CPU wait alone is harmless: two ranks that spin on two cores waited for 84 % of the time and served well, and a
     # pressure of 95 % was measured on a host whose server lacked nothing. So it counts only if tokens are late as well,
     # or if a quota stops the server for most of the time.
-    Part("engine_steps_rate", "sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))", "1/s"),
-    Part(
-        "tokens_late",
-        any_of(
-            tokens=f"($itl_median > bool {LATE})", steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))"
-        ),
-        "bool",
-    ),
+    engine_steps_rate: 1/s = sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))
     # Late is relative, too: a step that gets a CPU for a sixth of the time takes six times as long, from 6 ms to 42 ms.
     # The floor is the time of this server's faster tokens since its start; the histogram's first bucket ends at 10 ms.
-    Part(
-        "itl_floor",
-        f"clamp_min({' or '.join(map(_fast_tokens, ITL))}, 0.01)",
-        "seconds",
-    ),
-    Part("tokens_slower", f"$itl_median > bool {SLOWER} * $itl_floor", "bool"),
-    Part("cpu_wait_hurts", any_of(late="$tokens_late", quota="($cpu_throttled_share > bool 0.5)"), "bool"),
-    Part(
-        "cpu_short",
-        "clamp_max(($cpu_throttled_share > $cpu_pressure_mean) or $cpu_pressure_mean or $cpu_throttled_share"
-        " or $cpu_throttled_periods, 1)",
-        "share",
-    ),
+    itl_floor: seconds = clamp_min({renamed(FAST_TOKENS, ITL)}, 0.01)
+    tokens_slower: bool = $itl_median > bool {SLOWER} * $itl_floor
+    cpu_wait_hurts: bool = {any_of(late="$tokens_late", quota="($cpu_throttled_share > bool 0.5)")}
+    cpu_short: share =
+        clamp_max(($cpu_throttled_share > $cpu_pressure_mean) or $cpu_pressure_mean or $cpu_throttled_share
+          or $cpu_throttled_periods, 1)
     # -- compilation, as the log or the CPU time of a compiler shows it
-    Part(
-        "compiled_within_five_minutes",
-        any_of(log="$compilation_while_serving", compiler="($compiler_seconds[5m] > bool 1)"),
-        "bool",
-    ),
+    compiled_within_five_minutes: bool =
+        {any_of(log="$compilation_while_serving", compiler="($compiler_seconds[5m] > bool 1)")}
     # -- faults of a device
-    Part("time_of_device_fault", event_time(*DEVICE_FAULTS), "unix time"),
-    Part(
-        "device_fault_logged",
-        "($time_of_device_fault > bool 0) * ($time_of_device_fault >= bool $last_startup_progress)"
-        f" * (1 - ${ENGINE_START_FAILED}_since_start)",
-        "bool",
+    time_of_device_fault: unix time = {event_time(*DEVICE_FAULTS)}
+    device_fault_logged: bool =
+        {since_start("device_fault")}
+        * (1 - ${events.ENGINE_START_FAILED}_since_start)
+    xid_of_the_dead_engine: bool ({ANY_MEMBER}) =
+        max by (instance) (increase(diag_gpu_xid_errors_total{{xid=~"13|31|43|45"}}[5m]) > bool 0)
+        * on (instance) $engine_gone
+    vllm_up_sampled: samples = max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3
+    halted_processes: bool = {halted_by_engine(in_state(".+"))}
+    stopped_by_any_exporter: bool = {halted_by_engine(OF_ANY)}
+    halted_by_any_exporter: bool = $halted_processes or on (instance, pid) $stopped_by_any_exporter
+    stopped_processes: bool = {halted_by_engine(in_state("stopped"))}
+    traced_processes: bool = {halted_by_engine(in_state("traced"))}
+    uninterruptible_processes: bool = {halted_by_engine(in_state("uninterruptible"))}
+    stopped_or_traced_processes: bool = {halted_by_engine(in_state("stopped|traced", "engine|worker"))}
+    stopped_processes_of_any_exporter: bool = $stopped_processes or on (instance, pid) $stopped_by_any_exporter
+    stopped_processes_of_the_engine: processes = sum by ($by) ($stopped_or_traced_processes)
+    # With a scrape interval above 10 s, 30 s do not show a standstill; the pauses of its streams do, once it is over.
+    pauses_of_a_standstill: pauses =
+        ($stream_pauses_over_40_s_without_a_prefill >= 2)
+        * (max by ($by) (count_over_time(vllm:num_requests_running[30s])) < bool 3) * ($preemptions == bool 0)
+    """,
+    "host_memory_ends: bool = "
+    + any_of(
+        fills="$host_memory_fills_up",
+        meets="$host_memory_meets_its_limit",
+        group="($oom_kills_in_the_cgroup > bool 0)",
+        host="$killed_by_the_kernel",
+    ),
+    "tokens_late: bool = "
+    + any_of(
+        tokens=f"($itl_median > bool {LATE})", steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))"
     ),
     # Xid errors caused by a program; if this server is alive, another program on the GPU may have caused them
-    Part(
-        "engine_gone",
-        any_of(
-            page="$page_silent",
-            health="$engine_dead_by_its_health_check",
-            log="$death_of_the_engine_in_the_log",
-            process="$no_engine_process",
-        ),
-        "bool",
-    ),
-    Part(
-        "xid_of_the_dead_engine",
-        'max by (instance) (increase(diag_gpu_xid_errors_total{xid=~"13|31|43|45"}[5m]) > bool 0)'
-        " * on (instance) $engine_gone",
-        "bool",
-        group=ANY_MEMBER,
+    "engine_gone: bool = "
+    + any_of(
+        page="$page_silent",
+        health="$engine_dead_by_its_health_check",
+        log="$death_of_the_engine_in_the_log",
+        process="$no_engine_process",
     ),
 )
 
 # -- memory -----------------------------------------------------------------------------------------------------------
 
-host_memory_share = Signal(
-    "host memory used",
-    "$host_memory_fill",
+host_memory_share = signal(
+    "host memory used: share = $host_memory_fill",
     "{value} of the memory that the server may use is in use, page cache not counted",
-    "share",
     context=True,
 )
-host_memory_time_left = Signal(
-    "time until host memory is used up",
-    "($host_memory_limit - $host_memory) / ($host_memory_growth > 0)",
+host_memory_time_left = signal(
+    "time until host memory is used up: seconds = ($host_memory_limit - $host_memory) / ($host_memory_growth > 0)",
     "at its present growth the rest of the memory lasts for {value}",
-    "seconds",
 )
-host_memory_ends = Signal(
-    "host memory running out",
+host_memory_ends = signal(
     # nearly full, with too few samples to judge the growth: unknown
-    "($host_memory_ends > 0)"
+    "host memory running out: bool = ($host_memory_ends > 0)"
     f" or ($host_memory_ends unless (($host_memory_fill > {NEARLY_FULL}) unless $host_memory_growth))",
     "memory is used up within a quarter of an hour at its present growth, or the kernel has killed for lack of it:"
     " {value}",
-    "bool",
     culprit_promql="deriv(diag_vllm_process_resident_memory_bytes[5m]) > on (instance) group_left ()"
     " (0.3 * clamp_min(max by (instance) (deriv(diag_host_memory_used_bytes[5m])), 0))",
     culprit_label="{role} {rank} PID {pid} grows by {value}/s",
     culprit_unit="bytes",
 )
-share_of_growth = Signal(
-    "vLLM's share of the growth of host memory",
-    "sum by ($by) (deriv(diag_vllm_process_resident_memory_bytes[5m])) / ($host_memory_growth > 0)",
+share_of_growth = signal(
+    "vLLM's share of the growth of host memory: share ="
+    " sum by ($by) (deriv(diag_vllm_process_resident_memory_bytes[5m])) / ($host_memory_growth > 0)",
     "vLLM's own processes are {value} of the growth of host memory",
-    "share",
 )
-memory_killed = Signal(
-    "killed for lack of host memory",
-    any_of(group="($oom_kills_in_the_cgroup > bool 0)", host="$killed_by_the_kernel"),
+memory_killed = signal(
+    "killed for lack of host memory: bool = "
+    + any_of(group="($oom_kills_in_the_cgroup > bool 0)", host="$killed_by_the_kernel"),
     "the kernel has killed a process for lack of memory: {value}",
-    "bool",
 )
 
-kv_offload_share = Signal(
-    "KV offloading buffer / host memory",
+kv_offload_share = signal(
     # nothing is offloaded unless a setting says so; releases before 0.11.1 cannot
-    "$kv_offload_share or (0 * ($host_memory_limit"
+    "KV offloading buffer / host memory: share = $kv_offload_share or (0 * ($host_memory_limit"
     ' or max by (instance) (last_over_time(vllm:cache_config_info{kv_offloading_size=~"None|"}[$window])))'
     " unless on (instance) $kv_offload_buffer)",
     "the buffer for offloaded KV blocks is {value} of the memory that the server may use",
-    "share",
 )
-kv_offload_that_fits = Signal(
-    "KV offloading size that fits host memory",
-    f"{ROOM / OVERSIZE:.3f} * $host_memory_limit / {GIB} / $engines_worth_of_ranks",
+kv_offload_that_fits = signal(
+    "KV offloading size that fits host memory: GiB ="
+    f" {ROOM / OVERSIZE:.3f} * $host_memory_limit / {GIB} / $engines_worth_of_ranks",
     f"a --kv-offloading-size of {{value}} GiB takes at most {100 * ROOM:g} % of the memory that the server may use,"
     f" also where vLLM takes {OVERSIZE:g} times the size",
-    "GiB",
 )
-kv_offload_with_room = Signal(
-    "KV offloading size that leaves room",
-    f"$config_kv_offloading_size - ($host_memory - {ROOM} * $host_memory_limit) / {GIB} / $engines_worth_of_ranks",
+kv_offload_with_room = signal(
+    "KV offloading size that leaves room: GiB ="
+    f" $config_kv_offloading_size - ($host_memory - {ROOM} * $host_memory_limit) / {GIB} / $engines_worth_of_ranks",
     f"with a --kv-offloading-size of {{value}} GiB, at most {100 * ROOM:g} % of the memory is in use",
-    "GiB",
 )
 
 # -- CPU time ---------------------------------------------------------------------------------------------------------
 
-cpu_wait_share = Signal(
-    "time that a process of vLLM waits for a CPU",
-    "$longest_cpu_wait",
+cpu_wait_share = signal(
+    "time that a process of vLLM waits for a CPU: share = $longest_cpu_wait",
     "the process that waits most is ready to run and has no CPU for {value} of the time",
-    "share",
 )
-cpu_pressure = Signal(
-    "CPU pressure",
-    "$cpu_pressure_mean",
+cpu_pressure = signal(
+    "CPU pressure: share = $cpu_pressure_mean",
     "for {value} of the time something in the server's cgroup waits for a CPU",
-    "share",
     context=True,
 )
-cpu_throttled = Signal(
-    "CPU throttling",
+cpu_throttled = signal(
     # the kernel sums the throttled time of all CPUs of the cgroup
-    "clamp_max($cpu_throttled_share, 1) or $cpu_throttled_periods",
+    "CPU throttling: share = clamp_max($cpu_throttled_share, 1) or $cpu_throttled_periods",
     "the CPU quota stops the server's cgroup for {value} of the time, or of the periods",
-    "share",
 )
-cpu_starvation = Signal(
-    "time without a CPU",
-    "($longest_cpu_wait * $cpu_wait_hurts > 0) or $engine_cpu_wait * $tokens_slower"
+cpu_starvation = signal(
+    "time without a CPU: share = ($longest_cpu_wait * $cpu_wait_hurts > 0) or $engine_cpu_wait * $tokens_slower"
     " or $longest_cpu_wait * $cpu_wait_hurts or ($cpu_short * $tokens_late > 0)"
     # without the time that each process waits, a scarce CPU is no harm if tokens come as fast as ever; if they are
     # slower, or their usual speed is unknown, nothing decides
     " or 0 * ($cpu_short <= 0.5) or 0 * ($cpu_short and $tokens_slower == 0 unless $cpu_throttled_share > 0.5)",
     "the server is ready to run and has no CPU for {value} of the time, or of the periods of its CPU quota",
-    "share",
     culprit_promql="$cpu_wait > 0.3",
     culprit_label="{role} {rank} PID {pid}",
 )
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
-compiled_recently = Signal(
-    "compilation while serving",
-    f"($time_of_{COMPILED_WHILE_SERVING} > bool 0) * (time() - $time_of_{COMPILED_WHILE_SERVING} < bool 300)",
+compiled_recently = signal(
+    "compilation while serving: bool = " + lately(f"time_of_{events.COMPILED_WHILE_SERVING}", 300),
     "kernels or graphs were compiled while requests were served: {value}",
-    "bool",
 )
-compiled = Signal(
-    "compilation, by log or processes",
-    "$engine_seen + on (instance) group_left () $compiled_within_five_minutes by (instance) or $engine_seen",
+compiled = signal(
+    "compilation, by log or processes: bool ="
+    " $engine_seen + on (instance) group_left () $compiled_within_five_minutes by (instance) or $engine_seen",
     "kernels or graphs were compiled in the last five minutes: {value}",
-    "bool",
 )
-stream_pauses = Signal(
-    "stream pauses",
-    "$itl_count - $itl_within_freeze_seconds",
+stream_pauses = signal(
+    "stream pauses: pauses = $itl_count - $itl_within_freeze_seconds",
     "inter-token latencies above the stream pause threshold: {value}",
-    "pauses",
     window_scaling="peak",
 )
 
 # -- faults of a device -----------------------------------------------------------------------------------------------
 
-device_fault = Signal(
-    "fault of a device",
-    any_of(log="$device_fault_logged", xid="$xid_of_the_dead_engine"),
+device_fault = signal(
+    "fault of a device: bool = " + any_of(log="$device_fault_logged", xid="$xid_of_the_dead_engine"),
     "the log reports a CUDA error or a collective that timed out, or the driver an error of the dead engine's program:"
     " {value}",
-    "bool",
     culprit_promql=f'(last_over_time({EVENT_TIME}{{event=~"{"|".join(DEVICE_FAULTS)}"}}[$window]) > 0)'
     " >= on (instance) group_left () ($last_startup_progress by (instance))",
     culprit_label="{event}",
+)
+
+
+def _halted_in(state: str, sentence: str, processes: str) -> Signal:
+    """Return the number of halted processes of an engine or a server; 0 if the process table is not observed."""
+    return Signal(
+        f"processes {state}",
+        f"sum by ($by) ({processes}) or 0 * max by ($by) (count_over_time(up[$window]))",
+        sentence,
+        "processes",
+        culprit_promql=culprits(processes),
+        culprit_label=WHICH,
+    )
+
+
+# a live look at a server whose page has never answered is told so by the kernel alone
+api_server_stopped = signal(
+    "API server stopped: bool ="
+    f" (sum by ($by) ({halted(in_state('stopped|traced', 'api_server'))}) > bool 0) * $does_not_answer",
+    "the kernel has halted the API server, and /metrics does not answer: {value}",
+)
+processes_stopped = _halted_in(
+    "stopped", "vLLM processes that are stopped: {value}", "$stopped_processes_of_any_exporter"
+)
+processes_traced = _halted_in(
+    "held by a debugger", "vLLM processes that a debugger holds: {value}", "$traced_processes"
+)
+processes_uninterruptible = _halted_in(
+    "in uninterruptible sleep", "vLLM processes in uninterruptible sleep: {value}", "$uninterruptible_processes"
+)
+requests_stuck_or_stopped = signal(
+    "requests stuck, or stopped processes: requests = "
+    + any_of(stuck="$requests_in_flight_without_progress", stopped="($stopped_processes_of_the_engine > 0)"),
+    "requests in flight without any progress, or stopped processes of the engine: {value}",
+    throughout=True,
+    culprit_promql=culprits("$halted_by_any_exporter"),
+    culprit_label=WHICH,
+)
+requests_not_admitted = signal(
+    "requests that are not admitted: requests = 0 * ($stopped_processes_of_the_engine > 0) or $requests_not_admitted",
+    "requests that wait while none runs and nothing moves: {value}",
+    throughout=True,
+)
+stalled = signal(
+    "requests without progress, or stopped processes: requests ="
+    " ($pauses_of_a_standstill > 0) or $requests_stuck_or_stopped_processes",
+    "requests in flight without any progress (or with a pause of over 40 s), or stopped processes: {value}",
+    throughout=True,
+    culprit_promql=culprits("$halted_by_any_exporter"),
+    culprit_label=WHICH,
+    formerly=("requests in flight without progress",),
 )

@@ -26,8 +26,8 @@ from diag.http.address import Address, Credentials
 from diag.http.failure import PROMETHEUS, Failure
 from diag.http.prometheus_api import NO_API, PrometheusApi, Refused, Unusable
 from diag.promql import parse
+from diag.promql.data import Matcher
 from diag.promql.facts import selectors
-from diag.promql.nodes import Matcher
 
 T = TypeVar("T")
 Series = Mapping[str, Any]

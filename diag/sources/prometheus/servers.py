@@ -17,7 +17,7 @@ from diag.core.subjects import Floats, Instants, Subject, instance_name, label_v
 from diag.http.prometheus_api import Refused, Unusable
 from diag.knowledge.formulas import INTERVAL, generation_series, rule_set
 from diag.promql import Formula, add_matchers
-from diag.promql.nodes import Matcher
+from diag.promql.data import Matcher
 from diag.sources.prometheus.client import (
     Prometheus,
     Queries,

@@ -1,11 +1,99 @@
-"""Find whose kernel raised an error, and the option that takes another one, of this platform and release."""
+"""The platform of a server by its log, ROCm's words for NVIDIA's (rocm.toml), and ways around a kernel (kernels.toml).
+
+A kernel that raised an error is found by the frames of its traceback; the option that takes another one depends on the
+platform and the release.
+"""
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
 from diag.core.declarations import PACKAGE, read
+from diag.core.incident import Incident, LookAlike
+from diag.core.log_events import LogContext
 from diag.vllm.flags.registry import release
+
+PLATFORMS = (
+    ("rocm", re.compile(r"\bHIP\b|HSA_STATUS|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b")),
+    ("npu", re.compile(r"\bNPU\b|torch_npu|vllm[_-]ascend|\bHCCL\b|\bCANN\b")),
+    ("xpu", re.compile(r"\bXPU\b|xpu_worker|oneCCL|Level ?Zero|UR_RESULT")),
+    ("tpu", re.compile(r"tpu_inference|\bTPU\b|jax\.errors|JaxRuntimeError")),
+)
+"""Platforms by words that only their libraries write, for a log without vLLM's line that names its platform."""
+
+
+def platform_of(text: str, context: LogContext) -> str:
+    """Return the platform of a server, "cuda" if nothing in its log is of another one, "" without a log."""
+    if context.platform:
+        return context.platform
+    said = f"{text}\n{context.nearby}"
+    return next((name for name, words in PLATFORMS if words.search(said)), "cuda" if context.nearby else "")
+
+
+# -- ROCm
+
+SHOWS_ROCM = re.compile(
+    r"\bHIP\b|HSA_STATUS|by GPU node-\d|\bamdgpu\b|\brccl\b|libtorch_hip|\[aiter\]|/opt/rocm|\brocm\b"
+)
+"""Words of a log line that only ROCm's libraries write."""
+
+
+class Phrases(NamedTuple):
+    """ROCm's phrase for each of NVIDIA's."""
+
+    commands: Mapping[str, str]
+    words: Mapping[str, str]
+
+
+@cache
+def rocm_phrases() -> Phrases:
+    return read(PACKAGE / "knowledge" / "rocm.toml", Phrases)
+
+
+@cache
+def _phrase() -> re.Pattern[str]:
+    phrases = {**rocm_phrases().commands, **rocm_phrases().words}
+    return re.compile("|".join(map(re.escape, sorted(phrases, key=len, reverse=True))))
+
+
+def _in_words(text: str) -> str:
+    """Replace NVIDIA's phrases in a text; the longest one that fits counts."""
+    return _phrase().sub(lambda phrase: {**rocm_phrases().commands, **rocm_phrases().words}[phrase[0]], text)
+
+
+def rocm_commands_in(text: str) -> dict[str, str]:
+    """Return ROCm's command for each of NVIDIA's in a text, in their order."""
+    phrases = _phrase().findall(text)
+    return {phrase: rocm_phrases().commands[phrase] for phrase in phrases if phrase in rocm_phrases().commands}
+
+
+def look_alike_on_rocm(look_alike: LookAlike) -> LookAlike:
+    return look_alike._replace(distinguish=_in_words(look_alike.distinguish))
+
+
+def incident_on_rocm(incident: Incident) -> Incident:
+    """Return an incident with ROCm's words in all texts for people; what is measured stays."""
+    return incident._replace(
+        cause=_in_words(" ".join(incident.cause.split())),
+        looks_like=tuple(map(look_alike_on_rocm, incident.looks_like)),
+        fixes=tuple(
+            fix._replace(
+                change=_in_words(fix.change),
+                effect=_in_words(fix.effect),
+                command=_in_words(fix.command),
+                risk=_in_words(fix.risk),
+                rollback=_in_words(fix.rollback),
+            )
+            for fix in incident.fixes
+        ),
+        mitigate=tuple(map(_in_words, incident.mitigate)),
+        hand_over=tuple(map(_in_words, incident.hand_over)),
+        do_not=tuple(map(_in_words, incident.do_not)),
+    )
+
+
+# -- kernels
 
 _OFFERED = re.compile(r"(?:out of potential|[Vv]alid) (?:attention )?backends: ?[\[(](?P<names>[^\])\n]{1,300})")
 _USED = re.compile(
@@ -51,7 +139,7 @@ def kernel_of(frames: str, text: str) -> Kernel | None:
     """Return the kernel that the innermost frames of a traceback or its exception show; None while weights load."""
     if not frames or _LOADS.search(frames):
         return None
-    return next((each for each in kernels() if each.frames.search(f"{frames}\n{text}")), None)
+    return next((kernel for kernel in kernels() if kernel.frames.search(f"{frames}\n{text}")), None)
 
 
 def way_around(kernel: Kernel, near: str, frames: str, platform: str, version: str) -> str:

@@ -1,0 +1,270 @@
+"""Signals of an engine's steps: prefill and decode in the same step, and how near a step is to the GPUs' ceilings.
+
+Inter-token latencies, stream pauses and long prompts show what a step holds. Shares of the GPUs' ceilings (the
+roofline) are those of memory bandwidth (MBU), of FLOPs (MFU), and of tensor parallelism's links. The ceilings are from
+data sheets; the work is vLLM's own estimate (--enable-mfu-metrics), otherwise the minimum for the model's shape
+(diag/vllm/work.py). If GPU or model are unknown, there is no sample. Iterations without output are not counted; KV
+blocks count as a whole.
+"""
+
+from itertools import pairwise
+
+from diag.core.contract import STALL_BUCKETS
+from diag.core.incident import reported
+from diag.knowledge.signals.expressions import (
+    ANY_MEMBER,
+    ITL,
+    KV_USAGE,
+    PREFIX_CACHE_HITS,
+    SLOWEST_MEMBER,
+    TTFT,
+    any_of,
+    parts,
+    renamed,
+    signal,
+    within,
+)
+
+PAUSE_EDGES = (*STALL_BUCKETS, 80)
+"""Edges of the histogram of inter-token latencies, in seconds."""
+MEDIAN = "histogram_quantile(0.5, sum by ($by, le) (increase({}_bucket[$window])))"
+_PUBLIC = (
+    "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
+)
+REACHED = reported("servers in public figures reach 21 % to 80 % of their ceilings (bench/capacity.md)", _PUBLIC)
+FULL, EMPTY = 0.6, 0.2
+"""Shares of a ceiling: above FULL a GPU has little reserve; below EMPTY there is no public figure."""
+FULL_LINK, HALF_FULL_LINK = 0.7, 0.4
+"""Mean shares of a link's rate, of which it reaches 80 to 90 % (judged): nearly full all the time, or half of it."""
+IDLE = 0.1
+"""Utilisation below which a GPU takes no part in the work of the server."""
+MUCH_WAITING = 0.2
+"""Share of the link's rate that the all-reduces need: they overlap with no computation, so they take it as time."""
+ENGINE = "by (instance, engine)"
+
+
+def _name(seconds: float) -> str:
+    """Return an edge as part of a name: 2_5_s."""
+    return f"{seconds:g}_s".replace(".", "_")
+
+
+def _known(metric: str, part: str = "") -> str:
+    """Return a number of the server, or of a part of its weights, one for each instance."""
+    matchers = f'{{part="{part}"}}' if part else ""
+    return f"max by (instance) (last_over_time({metric}{matchers}[$window]))"
+
+
+PARTS = parts(
+    f"""
+    itl_median: seconds = {renamed(MEDIAN, ITL)}
+    itl_within_freeze_seconds: tokens = {within("$freeze_seconds", ITL)}
+    # -- prefills: vLLM counts a prompt's tokens at its first token, its length and prefill time when it finishes
+    kv_cache_usage_growth: share = sum by ($by) ({renamed("delta({}[$window])", KV_USAGE)})
+    # The KV cache takes a prompt step by step. Each running request may also have taken a block that is not yet full.
+    unbooked_prompt_tokens: tokens =
+        $kv_cache_usage_growth * on (instance) group_left () $config_kv_cache_size_tokens
+        - $running_highest * on (instance) group_left () $config_block_size - $output_tokens - $prompt_tokens
+    tokens_prefilled_per_step: tokens =
+        ($prompt_tokens + clamp_min($unbooked_prompt_tokens, 0) or $prompt_tokens) / ($engine_steps > 0)
+    prefills_within_freeze_seconds: requests = {within("$freeze_seconds", ("vllm:request_prefill_time_seconds",))}
+    prefills: requests = sum by ($by) (increase(vllm:request_prefill_time_seconds_count[$window]))
+    prompts: requests = sum by ($by) (increase(vllm:request_prompt_tokens_count[$window]))
+    prompts_within_500_tokens: requests = {within("500", ("vllm:request_prompt_tokens",))}
+    late_first_tokens: requests = $first_tokens - {within("$freeze_seconds", TTFT)}
+    first_tokens_after_10_s: requests = $first_tokens - {within("10", TTFT)}
+    long_prefills_done: requests = $prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)
+    long_prefills_begun: requests = ($prompt_tokens >= bool 500 * $first_tokens) * $late_first_tokens
+    long_prefill_in_progress: bool = $unbooked_prompt_tokens >= bool 500
+    # Long prompts usually take long, or one takes KV cache now: a stall rarely coincides with a prefill.
+    long_prompts_take_long: bool =
+        ($long_prefills_done + $long_prefills_begun > bool 0)
+        * ($prefills_over_freeze_seconds >= bool 0.5 * $prompts_over_500_tokens)
+    prompts_account_for_pauses: bool = $long_prefill_in_progress == 1 or $long_prompts_take_long[5m]
+    # without a pause there is nothing to account for; a pause on a page that does not show its prompts is unknown
+    long_prefill_steps: bool =
+        0 * ($pauses_over_10_s[5m] <= 0) or ($pauses_over_10_s[5m] > 0) * $prompts_account_for_pauses[5m] > bool 0
+    # cached prompt tokens are not prefilled; releases before 0.13 do not export the difference
+    prefilled_tokens: tokens =
+        sum by ($by) (increase(vllm:request_prefill_kv_computed_tokens_sum[$window])) or $finished_prompt_tokens
+    # While no long prompt has finished: the growth of the KV cache by a prompt while streams wait for tokens.
+    prefill_rate: tokens/s =
+        $prefilled_tokens / (sum by ($by) (increase(vllm:request_prefill_time_seconds_sum[$window])) > 0)
+        or ($unbooked_prompt_tokens >= 500) * $requests_running_mean / ($itl_sum > 0)
+    prefills_at_a_time: requests = sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))
+    decode_rate: tokens/s = $output_tokens_rate {ENGINE}
+    # each API server counts an iteration in which it has requests
+    api_servers: processes = $config_api_server_count or 0 * $vllm_up by (instance) + 1
+    iterations_rate: 1/s =
+        sum by (instance, engine) (rate(vllm:iteration_tokens_total_count[$window]))
+        / on (instance) group_left () $api_servers
+    batch_size: tokens = $decode_rate / ($iterations_rate > 0)
+    # the experts that the tokens of a step reach, if routing is even
+    expert_bytes_per_step: bytes =
+        (1 - (1 - {_known("diag_vllm_experts_per_token_ratio")}) ^ on (instance) group_right () $batch_size)
+        * on (instance) group_left () {_known("diag_vllm_weight_bytes", "experts")}
+    mean_kv_cache_usage_of_the_engine: share =
+        max by (instance, engine) ({renamed("avg_over_time({}[$window])", KV_USAGE)})
+    cache_bytes_per_step: bytes =
+        ($mean_kv_cache_usage_of_the_engine * on (instance) group_left () $config_kv_cache_size_tokens)
+        * on (instance) group_left () {_known("diag_vllm_kv_cache_bytes_per_token")}
+    bytes_read_rate: bytes/s =
+        $iterations_rate
+        * (($cache_bytes_per_step + $expert_bytes_per_step)
+          + on (instance) group_left () {_known("diag_vllm_weight_bytes", "every_step")})
+    # 0 without --enable-mfu-metrics
+    bytes_moved_by_vllms_estimate: bytes/s =
+        sum by (instance, engine) (rate(vllm:estimated_read_bytes_per_gpu_total[$window]))
+        + sum by (instance, engine) (rate(vllm:estimated_write_bytes_per_gpu_total[$window]))
+    memory_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
+        min by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])
+          unless on (instance, gpu) $gpus_not_serving)
+    prefix_cache_hits_rate: tokens/s =
+        {renamed("sum by (instance, engine) (rate({}[$window]))", PREFIX_CACHE_HITS)}
+    tokens_computed_rate: tokens/s =
+        ($decode_rate
+          + clamp_min(sum by (instance, engine) (rate(vllm:prompt_tokens_total[$window])) - $prefix_cache_hits_rate, 0))
+        or $decode_rate
+    flops_per_token_by_dtype: FLOPs = max by (instance, dtype) (last_over_time(diag_vllm_flops_per_token[$window]))
+    flops_peak: FLOPs/s ({SLOWEST_MEMBER}) =
+        max by (instance) (min by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window])
+            unless on (instance, gpu) $gpus_not_serving) and on (instance, dtype) $flops_per_token_by_dtype)
+    flops_rate: FLOPs/s =
+        sum by (instance, engine) (rate(vllm:estimated_flops_per_gpu_total[$window])) > 0
+        or ($tokens_computed_rate * on (instance) group_left () {_known("diag_vllm_flops_per_token")})
+    all_reduce_bytes_rate: bytes/s =
+        $tokens_computed_rate * on (instance) group_left () ({_known("diag_vllm_all_reduce_bytes_per_token")} > 0)
+    nvlink_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
+        min by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])
+            and on (instance, gpu) last_over_time(diag_gpu_nvlink_active_links[$window]) > 0)
+          unless on (instance, gpu) $gpus_not_serving)
+    # an idle link lowers its generation
+    gpus_idle: share = avg_over_time(diag_gpu_utilization_ratio[$window]) < {IDLE}
+    pcie_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
+        min by (instance) ($pcie_link_bytes_per_second unless on (instance, gpu) $gpus_not_serving
+          unless on (instance, gpu) $gpus_idle)
+    """,
+    *(
+        f"""
+    itl_within_{_name(above)}: tokens = {within(f"{above:g}", ITL)}
+    # 0 if the server lacks the edge
+    pauses_over_{_name(above)}: pauses = $itl_count - ($itl_within_{_name(above)} or $itl_count)
+    """
+        for above in PAUSE_EDGES
+    ),
+    # The lower bound of the histogram: each pause lasted at least freeze_seconds, and also from each further edge below
+    # it to the next one. Weighted by time, not by finished requests: in the worst case none finishes.
+    *(
+        f"pause_time_up_to_{_name(above)}: seconds ="
+        f" {above - below:g} * ($freeze_seconds <= bool {below:g}) * $pauses_over_{_name(above)}"
+        for below, above in pairwise(PAUSE_EDGES)
+    ),
+    " + ".join(
+        ["paused_time: seconds = $freeze_seconds * $stream_pauses"]
+        + [f"$pause_time_up_to_{_name(above)}" for above in PAUSE_EDGES[1:]]
+    ),
+)
+
+paused_share = signal(
+    "decode time in stream pauses: share = $paused_time / ($itl_sum > 0)",
+    "at least {value} of decode time is spent in inter-token latencies above the stream pause threshold",
+)
+stream_pauses_per_request = signal(
+    "stream pauses / finished request: ratio = $stream_pauses / ($finished_requests >= 3)",
+    "{value} stream pauses (inter-token latency above the stream pause threshold) per finished request",
+)
+typical_decode_share = signal(
+    # if each step prefills many tokens, the typical latency is that of a prefill
+    "decode time at typical ITL: share ="
+    " $itl_median * $itl_count / ($itl_sum > 0) * ($tokens_prefilled_per_step < bool 500)",
+    "{value} of decode time is spent at a typical inter-token latency that is not that of prefills",
+)
+prefilled_per_step = signal(
+    "prompt tokens prefilled per step: tokens = $tokens_prefilled_per_step",
+    "a step prefills {value} prompt tokens on average",
+    context=True,
+)
+long_prefills = signal(
+    "prefills over freeze_seconds: requests = $prefills - $prefills_within_freeze_seconds",
+    "prefills that took longer than the stream pause threshold: {value}",
+    window_scaling="peak",
+)
+long_prompts = signal(
+    "prompts over 500 tokens: requests = $prompts - $prompts_within_500_tokens",
+    "prefilled prompts of more than 500 tokens: {value}",
+    window_scaling="peak",
+)
+prefills_in_pauses = signal(
+    "long prefills, done or in progress: requests ="
+    " ($long_prefills_done > 0) or ($long_prefills_begun > 0) or ($long_prefills_done + $long_prefill_in_progress)",
+    "prefills that took longer than the stream pause threshold, or whose prompt still takes KV cache: {value}",
+    window_scaling="peak",
+    formerly=("prefills over freeze_seconds",),
+)
+stream_pauses_unexplained = signal(
+    "stream pauses over 40 s without a prefill: pauses = $pauses_over_40_s * (1 - $prompts_account_for_pauses)",
+    "inter-token latencies above 40 s for which no long prefill accounts: {value}",
+    window_scaling="peak",
+    formerly=("stream pauses over 40 s",),
+)
+prompt_lengths_spread = signal(
+    "prompt length p95 / p50: ratio ="
+    " histogram_quantile(0.95, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window])))"
+    " / (histogram_quantile(0.5, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window]))) > 0)",
+    "the 95th percentile of prompt lengths is {value} times the median",
+)
+tokens_prefilled_within_pause = signal(
+    # a margin of 60 %: prefill slows down as the context grows
+    "tokens prefilled in 60 % of the stream pause threshold: tokens = 0.6 * $freeze_seconds * $prefill_rate",
+    "{value} prompt tokens are prefilled in 60 % of the stream pause threshold",
+)
+tokens_of_one_prompt_within_pause = signal(
+    # concurrent prefills share the tokens of a step
+    "tokens of one prompt in 60 % of the stream pause threshold: tokens ="
+    f" ${tokens_prefilled_within_pause.id} / (1 + $prefills_at_a_time)",
+    "{value} tokens of each concurrent prompt are prefilled in 60 % of the stream pause threshold",
+)
+threshold_share_of_step = signal(
+    # 256 is the lowest proposed value; if the token budget is unknown, the fix is not ruled out
+    "proposed threshold / --max-num-batched-tokens: share ="
+    f" clamp_min(${tokens_of_one_prompt_within_pause.id}, 256) / on (instance) group_left ()"
+    f" $config_max_num_batched_tokens or 0 * ${tokens_of_one_prompt_within_pause.id}",
+    "the proposed threshold is {value} of a step's token budget",
+)
+bandwidth_share = signal(
+    "memory bandwidth / peak (MBU): share = max by ($by) (($bytes_moved_by_vllms_estimate > 0 or $bytes_read_rate)"
+    " / on (instance) group_left () $memory_bandwidth)",
+    "weights and KV cache are read at {value} of the GPU's memory bandwidth",
+    group=ANY_MEMBER,
+)
+compute_share = signal(
+    "FLOPs / peak (MFU): share = max by ($by) ($flops_rate / on (instance) group_left () $flops_peak)",
+    "the GPU computes {value} of the FLOPs of its data sheet",
+    group=ANY_MEMBER,
+)
+nvlink_share = signal(
+    "all-reduces / NVLink bandwidth: share ="
+    " max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $nvlink_bandwidth)",
+    "the all-reduces of tensor parallelism need {value} of the NVLink bandwidth",
+    group=ANY_MEMBER,
+)
+all_reduce_share = signal(
+    "all-reduces / PCIe bandwidth: share ="
+    " max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $pcie_bandwidth)",
+    "the all-reduces of tensor parallelism alone need {value} of the PCIe bandwidth",
+    group=ANY_MEMBER,
+)
+links_saturated = signal(
+    "PCIe links saturated: bool = "
+    + any_of(
+        traffic=f"($pcie_traffic_per_link_capacity > bool {FULL_LINK})",
+        waits=f"($all_reduces_per_pcie_bandwidth > bool {MUCH_WAITING})"
+        f" * ($pcie_traffic_per_link_capacity > bool {HALF_FULL_LINK})",
+    ),
+    "the PCIe links are full, or the ranks wait for them for much of each step: {value}",
+)
+batch = signal(
+    "tokens decoded in a step: tokens = max by ($by) ($batch_size)",
+    "tokens decoded in a step: {value}",
+)
+
+NEAR_BANDWIDTH, NEAR_COMPUTE = (share.at_least(FULL, REACHED) for share in (bandwidth_share, compute_share))
