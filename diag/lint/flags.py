@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
-from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
+from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.command.redaction import VARIABLES as VARIABLES_OF_ANY_RELEASE
 from diag.vllm.flags.registry import Flag, described, environment, known, parsers
@@ -18,15 +18,7 @@ _NO_DOTTED_KEYS = "0.8.5"
 """The last release that is known to refuse `--compilation-config.level 3`."""
 
 
-@rule(
-    "error",
-    "No vLLM release has this flag",
-    "A flag that none of the known vLLM releases accepts, even as an abbreviation. A similar flag of this"
-    " release is proposed where there is one.",
-    "vLLM exits with `unrecognized arguments`, unless a plugin adds the flag",
-    "Correct the spelling, or remove the flag",
-    Example("vllm serve m --gpu-memory-utilisation 0.8", leaves="vllm serve m --gpu-memory-utilization 0.8"),
-)
+@rule()
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     if is_omni(target.command):
         return
@@ -47,14 +39,7 @@ def unknown_flag(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "error",
-    "An abbreviated flag matches more than one flag",
-    "The beginning of a flag that two or more flags of this release share.",
-    "vLLM accepts the beginning of a flag only where no other flag begins with it",
-    "Write the flag out",
-    Example("vllm serve m --max-num 8", leaves="vllm serve m --max-num-seqs 8"),
-)
+@rule()
 def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
     for given in _unrecognized(target):
         matching = _longer_flags(given, target)
@@ -87,14 +72,7 @@ def _longer_flags(given: Given, target: LintTarget) -> list[str]:
     )
 
 
-@rule(
-    "error",
-    "The flag was added in a later release",
-    "A flag, one of its short names, or a key behind a dot, that vLLM has only since a later release.",
-    "vLLM exits with `unrecognized arguments`",
-    "Remove the flag, or run the release that the finding names",
-    Example("vllm serve m --watermark 0.1", "0.20.0", leaves="vllm serve m --watermark 0.1", leaves_version="0.24.0"),
-)
+@rule()
 def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
     for given in target.command.given:
         flag = given.option.flag if given.option else None
@@ -131,14 +109,7 @@ def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
             yield given, name, flag
 
 
-@rule(
-    "error",
-    "A removed flag is read as another flag",
-    "A flag that was removed, and whose name is the beginning of exactly one flag of this release.",
-    "argparse accepts the beginning of a flag for the flag: the server starts with an unintended setting",
-    "Remove the flag, or write out the intended one",
-    Example("vllm serve m --device cuda", "0.24.0", leaves="vllm serve m --device-ids 0"),
-)
+@rule()
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
     for given, name, flag in _abbreviations(target):
         if name in known():
@@ -150,28 +121,14 @@ def taken_for_another(target: LintTarget) -> Iterator[Match]:
             )
 
 
-@rule(
-    "info",
-    "A flag is abbreviated",
-    "The beginning of a flag in the place of its name.",
-    "vLLM refuses it as soon as a release has a second flag that begins with it",
-    "Write the flag out",
-    Example("vllm serve m --kv-cache-memory 8G", leaves="vllm serve m --kv-cache-memory-bytes 8G"),
-)
+@rule()
 def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
     for _, name, flag in _abbreviations(target):
         if name not in known():
             yield Match(f"{name} is short for {flag.name}", fix=f"Write {flag.name}")
 
 
-@rule(
-    "warning",
-    "The flag has no effect",
-    "A flag that this release still accepts and no longer uses.",
-    "The command has a setting that the server does not apply",
-    "Remove it",
-    Example("vllm serve m --swap-space 4", "0.17.1", leaves="vllm serve m --swap-space 4", leaves_version="0.7.3"),
-)
+@rule()
 def no_effect(target: LintTarget) -> Iterator[Match]:
     if target.command.environment.get("VLLM_USE_V1") == "0" and not target.since(V1_ONLY):
         return
@@ -181,14 +138,7 @@ def no_effect(target: LintTarget) -> Iterator[Match]:
             yield Match(f"{shown(given)} has no effect in {target.version}", ineffective.why, edits=removal([given]))
 
 
-@rule(
-    "error",
-    "The flag has no --no- form",
-    "`--no-x` where this release has `--x` but not its negation.",
-    "vLLM exits with `unrecognized arguments`",
-    "Remove it: such a switch is off unless it is given",
-    Example("vllm serve m --no-headless", leaves="vllm serve m --headless"),
-)
+@rule()
 def no_such_negation(target: LintTarget) -> Iterator[Match]:
     for given in target.accepted():
         option = given.option
@@ -202,17 +152,6 @@ def no_such_negation(target: LintTarget) -> Iterator[Match]:
                     f"Remove it{off}",
                     removal([given]),
                 )
-
-
-RULES = (
-    unknown_flag,
-    ambiguous_flag,
-    flag_of_a_later_release,
-    taken_for_another,
-    abbreviated_flag,
-    no_effect,
-    no_such_negation,
-)
 
 
 # -- environment variables
@@ -264,14 +203,7 @@ VARIABLES: Mapping[str, EnvironmentVariable] = {
 }
 
 
-@rule(
-    "warning",
-    "The environment variable has no effect",
-    "A variable that this release does not read: removed, not there yet, or misspelt.",
-    "vLLM ignores a variable that it does not know",
-    "Remove it, or use what replaces it",
-    Example("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m", leaves="VLLM_LOG_STATS_INTERVAL=5 vllm serve m"),
-)
+@rule()
 def variable_not_read(target: LintTarget) -> Iterator[Match]:
     for name in target.command.environment:
         variable = VARIABLES.get(name)
@@ -316,14 +248,7 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
     )
 
 
-@rule(
-    "warning",
-    "VLLM_USE_V1=0 selects the V0 engine",
-    "VLLM_USE_V1=0 with a release from 0.8.0 to 0.11.0. In 0.11.0, which has no V0 engine, it is an error.",
-    "V0 is slower, and 0.11.0 removed it",
-    "Remove VLLM_USE_V1",
-    Example("VLLM_USE_V1=0 vllm serve m", "0.10.2", leaves="VLLM_USE_V1=1 vllm serve m"),
-)
+@rule()
 def old_engine(target: LintTarget) -> Iterator[Match]:
     """VLLM_USE_V1=0 chooses V0 from 0.8.0 to 0.10.2; 0.11.0 reads it and has no V0."""
     if target.command.environment.get("VLLM_USE_V1") == "0" and target.since(V1) and not target.since("0.11.1"):
@@ -332,9 +257,3 @@ def old_engine(target: LintTarget) -> Iterator[Match]:
             why=f"vLLM {target.version} has no V0 engine" if removed else "V0 is slower, and 0.11.0 removed it",
             severity="error" if removed else None,
         )
-
-
-VARIABLE_RULES = (
-    old_engine,
-    variable_not_read,
-)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diag.core.formatting import GIB, gibibytes, plural
-from diag.lint.rule import LINKS, Example, LintTarget, Match, number, removal, rule
+from diag.lint.rule import LINKS, LintTarget, Match, number, removal, rule
 from diag.vllm.flags.registry import default
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
@@ -19,31 +19,13 @@ def is_without_config(folder: Path) -> bool:
     return folder.is_dir() and not any(True for pattern in files for _ in folder.glob(pattern))
 
 
-@rule(
-    "error",
-    "The model's folder has no config.json",
-    "A model that is a folder on this host, without config.json, params.json and *.gguf.",
-    "vLLM reads the model's architecture from config.json and does not start without it",
-    "Name the folder that holds config.json, or a model's id",
-    Example("vllm serve ./models", requires="./models is a folder without config.json", leaves="vllm serve ./model"),
-)
+@rule()
 def no_config(target: LintTarget) -> Iterator[Match]:
     if target.folder_without_config:
         yield Match(f"The folder {target.folder_without_config} has no config.json")
 
 
-@rule(
-    "error",
-    "--tensor-parallel-size does not divide the attention heads",
-    "A tensor-parallel size that does not divide the number of attention heads in the model's config.json.",
-    "vLLM refuses it: every GPU holds the same number of heads",
-    "Set --tensor-parallel-size to a divisor of the number of heads",
-    Example(
-        "vllm serve ./model -tp 3",
-        requires="./model/config.json has 32 attention heads",
-        leaves="vllm serve ./model -tp 4",
-    ),
-)
+@rule()
 def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
     shape, tensor = target.shape, target.ranks("--tensor-parallel-size")
     if shape and shape.heads % tensor:
@@ -54,37 +36,14 @@ def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "error",
-    "--enable-expert-parallel, and the model has no experts",
-    "--enable-expert-parallel with a model whose config.json has no experts.",
-    "vLLM refuses it: there are no experts to distribute",
-    "Remove it",
-    Example(
-        "vllm serve ./model --enable-expert-parallel",
-        requires="./model is a dense model",
-        leaves="vllm serve ./mixture --enable-expert-parallel -tp 2",
-    ),
-)
+@rule()
 def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
     shape = target.shape
     if target.is_on("--enable-expert-parallel") and shape and shape.family and not shape.experts:
         yield Match(edits=removal(target.command.all("--enable-expert-parallel")))
 
 
-@rule(
-    "error",
-    "--max-model-len is above the model's maximum",
-    f"A context length above that of the model's config.json, without {_LONG}=1 and without --hf-overrides."
-    " A warning for an architecture that diag does not support.",
-    f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
-    "Lower --max-model-len to the model's maximum",
-    Example(
-        "vllm serve ./model --max-model-len 200k",
-        requires="./model supports 131,072 tokens",
-        leaves="vllm serve ./model --max-model-len 128k",
-    ),
-)
+@rule()
 def context_above_the_model(target: LintTarget) -> Iterator[Match]:
     command, shape = target.command, target.shape
     length = number(command.get("--max-model-len")) or 0
@@ -97,14 +56,7 @@ def context_above_the_model(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "warning",
-    "This host has fewer GPUs than the server needs",
-    "More ranks than GPUs on this host, without --nnodes and without Ray. CUDA_VISIBLE_DEVICES counts.",
-    "vLLM refuses more ranks on one node than it has GPUs",
-    "Use smaller parallel sizes, or --nnodes",
-    Example("vllm serve m -tp 2", requires="this host has one GPU", leaves="vllm serve m -tp 2 --nnodes 2"),
-)
+@rule()
 def fewer_gpus_than_ranks(target: LintTarget) -> Iterator[Match]:
     command, needed = target.command, target.local_ranks()
     elsewhere = (number(command.get("--nnodes")) or 1) > 1 or "ray" in (
@@ -115,32 +67,14 @@ def fewer_gpus_than_ranks(target: LintTarget) -> Iterator[Match]:
         yield Match(f"The server needs {plural(needed, 'GPU')}, and this host has {len(target.gpus.gpus)}")
 
 
-@rule(
-    "warning",
-    "The GPUs differ",
-    "GPUs of this host that the server would use, with different names or memory sizes.",
-    "Every rank waits for the slowest one, and the smallest one limits the KV cache",
-    "Set CUDA_VISIBLE_DEVICES to GPUs of one kind",
-    Example("vllm serve m -tp 2", requires="this host has an H100 and a T4", leaves="vllm serve m -tp 1"),
-)
+@rule()
 def unequal_gpus(target: LintTarget) -> Iterator[Match]:
     kinds = sorted({(gpu.name, round(gpu.total / GIB)) for gpu in target.used_gpus()})
     if len(kinds) > 1:
         yield Match("The GPUs differ: " + ", ".join(f"{name} with {total} GiB" for name, total in kinds))
 
 
-@rule(
-    "warning",
-    "Tensor parallelism runs over PCIe",
-    "Two GPUs of one tensor-parallel group that no NVLink connects.",
-    "Every layer ends in an all-reduce between all ranks; above two GPUs vLLM's own all-reduce needs NVLink",
-    "Use pipeline parallelism in its place, or GPUs that NVLink connects",
-    Example(
-        "vllm serve m -tp 2",
-        requires="this host has two GPUs without NVLink",
-        leaves="vllm serve m --pipeline-parallel-size 2",
-    ),
-)
+@rule()
 def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
     tensor = target.ranks("--tensor-parallel-size")
     paths = target.gpus.paths if target.gpus else {}
@@ -157,18 +91,7 @@ def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "warning",
-    "The GPU has less free memory than --gpu-memory-utilization takes",
-    "A GPU of this host with less free memory than the share of it that the server takes.",
-    "vLLM refuses to start; before 0.9.1 it runs out of memory or has no KV cache left",
-    "Lower --gpu-memory-utilization, or free the GPU first",
-    Example(
-        "vllm serve m",
-        requires="another process uses most of the GPU's memory",
-        leaves="vllm serve m --gpu-memory-utilization 0.09",
-    ),
-)
+@rule()
 def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     """Check like vLLM at startup, which logs `Free memory on device ... is less than desired` since 0.9.1."""
     if target.command.get("--kv-cache-memory-bytes") is not None:
@@ -189,32 +112,7 @@ def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     )
 
 
-@rule(
-    "error",
-    "vLLM's own parser refuses the command",
-    "The parser of the vLLM that is installed beside diag, or that --vllm-python names, refuses the command and no"
-    " other rule found an error.",
-    "vLLM exits with the same message",
-    "Correct what the message names",
-    Example(
-        "vllm serve m --enable-lora --lora-modules adapter",
-        requires="vLLM of this release is installed beside diag",
-        leaves="vllm serve m --enable-lora --lora-modules adapter=./adapter",
-    ),
-)
+@rule()
 def refused_by_the_parser(target: LintTarget) -> Iterator[Match]:
     if target.parser_error:
         yield Match(target.parser_error, f"The parser of the installed vLLM {target.version} refuses the command")
-
-
-RULES = (
-    no_config,
-    heads_do_not_divide,
-    experts_of_a_dense_model,
-    context_above_the_model,
-    fewer_gpus_than_ranks,
-    unequal_gpus,
-    tensor_parallel_over_pcie,
-    gpu_is_shared,
-    refused_by_the_parser,
-)

@@ -7,7 +7,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes
 from diag.core.formatting import number as formatted
 from diag.lint.removed import V1
-from diag.lint.rule import Example, HostGpu, LintTarget, Match, number, rule
+from diag.lint.rule import HostGpu, LintTarget, Match, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
 from diag.vllm.memory.ledger import Ledger, state_blocks_needed
@@ -79,20 +79,7 @@ def offloaded(target: LintTarget) -> tuple[float, str]:
     return sum(given.values()), " and ".join(flag for flag, size in given.items() if size)
 
 
-@rule(
-    "info",
-    "--gpu-memory-utilization leaves free GPU memory unused",
-    f"A --gpu-memory-utilization that is {100 * _FAR:.0f} percentage points or more below both the release's default"
-    " and the free share of every GPU, which are this host's or those of --gpu.",
-    "vLLM gives to the KV cache only what the share leaves after weights and activations; the rest of the GPU stays"
-    " empty, unless another process takes it later",
-    "Raise --gpu-memory-utilization, unless another process is to share the GPU",
-    Example(
-        "vllm serve ./model --max-model-len 8k --gpu-memory-utilization 0.5",
-        requires="./model is Llama 3 8B and this host has a free H100",
-        leaves="vllm serve ./model --max-model-len 8k --gpu-memory-utilization 0.85",
-    ),
-)
+@rule(far=f"{100 * _FAR:.0f}")
 def gpu_memory_given_away(target: LintTarget) -> Iterator[Match]:
     share = number(target.command.get(_SHARE))
     fixed = ("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
@@ -111,20 +98,7 @@ def gpu_memory_given_away(target: LintTarget) -> Iterator[Match]:
     )
 
 
-@rule(
-    "warning",
-    "Offloading takes more memory than this host has",
-    "--cpu-offload-gb of every rank on this host, --kv-offloading-size or the cpu_bytes_to_use of an offloading"
-    " connector in --kv-transfer-config, and before 0.8.0 --swap-space of every rank,"
-    " together above the memory of this host or of its control group.",
-    "Offloaded memory is pinned: vLLM fails while it starts, or the kernel kills it",
-    "Lower the sizes until they fit the host's memory with room to spare",
-    Example(
-        "vllm serve m --tensor-parallel-size 2 --cpu-offload-gb 48",
-        requires="this host has 64 GiB of memory",
-        leaves="vllm serve m --tensor-parallel-size 2 --cpu-offload-gb 16",
-    ),
-)
+@rule()
 def offloading_above_the_host(target: LintTarget) -> Iterator[Match]:
     (wanted, named), ranks = offloaded(target), target.local_ranks()
     if target.host_memory and target.ranks("--nnodes") == 1 and wanted > target.host_memory:
@@ -134,19 +108,7 @@ def offloading_above_the_host(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "error",
-    "--max-num-seqs above the blocks for the states of a hybrid model",
-    "A model with Mamba or linear-attention layers, CUDA graphs of whole decoding steps, and a --max-num-seqs (given or"
-    " the release's default) above the KV blocks that the GPU certainly has at most, since vLLM 0.19.0.",
-    "vLLM refuses to start after it has loaded the weights: each running request needs a block for its state",
-    "Set --max-num-seqs to the blocks that the KV cache certainly has",
-    Example(
-        "vllm serve ./hybrid --max-model-len 8k --max-num-seqs 1024",
-        requires="./hybrid is Qwen3.5 27B and the GPU is an H100",
-        leaves="vllm serve ./hybrid --max-model-len 8k --max-num-seqs 128",
-    ),
-)
+@rule()
 def state_blocks_below_max_num_seqs(target: LintTarget) -> Iterator[Match]:
     found = memory_ledger(target)
     if not found or not found.blocks or found.blocks.high >= state_blocks_needed(found.model, found.setup):
@@ -158,10 +120,3 @@ def state_blocks_below_max_num_seqs(target: LintTarget) -> Iterator[Match]:
         " and each running request needs one for its state",
         fix=f"Set --max-num-seqs to {low}" if low > 0 else "Use a larger GPU, or more of them",
     )
-
-
-RULES = (
-    gpu_memory_given_away,
-    state_blocks_below_max_num_seqs,
-    offloading_above_the_host,
-)

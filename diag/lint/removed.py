@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from diag.core.files import parse_json
-from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, removal, rule, shown
+from diag.lint.rule import Edit, LintTarget, Match, at_least, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import value
 from diag.vllm.flags.registry import Flag, known
@@ -145,18 +145,7 @@ INEFFECTIVE: Mapping[str, IneffectiveFlag] = {
 }
 
 
-@rule(
-    "error",
-    "The flag was removed from vLLM",
-    "A flag that an earlier release had and this one does not. The finding names the last release with it, and what"
-    " replaces it where something does.",
-    "vLLM exits with `unrecognized arguments`",
-    "Replace it as the finding describes, or remove it if nothing replaces it",
-    Example(
-        "vllm serve m --speculative-model d --num-speculative-tokens 5",
-        leaves="""vllm serve m --speculative-config '{"model": "d", "num_speculative_tokens": 5}'""",
-    ),
-)
+@rule()
 def removed_flag(target: LintTarget) -> Iterator[Match]:
     gone = [
         (given, given.option.flag)
@@ -233,6 +222,3 @@ def _report_merged(target: LintTarget, parts: Sequence[Given], name: str) -> Mat
         (f"Add {named} to {name}" if is_given else f"Use {name} '{named}'") + requirement,
         (Edit(first.words, (name, text)), *removal(others)) if first.words and able else (),
     )
-
-
-RULES = (removed_flag,)

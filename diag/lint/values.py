@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from diag.core.files import parse_json
-from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, is_open, number, removal, rule, shown
+from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, number, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import quoted_values
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
@@ -81,14 +81,7 @@ def _checkable(target: LintTarget) -> Iterator[Given]:
             yield given
 
 
-@rule(
-    "error",
-    "A value is of the wrong type",
-    "A value that vLLM's parser cannot read as the number, the size or the JSON that the flag takes.",
-    "vLLM exits with `invalid value`",
-    "Give a value of the type that the finding names",
-    Example("vllm serve m --max-num-seqs many", leaves="vllm serve m --max-num-seqs 64"),
-)
+@rule()
 def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
     for given in _checkable(target):
         if not _is_readable(given, target.version):
@@ -128,14 +121,7 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
     return text.strip().lstrip("+-").replace("_", "").isdigit()
 
 
-@rule(
-    "error",
-    "A value is out of range",
-    "A number that is smaller or larger than vLLM accepts for the flag.",
-    "vLLM checks the value at startup and does not start with it",
-    "Give a value in the range that the finding names",
-    Example("vllm serve m --gpu-memory-utilization 1.5", leaves="vllm serve m --gpu-memory-utilization 0.9"),
-)
+@rule()
 def value_out_of_range(target: LintTarget) -> Iterator[Match]:
     for given in _checkable(target):
         if _is_readable(given, target.version) and not _is_in_range(given):
@@ -153,15 +139,7 @@ def _is_in_range(given: Given) -> bool:
     return accepted is None or all(value in accepted for value in values if value is not None)
 
 
-@rule(
-    "error",
-    "A value is not one of the flag's choices",
-    "A value that is not in the flag's list of choices. The lists are those of 26 releases; for any other release"
-    " the finding is an info.",
-    "vLLM exits with `invalid choice`",
-    "Use one of the choices that the finding lists",
-    Example("vllm serve m --kv-cache-dtype fp9", leaves="vllm serve m --kv-cache-dtype fp8"),
-)
+@rule()
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
     for given in _checkable(target):
         choices = _flag(given).choices
@@ -177,14 +155,7 @@ def not_a_choice(target: LintTarget) -> Iterator[Match]:
             )
 
 
-@rule(
-    "error",
-    "-O is given compilation settings",
-    "`-O '{...}'` or `-O.key=value` with a release in which -O is a level.",
-    "-O is a level from 0 to 3 and nothing else",
-    "Use -cc, short for --compilation-config, in its place",
-    Example("vllm serve m -O.mode=3", leaves="vllm serve m -O3"),
-)
+@rule()
 def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
     """`-O '{...}'` and `-O.key=value` were short for --compilation-config until -O became a level."""
     if not known()["--optimization-level"].in_release(target.version):
@@ -200,29 +171,10 @@ def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
             )
 
 
-@rule(
-    "error",
-    "--distributed-executor-backend names no executor",
-    "A name other than ray, mp, uni and external_launcher that is no Python class either.",
-    "The parser accepts it and the server fails later, when it starts the ranks",
-    f"Use one of {', '.join(_EXECUTORS)}, or remove it",
-    Example(
-        "vllm serve m -tp 2 --distributed-executor-backend nccl",
-        leaves="vllm serve m -tp 2 --distributed-executor-backend mp",
-    ),
-)
+@rule()
 def no_such_executor(target: LintTarget) -> Iterator[Match]:
     """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
     for given in target.command.all("--distributed-executor-backend"):
         value = "".join(given.values)
         if value and "." not in value and not is_open(value) and value not in _EXECUTORS:
             yield Match(f"{shown(given)}: vLLM has no executor {value[:40]!r}", edits=removal([given]))
-
-
-RULES = (
-    value_of_wrong_type,
-    value_out_of_range,
-    not_a_choice,
-    optimization_level_with_settings,
-    no_such_executor,
-)
