@@ -1,12 +1,11 @@
 """Rules about the names of flags and environment variables: abbreviated, misspelt, or not in this release."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 
-from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
+from diag.lint.removed import FLAGS_OF_VARIABLES, INEFFECTIVE, NEVER, V1, V1_ONLY, VARIABLES, EnvironmentVariable
 from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.command.redaction import VARIABLES as VARIABLES_OF_ANY_RELEASE
@@ -157,50 +156,12 @@ def no_such_negation(target: LintTarget) -> Iterator[Match]:
 # -- environment variables
 
 
-@dataclass(frozen=True)
-class EnvironmentVariable:
-    """The releases that read an environment variable ("": from the first, to the last), and a hint for other releases.
-
-    `flag` takes its value, `variable` is its new name.
-    """
-
-    first: str
-    last: str
-    instead: str
-    flag: str = ""
-    variable: str = ""
-
-
-NEVER = "never"
 _EARLIER = "An earlier release read it; vLLM ignores a variable that it does not know"
-_FLAGS_OF_VARIABLES = {
-    "VLLM_ALL2ALL_BACKEND": "--all2all-backend",
-    "VLLM_FLASH_ATTN_VERSION": "--attention-config",
-    "VLLM_TORCH_PROFILER_DIR": "--profiler-config",
-}
-"""Flags in the place of variables."""
 ATTENTION_BACKENDS = {
     *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
     *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
 }
 """Names that --attention-backend accepts from 0.16.0 to 0.32.0 at least; FLASH_ATTN_VLLM_V1 became FLASH_ATTN."""
-VARIABLES: Mapping[str, EnvironmentVariable] = {
-    "VLLM_USE_V1": EnvironmentVariable("", "0.11.0", "V1 is the only engine"),
-    "VLLM_ATTENTION_BACKEND": EnvironmentVariable("", "0.14.1", "--attention-backend sets it", "--attention-backend"),
-    "VLLM_EXECUTE_MODEL_TIMEOUT": EnvironmentVariable(
-        NEVER, "", "Its name is VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", variable="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
-    ),
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": EnvironmentVariable("0.9.2", "", "This release has a fixed timeout"),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": EnvironmentVariable("", "0.31.0", "V1 reads VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
-    "VLLM_RPC_TIMEOUT": EnvironmentVariable("", "0.22.1", "Nothing replaces it"),
-    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable("0.14.0", "", "This release has a fixed timeout"),
-    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable("0.10.1", "", "This release logs statistics every 10 s"),
-    "VLLM_DISABLE_PYNCCL": EnvironmentVariable("0.11.1", "", "This release cannot disable NCCL with it"),
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": EnvironmentVariable("0.10.2", "", "This release does not have this all-reduce yet"),
-    "VLLM_ALLREDUCE_USE_FLASHINFER": EnvironmentVariable(
-        "0.17.0", "", "This release does not have this all-reduce yet"
-    ),
-}
 
 
 @rule()
@@ -213,7 +174,7 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
                 yield _ineffective_variable(name, variable, target)
         elif name.startswith("VLLM_") and name not in environment() and target.since(described()):
             if name in VARIABLES_OF_ANY_RELEASE:
-                flag = _FLAGS_OF_VARIABLES.get(name, "")
+                flag = FLAGS_OF_VARIABLES.get(name, "")
                 fix = f"Use {flag}" if flag else ""
                 yield Match(f"{name} has no effect: vLLM {target.version} does not read it", _EARLIER, fix)
                 continue

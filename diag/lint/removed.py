@@ -1,13 +1,13 @@
-"""Flags that were removed from vLLM or lost their effect, their replacements, and the rule that finds removed flags.
-
-The data is from the source of 59 releases, 0.6.0 - 0.33.0, and the release notes.
-"""
+"""Flags and variables that were removed from vLLM or lost their effect, and the rule that finds removed flags."""
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
 
+from diag.core.declarations import read
 from diag.core.files import parse_json
 from diag.lint.rule import Edit, LintTarget, Match, at_least, removal, rule, shown
 from diag.vllm.command.command import Given
@@ -18,6 +18,14 @@ V1 = "0.8.0"
 """The first release in which V1 is the engine unless VLLM_USE_V1=0 is set."""
 V1_ONLY = "0.11.0"
 """The first release without the V0 engine."""
+
+
+class MergedFlags(NamedTuple):
+    """Removed flags whose values are now `keys` of the JSON object that `flag` takes, and why."""
+
+    flag: str
+    why: str
+    keys: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -32,32 +40,51 @@ class ReplacedFlag:
     advice: str = ""
 
 
-_SPECULATION = "Speculation is configured by one JSON object since 0.8.2"
-_DECODING = "Structured outputs are configured by one JSON object since 0.11.0"
-_EPLB = "Expert balancing is configured by one JSON object since 0.10.2"
+@dataclass(frozen=True)
+class IneffectiveFlag:
+    """A flag that the parser accepts and that has no effect since the release `first`."""
+
+    first: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class EnvironmentVariable:
+    """The releases that read an environment variable ("": from the first, to the last), and a hint for other releases.
+
+    `flag` takes its value, `variable` is its new name.
+    """
+
+    instead: str
+    first: str = ""
+    last: str = ""
+    flag: str = ""
+    variable: str = ""
+
+
+class _Tables(NamedTuple):
+    """The tables of removed.toml; `tasks` has replacements by the value of --task."""
+
+    merged: tuple[MergedFlags, ...]
+    replaced: Mapping[str, ReplacedFlag]
+    tasks: Mapping[str, ReplacedFlag]
+    ineffective: Mapping[str, IneffectiveFlag]
+    variables: Mapping[str, EnvironmentVariable]
+    flags_of_variables: Mapping[str, str]
+
+
+_MERGED, REPLACED, TASKS, _INEFFECTIVE, VARIABLES, FLAGS_OF_VARIABLES = read(
+    Path(__file__).with_name("removed.toml"), _Tables
+)
 INTO: Mapping[str, tuple[str, str, str]] = {
-    "--speculative-model": ("--speculative-config", "model", _SPECULATION),
-    "--num-speculative-tokens": ("--speculative-config", "num_speculative_tokens", _SPECULATION),
-    "--speculative-draft-tensor-parallel-size": ("--speculative-config", "draft_tensor_parallel_size", _SPECULATION),
-    "--speculative-max-model-len": ("--speculative-config", "max_model_len", _SPECULATION),
-    "--speculative-model-quantization": ("--speculative-config", "quantization", _SPECULATION),
-    "--speculative-disable-by-batch-size": ("--speculative-config", "disable_by_batch_size", _SPECULATION),
-    "--ngram-prompt-lookup-max": ("--speculative-config", "prompt_lookup_max", _SPECULATION),
-    "--ngram-prompt-lookup-min": ("--speculative-config", "prompt_lookup_min", _SPECULATION),
-    "--guided-decoding-backend": ("--structured-outputs-config", "backend", _DECODING),
-    "--guided-decoding-disable-fallback": ("--structured-outputs-config", "disable_fallback", _DECODING),
-    "--guided-decoding-disable-any-whitespace": ("--structured-outputs-config", "disable_any_whitespace", _DECODING),
-    "--guided-decoding-disable-additional-properties": (
-        "--structured-outputs-config",
-        "disable_additional_properties",
-        _DECODING,
-    ),
-    "--eplb-window-size": ("--eplb-config", "window_size", _EPLB),
-    "--eplb-step-interval": ("--eplb-config", "step_interval", _EPLB),
-    "--eplb-log-balancedness": ("--eplb-config", "log_balancedness", _EPLB),
-    "--num-redundant-experts": ("--eplb-config", "num_redundant_experts", _EPLB),
+    name: (merged.flag, key, merged.why) for merged in _MERGED for name, key in merged.keys.items()
 }
 """Removed flags whose value is now a key of a JSON object: the flag that takes it, the key, and why."""
+INEFFECTIVE: Mapping[str, IneffectiveFlag] = {
+    name: flag if flag.why else replace(flag, why=REPLACED[name].why) for name, flag in _INEFFECTIVE.items()
+}
+NEVER = "never"
+"""Stands for the first release of a variable that no release reads."""
 KEYS_UNTIL: Mapping[str, str] = {"disable_by_batch_size": "0.16.0", "disable_fallback": "0.16.0"}
 """The last release that is known to take a key; 0.24.0 refuses these."""
 BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
@@ -65,56 +92,6 @@ BACKENDS_OF: Mapping[str, tuple[str, ...]] = {
     "disable_additional_properties": ("guidance",),
 }
 """A key of --structured-outputs-config that is refused unless the backend is one of these."""
-
-_V0 = "Only the V0 engine had it"
-_ROPE = "The model's own configuration is overridden instead"
-_ROPE_ADVICE = (
-    "Use --hf-overrides with rope_parameters, the whole of them (rope_type, factor, rope_theta ...), and with"
-    " max_position_embeddings where the context grows"
-)
-REPLACED: Mapping[str, ReplacedFlag] = {
-    "--num-scheduler-steps": ReplacedFlag("V1 has no multi-step scheduling; it schedules asynchronously instead"),
-    "--multi-step-stream-outputs": ReplacedFlag("V1 has no multi-step scheduling"),
-    "--swap-space": ReplacedFlag("V1 never swaps the KV cache to the CPU: it recomputes"),
-    "--preemption-mode": ReplacedFlag("V1 preempts by recomputation only"),
-    "--max-num-partial-prefills": ReplacedFlag(
-        "V1 never supported more than one; --long-prefill-token-threshold keeps long prompts from taking a whole step"
-    ),
-    "--max-long-partial-prefills": ReplacedFlag("V1 never supported partial prefills side by side"),
-    "--scheduler-delay-factor": ReplacedFlag(_V0),
-    "--num-lookahead-slots": ReplacedFlag(_V0),
-    "--use-v2-block-manager": ReplacedFlag(_V0),
-    "--disable-async-output-proc": ReplacedFlag(_V0),
-    "--disable-frontend-multiprocessing": ReplacedFlag(_V0),
-    "--max-seq-len-to-capture": ReplacedFlag(
-        "V1 captures CUDA graphs by batch size, not by length: --max-cudagraph-capture-size bounds them"
-    ),
-    "--max-context-len-to-capture": ReplacedFlag("V1 captures CUDA graphs by batch size, not by length"),
-    "--disable-log-requests": ReplacedFlag("Since 0.10.1 requests are logged only with --enable-log-requests"),
-    "--enable-reasoning": ReplacedFlag("--reasoning-parser alone enables it"),
-    "--device": ReplacedFlag("vLLM detects the platform"),
-    "--calculate-kv-scales": ReplacedFlag("The scales come with the checkpoint"),
-    "--rope-scaling": ReplacedFlag(_ROPE, advice=_ROPE_ADVICE),
-    "--rope-theta": ReplacedFlag(_ROPE, advice=_ROPE_ADVICE),
-    "--cuda-graph-sizes": ReplacedFlag("It was renamed", ("--cudagraph-capture-sizes", "")),
-    "--chat-template-text-format": ReplacedFlag("It was renamed", ("--chat-template-content-format", "")),
-    "--override-pooler-config": ReplacedFlag("It was renamed", ("--pooler-config", "")),
-    "--disable-mm-preprocessor-cache": ReplacedFlag("A cache of 0 GB does the same", ("--mm-processor-cache-gb", "0")),
-    "--enable-multimodal-encoder-data-parallel": ReplacedFlag(
-        "It became one of several modes", ("--mm-encoder-tp-mode", "data")
-    ),
-}
-_POOLING = "--task was split into --runner and --convert"
-TASKS: Mapping[str, ReplacedFlag] = {
-    "generate": ReplacedFlag(_POOLING, ("--runner", "generate")),
-    "auto": ReplacedFlag("vLLM detects the task"),
-    "embed": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "embed")),
-    "embedding": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "embed")),
-    "classify": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "classify")),
-    "score": ReplacedFlag(_POOLING, ("--runner", "pooling", "--convert", "classify")),
-    "reward": ReplacedFlag(_POOLING, ("--runner", "pooling")),
-}
-"""Replacements by the value of --task."""
 LARGEST_SIZE = ReplacedFlag("A single number was the largest size", ("--max-cudagraph-capture-size", ""))
 """Replaces --cuda-graph-sizes with a single value."""
 POOLER = ReplacedFlag(
@@ -122,27 +99,6 @@ POOLER = ReplacedFlag(
     advice="Use --pooler-config with use_activation in the place of normalize or softmax",
 )
 """Replaces --override-pooler-config with a key that was removed."""
-
-
-@dataclass(frozen=True)
-class IneffectiveFlag:
-    """A flag that the parser accepts and that has no effect since the release `first`."""
-
-    first: str
-    why: str
-
-
-INEFFECTIVE: Mapping[str, IneffectiveFlag] = {
-    "--swap-space": IneffectiveFlag(V1, REPLACED["--swap-space"].why),
-    "--preemption-mode": IneffectiveFlag(V1, REPLACED["--preemption-mode"].why),
-    "--max-seq-len-to-capture": IneffectiveFlag(V1, REPLACED["--max-seq-len-to-capture"].why),
-    "--num-lookahead-slots": IneffectiveFlag(V1, _V0),
-    "--use-v2-block-manager": IneffectiveFlag(V1, _V0),
-    "--disable-log-requests": IneffectiveFlag("0.10.1", REPLACED["--disable-log-requests"].why),
-    "--show-hidden-metrics-for-version": IneffectiveFlag("0.15.0", "No hidden metric is left to show"),
-    "--max-parallel-loading-workers": IneffectiveFlag("0.32.0", "vLLM logs at startup that it is ignored"),
-    "--disable-cascade-attn": IneffectiveFlag("0.32.0", "Cascade attention was removed"),
-}
 
 
 @rule()
