@@ -39,7 +39,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import MOST_BYTES, elsewhere, filled_in, parse, parse_all, read_all, unopened
-from diag.vllm.command.shell import default, line, written
+from diag.vllm.command.shell import default, line
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
@@ -595,7 +595,7 @@ def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> 
         return ""
     shown = masked(again._replace(around=command.around, exported=command.exported))
     if not _is_part(command):
-        return written(shown)
+        return shown.written()
     own = _own_words(again)
     is_same = again.words[own] == command.words[_own_words(command)]  # a variable of the container is in the fix alone
     return "" if is_same else line(shown.words[own])

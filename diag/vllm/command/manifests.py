@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.yaml import parse_documents
+from diag.vllm.command.command import command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
-from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.shell import filled_templates
 
 _KEYS = {
@@ -173,14 +173,14 @@ class _Reader(NamedTuple):
         if WORKER.search(given) and not program and not words:
             arguments = from_variables(environment, self.version)
             if arguments:
-                yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
+                yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in given or not (is_pod or name == _SERVICE)):
             return  # what this image starts is unknown
         elif not program and not words and "Ray" in name:
             return  # the operator says it
         elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
-            words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
+            words = _referenced(words, environment)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
@@ -246,7 +246,7 @@ class _Reader(NamedTuple):
                 variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
                 environment = {str(key): str(value) for key, value in variables.items()}
-                yield Writing("Ray Serve's engine_kwargs", line(command_line(words, self.version), environment))
+                yield Writing("Ray Serve's engine_kwargs", serve(command_line(words, self.version), environment))
 
     # -- Helm values
 
@@ -301,12 +301,9 @@ class _Reader(NamedTuple):
     def engine(self, name: str, words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any]) -> Writing:
         """Return a launch to which a chart or an operator adds a pod of its own."""
         _, environment = _variables(node)
-        image = node.get("image")
-        words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
-        command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
-        return Writing(
-            name, command, read_pod(spec, node, self.metrics, is_whole=False), place=str(node.get("name") or "")
-        )
+        command = serve(_referenced(words, environment), environment, node.get("image"))
+        around = read_pod(spec, node, self.metrics, is_whole=False)
+        return Writing(name, command, around, place=str(node.get("name") or ""))
 
 
 # -- other operators and services
@@ -319,9 +316,7 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
         return
     _, environment = _variables(spec)
     model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
-    image = spec.get("image")
-    words = [model, *split(spec.get("args"))]
-    command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
+    command = serve([model, *split(spec.get("args"))], environment, spec.get("image"))
     count = str(spec.get("resourceProfile") or "").rpartition(":")[2]
     profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
     around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
@@ -341,11 +336,9 @@ def _vllm_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing
     arguments = {"model": model.get("modelURL"), **{flag: model.get(key) for key, flag in keys.items()}, **given}
     arguments |= {"enable_lora": True} if model.get("enableLoRA") is True else {}
     deployed = inner(spec, "deploymentConfig")
-    image = inner(deployed, "image").get("name")
     gpus = str(inner(deployed, "resources").get("gpu") or "")
     around = Container("pod", shared_memory=None, gpus=int(gpus) if gpus.isdigit() else None, is_whole=False)
-    words = [*command_line(arguments, version), *extra]
-    command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
+    command = serve([*command_line(arguments, version), *extra], environment, inner(deployed, "image").get("name"))
     yield Writing("a VLLMRuntime", command, around._replace(gpus_by="deploymentConfig", is_pod=True))
 
 
@@ -443,9 +436,11 @@ def _variables(node: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     return [*options, *(word for name in unseen for word in ("--env-file", name))], environment
 
 
-def _referenced(found: re.Match[str], environment: Mapping[str, str]) -> str:
-    """Write a variable of the container, $(NAME), as a shell's."""
-    return f"${{{found[1]}}}" if found[1] in environment else found[0]
+def _referenced(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Write the variables of a container, $(NAME), as a shell's."""
+    return [
+        _REFERENCE.sub(lambda name: f"${{{name[1]}}}" if name[1] in environment else name[0], word) for word in words
+    ]
 
 
 def _from_kserve(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import is_server
+from diag.vllm.command.command import command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
-from diag.vllm.command.keywords import command_line, line, split
 from diag.vllm.command.manifests import Writing, ray_arguments
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
@@ -155,7 +154,7 @@ class _Source:
             root, last = _names(call.func)
             is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
             if last in _CALLS and is_vllm and root not in self._foreign and len(found) < _MOST_ENGINES:
-                command = line(self._words(call, last), {})
+                command = serve(self._words(call, last), {})
                 found.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             words = self._list(node)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import Command
 
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
@@ -254,16 +253,6 @@ def placeholder(name: str) -> str:
 def line(words: Sequence[str]) -> str:
     """Join words to a line, with the quotation marks that a shell needs."""
     return " ".join(map(_quoted, words))
-
-
-def written(command: Command) -> str:
-    """Write a command in one line, with the commands around it and the variables that are exported to it."""
-    text = line([*command.exported, *command.words])
-    for words, place in reversed(command.around):
-        outer = [_quoted(word) for word in words]
-        outer[place] = shlex.quote(text)
-        text = " ".join(outer)
-    return text
 
 
 def _quoted(word: str) -> str:

@@ -14,7 +14,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given, is_server
 from diag.vllm.command.parse import IS_ALONE, filled_in, parse
 from diag.vllm.command.redaction import VARIABLES
-from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder, written
+from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder
 
 _ASSIGNMENT = re.compile(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
@@ -47,7 +47,7 @@ def shown(text: str) -> str:
     "" if the text cannot be parsed or has nothing of vLLM in it. A line that is already shown stays as it is.
     """
     try:
-        return written(masked(parse(text))) if text else ""
+        return masked(parse(text)).written() if text else ""
     except BadUsage:
         pass
     try:  # a program of the site's own that passes vLLM's flags on: its name is not shown

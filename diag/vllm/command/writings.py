@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
+from diag.vllm.command.command import command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
-from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
@@ -111,7 +111,7 @@ def _from_engine(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     for document in documents:
         keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
         if "--model" in keys and all(key in known() for key in keys):
-            yield Writing("Triton's model.json", line(command_line(document, version), {}))
+            yield Writing("Triton's model.json", serve(command_line(document, version), {}))
 
 
 def _notebook(text: str) -> str:
@@ -170,7 +170,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
     if not program and not words:
         worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
         if worker:
-            return (Writing("a Dockerfile, by its variables", line(worker, unread(stage.environment))),)
+            return (Writing("a Dockerfile, by its variables", serve(worker, unread(stage.environment))),)
         raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
     around = Container("image", shared_memory=None, is_whole=False)
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
@@ -221,4 +221,4 @@ def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
     words = from_variables(variables, version) if 1 < len(variables) < _MOST_VARIABLES else None
     if words is None or not any(_LONG_FLAG.match(word) for word in words):  # MODEL_NAME may be of any program
         return ()
-    return (Writing("a worker's variables", line(words, unread(variables))),)
+    return (Writing("a worker's variables", serve(words, unread(variables))),)
