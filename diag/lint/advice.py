@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from diag.lint.memory import longest_request
+from diag.lint.host import longest_request
 from diag.lint.removed import V1
 from diag.lint.rule import LintTarget, Match, is_open, number, removal, rule
 from diag.vllm.flags.registry import default

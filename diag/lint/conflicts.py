@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, plural, quantity
-from diag.lint.memory import memory_setup
+from diag.lint.host import memory_setup
 from diag.lint.rule import LintRule, LintTarget, Match, number, removal, rule, text_of
 from diag.vllm.command.redaction import value
 from diag.vllm.deployments import deployment

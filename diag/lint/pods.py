@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from diag.core.formatting import gibibytes, plural
 from diag.lint.flags import is_omni
-from diag.lint.memory import offloaded
+from diag.lint.host import offloaded
 from diag.lint.removed import V1
 from diag.lint.rule import LintTarget, Match, at_least, is_open, number, rule
 from diag.vllm.command.command import Command

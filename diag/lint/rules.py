@@ -1,15 +1,21 @@
-"""All lint rules, their findings in a launch command, and the corrected command."""
+"""All lint rules, their findings in a launch command, and the words of the corrected one."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from diag.core.declarations import Mistake
-from diag.lint import advice, conflicts, flags, host, memory, pods, removed, values, weights, words
-from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget, texts
+from diag.lint import advice, conflicts, flags, host, pods, removed, values, weights, words
+from diag.lint.rule import (
+    SEVERITIES,
+    LintFinding,
+    LintRule,
+    LintTarget,
+    texts,
+)
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 
-_MODULES = (advice, conflicts, flags, host, memory, pods, removed, values, weights, words)
+_MODULES = (advice, conflicts, flags, host, pods, removed, values, weights, words)
 _CHECKED = {rule.id: rule for module in _MODULES for rule in vars(module).values() if isinstance(rule, LintRule)}
 _CHECKED |= {rule.id: rule for rule in conflicts.CONFLICTS}
 if _lacking := texts().keys() - _CHECKED:
@@ -37,23 +43,6 @@ def lint(target: LintTarget) -> tuple[LintFinding, ...]:
     refused = "refused_by_the_parser"
     explained = any(finding.severity == "error" and finding.rule != refused for finding in findings)
     return tuple(finding for finding in findings if not (explained and finding.rule == refused))
-
-
-def of_assumed(
-    findings: Iterable[LintFinding], older: Iterable[Iterable[LintFinding]], version: str
-) -> tuple[LintFinding, ...]:
-    """Make each error a warning that an older release does not have; `version` is assumed, `older` has its findings.
-
-    An error of an older release is the same one if it is about the same flag, by the first word of its message.
-    """
-    subjects = [{finding.message.split()[0] for finding in found if finding.severity == "error"} for found in older]
-    why = f". It is an error if the server runs {version}: the text names no release (--vllm-version sets it)"
-    return ordered(
-        replace(finding, severity="warning", why=finding.why + why)
-        if finding.severity == "error" and not all(finding.message.split()[0] in found for found in subjects)
-        else finding
-        for finding in findings
-    )
 
 
 def ordered(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:

@@ -3,13 +3,13 @@
 import time
 
 import pytest
-from diag.vllm.command.command import command_line
 from support.sampling import some
 
 from diag.commands.lint import judge
 from diag.core.errors import BadUsage
 from diag.lint.rule import LintTarget
 from diag.lint.rules import RULES, lint
+from diag.vllm.command.command import command_line
 from diag.vllm.command.parse import parse
 from diag.vllm.command.writings import EXPECTED, FORMS
 
