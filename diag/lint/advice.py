@@ -75,9 +75,9 @@ def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
     counted = sequences if has_graphs and target.since(V1) else None
     for flag in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--cuda-graph-sizes"):
         key = flag[2:].replace("-", "_")
-        given = [number(value) for option in target.command.all(flag)[-1:] for value in option.values]
-        given += [number(digits) for digits in re.findall(r"\d+", str(compilation.get(key, "")))]
-        sizes = [size for size in given if size is not None]
+        numbers = [number(value) for option in target.command.all(flag)[-1:] for value in option.values]
+        numbers += [number(digits) for digits in re.findall(r"\d+", str(compilation.get(key, "")))]
+        sizes = [size for size in numbers if size is not None]
         if sizes:
             return counted, max(sizes), f"--compilation-config.{key}" if key in compilation else flag
     on_blackwell = target.since("0.28.0") and any(int(capability(gpu.name)) == _BLACKWELL for gpu in target.used_gpus())

@@ -21,17 +21,19 @@ _NO_DOTTED_KEYS = "0.8.5"
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     if is_omni(target.command):
         return
-    for given in _unrecognized(target):
-        if len(_longer_flags(given, target)) > 1:
+    for mention in _unrecognized(target):
+        if len(_longer_flags(mention, target)) > 1:
             continue
-        near = get_close_matches(given.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE)
+        near = get_close_matches(
+            mention.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE
+        )
         edits: tuple[Edit, ...] = ()
-        if near and given.words:
-            has_value = len(given.words) == 1 and given.values  # --name=value
-            renamed = f"{near[0]}={given.values[0]}" if has_value else near[0]
-            edits = (Edit(range(given.words.start, given.words.start + 1), (renamed,)),)
+        if near and mention.words:
+            has_value = len(mention.words) == 1 and mention.values  # --name=value
+            renamed = f"{near[0]}={mention.values[0]}" if has_value else near[0]
+            edits = (Edit(range(mention.words.start, mention.words.start + 1), (renamed,)),)
         yield Match(
-            f"{shown(given)}: no vLLM release has this flag",
+            f"{shown(mention)}: no vLLM release has this flag",
             f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
             f"Use {near[0]}, if you intended that flag" if near else "Remove it",
             edits,
@@ -40,23 +42,23 @@ def unknown_flag(target: LintTarget) -> Iterator[Match]:
 
 @rule()
 def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
-    for given in _unrecognized(target):
-        matching = _longer_flags(given, target)
+    for mention in _unrecognized(target):
+        matching = _longer_flags(mention, target)
         if len(matching) > 1:
             names = f"{', '.join(matching[:4])}{' ...' if len(matching) > 4 else ''}"
-            yield Match(f"{shown(given)} is ambiguous: matches {names}")
+            yield Match(f"{shown(mention)} is ambiguous: matches {names}")
 
 
 def is_omni(command: Command) -> bool:
     """Return True if `vllm serve --omni` passes the command on to vLLM-Omni, which has flags of its own."""
-    return any(given.spelled == "--omni" for given in command.given) or "vllm-omni" in command.image
+    return any(mention.spelled == "--omni" for mention in command.given) or "vllm-omni" in command.image
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
     return [
-        given
-        for given in target.command.given
-        if given.option is None and not is_open(given.spelled) and given.spelled not in HELP
+        mention
+        for mention in target.command.given
+        if mention.option is None and not is_open(mention.spelled) and mention.spelled not in HELP
     ]
 
 
@@ -65,35 +67,35 @@ def _flags_in_release(version: str) -> dict[str, Flag]:
     return {name: flag for name, flag in known().items() if flag.in_release(version)}
 
 
-def _longer_flags(given: Given, target: LintTarget) -> list[str]:
+def _longer_flags(mention: Given, target: LintTarget) -> list[str]:
     return sorted(
-        name for name in _flags_in_release(target.version) if name.startswith(given.spelled.replace("_", "-"))
+        name for name in _flags_in_release(target.version) if name.startswith(mention.spelled.replace("_", "-"))
     )
 
 
 @rule()
 def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
-    for given in target.command.given:
-        flag = given.option.flag if given.option else None
+    for mention in target.command.given:
+        flag = mention.option.flag if mention.option else None
         if flag and not flag.in_release(target.version) and not at_least(target.version, flag.first):
             yield Match(
-                f"{shown(given)} exists since vLLM {flag.first}, not in {target.version}",
+                f"{shown(mention)} exists since vLLM {flag.first}, not in {target.version}",
                 f"vLLM {target.version} exits with `unrecognized arguments`",
                 f"Remove it, or run vLLM {flag.first} or later",
             )
-        elif flag and given.words and given.option:
-            first, name = target.command.words[given.words.start], given.spelled.partition(".")[0]
-            if not given.spelled.startswith(("--", "-O")) and name not in flag.short:
-                place = range(given.words.start, given.words.start + 1)
+        elif flag and mention.words and mention.option:
+            first, name = target.command.words[mention.words.start], mention.spelled.partition(".")[0]
+            if not mention.spelled.startswith(("--", "-O")) and name not in flag.short:
+                place = range(mention.words.start, mention.words.start + 1)
                 yield Match(
                     f"vLLM {target.version} has no short name {name}",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Write {flag.name}",
-                    (Edit(place, (first.replace(given.spelled, flag.name, 1),)),),
+                    (Edit(place, (first.replace(mention.spelled, flag.name, 1),)),),
                 )
-            elif given.option.key and at_least(_NO_DOTTED_KEYS, target.version):
+            elif mention.option.key and at_least(_NO_DOTTED_KEYS, target.version):
                 yield Match(
-                    f"{shown(given)}: vLLM {target.version} has no keys behind a dot",
+                    f"{shown(mention)}: vLLM {target.version} has no keys behind a dot",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Give {flag.name} all of its keys in one JSON object",
                 )
@@ -101,22 +103,22 @@ def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
 
 def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     """Yield the options that abbreviate a flag: the option, its name with dashes, and the flag."""
-    for given in target.command.given:
-        flag = given.option.flag if given.option else None
-        name = given.spelled.partition(".")[0].replace("_", "-")
+    for mention in target.command.given:
+        flag = mention.option.flag if mention.option else None
+        name = mention.spelled.partition(".")[0].replace("_", "-")
         if flag and name.startswith("--") and name != flag.name and flag.name.startswith(name):
-            yield given, name, flag
+            yield mention, name, flag
 
 
 @rule()
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
-    for given, name, flag in _abbreviations(target):
+    for mention, name, flag in _abbreviations(target):
         if name in known():
             yield Match(
                 f"{name} was removed, and vLLM {target.version} takes it for {flag.name}",
                 f"{known()[name].last} is the last release with it; argparse accepts the beginning of a flag",
                 f"Remove it, or write {flag.name}",
-                removal([given]),
+                removal([mention]),
             )
 
 
@@ -131,25 +133,27 @@ def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
 def no_effect(target: LintTarget) -> Iterator[Match]:
     if target.command.environment.get("VLLM_USE_V1") == "0" and not target.since(V1_ONLY):
         return
-    for given in target.accepted():
-        ineffective = INEFFECTIVE.get(given.name)
+    for mention in target.accepted():
+        ineffective = INEFFECTIVE.get(mention.name)
         if ineffective and target.since(ineffective.first):
-            yield Match(f"{shown(given)} has no effect in {target.version}", ineffective.why, edits=removal([given]))
+            yield Match(
+                f"{shown(mention)} has no effect in {target.version}", ineffective.why, edits=removal([mention])
+            )
 
 
 @rule()
 def no_such_negation(target: LintTarget) -> Iterator[Match]:
-    for given in target.accepted():
-        option = given.option
-        if option and given.words and not option.key and not option.on and not option.flag.no:
-            is_refused = option.flag.takes != "none" or not given.values
+    for mention in target.accepted():
+        option = mention.option
+        if option and mention.words and not option.key and not option.on and not option.flag.no:
+            is_refused = option.flag.takes != "none" or not mention.values
             if target.since(parsers()[0]) and is_refused:
                 off = f": {option.flag.name} is off unless it is given" if option.flag.takes == "none" else ""
                 yield Match(
-                    f"{given.spelled}: {option.flag.name} has no --no- form",
+                    f"{mention.spelled}: {option.flag.name} has no --no- form",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Remove it{off}",
-                    removal([given]),
+                    removal([mention]),
                 )
 
 

@@ -108,8 +108,8 @@ def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     """Check like vLLM at startup, which logs `Free memory on device ... is less than desired` since 0.9.1."""
     if target.command.get("--kv-cache-memory-bytes") is not None:
         return
-    given = number(target.command.get("--gpu-memory-utilization"))
-    share = given if given is not None else default("--gpu-memory-utilization", target.version)
+    wanted = number(target.command.get("--gpu-memory-utilization"))
+    share = wanted if wanted is not None else default("--gpu-memory-utilization", target.version)
     tight = min(target.used_gpus(), key=lambda gpu: gpu.free / gpu.total, default=None)
     if not share or not tight or share * tight.total <= tight.free:
         return
@@ -190,10 +190,10 @@ def offloaded(target: LintTarget) -> tuple[float, str]:
         "--kv-offloading-size": 0 if buffer == "lmcache" else replicas,
         "--swap-space": 0 if target.since(V1) else ranks,
     }
-    given = {flag: times * (target.number(flag) or 0) * GIB for flag, times in parts.items() if target.has(flag)}
-    if not given.get("--kv-offloading-size"):  # it replaces the connector and its bytes
-        given["--kv-transfer-config"] = replicas * connector_bytes(target.command, engine)
-    return sum(given.values()), " and ".join(flag for flag, size in given.items() if size)
+    sizes = {flag: times * (target.number(flag) or 0) * GIB for flag, times in parts.items() if target.has(flag)}
+    if not sizes.get("--kv-offloading-size"):  # it replaces the connector and its bytes
+        sizes["--kv-transfer-config"] = replicas * connector_bytes(target.command, engine)
+    return sum(sizes.values()), " and ".join(flag for flag, size in sizes.items() if size)
 
 
 @rule(topic="memory", far=f"{100 * _FAR:.0f}")
@@ -231,9 +231,9 @@ def state_blocks_below_max_num_seqs(target: LintTarget) -> Iterator[Match]:
     if not found or not found.blocks or found.blocks.high >= state_blocks_needed(found.model, found.setup):
         return
     low, high, wanted = found.blocks.low, found.blocks.high, found.setup.sequences
-    given = "" if target.has("--max-num-seqs") else ", the default,"
+    unset = "" if target.has("--max-num-seqs") else ", the default,"
     yield Match(
-        f"--max-num-seqs {wanted}{given} is above the {f'{low:,} to {high:,}' if low < high else f'{low:,}'} KV blocks,"
+        f"--max-num-seqs {wanted}{unset} is above the {f'{low:,} to {high:,}' if low < high else f'{low:,}'} KV blocks,"
         " and each running request needs one for its state",
         fix=f"Set --max-num-seqs to {low}" if low > 0 else "Use a larger GPU, or more of them",
     )

@@ -346,7 +346,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield f"what differs between the releases around {version}, which itself was not read"
     if is_omni(command):
         yield "flags of vLLM-Omni, to which --omni passes the command"
-    flags = [redaction.flag(given) for given in command.given if any(map(is_open, given.values))]
+    flags = [redaction.flag(mention) for mention in command.given if any(map(is_open, mention.values))]
     words = [word for word in (command.words[at] for at in command.strays) if redaction.is_variable(word)]
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
         shown = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")

@@ -107,7 +107,7 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     if command.container and command.container.nodes > 1:
         return None
     kinds = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "data-parallel-size-local")
-    values = [value for given in command.given if given.name[2:] in kinds for value in given.values]
+    values = [value for mention in command.given if mention.name[2:] in kinds for value in mention.values]
     around = " ".join([command.writing, *(word for words, _ in command.around for word in words), *command.words])
     apart = ("--nnodes", "--data-parallel-rank", "--data-parallel-address", "--data-parallel-start-rank", "--headless")
     is_shared = _DISTRIBUTED.search(around) or any(command.get(flag) is not None for flag in apart)
@@ -170,10 +170,10 @@ _PORT = 8000
 def _port(target: LintTarget) -> int:
     """Return the port on which the server listens; 0 if the text does not show it."""
     command = target.command
-    given = command.get("--port")
-    if (given is None and not target.lacks("--port")) or command.get("--uds") is not None:
+    port = command.get("--port")
+    if (port is None and not target.lacks("--port")) or command.get("--uds") is not None:
         return 0
-    return int(number(given) or 0) if given is not None else _PORT
+    return int(number(port) or 0) if port is not None else _PORT
 
 
 def _is_another(port: int, target: LintTarget) -> bool:
@@ -280,8 +280,8 @@ def _devices(target: LintTarget) -> set[str]:
 def _share(target: LintTarget) -> float:
     if target.command.get("--kv-cache-memory-bytes") is not None or not target.lacks("--kv-cache-memory-bytes"):
         return 0
-    given = number(target.command.get("--gpu-memory-utilization"))
-    return given if given is not None else default("--gpu-memory-utilization", target.version) or 0
+    share = number(target.command.get("--gpu-memory-utilization"))
+    return share if share is not None else default("--gpu-memory-utilization", target.version) or 0
 
 
 @rule()

@@ -104,38 +104,40 @@ POOLER = ReplacedFlag(
 @rule()
 def removed_flag(target: LintTarget) -> Iterator[Match]:
     gone = [
-        (given, given.option.flag)
-        for given in target.command.given
-        if given.option and not given.option.flag.in_release(target.version) and target.since(given.option.flag.first)
+        (mention, mention.option.flag)
+        for mention in target.command.given
+        if mention.option
+        and not mention.option.flag.in_release(target.version)
+        and target.since(mention.option.flag.first)
     ]
-    for given, flag in gone:
-        if given.name not in INTO:
-            yield _report_replaced(given, flag, target.version)
-    merged = [given for given, _ in gone if given.name in INTO]
-    for name in dict.fromkeys(INTO[given.name][0] for given in merged):
-        yield _report_merged(target, [given for given in merged if INTO[given.name][0] == name], name)
+    for mention, flag in gone:
+        if mention.name not in INTO:
+            yield _report_replaced(mention, flag, target.version)
+    merged = [mention for mention, _ in gone if mention.name in INTO]
+    for name in dict.fromkeys(INTO[mention.name][0] for mention in merged):
+        yield _report_merged(target, [mention for mention in merged if INTO[mention.name][0] == name], name)
 
 
-def _report_replaced(given: Given, flag: Flag, version: str) -> Match:
-    text = " ".join(given.values)
+def _report_replaced(mention: Given, flag: Flag, version: str) -> Match:
+    text = " ".join(mention.values)
     replacement = REPLACED.get(flag.name, ReplacedFlag(""))
     if flag.name == "--task":
         replacement = TASKS.get(text, TASKS["generate"])
-    elif flag.name == "--cuda-graph-sizes" and len(given.values) == 1:
+    elif flag.name == "--cuda-graph-sizes" and len(mention.values) == 1:
         replacement = LARGEST_SIZE
     elif flag.name == "--override-pooler-config" and re.search(r'"(?:normalize|softmax|activation)"', text):
         replacement = POOLER
-    words = tuple(word for part in replacement.flags for word in ([part] if part else given.values))
+    words = tuple(word for part in replacement.flags for word in ([part] if part else mention.values))
     able = all(known()[word].in_release(version) for word in words if word in known())
-    edited = given.words and not replacement.advice
-    may_be_shown = [value(given, text) for text in given.values] == [*given.values]
-    values = given.values if may_be_shown else ["VALUE"]
+    edited = mention.words and not replacement.advice
+    may_be_shown = [value(mention, text) for text in mention.values] == [*mention.values]
+    values = mention.values if may_be_shown else ["VALUE"]
     spelled = " ".join(word for part in replacement.flags for word in ([part] if part else values))
     return Match(
-        f"{shown(given)} was removed: {flag.last} is the last release with it",
+        f"{shown(mention)} was removed: {flag.last} is the last release with it",
         replacement.why or f"vLLM {version} exits with `unrecognized arguments`",
         replacement.advice or (f"Use {spelled}" if words and able else "Remove it"),
-        (Edit(given.words, words if able else ()),) if edited else (),
+        (Edit(mention.words, words if able else ()),) if edited else (),
     )
 
 
@@ -143,19 +145,19 @@ def _report_merged(target: LintTarget, parts: Sequence[Given], name: str) -> Mat
     """Report several removed flags that became keys of the JSON object that the flag `name` takes."""
     version = target.version
     content: dict[str, object] = {}
-    for given in parts:
-        key, text = INTO[given.name][1], " ".join(given.values).removesuffix(":no-fallback")
+    for mention in parts:
+        key, text = INTO[mention.name][1], " ".join(mention.values).removesuffix(":no-fallback")
         if not at_least(KEYS_UNTIL.get(key, version), version):
             continue
         if text == "[ngram]":  # up to 0.8 the method was given as the model's name
             content["method"] = "ngram"
             continue
         try:
-            content[key] = parse_json(text) if text else bool(given.option and given.option.on)
+            content[key] = parse_json(text) if text else bool(mention.option and mention.option.on)
         except ValueError:
             content[key] = text
 
-    names = ", ".join(shown(given) for given in parts)
+    names = ", ".join(shown(mention) for mention in parts)
     last = known()[parts[0].name].last
     message = f"{names} {'were' if len(parts) > 1 else 'was'} removed: {last} is the last release with it"
     if not content:

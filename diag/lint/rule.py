@@ -93,7 +93,9 @@ class LintTarget:
         return at_least(self.version, version)
 
     def accepted(self) -> Iterator[Given]:
-        return (given for given in self.command.given if given.option and given.option.flag.in_release(self.version))
+        return (
+            mention for mention in self.command.given if mention.option and mention.option.flag.in_release(self.version)
+        )
 
     def number(self, flag: str) -> float | None:
         """Return the value of a flag; None if the flag is not given or its value is not a number above zero."""
@@ -359,17 +361,17 @@ def rule(topic: str = "", **numbers: object) -> Callable[[Check], LintRule]:
 
 def removal(options: Sequence[Given]) -> tuple[Edit, ...]:
     """Return the edits that remove options; an option of a YAML file has no words in the command."""
-    return tuple(Edit(given.words) for given in options if given.words)
+    return tuple(Edit(mention.words) for mention in options if mention.words)
 
 
-def shown(given: Given) -> str:
+def shown(mention: Given) -> str:
     """Name an option in a report, and the --config file if the option stands there.
 
     A word that is no flag of vLLM may be a secret, such as the value of the flag before it: it is named by its
     position.
     """
-    spelled = redaction.flag(given)
+    spelled = redaction.flag(mention)
     if not spelled:
-        return f"Word {given.words.start + 1}" if given.words else "A key of the --config file"
-    named = spelled if given.name.startswith(spelled) else f"{spelled} ({given.name})"
-    return named if given.words else f"{named} (in the --config file)"
+        return f"Word {mention.words.start + 1}" if mention.words else "A key of the --config file"
+    named = spelled if mention.name.startswith(spelled) else f"{spelled} ({mention.name})"
+    return named if mention.words else f"{named} (in the --config file)"

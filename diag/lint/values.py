@@ -75,31 +75,31 @@ _TYPES = {
 
 
 def _checkable(target: LintTarget) -> Iterator[Given]:
-    for given in target.accepted():
-        is_whole = bool(given.option) and not (given.option and given.option.key)
-        if is_whole and given.values and not any(map(is_open, given.values)):
-            yield given
+    for mention in target.accepted():
+        is_whole = bool(mention.option) and not (mention.option and mention.option.key)
+        if is_whole and mention.values and not any(map(is_open, mention.values)):
+            yield mention
 
 
 @rule()
 def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
-    for given in _checkable(target):
-        if not _is_readable(given, target.version):
-            expected = _TYPES[_flag(given).value]
+    for mention in _checkable(target):
+        if not _is_readable(mention, target.version):
+            expected = _TYPES[_flag(mention).value]
             yield Match(
-                f"{shown(given)}: {quoted_values(given)} is not {expected}",
+                f"{shown(mention)}: {quoted_values(mention)} is not {expected}",
                 f"vLLM {target.version} exits with `invalid value`",
-                f"Give {given.name} {expected}",
+                f"Give {mention.name} {expected}",
             )
 
 
-def _is_readable(given: Given, version: str) -> bool:
-    return all(_is_of_type(_flag(given), text, version) for text in given.values)
+def _is_readable(mention: Given, version: str) -> bool:
+    return all(_is_of_type(_flag(mention), text, version) for text in mention.values)
 
 
-def _flag(given: Given) -> Flag:
+def _flag(mention: Given) -> Flag:
     """Return the flag of an option as it is in the release that the command was read for."""
-    return given.option.flag if given.option else known()[given.name]
+    return mention.option.flag if mention.option else known()[mention.name]
 
 
 def _is_of_type(flag: Flag, text: str, version: str) -> bool:
@@ -123,32 +123,32 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
 
 @rule()
 def value_out_of_range(target: LintTarget) -> Iterator[Match]:
-    for given in _checkable(target):
-        if _is_readable(given, target.version) and not _is_in_range(given):
-            accepted = VALUE_RANGES[given.name]
+    for mention in _checkable(target):
+        if _is_readable(mention, target.version) and not _is_in_range(mention):
+            accepted = VALUE_RANGES[mention.name]
             yield Match(
-                f"{shown(given)} is {quoted_values(given)}, expected a value {accepted}",
+                f"{shown(mention)} is {quoted_values(mention)}, expected a value {accepted}",
                 f"vLLM {target.version} does not start with it",
-                f"Give {given.name} a value {accepted}",
+                f"Give {mention.name} a value {accepted}",
             )
 
 
-def _is_in_range(given: Given) -> bool:
-    accepted = VALUE_RANGES.get(given.name)
-    values = (number(text) for text in given.values)
+def _is_in_range(mention: Given) -> bool:
+    accepted = VALUE_RANGES.get(mention.name)
+    values = (number(text) for text in mention.values)
     return accepted is None or all(value in accepted for value in values if value is not None)
 
 
 @rule()
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
-    for given in _checkable(target):
-        choices = _flag(given).choices
-        is_other = choices and not all(text in choices for text in given.values if text != "None")
-        if is_other and _is_readable(given, target.version) and _is_in_range(given):
+    for mention in _checkable(target):
+        choices = _flag(mention).choices
+        is_other = choices and not all(text in choices for text in mention.values if text != "None")
+        if is_other and _is_readable(mention, target.version) and _is_in_range(mention):
             same = is_described(target.version)
             release = target.version if same else nearest(target.version)
             yield Match(
-                f"{shown(given)}: {quoted_values(given)} is not a value that vLLM {release} accepts",
+                f"{shown(mention)}: {quoted_values(mention)} is not a value that vLLM {release} accepts",
                 f"It accepts {', '.join(choices[:12])}{' ...' if len(choices) > 12 else ''}",
                 f"Use one of them{'' if same else f', or make sure that vLLM {target.version} accepts this one'}",
                 severity=None if same else "info",
@@ -160,21 +160,21 @@ def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
     """`-O '{...}'` and `-O.key=value` were short for --compilation-config until -O became a level."""
     if not known()["--optimization-level"].in_release(target.version):
         return
-    for given in target.command.given:
-        if re.fullmatch(r"-O(?:\..*)?", given.spelled) and ("." in given.spelled or "{" in "".join(given.values)):
-            at = range(given.words.start, given.words.start + 1)
+    for mention in target.command.given:
+        if re.fullmatch(r"-O(?:\..*)?", mention.spelled) and ("." in mention.spelled or "{" in "".join(mention.values)):
+            at = range(mention.words.start, mention.words.start + 1)
             new = f"-cc{target.command.words[at.start].removeprefix('-O')}"
             yield Match(
-                f"{shown(given)} with compilation settings",
+                f"{shown(mention)} with compilation settings",
                 f"In vLLM {target.version} -O is a level from 0 to 3 and nothing else",
-                edits=() if "level" in " ".join((given.spelled, *given.values)) else (Edit(at, (new,)),),
+                edits=() if "level" in " ".join((mention.spelled, *mention.values)) else (Edit(at, (new,)),),
             )
 
 
 @rule()
 def no_such_executor(target: LintTarget) -> Iterator[Match]:
     """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
-    for given in target.command.all("--distributed-executor-backend"):
-        value = "".join(given.values)
+    for mention in target.command.all("--distributed-executor-backend"):
+        value = "".join(mention.values)
         if value and "." not in value and not is_open(value) and value not in _EXECUTORS:
-            yield Match(f"{shown(given)}: vLLM has no executor {value[:40]!r}", edits=removal([given]))
+            yield Match(f"{shown(mention)}: vLLM has no executor {value[:40]!r}", edits=removal([mention]))

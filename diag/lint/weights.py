@@ -128,7 +128,7 @@ def fp8_cache_is_converted(target: LintTarget) -> Iterator[Match]:
 def adapter_paths(command: Command) -> list[str]:
     """Return the path of each adapter in --lora-modules: name=path, or a JSON object with a path."""
     found = []
-    for text in (text for given in command.all(_MODULES)[-1:] for text in given.values):
+    for text in (text for mention in command.all(_MODULES)[-1:] for text in mention.values):
         path = text.partition("=")[2]
         if text.lstrip().startswith(("{", "[")):
             try:
@@ -162,13 +162,13 @@ def adapters_without_lora(target: LintTarget) -> Iterator[Match]:
 
 @rule(usual=_USUAL_RANK)
 def adapter_rank_above_the_maximum(target: LintTarget) -> Iterator[Match]:
-    given = target.command.get(_RANK)
-    most = number(given) if given is not None else _USUAL_RANK if target.lacks(_RANK) else None
+    wanted = target.command.get(_RANK)
+    most = number(wanted) if wanted is not None else _USUAL_RANK if target.lacks(_RANK) else None
     ranks = (target.adapter_ranks.get(path, 0) for path in adapter_paths(target.command))
     rank = max(ranks, default=0)
     if most is not None and rank > most and target.is_on(_ENABLE):
         fitting = next((able for able in RANKS if able >= rank), 0)
-        unset = " (the default)" if given is None else ""
+        unset = " (the default)" if wanted is None else ""
         yield Match(
             f"An adapter has rank {rank}, and --max-lora-rank is {most:g}{unset}",
             fix=f"Set --max-lora-rank to {fitting}" if fitting else "Use an adapter of a smaller rank",

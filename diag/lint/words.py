@@ -18,31 +18,31 @@ _NOT_OFF_BY_DEFAULT = {
 
 @rule()
 def value_missing(target: LintTarget) -> Iterator[Match]:
-    for given in target.accepted():
-        takes = given.option.flag.takes if given.option else "optional"
-        if takes in ("one", "many") and not given.values:
+    for mention in target.accepted():
+        takes = mention.option.flag.takes if mention.option else "optional"
+        if takes in ("one", "many") and not mention.values:
             count = "at least one argument" if takes == "many" else "one argument"
             yield Match(
-                f"{shown(given)} has no value",
+                f"{shown(mention)} has no value",
                 f"vLLM {target.version} exits with `expected {count}`",
-                f"Write {given.name} VALUE, or remove it",
+                f"Write {mention.name} VALUE, or remove it",
             )
 
 
 @rule()
 def switch_with_a_value(target: LintTarget) -> Iterator[Match]:
-    for given in target.accepted():
-        option = given.option
-        if not option or not given.words or option.key or option.flag.takes != "none" or not given.values:
+    for mention in target.accepted():
+        option = mention.option
+        if not option or not mention.words or option.key or option.flag.takes != "none" or not mention.values:
             continue
-        if len(given.words) == 1 or target.since(_SWITCHES_TOOK_WORDS):
-            off = given.values[0].lower() in ("false", "0") or not option.on
+        if len(mention.words) == 1 or target.since(_SWITCHES_TOOK_WORDS):
+            off = mention.values[0].lower() in ("false", "0") or not option.on
             new = (f"--no-{option.flag.name[2:]}" if off else option.flag.name,) if option.flag.no or not off else ()
             yield Match(
-                f"{shown(given)} takes no value",
+                f"{shown(mention)} takes no value",
                 f"vLLM {target.version} refuses the word after it",
                 f"Write {new[0]}" if new else "Remove it",
-                (Edit(given.words, new),),
+                (Edit(mention.words, new),),
             )
 
 
@@ -80,7 +80,7 @@ def word_too_many(target: LintTarget) -> Iterator[Match]:
             edits=(Edit(first),),
         )
     if places and not _joined(target):
-        before = [shown(given) for given in command.given if given.words and given.words.stop <= places[0]]
+        before = [shown(mention) for mention in command.given if mention.words and mention.words.stop <= places[0]]
         count = "One word" if len(places) == 1 else f"{len(places)} words"
         yield Match(f"{count} too many, after {before[-1] if before else 'the model'}")
 
@@ -88,9 +88,9 @@ def word_too_many(target: LintTarget) -> Iterator[Match]:
 @rule()
 def given_twice(target: LintTarget) -> Iterator[Match]:
     command = target.command
-    for name in dict.fromkeys(given.name for given in command.given if given.option):
+    for name in dict.fromkeys(mention.name for mention in command.given if mention.option):
         mentions = command.all(name)
-        values = {(given.values, given.option.on if given.option else True) for given in mentions}
+        values = {(mention.values, mention.option.on if mention.option else True) for mention in mentions}
         if len(values) < 2 or name == "--middleware":  # the only flag that collects its values
             continue
         *lost, last = mentions
@@ -123,7 +123,7 @@ def config_false_ignored(target: LintTarget) -> Iterator[Match]:
 
 
 def _is_help(command: Command) -> bool:
-    return any(given.spelled in HELP for given in command.given)
+    return any(mention.spelled in HELP for mention in command.given)
 
 
 def _is_without_model(command: Command) -> bool:
@@ -139,7 +139,7 @@ def _has_model(command: Command) -> bool:
 
 def _model_flags(command: Command) -> list[Given]:
     """Return each --model on the command line itself."""
-    return [given for given in command.all("--model") if given.words]
+    return [mention for mention in command.all("--model") if mention.words]
 
 
 @rule()
@@ -161,7 +161,7 @@ def model_by_flag(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
     is_serve = "serve" in command.words[: command.arguments] and not command.entry
     if named and is_serve and _has_model(command) and command.arguments not in command.strays:
-        refused = not target.since("0.11.1") and any(len(given.words) > 1 for given in named)
+        refused = not target.since("0.11.1") and any(len(mention.words) > 1 for mention in named)
         first = range(command.arguments, command.arguments)
         yield Match(
             edits=(*removal(named), Edit(first, named[-1].values)),

@@ -38,7 +38,7 @@ class Given(NamedTuple):
 
 def options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given, ...], list[int]]:
     """Split a command line into options; also return the places of the words that belong to no option."""
-    given, loose, at = [], [], start
+    mentions, loose, at = [], [], start
     while at < len(words):
         if not _is_option(words[at]):
             loose += [at] if words[at] != "--" else []
@@ -61,9 +61,9 @@ def options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given
             most = len(words) if takes == "many" else min(end + 1, len(words))
             while end < most and words[end] != "--" and not _is_option(words[end]):
                 end += 1
-        given.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
+        mentions.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
         at = end
-    return tuple(given), loose
+    return tuple(mentions), loose
 
 
 def _is_option(word: str) -> bool:
@@ -161,7 +161,9 @@ class Command(NamedTuple):
 
     def all(self, flag: str) -> tuple[Given, ...]:
         """Return every mention of a flag; the last one counts."""
-        return tuple(given for given in self.given if given.name == flag and not (given.option and given.option.key))
+        return tuple(
+            mention for mention in self.given if mention.name == flag and not (mention.option and mention.option.key)
+        )
 
     def get(self, flag: str) -> str | None:
         """Return the value of a flag, "" for a switch, None if it is not given."""
@@ -171,18 +173,18 @@ class Command(NamedTuple):
     def keys(self, flag: str) -> Mapping[str, object]:
         """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
         found: dict[str, object] = {}
-        for given in self.given:
-            if given.name == flag and given.option:
-                text = " ".join(given.values)
-                found |= {given.option.key: text} if given.option.key else json_object(text)
+        for mention in self.given:
+            if mention.name == flag and mention.option:
+                text = " ".join(mention.values)
+                found |= {mention.option.key: text} if mention.option.key else json_object(text)
         return found
 
     def switched(self, flag: str) -> bool | None:
         """Return True or False for a switch; None if it is not given."""
         found = [
-            given.option.on and "".join(given.values).lower() not in ("false", "0")
-            for given in self.all(flag)
-            if given.option
+            mention.option.on and "".join(mention.values).lower() not in ("false", "0")
+            for mention in self.all(flag)
+            if mention.option
         ]
         return found[-1] if found else None
 

@@ -163,28 +163,28 @@ class _Reader(NamedTuple):
         # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
         program, *words = split(node.get("command" if is_pod else "entrypoint")) or [""]
         words += split(node.get("args" if is_pod else "command"))
-        given = image if isinstance(image, str) else ""
-        if given != node.get("image") and not program and not words:
+        vllm_image = image if isinstance(image, str) else ""
+        if vllm_image != node.get("image") and not program and not words:
             return  # the values of a chart whose templates are not known
         is_patch = is_pod and bool(program or words)  # the image is set by another file
-        if not given and not is_patch and "build" not in node:
+        if not vllm_image and not is_patch and "build" not in node:
             return
         options, environment = _variables(node)
-        if WORKER.search(given) and not program and not words:
+        if WORKER.search(vllm_image) and not program and not words:
             arguments = from_variables(environment, self.version)
             if arguments:
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
-        elif not program and not words and ("vllm/vllm-openai" not in given or not (is_pod or name == _SERVICE)):
+        elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             return  # what this image starts is unknown
         elif not program and not words and "Ray" in name:
             return  # the operator says it
-        elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
+        elif "vllm" in (vllm_image or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = _referenced(words, environment)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
-            words = ["docker", "run", *options, given if "vllm" in given else "vllm", *words]
+            words = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", *words]
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -252,18 +252,18 @@ class _Reader(NamedTuple):
 
     def production_stack(self, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield an engine of the production stack's chart, as its template deployment-vllm-multi.yaml starts it."""
-        given = dict(inner(model, "vllmConfig"))
-        extra, is_v0 = split(given.pop("extraArgs", None)), str(given.pop("v0", "")) == "1"
+        settings = dict(inner(model, "vllmConfig"))
+        extra, is_v0 = split(settings.pop("extraArgs", None)), str(settings.pop("v0", "")) == "1"
         for key in ("v1", "prometheusMultiprocDir"):
-            given.pop(key, None)
+            settings.pop(key, None)
         if "vllmConfig" in model:
-            given.setdefault("enablePrefixCaching", False)
+            settings.setdefault("enablePrefixCaching", False)
         switches = {"enableLoRA": "enable_lora", "enableTool": "enable_auto_tool_choice"}
         named = {"toolCallParser": "tool_call_parser", "modelRevision": "revision", "chatTemplate": "chat_template"}
         arguments = {
             "model": model.get("modelURL"),
             **{flag: True for key, flag in switches.items() if model.get(key)},
-            **given,
+            **settings,
             **{flag: model[key] for key, flag in named.items() if model.get(key)},
         }
         connector = inner(model, "lmcacheConfig")
@@ -326,14 +326,14 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
 def _vllm_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     """Yield the server of the production stack's operator."""
     spec = inner(document, "spec")
-    model, given = inner(spec, "model"), dict(inner(spec, "vllmConfig"))
-    extra = split(given.pop("extraArgs", None))
-    _, environment = _variables({"env": given.pop("env", None) or spec.get("env")})
+    model, settings = inner(spec, "model"), dict(inner(spec, "vllmConfig"))
+    extra = split(settings.pop("extraArgs", None))
+    _, environment = _variables({"env": settings.pop("env", None) or spec.get("env")})
     if not model.get("modelURL"):
         return
-    given.pop("v1", None)
+    settings.pop("v1", None)
     keys = {"maxModelLen": "max_model_len", "dtype": "dtype", "maxNumSeqs": "max_num_seqs"}
-    arguments = {"model": model.get("modelURL"), **{flag: model.get(key) for key, flag in keys.items()}, **given}
+    arguments = {"model": model.get("modelURL"), **{flag: model.get(key) for key, flag in keys.items()}, **settings}
     arguments |= {"enable_lora": True} if model.get("enableLoRA") is True else {}
     deployed = inner(spec, "deploymentConfig")
     gpus = str(inner(deployed, "resources").get("gpu") or "")

@@ -431,11 +431,11 @@ def _command(
     words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
 ) -> Command:
     filled = filled_in(words, environment)
-    given, loose = options(filled, start, version)
-    if sum(option.option is None for option in given) > _MOST_UNKNOWN:
+    mentions, loose = options(filled, start, version)
+    if sum(option.option is None for option in mentions) > _MOST_UNKNOWN:
         raise BadUsage(f"more than {_MOST_UNKNOWN} options of the command are none of vLLM's: {EXPECTED}")
     contained, place = _find_image(words, environment), elsewhere(words[:start])
-    config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
+    config = next((option.values[0] for option in mentions if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
     content: Mapping[str, Any] = {}
     try:
@@ -451,7 +451,7 @@ def _command(
         arguments=start,
         environment=environment,
         model="",
-        given=(*from_file(content, version), *given),  # the command line counts more
+        given=(*from_file(content, version), *mentions),  # the command line counts more
         config=config,
         image=contained.name,
         entry=contained.entry,

@@ -179,8 +179,8 @@ class _Source:
         within = [scope for scope in self._scopes if scope.lineno <= node.lineno <= (scope.end_lineno or scope.lineno)]
         place = next((scope.name for scope in reversed(within) if not isinstance(scope, ast.ClassDef)), "")
         calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
-        given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
-        around = accelerators(self._known(given[-1], "gpu"), "function") if given else None
+        gpus = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
+        around = accelerators(self._known(gpus[-1], "gpu"), "function") if gpus else None
         around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
         return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
 
@@ -212,9 +212,9 @@ class _Source:
             else:
                 arguments = {"model": self._known(value, "model"), **arguments}
         if name == "LLMConfig":
-            given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-            loaded, more = self._nested(given.get("model_loading_config"))
-            own, unseen = self._nested(given.get("engine_kwargs"))
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            loaded, more = self._nested(keywords.get("model_loading_config"))
+            own, unseen = self._nested(keywords.get("engine_kwargs"))
             arguments = ray_arguments(loaded, own)
             arguments["model"] = arguments["model"] or _variable("model")
             unseen += more if not loaded else []

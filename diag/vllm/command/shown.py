@@ -54,7 +54,7 @@ def shown(text: str) -> str:
         command = parse(f"vllm serve {text}")
     except BadUsage:
         return ""
-    if not any(given.option for given in command.given):
+    if not any(mention.option for mention in command.given):
         return ""
     rest = masked(command).words[command.arguments + bool(command.model) :]
     return line([*[placeholder("program")] * bool(command.model), *rest])
@@ -67,13 +67,13 @@ def masked(command: Command) -> Command:
     for at in range(command.arguments, len(words)):
         is_open = redaction.is_variable(words[at]) or PLACEHOLDER.fullmatch(words[at])
         found[at] = words[at] if is_open or words[at] in ("--", "") else placeholder(f"word_{at + 1}")
-    loose = set(found).difference(command.strays, *(given.words for given in command.given))
+    loose = set(found).difference(command.strays, *(mention.words for mention in command.given))
     found |= {at: redaction.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
     before = None
-    for given in command.given:
-        if given.words:
-            found |= zip(given.words, _show_option(given, words, before), strict=True)
-            before = given
+    for mention in command.given:
+        if mention.words:
+            found |= zip(mention.words, _show_option(mention, words, before), strict=True)
+            before = mention
     return command._replace(
         words=(*_show_prefix(words[: command.arguments], None, command.image), *(found[at] for at in sorted(found))),
         exported=tuple(_show_prefix(command.exported)),
@@ -81,19 +81,19 @@ def masked(command: Command) -> Command:
     )
 
 
-def _show_option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
+def _show_option(mention: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
     """Yield the words of an option: its name if vLLM has it, and its harmless values."""
-    first, *more = words[given.words.start : given.words.stop]
-    is_due = before and before.option and redaction.takes_secret(before) and not before.values and not given.option
-    known = "" if is_due else redaction.flag(given)
+    first, *more = words[mention.words.start : mention.words.stop]
+    is_due = before and before.option and redaction.takes_secret(before) and not before.values and not mention.option
+    known = "" if is_due else redaction.flag(mention)
     if before and is_due:
         yield redaction.value(before, "")
-    elif known and len(given.words) == 1 and given.values:
+    elif known and len(mention.words) == 1 and mention.values:
         separator = "" if re.match(r"-O\w", first) else "="
-        yield f"{known}{separator}{redaction.value(given, given.values[0])}"
+        yield f"{known}{separator}{redaction.value(mention, mention.values[0])}"
     else:
-        yield known or placeholder(f"word_{given.words.start + 1}")
-    yield from redaction.listed(given, more)
+        yield known or placeholder(f"word_{mention.words.start + 1}")
+    yield from redaction.listed(mention, more)
 
 
 def _show_prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
