@@ -108,8 +108,7 @@ def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     """Check like vLLM at startup, which logs `Free memory on device ... is less than desired` since 0.9.1."""
     if target.command.get("--kv-cache-memory-bytes") is not None:
         return
-    wanted = number(target.command.get("--gpu-memory-utilization"))
-    share = wanted if wanted is not None else default("--gpu-memory-utilization", target.version)
+    share = utilization(target)
     tight = min(target.used_gpus(), key=lambda gpu: gpu.free / gpu.total, default=None)
     if not share or not tight or share * tight.total <= tight.free:
         return
@@ -169,6 +168,12 @@ def longest_request(target: LintTarget) -> str:
     return f"; one such request takes {gibibytes(found.needed, 1)} of KV cache" + (
         f" of about {gibibytes(room, 1)}" if room > 0 else ""
     )
+
+
+def utilization(target: LintTarget) -> float | None:
+    """Return --gpu-memory-utilization, as it is given or by default; None if the default is unknown."""
+    wanted = number(target.command.get(_SHARE))
+    return wanted if wanted is not None else default(_SHARE, target.version)
 
 
 def usable_share(target: LintTarget, gpu: HostGpu) -> float:

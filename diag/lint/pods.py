@@ -6,11 +6,11 @@ from pathlib import PurePosixPath
 
 from diag.core.formatting import gibibytes, plural
 from diag.lint.flags import is_omni
-from diag.lint.host import offloaded
+from diag.lint.host import offloaded, utilization
 from diag.lint.removed import V1
 from diag.lint.rule import LintTarget, Match, at_least, is_open, number, rule
 from diag.vllm.command.command import Command
-from diag.vllm.flags.registry import default, release
+from diag.vllm.flags.registry import release
 from diag.vllm.metric_names import SUFFIX, known
 
 _BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
@@ -114,9 +114,7 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     strays = (command.words[at] for at in command.strays)
     if is_shared or command.config or any(map(is_open, (*values, *strays))):
         return None
-    tensor, pipeline, data = (target.ranks(f"--{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
-    local = number(command.get("--data-parallel-size-local"))
-    return tensor * pipeline * (data if local is None else int(local))
+    return target.local_ranks()
 
 
 @rule()
@@ -159,9 +157,9 @@ def fewer_visible_than_ranks(target: LintTarget) -> Iterator[Match]:
     needed = _ranks_in_pod(target)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         text = target.command.environment.get(name, "").strip("\"'")
-        found = [part for part in text.split(",") if part.strip()]
-        if found and not is_open(text) and needed and len(found) < needed:
-            yield Match(f"{name} names {plural(len(found), 'GPU')}, and the server needs {needed}")
+        visible = [part for part in text.split(",") if part.strip()]
+        if visible and not is_open(text) and needed and len(visible) < needed:
+            yield Match(f"{name} names {plural(len(visible), 'GPU')}, and the server needs {needed}")
 
 
 _PORT = 8000
@@ -231,26 +229,22 @@ def memory_limit_too_low(target: LintTarget) -> Iterator[Match]:
 def autoscaler_metric_missing(target: LintTarget) -> Iterator[Match]:
     for query in target.command.container.metrics if target.command.container else ():
         for prefix, name in _TOKEN.findall(query):
-            exported = known().get(f"vllm:{SUFFIX.sub('', name)}")
-            if prefix and not exported:
+            first, last = known().get(f"vllm:{SUFFIX.sub('', name)}", ("", ""))
+            newest = max((last for _, last in known().values()), key=release)
+            if prefix and not first:
                 yield Match(f"No known vLLM release exports vllm:{name[:60]}")
-            elif prefix and exported and not _is_exported(exported, target.version):
-                first, last = exported
+            elif prefix and not (target.since(first) and (last == newest or at_least(last, target.version))):
                 yield Match(f"vLLM {target.version} does not export vllm:{name}: releases {first} to {last} do")
-            elif exported and not prefix and name != query.strip():
+            elif first and not prefix and name != query.strip():
                 yield Match(f"vLLM exports vllm:{name}, not {name}", fix=f"Write vllm:{name}")
-
-
-def _is_exported(releases: tuple[str, str], version: str) -> bool:
-    newest = max((last for _, last in known().values()), key=release)
-    return at_least(version, releases[0]) and (at_least(releases[1], version) or releases[1] == newest)
 
 
 @rule()
 def gpu_taken_twice(target: LintTarget) -> Iterator[Match]:
     for gpu in sorted(_devices(target)):
         servers = [other for other in target.beside if gpu in _devices(other)] + [target]
-        shares = [_share(server) for server in servers]
+        # a size in bytes overrides the share
+        shares = [(utilization(one) or 0) if one.lacks("--kv-cache-memory-bytes") else 0 for one in servers]
         if len(servers) > 1 and all(shares) and sum(shares) > 1.0001:
             names = ", ".join(filter(None, (server.command.place for server in servers)))
             yield Match(
@@ -275,13 +269,6 @@ def _devices(target: LintTarget) -> set[str]:
         if container.gpus and container.kind in ("docker run", "Compose service"):
             return {str(at) for at in range(min(container.gpus, 64))}  # Docker gives the first ones to each
     return set()
-
-
-def _share(target: LintTarget) -> float:
-    if target.command.get("--kv-cache-memory-bytes") is not None or not target.lacks("--kv-cache-memory-bytes"):
-        return 0
-    share = number(target.command.get("--gpu-memory-utilization"))
-    return share if share is not None else default("--gpu-memory-utilization", target.version) or 0
 
 
 @rule()

@@ -74,32 +74,19 @@ _TYPES = {
 }
 
 
-def _checkable(target: LintTarget) -> Iterator[Given]:
+def _faults(target: LintTarget) -> Iterator[tuple[str, Given, Flag]]:
+    """Yield each option with a wrong value, the first thing that is wrong with it, and its flag in this release."""
     for mention in target.accepted():
-        is_whole = bool(mention.option) and not (mention.option and mention.option.key)
-        if is_whole and mention.values and not any(map(is_open, mention.values)):
-            yield mention
-
-
-@rule()
-def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
-    for mention in _checkable(target):
-        if not _is_readable(mention, target.version):
-            expected = _TYPES[_flag(mention).value]
-            yield Match(
-                f"{shown(mention)}: {quoted_values(mention)} is not {expected}",
-                f"vLLM {target.version} exits with `invalid value`",
-                f"Give {mention.name} {expected}",
-            )
-
-
-def _is_readable(mention: Given, version: str) -> bool:
-    return all(_is_of_type(_flag(mention), text, version) for text in mention.values)
-
-
-def _flag(mention: Given) -> Flag:
-    """Return the flag of an option as it is in the release that the command was read for."""
-    return mention.option.flag if mention.option else known()[mention.name]
+        option = mention.option
+        if not option or option.key or not mention.values or any(map(is_open, mention.values)):
+            continue
+        flag, accepted = option.flag, VALUE_RANGES.get(mention.name)
+        if not all(_is_of_type(flag, text, target.version) for text in mention.values):
+            yield "type", mention, flag
+        elif accepted and any(value not in accepted for value in map(number, mention.values) if value is not None):
+            yield "range", mention, flag
+        elif flag.choices and not {*mention.values} - {"None"} <= {*flag.choices}:
+            yield "choice", mention, flag
 
 
 def _is_of_type(flag: Flag, text: str, version: str) -> bool:
@@ -122,9 +109,21 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
 
 
 @rule()
+def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
+    for fault, mention, flag in _faults(target):
+        if fault == "type":
+            expected = _TYPES[flag.value]
+            yield Match(
+                f"{shown(mention)}: {quoted_values(mention)} is not {expected}",
+                f"vLLM {target.version} exits with `invalid value`",
+                f"Give {mention.name} {expected}",
+            )
+
+
+@rule()
 def value_out_of_range(target: LintTarget) -> Iterator[Match]:
-    for mention in _checkable(target):
-        if _is_readable(mention, target.version) and not _is_in_range(mention):
+    for fault, mention, _ in _faults(target):
+        if fault == "range":
             accepted = VALUE_RANGES[mention.name]
             yield Match(
                 f"{shown(mention)} is {quoted_values(mention)}, expected a value {accepted}",
@@ -133,19 +132,11 @@ def value_out_of_range(target: LintTarget) -> Iterator[Match]:
             )
 
 
-def _is_in_range(mention: Given) -> bool:
-    accepted = VALUE_RANGES.get(mention.name)
-    values = (number(text) for text in mention.values)
-    return accepted is None or all(value in accepted for value in values if value is not None)
-
-
 @rule()
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
-    for mention in _checkable(target):
-        choices = _flag(mention).choices
-        is_other = choices and not all(text in choices for text in mention.values if text != "None")
-        if is_other and _is_readable(mention, target.version) and _is_in_range(mention):
-            same = is_described(target.version)
+    for fault, mention, flag in _faults(target):
+        if fault == "choice":
+            choices, same = flag.choices, is_described(target.version)
             release = target.version if same else nearest(target.version)
             yield Match(
                 f"{shown(mention)}: {quoted_values(mention)} is not a value that vLLM {release} accepts",
