@@ -114,25 +114,25 @@ def is_existing(text: str) -> bool:
 
 def launch_files(targets: str | Sequence[str]) -> list[str]:
     """Return commands and files; a folder or a pattern stands for its files that mention vLLM."""
-    found: list[str] = []
+    texts: list[str] = []
     for text in [targets] if isinstance(targets, str) else targets:
         if not text.strip():
             raise BadUsage("an empty text names no launch: give a command, a file or a folder")
         is_word = not re.search(r"\s", text) and not text.startswith("-")
         if not is_word or is_existing(text):
-            found.append(text)
+            texts.append(text)
         elif Path(text).is_dir():
-            found += map(str, _mentioning(_files(Path(text))))
+            texts += map(str, _mentioning(_files(Path(text))))
         elif "*" in text or "?" in text:
             able = sorted(Path(Path(text).anchor).glob(str(Path(text).relative_to(Path(text).anchor))))
-            found += map(str, _mentioning(file for file in able[:_MOST_FILES] if file.is_file()))
+            texts += map(str, _mentioning(file for file in able[:_MOST_FILES] if file.is_file()))
         elif Path(text).suffix in (*_SUFFIXES, ".md") or "/" in text:
             raise NoFile(f"{redaction.name(text) or 'the file'}: no such file or folder")
         else:
-            found.append(text)
-    if not found:
+            texts.append(text)
+    if not texts:
         raise NoLaunch("no launch of vLLM found: no file there mentions vLLM")
-    return found
+    return texts
 
 
 def _files(folder: Path) -> Iterator[Path]:

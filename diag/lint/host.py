@@ -141,8 +141,8 @@ def memory_setup(target: LintTarget) -> Setup | None:
     if target.shape is None or not target.used_gpus():
         return None
     gpu = min(target.used_gpus(), key=lambda gpu: gpu.total)
-    known = find(gpu.name)
-    total = min(gpu.total, known.memory) if known else gpu.total  # NVML counts more than CUDA
+    kind = find(gpu.name)
+    total = min(gpu.total, kind.memory) if kind else gpu.total  # NVML counts more than CUDA
     with suppress(BadUsage):
         return setup(target.command, target.shape, GpuSpec(int(total), gpu.name), target.version)
     return None
@@ -161,11 +161,11 @@ def memory_ledger(target: LintTarget) -> Ledger | None:
 
 def longest_request(target: LintTarget) -> str:
     """Return the KV cache on each GPU that a request of the longest context takes, as the end of a sentence, or ""."""
-    found = memory_ledger(target)
-    if not found or not found.needed:
+    judged = memory_ledger(target)
+    if not judged or not judged.needed:
         return ""
-    room = found.kv_cache.low if found.kv_cache else 0
-    return f"; one such request takes {gibibytes(found.needed, 1)} of KV cache" + (
+    room = judged.kv_cache.low if judged.kv_cache else 0
+    return f"; one such request takes {gibibytes(judged.needed, 1)} of KV cache" + (
         f" of about {gibibytes(room, 1)}" if room > 0 else ""
     )
 
@@ -212,8 +212,8 @@ def gpu_memory_given_away(target: LintTarget) -> Iterator[Match]:
     if not 0 < share <= usable - _FAR:
         return
     unused = (usable - share) * gpu.total
-    found = memory_ledger(target)
-    tokens = f", {formatted(unused / found.token_bytes)} tokens of KV cache" if found and found.token_bytes else ""
+    judged = memory_ledger(target)
+    tokens = f", {formatted(unused / judged.token_bytes)} tokens of KV cache" if judged and judged.token_bytes else ""
     yield Match(
         f"--gpu-memory-utilization {share:g} leaves {gibibytes(unused, 1)} of each GPU unused{tokens}",
         fix=f"Set --gpu-memory-utilization to {usable:.2f}, unless another process is to share the GPU",
@@ -232,10 +232,10 @@ def offloading_above_the_host(target: LintTarget) -> Iterator[Match]:
 
 @rule(topic="memory")
 def state_blocks_below_max_num_seqs(target: LintTarget) -> Iterator[Match]:
-    found = memory_ledger(target)
-    if not found or not found.blocks or found.blocks.high >= state_blocks_needed(found.model, found.setup):
+    judged = memory_ledger(target)
+    if not judged or not judged.blocks or judged.blocks.high >= state_blocks_needed(judged.model, judged.setup):
         return
-    low, high, wanted = found.blocks.low, found.blocks.high, found.setup.sequences
+    low, high, wanted = judged.blocks.low, judged.blocks.high, judged.setup.sequences
     unset = "" if target.has("--max-num-seqs") else ", the default,"
     yield Match(
         f"--max-num-seqs {wanted}{unset} is above the {f'{low:,} to {high:,}' if low < high else f'{low:,}'} KV blocks,"

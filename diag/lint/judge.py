@@ -246,11 +246,11 @@ def _of_assumed(
 
     An error of an older release is the same one if it is about the same flag, by the first word of its message.
     """
-    subjects = [{finding.message.split()[0] for finding in found if finding.severity == "error"} for found in older]
+    subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
     why = f". It is an error if the server runs {version}: the text names no release (--vllm-version sets it)"
     return ordered(
         replace(finding, severity="warning", why=finding.why + why)
-        if finding.severity == "error" and not all(finding.message.split()[0] in found for found in subjects)
+        if finding.severity == "error" and not all(finding.message.split()[0] in earlier for earlier in subjects)
         else finding
         for finding in findings
     )
@@ -308,9 +308,9 @@ def _ask_parser(python: str, command: Command) -> _ParserAnswer:
     if reason:
         return _ParserAnswer(problem=(f"{_NOT_ASKED}{reason}",))
 
-    shown = masked(command).words
+    masked_words = masked(command).words
     for at in range(command.arguments, len(command.words)):
-        word, instead = command.words[at], shown[at]
+        word, instead = command.words[at], masked_words[at]
         parts = () if word == instead else {word, repr(word)[1:-1], *word.split("=", 1)[1:]}
         for part in sorted(filter(None, parts), key=len, reverse=True):
             error = error.replace(part, instead)
@@ -349,8 +349,8 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     flags = [redaction.flag(mention) for mention in command.given if any(map(is_open, mention.values))]
     words = [word for word in (command.words[at] for at in command.strays) if redaction.is_variable(word)]
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
-        shown = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
-        yield f"{shown}: the text does not show the value{'s' * (len(names) > 1)}"
+        missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
+        yield f"{missing}: the text does not show the value{'s' * (len(names) > 1)}"
     if "--env-file" in command.words[: command.arguments]:
         yield "the variables of an --env-file, a ConfigMap or a Secret: the text does not show them"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
@@ -393,12 +393,13 @@ def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> 
         again = parse(line(filled_in(words, redaction.harmless(command.environment))))
     except BadUsage:
         return ""
-    shown = masked(again._replace(around=command.around, exported=command.exported))
+    fixed = masked(again._replace(around=command.around, exported=command.exported))
     if not _is_part(command):
-        return shown.written()
-    own = _own_words(again)
-    is_same = again.words[own] == command.words[_own_words(command)]  # a variable of the container is in the fix alone
-    return "" if is_same else line(shown.words[own])
+        return fixed.written()
+    place = _own_words(again)
+    if again.words[place] == command.words[_own_words(command)]:
+        return ""  # a variable of the container is in the fix alone
+    return line(fixed.words[place])
 
 
 def _is_part(command: Command) -> bool:
@@ -407,8 +408,8 @@ def _is_part(command: Command) -> bool:
     A file gives its container more than `docker run` says here, and words of a wrapper may be hidden.
     """
     names = [*command.words[: command.arguments], *(word for outer, _ in command.around for word in outer)]
-    shown = masked(command)
-    around = [*shown.words[: command.arguments], *(word for outer, _ in shown.around for word in outer)]
+    visible = masked(command)
+    around = [*visible.words[: command.arguments], *(word for outer, _ in visible.around for word in outer)]
     return any(map(_HIDDEN.fullmatch, around)) or bool(command.writing and elsewhere(names) == "in the container")
 
 

@@ -30,16 +30,16 @@ def lint(target: LintTarget) -> tuple[LintFinding, ...]:
     The error of vLLM's own parser is a finding only if no rule found an error. The flags of a build that is not vLLM's
     own are not certain: an error about them is a warning.
     """
-    found = [finding for rule in RULES.values() for finding in rule.findings(target)]
+    matched = [finding for rule in RULES.values() for finding in rule.findings(target)]
     if target.build:
         why = f"; {target.build} is a build of its own, which may have other flags"
-        found = [
+        matched = [
             replace(finding, severity="warning", why=finding.why + why)
             if finding.severity == "error" and RULES[finding.rule].differs_by_build
             else finding
-            for finding in found
+            for finding in matched
         ]
-    findings = ordered(found)
+    findings = ordered(matched)
     refused = "refused_by_the_parser"
     explained = any(finding.severity == "error" and finding.rule != refused for finding in findings)
     return tuple(finding for finding in findings if not (explained and finding.rule == refused))

@@ -127,7 +127,7 @@ def fp8_cache_is_converted(target: LintTarget) -> Iterator[Match]:
 
 def adapter_paths(command: Command) -> list[str]:
     """Return the path of each adapter in --lora-modules: name=path, or a JSON object with a path."""
-    found = []
+    paths = []
     for text in (text for mention in command.all(_MODULES)[-1:] for text in mention.values):
         path = text.partition("=")[2]
         if text.lstrip().startswith(("{", "[")):
@@ -136,10 +136,10 @@ def adapter_paths(command: Command) -> list[str]:
             except ValueError:
                 continue
             listed = content if isinstance(content, list) else [content]
-            found += [str(one["path"]) for one in listed if isinstance(one, dict) and "path" in one]
+            paths += [str(one["path"]) for one in listed if isinstance(one, dict) and "path" in one]
         elif path and not is_open(path):
-            found.append(path)
-    return found
+            paths.append(path)
+    return paths
 
 
 def adapter_rank(settings: object) -> int:

@@ -97,15 +97,15 @@ def is_dropped(key: str, value: Any, version: str) -> bool:
 
 def from_file(content: Mapping[str, Any], version: str) -> tuple[Given, ...]:
     """Return the options that a --config file gives, without those that vLLM drops."""
-    found = []
+    mentions = []
     for key, value in content.items():
         if is_dropped(key, value, version):
             continue
         flag = f"--no-{key}" if value is False else f"--{key}"
         texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
         values = () if isinstance(value, bool) else tuple(map(str, texts))
-        found.append(Given(flag, values, understood(flag, version)))
-    return tuple(found)
+        mentions.append(Given(flag, values, understood(flag, version)))
+    return tuple(mentions)
 
 
 class Command(NamedTuple):
@@ -167,26 +167,26 @@ class Command(NamedTuple):
 
     def get(self, flag: str) -> str | None:
         """Return the value of a flag, "" for a switch, None if it is not given."""
-        found = self.all(flag)
-        return " ".join(found[-1].values) if found else None
+        mentions = self.all(flag)
+        return " ".join(mentions[-1].values) if mentions else None
 
     def keys(self, flag: str) -> Mapping[str, object]:
         """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
-        found: dict[str, object] = {}
+        keys: dict[str, object] = {}
         for mention in self.given:
             if mention.name == flag and mention.option:
                 text = " ".join(mention.values)
-                found |= {mention.option.key: text} if mention.option.key else json_object(text)
-        return found
+                keys |= {mention.option.key: text} if mention.option.key else json_object(text)
+        return keys
 
     def switched(self, flag: str) -> bool | None:
         """Return True or False for a switch; None if it is not given."""
-        found = [
+        states = [
             mention.option.on and "".join(mention.values).lower() not in ("false", "0")
             for mention in self.all(flag)
             if mention.option
         ]
-        return found[-1] if found else None
+        return states[-1] if states else None
 
 
 def is_server(word: str) -> bool:
@@ -271,15 +271,15 @@ def _text(value: Any) -> str:
 def from_variables(variables: Mapping[str, str], version: str = "") -> list[str] | None:
     """Return the words after `vllm serve` that a worker makes of its variables; None if they name no model."""
     prefixed = {name[len(_SAGEMAKER) :]: value for name, value in variables.items() if name.startswith(_SAGEMAKER)}
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, text in (prefixed or variables).items():
         keyword = _VARIABLES.get(name, name.lower())
         is_flag = name == name.upper() and f"--{keyword}".replace("_", "-") in known()
         if text and (prefixed or (is_flag and name not in _OF_THE_WORKER and not is_secret(name))):
-            found[keyword] = text
-    if not found.get("model"):
+            arguments[keyword] = text
+    if not arguments.get("model"):
         return None
-    return [*command_line(found, version), *(word for name in _EXTRA for word in split(variables.get(name, "")))]
+    return [*command_line(arguments, version), *(word for name in _EXTRA for word in split(variables.get(name, "")))]
 
 
 def unread(variables: Mapping[str, str]) -> dict[str, str]:

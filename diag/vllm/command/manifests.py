@@ -78,11 +78,11 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
     parts = [part for document in documents for part in (items(document, "items") or [document])]
-    reader, length, found = _Reader(scaled_on(parts), version), 0, False
+    reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
     for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
-        if writing.name == _SCRIPT and found:
+        if writing.name == _SCRIPT and is_read:
             return
-        found = True
+        is_read = True
         length += len(writing.command)
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
@@ -202,7 +202,7 @@ class _Reader(NamedTuple):
             return
         if re.search(r"--backend[ =]huggingface(?!\S)", " ".join(words)):
             return  # that server runs the model without vLLM
-        found, words = _from_kserve(words)
+        named, words = _from_kserve(words)
         stored = str(model.get("storageUri") or "")
         folder = stored.removeprefix("hf://") if stored.startswith("hf://") else _MOUNTED
         parallel = inner(predictor, "workerSpec")
@@ -210,7 +210,7 @@ class _Reader(NamedTuple):
             "tensor_parallel_size": parallel.get("tensorParallelSize"),
             "pipeline_parallel_size": parallel.get("pipelineParallelSize"),
         }
-        words = [found or (folder if stored or "storage" in model else "$MODEL"), *words]
+        words = [named or (folder if stored or "storage" in model else "$MODEL"), *words]
         yield self.engine(name, [*words, *command_line(sizes, self.version)], model, predictor)
 
     def llm_inference_service(self, document: Mapping[str, Any]) -> Iterator[Writing]:
@@ -231,8 +231,8 @@ class _Reader(NamedTuple):
             arguments = {"model": _fetched(model.get("uri"), _MOUNTED), "served_model_name": served}
             words = command_line({**arguments, **_parallel(inner(part, "parallelism"))}, self.version)
             words += [*split(container.get("args")), *split(environment.pop("VLLM_ADDITIONAL_ARGS", ""))]
-            own = {**container, "env": environment}
-            yield self.engine(name, words, _without_limits(own) if "worker" in part else own, template)
+            container = {**container, "env": environment}
+            yield self.engine(name, words, _without_limits(container) if "worker" in part else container, template)
 
     # -- Ray Serve
 
@@ -358,11 +358,9 @@ def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     number = document.get("num_nodes")
     nodes = number if isinstance(number, int) else 1
     asked = inner(document, "resources")
-    found = asked.get("accelerators", asked.get("gpu"))
+    gpus = asked.get("accelerators", asked.get("gpu"))
     name = "a SkyPilot task" if "run" in document else "a dstack service"
-    around = accelerators(found, name[2:], nodes) or Container(
-        name[2:], shared_memory=None, is_whole=False, nodes=nodes
-    )
+    around = accelerators(gpus, name[2:], nodes) or Container(name[2:], shared_memory=None, is_whole=False, nodes=nodes)
     yield Writing(name, "\n".join([*exports, text]), around, place=str(document.get("name") or ""))
 
 
@@ -412,8 +410,10 @@ def _parallel(sizes: Mapping[str, Any], least: int = 1) -> dict[str, Any]:
         "data": "data_parallel_size",
         "dataLocal": "data_parallel_size_local",
     }
-    found = {flag: sizes.get(key) for key, flag in names.items()}
-    numbers: dict[str, Any] = {flag: size for flag, size in found.items() if isinstance(size, int) and size >= least}
+    arguments = {flag: sizes.get(key) for key, flag in names.items()}
+    numbers: dict[str, Any] = {
+        flag: size for flag, size in arguments.items() if isinstance(size, int) and size >= least
+    }
     return numbers | ({"enable_expert_parallel": True} if sizes.get("expert") is True else {})
 
 
@@ -473,13 +473,13 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if why := template(whole):
         raise BadUsage(f"{name}: {why}")
-    found = []
+    documents = []
     for part in _DOCUMENT.split(whole)[:_MOST_DOCUMENTS]:
         with suppress(BadUsage):
-            found += parse_documents(filled_templates(part), name)
-    if not any(isinstance(document, dict | list) for document in found):
+            documents += parse_documents(filled_templates(part), name)
+    if not any(isinstance(document, dict | list) for document in documents):
         raise error
-    return found
+    return documents
 
 
 def template(text: str) -> str:

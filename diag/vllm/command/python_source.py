@@ -149,23 +149,23 @@ class _Source:
         }
 
     def engines(self) -> Iterator[Writing]:
-        found: list[tuple[int, Writing]] = []
+        writings: list[tuple[int, Writing]] = []
         for call in self._calls:
             root, last = _names(call.func)
             is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
-            if last in _CALLS and is_vllm and root not in self._foreign and len(found) < _MOST_ENGINES:
+            if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
                 command = serve(self._words(call, last), {})
-                found.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
+                writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             words = self._list(node)
             if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = shlex.join([*words, *self._added(node)])
-                found.append((node.lineno, self._writing("Python: a command as a list", command, node)))
+                writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
         for text_node in self._texts:
             text = self._text(text_node)
-            if _COMMAND.match(text) and len(found) < _MOST_ENGINES:
-                found.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
-        yield from (writing for _, writing in sorted(found, key=lambda entry: entry[0]))
+            if _COMMAND.match(text) and len(writings) < _MOST_ENGINES:
+                writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
+        yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
 
     def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
         """Return a text; a part that is not known is a variable."""
@@ -214,8 +214,8 @@ class _Source:
         if name == "LLMConfig":
             keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
             loaded, more = self._nested(keywords.get("model_loading_config"))
-            own, unseen = self._nested(keywords.get("engine_kwargs"))
-            arguments = ray_arguments(loaded, own)
+            settings, unseen = self._nested(keywords.get("engine_kwargs"))
+            arguments = ray_arguments(loaded, settings)
             arguments["model"] = arguments["model"] or _variable("model")
             unseen += more if not loaded else []
         if unseen and not arguments.get("model"):
@@ -229,20 +229,20 @@ class _Source:
 
     def _arguments(self, keywords: Iterable[ast.keyword], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
         """Return arguments by name, and a variable for each `**` whose names are not known."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         unseen: list[str] = []
         for keyword in keywords:
             if keyword.arg:
-                found[keyword.arg] = self._known(keyword.value, keyword.arg)
+                arguments[keyword.arg] = self._known(keyword.value, keyword.arg)
                 continue
             inner = self._inner(keyword.value)
             if inner is None or depth > _DEEPEST:
                 unseen.append(_variable(_named(keyword.value)))
             else:
                 names, more = self._arguments(inner, depth + 1)
-                found |= names
+                arguments |= names
                 unseen += more
-        return found, unseen
+        return arguments, unseen
 
     def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
         """Return the entries of a dict that the source writes out; None for another expression."""

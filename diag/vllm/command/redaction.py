@@ -69,8 +69,8 @@ def name(text: str, revision: bool = False) -> str:
     """Return a name, a folder or a URL without user, query and fragment; "" if it may not be shown."""
     url = _URL.fullmatch(text)
     text = f"{url[1]}{url[2]}{url[3]}" if url else text
-    known = _COMMIT.sub("", text) if revision or "snapshots/" in text else text
-    is_token = _TOKEN.search(known) or hidden(text) not in (text, re.sub(r"/(?:home|Users)/[^/]+", "~", text))
+    rest = _COMMIT.sub("", text) if revision or "snapshots/" in text else text
+    is_token = _TOKEN.search(rest) or hidden(text) not in (text, re.sub(r"/(?:home|Users)/[^/]+", "~", text))
     if not text or len(text) > _MOST or not _NAME.fullmatch(text) or is_token or HIDDEN in text:
         return ""
     return hidden(text)
@@ -142,8 +142,8 @@ def value(mention: Given, text: str, place: int = 1) -> str:
     """Return a flag's value, or the variable that replaces it if it may not be shown."""
     if PLACEHOLDER.fullmatch(text):
         return text
-    shown = None if takes_secret(mention) or HIDDEN in text else _shown(mention, text)
-    return _variable(mention, place) if shown is None else shown
+    visible = None if takes_secret(mention) or HIDDEN in text else _shown(mention, text)
+    return _variable(mention, place) if visible is None else visible
 
 
 def listed(mention: Given, words: Sequence[str]) -> list[str]:
@@ -153,7 +153,7 @@ def listed(mention: Given, words: Sequence[str]) -> list[str]:
     """
     done = list[str]()
     for place, word in enumerate(words, 1):
-        is_behind = any(shown != before for shown, before in zip(done, words, strict=False))
+        is_behind = any(kept != before for kept, before in zip(done, words, strict=False))
         done.append(_variable(mention, place) if is_behind else value(mention, word, place))
     return done
 
@@ -203,8 +203,8 @@ def _shown(mention: Given, text: str) -> str | None:
         return text
 
     takes_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
-    shown = name(text, flag.name in _REVISIONS) if takes_name else ""
-    return None if "://" in text and shown != text else shown or None  # no URL is shown in part
+    kept = name(text, flag.name in _REVISIONS) if takes_name else ""
+    return None if "://" in text and kept != text else kept or None  # no URL is shown in part
 
 
 def _part(content: Any, key: str) -> Any:
@@ -221,7 +221,7 @@ def _part(content: Any, key: str) -> Any:
         return [_part(part, key) for part in content]
     if not isinstance(content, str):
         return content
-    shown = content if _PLAIN.fullmatch(content) else name(content) if key in NAMED_KEYS else ""
-    if shown != content:
+    kept = content if _PLAIN.fullmatch(content) else name(content) if key in NAMED_KEYS else ""
+    if kept != content:
         raise ValueError
     return content

@@ -69,10 +69,10 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
     if suffix == ".json" or (not is_code and is_yaml(text)):
         documents = parse(text, "the text")
-        found = tuple(containers(documents, version)) or tuple(_from_engine(documents, version))
-        if not found:
+        launches = tuple(containers(documents, version)) or tuple(_from_engine(documents, version))
+        if not launches:
             raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
-        return found
+        return launches
     if suffix == ".ipynb":
         text = _notebook(text)
         if not is_python(text):
@@ -81,10 +81,10 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         return _from_quadlet(text)
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
     if is_source or (suffix != ".sh" and is_python(text)):
-        found = tuple(engines(text, version))
-        if not found:
+        launches = tuple(engines(text, version))
+        if not launches:
             raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
-        return found
+        return launches
     if suffix == ".py":
         raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
     return _from_variables(text, version)
@@ -153,8 +153,8 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
             stage = stages.get(name.lower(), _Stage(name))
             alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
         elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
-            known = {**arguments, **stage.environment}
-            stage = stage._replace(environment={**stage.environment, **_assigned(_filled(rest, known))})
+            values = {**arguments, **stage.environment}
+            stage = stage._replace(environment={**stage.environment, **_assigned(_filled(rest, values))})
         elif instruction == "ENTRYPOINT":
             stage = stage._replace(entrypoint=_program(rest), command=())
         elif instruction == "CMD":
@@ -180,8 +180,8 @@ def _instructions(text: str) -> list[tuple[str, str]]:
     """Return the instructions of a Dockerfile, each with its continued lines, without comments."""
     lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
-    found = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
-    return [(each[1], each[2].strip()) for each in islice(filter(None, found), _MOST_INSTRUCTIONS)]
+    matches = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
+    return [(match[1], match[2].strip()) for match in islice(filter(None, matches), _MOST_INSTRUCTIONS)]
 
 
 def _program(rest: str) -> tuple[str, ...]:
@@ -206,7 +206,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     """Fill in variables of the Dockerfile, unless the text may become very long."""
     if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
         return text
-    return default(_REFERENCE.sub(lambda found: values.get(found[1] or found[2]) or found[0], text))
+    return default(_REFERENCE.sub(lambda name: values.get(name[1] or name[2]) or name[0], text))
 
 
 def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
