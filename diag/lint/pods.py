@@ -9,7 +9,6 @@ from diag.lint.flags import is_omni
 from diag.lint.host import offloaded, utilization
 from diag.lint.removed import V1
 from diag.lint.rule import LintTarget, Match, at_least, is_open, number, rule
-from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release
 from diag.vllm.metric_names import SUFFIX, known
 
@@ -33,30 +32,24 @@ def probe_kills_the_start(target: LintTarget) -> Iterator[Match]:
     if not container or not container.is_whole:
         return
     names = ("startup probe",) if container.startup else ("liveness probe", "health check")
-    shortest = _shortest_start(target)
-    for name in names:
-        probe = container.checks.get(name)
-        if probe and probe.seconds < shortest:
-            without = " without a startup probe" if name == "liveness probe" else ""
-            kills = "fails for good" if name == "health check" else "kills the server"
-            yield Match(
-                f"The {name}{without} {kills} {probe.seconds:g} s after its start",
-                "Loading weights, profiling and CUDA graphs take longer: Docker reports the container as unhealthy, and"
-                " services that depend on it do not start"
-                if name == "health check"
-                else "",
-                f"Raise start_period above the time of the longest start, at least {shortest:.0f} s"
-                if name == "health check"
-                else "",
-            )
-
-
-def _shortest_start(target: LintTarget) -> float:
-    """Return the seconds that no start of this model is below; the weights are read at 2 GB/s at most."""
+    # no start of this model is below it: the weights are read at 2 GB/s at most
     size = _BILLIONS.search(target.command.model)
     halved = bool(_QUANTIZED.search(target.command.model)) or target.command.get("--quantization") is not None
     weights = float(size[1]) * (0.25 if halved else 1) if size and len(size[1]) < 6 else 0
-    return _SHORTEST_START + weights
+    shortest = _SHORTEST_START + weights
+    for name in names:
+        probe = container.checks.get(name)
+        if probe and probe.seconds < shortest:
+            if name == "health check":
+                yield Match(
+                    f"The health check fails for good {probe.seconds:g} s after its start",
+                    "Loading weights, profiling and CUDA graphs take longer: Docker reports the container as unhealthy,"
+                    " and services that depend on it do not start",
+                    f"Raise start_period above the time of the longest start, at least {shortest:.0f} s",
+                )
+            else:
+                without = " without a startup probe" if name == "liveness probe" else ""
+                yield Match(f"The {name}{without} kills the server {probe.seconds:g} s after its start")
 
 
 @rule()
@@ -123,7 +116,10 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
     if not pod or pod.gpus is None or not needed or pod.gpus == needed:
         return
     if pod.gpus == 0:
-        if not pod.is_pod and pod.is_whole and _is_for_cuda(target.command):
+        command = target.command
+        is_vllms = command.image.rpartition("/")[2].partition(":")[0] == "vllm-openai"
+        is_for_cuda = is_vllms and command.get("--device") is None and "VLLM_TARGET_DEVICE" not in command.environment
+        if not pod.is_pod and pod.is_whole and is_for_cuda:
             by = "--gpus" if pod.kind == "docker run" else "gpus or devices in deploy.resources.reservations"
             yield Match(
                 f"The container has no GPU: no {by}",
@@ -144,12 +140,6 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
             "Lower the limit, or raise --tensor-parallel-size or --data-parallel-size",
             severity="warning",
         )
-
-
-def _is_for_cuda(command: Command) -> bool:
-    """Return True for vLLM's own image for CUDA, which is not told to use another device."""
-    name = command.image.rpartition("/")[2].partition(":")[0]
-    return name == "vllm-openai" and command.get("--device") is None and "VLLM_TARGET_DEVICE" not in command.environment
 
 
 @rule()

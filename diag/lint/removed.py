@@ -12,7 +12,7 @@ from diag.core.files import parse_json
 from diag.lint.rule import Edit, LintTarget, Match, at_least, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import value
-from diag.vllm.flags.registry import Flag, known
+from diag.vllm.flags.registry import known
 
 V1 = "0.8.0"
 """The first release in which V1 is the engine unless VLLM_USE_V1=0 is set."""
@@ -111,34 +111,31 @@ def removed_flag(target: LintTarget) -> Iterator[Match]:
         and target.since(mention.option.flag.first)
     ]
     for mention, flag in gone:
-        if mention.name not in INTO:
-            yield _report_replaced(mention, flag, target.version)
+        if mention.name in INTO:
+            continue
+        text = " ".join(mention.values)
+        replacement = REPLACED.get(flag.name, ReplacedFlag(""))
+        if flag.name == "--task":
+            replacement = TASKS.get(text, TASKS["generate"])
+        elif flag.name == "--cuda-graph-sizes" and len(mention.values) == 1:
+            replacement = LARGEST_SIZE
+        elif flag.name == "--override-pooler-config" and re.search(r'"(?:normalize|softmax|activation)"', text):
+            replacement = POOLER
+        words = tuple(word for part in replacement.flags for word in ([part] if part else mention.values))
+        able = all(known()[word].in_release(target.version) for word in words if word in known())
+        edited = mention.words and not replacement.advice
+        may_be_shown = [value(mention, text) for text in mention.values] == [*mention.values]
+        values = mention.values if may_be_shown else ["VALUE"]
+        spelled = " ".join(word for part in replacement.flags for word in ([part] if part else values))
+        yield Match(
+            f"{shown(mention)} was removed: {flag.last} is the last release with it",
+            replacement.why or f"vLLM {target.version} exits with `unrecognized arguments`",
+            replacement.advice or (f"Use {spelled}" if words and able else "Remove it"),
+            (Edit(mention.words, words if able else ()),) if edited else (),
+        )
     merged = [mention for mention, _ in gone if mention.name in INTO]
     for name in dict.fromkeys(INTO[mention.name][0] for mention in merged):
         yield _report_merged(target, [mention for mention in merged if INTO[mention.name][0] == name], name)
-
-
-def _report_replaced(mention: Given, flag: Flag, version: str) -> Match:
-    text = " ".join(mention.values)
-    replacement = REPLACED.get(flag.name, ReplacedFlag(""))
-    if flag.name == "--task":
-        replacement = TASKS.get(text, TASKS["generate"])
-    elif flag.name == "--cuda-graph-sizes" and len(mention.values) == 1:
-        replacement = LARGEST_SIZE
-    elif flag.name == "--override-pooler-config" and re.search(r'"(?:normalize|softmax|activation)"', text):
-        replacement = POOLER
-    words = tuple(word for part in replacement.flags for word in ([part] if part else mention.values))
-    able = all(known()[word].in_release(version) for word in words if word in known())
-    edited = mention.words and not replacement.advice
-    may_be_shown = [value(mention, text) for text in mention.values] == [*mention.values]
-    values = mention.values if may_be_shown else ["VALUE"]
-    spelled = " ".join(word for part in replacement.flags for word in ([part] if part else values))
-    return Match(
-        f"{shown(mention)} was removed: {flag.last} is the last release with it",
-        replacement.why or f"vLLM {version} exits with `unrecognized arguments`",
-        replacement.advice or (f"Use {spelled}" if words and able else "Remove it"),
-        (Edit(mention.words, words if able else ()),) if edited else (),
-    )
 
 
 def _report_merged(target: LintTarget, parts: Sequence[Given], name: str) -> Match:

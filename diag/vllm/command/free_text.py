@@ -169,7 +169,10 @@ def _without_values(text: str) -> str:
             last_line = value.rfind("\n")  # what closes the value may belong to something else there
             past = end if last_line < 0 else start + last_line
             if end > done and not _NO_VALUE.fullmatch(PLACEHOLDER.sub("", value)):
-                mark = _mark(value)
+                quoted = _QUOTED.match(value)
+                mark = (
+                    quoted["quote"] if quoted and quoted.end() == len(value) else ""
+                )  # it stays around the hidden value
                 parts += [text[done:start], mark, HIDDEN, mark] if start >= done else []
                 done = end
     return "".join((*parts, text[done:]))
@@ -289,12 +292,6 @@ def _group_end(text: str, start: int) -> int:
         if depth == 0:
             return at
     return len(text)
-
-
-def _mark(value: str) -> str:
-    """Return the quotation mark that a hidden value keeps."""
-    quoted = _QUOTED.match(value)
-    return quoted["quote"] if quoted and quoted.end() == len(value) else ""
 
 
 def _hide_value(match: re.Match[str]) -> str:

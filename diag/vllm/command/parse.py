@@ -303,25 +303,21 @@ def _parse_shell(
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
+    job = None
+    if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
+        nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
+        job = Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False)
+        job = job._replace(nodes=int(nodes[1]) if nodes else 1)
     return tuple(
         first._replace(
             branches=tuple(others),
             line=steps[at].line,
             is_background=steps[at].is_background,
             pinned=_pinned(text),
-            container=first.container or _job(text),
+            container=first.container or job,
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
-
-
-def _job(text: str) -> Container | None:
-    """Return the GPUs and the nodes that a batch script asks Slurm for."""
-    gpus, nodes = _JOB_GPUS.search(text), _JOB_NODES.search(text)
-    if not gpus:
-        return None
-    by, number = gpus[0].split(maxsplit=1)[1], int(nodes[1]) if nodes else 1
-    return Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False, nodes=number)
 
 
 def _run(

@@ -293,20 +293,12 @@ class _Source:
             case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
                 return text
             case ast.Dict() | ast.Call():
-                return self._mapping(node, depth)
+                entries = self._inner(node)
+                if isinstance(node, ast.Call) and _names(node.func)[1].endswith("Config") and not node.args:
+                    entries = node.keywords  # PoolerConfig(...)
+                if entries is not None and not any(entry.arg is None for entry in entries):
+                    return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         raise _UnknownValue
-
-    def _mapping(self, node: ast.Dict | ast.Call, depth: int) -> dict[str, Any]:
-        """Return a dict, or the arguments of a constructor such as PoolerConfig(...)."""
-        entries: list[ast.keyword] | None
-        if isinstance(node, ast.Call):
-            is_known = _names(node.func)[1].endswith("Config") and not node.args
-            entries = node.keywords if is_known else self._inner(node)
-        else:
-            entries = self._inner(node)
-        if entries is None or any(entry.arg is None for entry in entries):
-            raise _UnknownValue
-        return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
 
 
 def _names(node: ast.expr) -> tuple[str, str]:

@@ -2,9 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
@@ -69,7 +69,11 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
     if suffix == ".json" or (not is_code and is_yaml(text)):
         documents = parse(text, "the text")
-        launches = tuple(containers(documents, version)) or tuple(_from_engine(documents, version))
+        launches = tuple(containers(documents, version))
+        for document in () if launches else documents:  # model.json of Triton's vLLM backend has an engine's arguments
+            keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
+            if "--model" in keys and all(key in known() for key in keys):
+                launches += (Writing("Triton's model.json", serve(command_line(document, version), {})),)
         if not launches:
             raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
         return launches
@@ -104,14 +108,6 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
         elif key in _QUADLET_OPTIONS:
             words += [word for part in split(value) for word in (_QUADLET_OPTIONS[key], part)]
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
-
-
-def _from_engine(documents: Sequence[Any], version: str) -> Iterator[Writing]:
-    """Yield the engine of Triton's vLLM backend: its model.json has the arguments of the engine."""
-    for document in documents:
-        keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
-        if "--model" in keys and all(key in known() for key in keys):
-            yield Writing("Triton's model.json", serve(command_line(document, version), {}))
 
 
 def _notebook(text: str) -> str:
@@ -153,8 +149,13 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
             stage = stages.get(name.lower(), _Stage(name))
             alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
         elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
-            values = {**arguments, **stage.environment}
-            stage = stage._replace(environment={**stage.environment, **_assigned(_filled(rest, values))})
+            filled = _filled(rest, {**arguments, **stage.environment})
+            pairs = [word.partition("=") for word in split(filled)]  # NAME=value ..., or the older NAME value
+            assigned = {name: value for name, joined, value in pairs if joined}
+            if pairs and not pairs[0][1]:
+                name, _, value = filled.partition(" ")
+                assigned = {name: value.strip()}
+            stage = stage._replace(environment={**stage.environment, **assigned})
         elif instruction == "ENTRYPOINT":
             stage = stage._replace(entrypoint=_program(rest), command=())
         elif instruction == "CMD":
@@ -191,15 +192,6 @@ def _program(rest: str) -> tuple[str, ...]:
     except ValueError:
         words = None
     return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
-
-
-def _assigned(rest: str) -> dict[str, str]:
-    """Return the variables of ENV: NAME=value ..., or the older NAME value."""
-    pairs = [word.partition("=") for word in split(rest)]
-    if pairs and not pairs[0][1]:
-        name, _, value = rest.partition(" ")
-        return {name: value.strip()}
-    return {name: value for name, joined, value in pairs if joined}
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
