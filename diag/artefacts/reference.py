@@ -182,7 +182,7 @@ def lint_rule_reference() -> dict[str, str]:
         text = lint_rule_page(rule).replace("\n## ", "\n**").splitlines()
         body = [f"{line}**" if line.startswith("**") else line for line in text[1:]]
         section = "\n".join([f"## {rule.id}", *body]) + "\n"  # the id alone: the links of the table name it
-        topics.setdefault(rule.check.__module__.rpartition(".")[2], {})[rule.id] = section
+        topics.setdefault(rule.topic, {})[rule.id] = section
     files: dict[str, str] = {}
     rows: list[str] = []
     for name, sections in topics.items():

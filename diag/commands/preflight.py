@@ -13,7 +13,7 @@ from typing import Any, Literal
 from diag import promql
 from diag.commands import budget
 from diag.commands.budget import BudgetOptions
-from diag.commands.lint import ASSUMED, gpu_samples, ignored_rules, judge, judge_all
+from diag.commands.lint import gpu_samples, ignored_rules, judge, judge_all
 from diag.commands.observe import ObserveOptions, site
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
@@ -21,6 +21,7 @@ from diag.core.formatting import plural
 from diag.core.metric_families import families
 from diag.http.address import from_environment, is_here, parse
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
+from diag.lint.judge import ASSUMED
 from diag.lint.rule import LintReport, is_open
 from diag.lint.rules import RULES
 from diag.preflight import machine

@@ -21,7 +21,6 @@ from diag.vllm import work
 from diag.vllm.choices import answer, choices
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
-from diag.vllm.command.shell import written
 from diag.vllm.command.shown import masked
 from diag.vllm.deployments import TENSORS, Deployment, Sizing, changes, chosen, layouts
 from diag.vllm.flags.registry import versions
@@ -186,7 +185,7 @@ def _launch(model: Model, started: Command, best: Deployment, length: int | None
     replaced = {at for given in started.given if given.name in added for at in given.words}
     shown = masked(started)  # it keeps its number of words
     words = (word for at, word in enumerate(shown.words) if at not in replaced)
-    return written(shown._replace(words=(*words, *added)))
+    return shown._replace(words=(*words, *added)).written()
 
 
 def model_label(model: Model) -> str:

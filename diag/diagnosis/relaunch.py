@@ -13,7 +13,6 @@ from diag.core.errors import BadUsage
 from diag.core.incident import Fix, documented
 from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in, written
 from diag.diagnosis.quotes import Quote
-from diag.vllm.command import shell
 from diag.vllm.command.command import Command, json_object
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import parse
@@ -50,7 +49,7 @@ def relaunch(launch: str, proposals: Iterable[Proposal]) -> str | None:
     flat = [edit for of_change in edits for edit in of_change]
     for at, new in sorted(flat, key=lambda edit: (edit[0].start, edit[0].stop), reverse=True):  # keeps earlier places
         words[at.start : at.stop] = new
-    return shell.written(command._replace(words=tuple(words)))
+    return command._replace(words=tuple(words)).written()
 
 
 def launchable(proposals: Iterable[Proposal]) -> Proposal | None:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from diag.lint.memory import longest_request
+from diag.lint.host import longest_request
 from diag.lint.removed import V1
-from diag.lint.rule import Example, LintTarget, Match, is_open, number, removal, rule
+from diag.lint.rule import LintTarget, Match, is_open, number, removal, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import capability
 
@@ -15,27 +15,13 @@ _BLACKWELL = 10
 """Compute capability of Blackwell in data centres, without its minor number."""
 
 
-@rule(
-    "warning",
-    "--disable-log-stats removes every vllm:... metric",
-    "A command with --disable-log-stats.",
-    "Neither Prometheus nor diag can tell how the server performs",
-    "Remove it",
-    Example("vllm serve m --disable-log-stats", leaves="vllm serve m --disable-uvicorn-access-log"),
-)
+@rule()
 def no_metrics(target: LintTarget) -> Iterator[Match]:
     if target.is_on("--disable-log-stats"):
         yield Match(edits=removal(target.command.all("--disable-log-stats")))
 
 
-@rule(
-    "warning",
-    "--num-gpu-blocks-override pins the size of the KV cache",
-    "A command with --num-gpu-blocks-override.",
-    "The flag is for tests: without it vLLM sizes the KV cache from the free memory",
-    "Remove it",
-    Example("vllm serve m --num-gpu-blocks-override 128", leaves="vllm serve m --kv-cache-memory-bytes 8G"),
-)
+@rule()
 def kv_cache_size_pinned(target: LintTarget) -> Iterator[Match]:
     blocks = target.command.get("--num-gpu-blocks-override")
     if blocks is not None and not is_open(blocks):
@@ -45,14 +31,7 @@ def kv_cache_size_pinned(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "warning",
-    "--gpu-memory-utilization leaves hardly any GPU memory",
-    "A share above 0.95, where --kv-cache-memory-bytes does not override it.",
-    "NCCL, fragmentation and other processes need memory too; before 0.20.0 CUDA graphs come on top of the share",
-    "Set --gpu-memory-utilization to 0.95 or less",
-    Example("vllm serve m --gpu-memory-utilization 0.98", leaves="vllm serve m --gpu-memory-utilization 0.95"),
-)
+@rule()
 def little_memory_left(target: LintTarget) -> Iterator[Match]:
     share = number(target.command.get("--gpu-memory-utilization"))
     if share is not None and 0.95 < share <= 1 and target.command.get("--kv-cache-memory-bytes") is None:
@@ -65,15 +44,7 @@ def little_memory_left(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "info",
-    "--max-num-seqs is above the largest CUDA graph",
-    f"--max-num-seqs above the largest batch that CUDA graphs are captured for: {LARGEST_GRAPH} by default, and"
-    f" {LARGEST_ON_BLACKWELL:,} on B200 and B300 since 0.28.0. A warning where the command sets the capture sizes.",
-    "A step that decodes more sequences than the largest graph runs without a CUDA graph",
-    "Lower --max-num-seqs, or raise --max-cudagraph-capture-size",
-    Example("vllm serve m --max-num-seqs 1024", leaves="vllm serve m --max-num-seqs 512"),
-)
+@rule(largest=LARGEST_GRAPH, blackwell=f"{LARGEST_ON_BLACKWELL:,}")
 def sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
     if sequences is not None and sequences > largest:
@@ -86,17 +57,7 @@ def sequences_above_graphs(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "info",
-    "CUDA graphs are captured for batches that never occur",
-    "Capture sizes that the command sets, the largest of them above twice --max-num-seqs.",
-    "Graphs for sizes that no decode batch reaches cost memory and startup time",
-    "Lower the largest capture size to --max-num-seqs",
-    Example(
-        "vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 512",
-        leaves="vllm serve m --max-num-seqs 8 --max-cudagraph-capture-size 16",
-    ),
-)
+@rule()
 def graphs_above_sequences(target: LintTarget) -> Iterator[Match]:
     sequences, largest, flag = _batch_and_graphs(target)
     if sequences is not None and flag and largest > max(sequences, 2 * sequences):
@@ -114,24 +75,16 @@ def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
     counted = sequences if has_graphs and target.since(V1) else None
     for flag in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size", "--cuda-graph-sizes"):
         key = flag[2:].replace("-", "_")
-        given = [number(value) for option in target.command.all(flag)[-1:] for value in option.values]
-        given += [number(digits) for digits in re.findall(r"\d+", str(compilation.get(key, "")))]
-        sizes = [size for size in given if size is not None]
+        numbers = [number(value) for option in target.command.all(flag)[-1:] for value in option.values]
+        numbers += [number(digits) for digits in re.findall(r"\d+", str(compilation.get(key, "")))]
+        sizes = [size for size in numbers if size is not None]
         if sizes:
             return counted, max(sizes), f"--compilation-config.{key}" if key in compilation else flag
     on_blackwell = target.since("0.28.0") and any(int(capability(gpu.name)) == _BLACKWELL for gpu in target.used_gpus())
     return counted, LARGEST_ON_BLACKWELL if on_blackwell else LARGEST_GRAPH, ""
 
 
-@rule(
-    "info",
-    "The context length is left at the model's maximum",
-    "A command without --max-model-len.",
-    "The KV cache must hold one request of that length or the server does not start, and one such request may fill it."
-    " The finding names the KV cache that it takes where the model's shape is known",
-    "Set --max-model-len to the longest request that you serve",
-    Example("vllm serve m", leaves="vllm serve m --max-model-len 8k"),
-)
+@rule()
 def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
     """Report nothing if vLLM itself takes a shorter context than the model's maximum (LongRoPE)."""
     command, shape = target.command, target.shape
@@ -144,42 +97,21 @@ def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "info",
-    "Prefix caching is off",
-    "--no-enable-prefix-caching, or a release before 0.8.0 without --enable-prefix-caching.",
-    "The common beginning of prompts is computed again for every request",
-    "Remove --no-enable-prefix-caching",
-    Example("vllm serve m --no-enable-prefix-caching", leaves="vllm serve m --enable-prefix-caching"),
-)
+@rule()
 def prefix_caching_off(target: LintTarget) -> Iterator[Match]:
     on = target.command.switched("--enable-prefix-caching")
     if on is False or (on is None and not target.since(V1) and target.command.model):  # V1 has it on by default
         yield Match(fix="Remove --no-enable-prefix-caching" if on is False else "Add --enable-prefix-caching")
 
 
-@rule(
-    "info",
-    "--enforce-eager disables CUDA graphs and compilation",
-    "A command with --enforce-eager.",
-    "Every decode step launches its kernels one by one: short steps get much slower on a GPU",
-    "Remove it unless the server fails to start without it",
-    Example("vllm serve m --enforce-eager", leaves="vllm serve m --no-enforce-eager"),
-)
+@rule()
 def eager(target: LintTarget) -> Iterator[Match]:
     if target.is_on("--enforce-eager"):
         less = "; --max-cudagraph-capture-size saves memory at less cost" if target.since("0.11.1") else ""
         yield Match(fix=f"Remove it unless the server fails to start without it{less}")
 
 
-@rule(
-    "info",
-    "Data parallelism starts several API servers",
-    "--data-parallel-size above 1 without --api-server-count and without an external load balancer, since 0.10.2.",
-    "With several API servers the metrics page has no process_... metrics, and the log no statistics line",
-    "Set --api-server-count to 1 where one API server is enough",
-    Example("vllm serve m --data-parallel-size 4", leaves="vllm serve m --data-parallel-size 4 --api-server-count 1"),
-)
+@rule()
 def several_api_servers(target: LintTarget) -> Iterator[Match]:
     """api_server_count defaults to data_parallel_size since about 0.10.2."""
     size, command = target.ranks("--data-parallel-size"), target.command
@@ -188,30 +120,8 @@ def several_api_servers(target: LintTarget) -> Iterator[Match]:
         yield Match(f"--data-parallel-size {size} starts {size} API servers")
 
 
-@rule(
-    "info",
-    "A stall would leave no stack trace",
-    "A command with tensor or pipeline parallelism and without --watchdog-config, since 0.33.0.",
-    "A rank that hangs stops all others, silently, and a restart takes the evidence away: the watchdog writes the"
-    " stack traces of a process that makes no progress to a file",
-    "Add --watchdog-config (vllm serve --help=watchdog-config shows its keys), above all where a stall was seen",
-    Example("vllm serve m --tensor-parallel-size 4", "0.33.0", leaves="vllm serve m --tensor-parallel-size 1"),
-)
+@rule()
 def no_watchdog(target: LintTarget) -> Iterator[Match]:
     ranks = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")
     if ranks > 1 and target.command.get("--watchdog-config") is None and target.since("0.33.0"):
         yield Match(f"A stall of one of {ranks:g} ranks would leave no stack trace")
-
-
-RULES = (
-    no_metrics,
-    kv_cache_size_pinned,
-    little_memory_left,
-    sequences_above_graphs,
-    graphs_above_sequences,
-    context_at_the_maximum,
-    prefix_caching_off,
-    eager,
-    several_api_servers,
-    no_watchdog,
-)

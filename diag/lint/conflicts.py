@@ -1,44 +1,33 @@
-"""Rules about flags that conflict with each other, as vLLM 0.32 checks them (vllm/config and engine/arg_utils.py).
+"""Rules about flags that conflict, as vLLM 0.32 checks them (vllm/config, engine/arg_utils.py), and about parallelism.
 
 Only values that the command itself gives are compared: a rule that lacks one of the values reports nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from diag.lint.rule import Example, LintRule, LintTarget, Match, Severity, number, removal
-from diag.vllm.command.command import Command
+from diag.core.errors import BadUsage
+from diag.core.formatting import gibibytes, plural, quantity
+from diag.lint.host import memory_setup
+from diag.lint.rule import LintRule, LintTarget, Match, number, removal, rule, text_of
 from diag.vllm.command.redaction import value
+from diag.vllm.deployments import deployment
 from diag.vllm.flags.registry import known
+from diag.vllm.gpus import find
+from diag.vllm.memory.ledger import BUDGET, WEIGHTS, ledger
 
 _BATCH, _SEQS, _LEN = "--max-num-batched-tokens", "--max-num-seqs", "--max-model-len"
-_PARTIAL = ("--max-num-partial-prefills", "--max-long-partial-prefills")
+_PARTIAL = "--max-num-partial-prefills"
+_TP, _PP, _DP = (f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "data"))
+_CONTEXT = "--prefill-context-parallel-size"
 _SPECULATION_KEYS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 _ASYNC_METHODS = ("ngram", "suffix", "medusa", "mlp_speculator")
+_ROOMY = 0.5
+"""Share of one GPU's budget up to which the weights leave most of it to the KV cache, without any parallelism."""
 
 
-@dataclass(frozen=True)
-class Conflict:
-    """A conflict that exists if `holds` is true of a command, from the release `since` on and before `until`.
-
-    `{flag}` in `message` and `fix` is the value of --flag; the correction removes the flags `removes`.
-    """
-
-    id: str
-    title: str
-    holds: Callable[[LintTarget], object]
-    why: str
-    fix: str
-    example: Example
-    message: str = ""
-    since: str = ""
-    until: str = ""
-    severity: Severity = "error"
-    removes: tuple[str, ...] = ()
-
-
-def is_more(value: float | None, other: float | None) -> bool:
+def _is_more(value: float | None, other: float | None) -> bool:
     """Return True if both numbers are known and `value` is above `other`."""
     return value is not None and other is not None and value > other
 
@@ -47,277 +36,190 @@ def _drafts_do_not_fit(target: LintTarget) -> bool:
     tokens = target.keys("--speculative-config").get("num_speculative_tokens") or target.number("--spec-tokens") or 0
     drafts = number(str(tokens)) or 0
     needed = (target.number(_SEQS) or 0) * (drafts + 1)
-    return target.is_on("--enable-lora") and drafts > 0 and is_more(needed, target.number(_BATCH))
+    return target.is_on("--enable-lora") and drafts > 0 and _is_more(needed, target.number(_BATCH))
 
 
-_SCHEDULING = (
-    Conflict(
-        "fewer_tokens_than_sequences",
-        "--max-num-batched-tokens is below --max-num-seqs",
-        message="--max-num-batched-tokens {max-num-batched-tokens} is below --max-num-seqs {max-num-seqs}",
-        holds=lambda target: is_more(target.number(_SEQS), target.number(_BATCH)),
-        why="vLLM refuses it: a step needs one token for every running sequence",
-        fix="Set --max-num-batched-tokens to {max-num-seqs} or more,"
-        " or --max-num-seqs to {max-num-batched-tokens} or less",
-        example=Example(
-            "vllm serve m --max-num-seqs 512 --max-num-batched-tokens 256",
-            leaves="vllm serve m --max-num-seqs 256 --max-num-batched-tokens 256",
-        ),
-    ),
-    Conflict(
-        "whole_prompts_do_not_fit",
-        "Without chunked prefill, --max-num-batched-tokens is below --max-model-len",
-        message="Without chunked prefill a step of {max-num-batched-tokens} tokens"
-        " cannot hold a prompt of {max-model-len}",
-        holds=lambda target: (
-            target.is_off("--enable-chunked-prefill") and is_more(target.number(_LEN), target.number(_BATCH))
-        ),
-        why="vLLM refuses it: max_num_batched_tokens is smaller than max_model_len",
-        fix="Remove --no-enable-chunked-prefill, or set --max-num-batched-tokens to {max-model-len}",
-        example=Example(
-            "vllm serve m --no-enable-chunked-prefill --max-num-batched-tokens 2048 --max-model-len 8192",
-            leaves="vllm serve m --no-enable-chunked-prefill --max-num-batched-tokens 8192 --max-model-len 8192",
-        ),
-        since="0.11.1",
-    ),
-    Conflict(
-        "threshold_above_context",
-        "--long-prefill-token-threshold is above --max-model-len",
-        message="--long-prefill-token-threshold {long-prefill-token-threshold}"
-        " is above --max-model-len {max-model-len}",
-        holds=lambda target: (
-            (target.since("0.27.0") or is_more(target.number(_PARTIAL[0]), 1))
-            and is_more(target.number("--long-prefill-token-threshold"), target.number(_LEN))
-        ),
-        why="vLLM refuses it; before 0.27.0 only with several partial prefills",
-        fix="Set --long-prefill-token-threshold below {max-model-len}",
-        example=Example(
-            "vllm serve m --long-prefill-token-threshold 9000 --max-model-len 8192",
-            leaves="vllm serve m --long-prefill-token-threshold 4096 --max-model-len 8192",
-        ),
-    ),
-    Conflict(
-        "more_active_than_sequences",
-        "--max-num-active-seqs is above --max-num-seqs",
-        message="--max-num-active-seqs {max-num-active-seqs} is above --max-num-seqs {max-num-seqs}",
-        holds=lambda target: is_more(target.number("--max-num-active-seqs"), target.number(_SEQS)),
-        why="vLLM refuses it: the former is a cap below the latter",
-        fix="Set --max-num-active-seqs to {max-num-seqs} or less",
-        example=Example(
-            "vllm serve m --max-num-active-seqs 64 --max-num-seqs 32",
-            leaves="vllm serve m --max-num-active-seqs 32 --max-num-seqs 32",
-        ),
-    ),
-    Conflict(
-        "no_room_for_drafts",
-        "With LoRA and speculative decoding, --max-num-batched-tokens is too small for all draft tokens",
-        message="With LoRA and speculative decoding a step of {max-num-batched-tokens} tokens"
-        " cannot hold all draft tokens",
-        holds=_drafts_do_not_fit,
-        why="vLLM refuses it: max_num_seqs x (num_speculative_tokens + 1) has to fit",
-        fix="Use a larger --max-num-batched-tokens, or a smaller --max-num-seqs",
-        example=Example(
-            "vllm serve m --enable-lora --spec-tokens 4 --max-num-seqs 512 --max-num-batched-tokens 2048",
-            leaves="vllm serve m --enable-lora --spec-tokens 4 --max-num-seqs 256 --max-num-batched-tokens 2048",
-        ),
-    ),
-    Conflict(
-        "larger_step_than_work",
-        "--max-num-batched-tokens is more than --max-num-seqs sequences can fill",
-        message="--max-num-batched-tokens {max-num-batched-tokens} is more than {max-num-seqs} sequences of"
-        " {max-model-len} tokens can fill",
-        holds=lambda target: is_more(
-            target.number(_BATCH), (target.number(_SEQS) or math.inf) * (target.number(_LEN) or math.inf)
-        ),
-        why="vLLM warns of unexpected behaviour, and the profile run reserves memory for such a step",
-        fix="Set --max-num-batched-tokens to {max-num-seqs} x {max-model-len} or less",
-        example=Example(
-            "vllm serve m --max-num-batched-tokens 8192 --max-num-seqs 2 --max-model-len 512",
-            leaves="vllm serve m --max-num-batched-tokens 1024 --max-num-seqs 2 --max-model-len 512",
-        ),
-        since="0.8.0",
-        severity="warning",
-    ),
-    Conflict(
-        "partial_prefills",
-        "--max-num-partial-prefills is above 1",
-        message="--max-num-partial-prefills {max-num-partial-prefills}: V1 supports one at a time",
-        holds=lambda target: is_more(target.number(_PARTIAL[0]), 1) and target.has(_PARTIAL[0]),
-        why="vLLM refuses more than one (Concurrent Partial Prefill is not supported)",
-        fix="Remove it; --long-prefill-token-threshold keeps long prompts from taking a whole step",
-        example=Example(
-            "vllm serve m --max-num-partial-prefills 4", "0.26.0", leaves="vllm serve m --max-num-partial-prefills 1"
-        ),
-        since="0.11.0",
-        removes=_PARTIAL,
-    ),
-    Conflict(
-        "falls_back_to_v0",
-        "More than one partial prefill or scheduler step makes vLLM fall back to V0",
-        message="V1 does not support more than one partial prefill or scheduler step",
-        holds=lambda target: (
-            any(is_more(target.number(flag), 1) for flag in (_PARTIAL[0], "--num-scheduler-steps"))
-            and target.command.environment.get("VLLM_USE_V1") != "0"
-        ),
-        why="vLLM falls back to its V0 engine, or exits where VLLM_USE_V1=1 selects V1",
-        fix="Remove the flag that is above 1",
-        example=Example(
-            "vllm serve m --num-scheduler-steps 8", "0.10.0", leaves="vllm serve m --num-scheduler-steps 1"
-        ),
-        since="0.8.0",
-        until="0.11.0",
-        severity="warning",
-        removes=(*_PARTIAL, "--num-scheduler-steps"),
-    ),
-    Conflict(
-        "speculation_given_twice",
-        "--spec-method, --spec-model or --spec-tokens repeats a key of --speculative-config",
-        holds=lambda target: any(
-            target.has(flag) and key in target.keys("--speculative-config") for flag, key in _SPECULATION_KEYS.items()
-        ),
-        why="vLLM refuses it: they are mutually exclusive",
-        fix="Keep --speculative-config",
-        example=Example(
-            """vllm serve m --spec-tokens 4 --speculative-config '{"num_speculative_tokens": 5}'""",
-            leaves="""vllm serve m --spec-tokens 4 --speculative-config '{"method": "ngram"}'""",
-        ),
-    ),
-    Conflict(
-        "async_scheduling_with_draft_method",
-        "--async-scheduling conflicts with the method of speculative decoding",
-        holds=lambda target: (
-            target.is_on("--async-scheduling") and target.keys("--speculative-config").get("method") in _ASYNC_METHODS
-        ),
-        why="vLLM refuses it; without the flag it disables asynchronous scheduling by itself",
-        fix="Remove --async-scheduling",
-        example=Example(
-            """vllm serve m --async-scheduling --speculative-config '{"method": "ngram"}'""",
-            leaves="""vllm serve m --async-scheduling --speculative-config '{"method": "eagle"}'""",
-        ),
-        since="0.32.0",
-        removes=("--async-scheduling",),
-    ),
-)
-_LOGGING = (
-    Conflict(
-        "parser_missing",
-        "--enable-auto-tool-choice without --tool-call-parser",
-        holds=lambda target: target.is_on("--enable-auto-tool-choice") and not target.has("--tool-call-parser"),
-        why="vLLM refuses it: it would not know how to read the model's tool calls",
-        fix="Add --tool-call-parser NAME, the one for this model",
-        example=Example(
-            "vllm serve m --enable-auto-tool-choice",
-            leaves="vllm serve m --enable-auto-tool-choice --tool-call-parser hermes",
-        ),
-    ),
-    Conflict(
-        "outputs_without_requests",
-        "--enable-log-outputs without --enable-log-requests",
-        holds=lambda target: target.is_on("--enable-log-outputs") and not target.is_on("--enable-log-requests"),
-        why="vLLM refuses it: outputs are logged with their requests",
-        fix="Add --enable-log-requests, or remove --enable-log-outputs",
-        example=Example(
-            "vllm serve m --enable-log-outputs", leaves="vllm serve m --enable-log-requests --enable-log-outputs"
-        ),
-        since="0.11.0",
-        removes=("--enable-log-outputs",),
-    ),
-    Conflict(
-        "metrics_without_stats",
-        "--enable-per-request-metrics conflicts with --disable-log-stats",
-        holds=lambda target: target.is_on("--enable-per-request-metrics") and target.is_on("--disable-log-stats"),
-        why="vLLM refuses it: the metrics come from the statistics",
-        fix="Remove --disable-log-stats",
-        example=Example(
-            "vllm serve m --enable-per-request-metrics --disable-log-stats",
-            leaves="vllm serve m --enable-per-request-metrics",
-        ),
-        removes=("--disable-log-stats",),
-    ),
-)
-_COMPILATION = (
-    Conflict(
-        "attention_backend_given_twice",
-        "The attention backend is given by --attention-backend and in --attention-config",
-        holds=lambda target: target.has("--attention-backend") and target.keys("--attention-config").get("backend"),
-        why="vLLM refuses it: they are mutually exclusive",
-        fix="Keep one of them",
-        example=Example(
-            """vllm serve m --attention-backend FLASHINFER --attention-config '{"backend": "FLASH_ATTN"}'""",
-            leaves="""vllm serve m --attention-backend FLASHINFER --attention-config '{"flash_attn_version": 3}'""",
-        ),
-    ),
-    Conflict(
-        "capture_sizes_given_twice",
-        "CUDA-graph sizes are given by a flag of their own and in --compilation-config",
-        holds=lambda target: any(
-            target.has("--" + key.replace("_", "-")) and target.keys("--compilation-config").get(key)
-            for key in ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
-        ),
-        why="vLLM refuses it: they are mutually exclusive",
-        fix="Keep one of them",
-        example=Example(
-            "vllm serve m --max-cudagraph-capture-size 64 -cc.max_cudagraph_capture_size 128",
-            leaves="vllm serve m --max-cudagraph-capture-size 64 -cc.mode=3",
-        ),
-    ),
-    Conflict(
-        "compilation_level",
-        "--compilation-config has the key level",
-        holds=lambda target: "level" in target.keys("--compilation-config"),
-        why="vLLM refuses it: the key was renamed",
-        fix="Use the key mode in its place",
-        example=Example(
-            """vllm serve m --compilation-config '{"level": 3}'""",
-            leaves="""vllm serve m --compilation-config '{"mode": 3}'""",
-        ),
-        since="0.24.0",
-    ),
-    Conflict(
-        "utilization_is_overridden",
-        "--kv-cache-memory-bytes overrides --gpu-memory-utilization",
-        message="--kv-cache-memory-bytes overrides --gpu-memory-utilization {gpu-memory-utilization}",
-        holds=lambda target: target.has("--kv-cache-memory-bytes") and target.has("--gpu-memory-utilization"),
-        why="The KV cache has the size that is set in bytes, whatever share of the GPU is given",
-        fix="Keep one of them",
-        example=Example(
-            "vllm serve m --kv-cache-memory-bytes 8G --gpu-memory-utilization 0.9",
-            leaves="vllm serve m --gpu-memory-utilization 0.9",
-        ),
-        severity="warning",
-        removes=("--gpu-memory-utilization",),
-    ),
-)
+def _world(target: LintTarget) -> int:
+    """Return the number of ranks on all nodes; 0 if one of the sizes is unknown."""
+    flags = (_TP, _PP, _DP, _CONTEXT)
+    sizes = [number(target.command.get(flag)) for flag in flags if target.command.get(flag) is not None]
+    absent = all(target.lacks(flag) for flag in flags if target.command.get(flag) is None)
+    world = 1.0
+    for size in sizes:
+        world *= size or 0
+    return int(world) if absent else 0
 
 
-def conflict_rule(conflict: Conflict) -> LintRule:
-    since, until = conflict.since, conflict.until
-    in_general = conflict.fix
-    for flag in known():
-        in_general = in_general.replace("{" + flag[2:] + "}", f"the value of {flag}")
+def _is_one_rank(target: LintTarget) -> bool:
+    """Return True if neither tensor nor data parallelism is given, and experts have one rank."""
+    return target.lacks(*(flag for flag in (_TP, _DP, _CONTEXT) if number(target.command.get(flag)) != 1))
+
+
+CONDITIONS: Mapping[str, Callable[[LintTarget], object]] = {
+    "fewer_tokens_than_sequences": lambda target: _is_more(target.number(_SEQS), target.number(_BATCH)),
+    "whole_prompts_do_not_fit": lambda target: (
+        target.is_off("--enable-chunked-prefill") and _is_more(target.number(_LEN), target.number(_BATCH))
+    ),
+    "threshold_above_context": lambda target: (
+        (target.since("0.27.0") or _is_more(target.number(_PARTIAL), 1))
+        and _is_more(target.number("--long-prefill-token-threshold"), target.number(_LEN))
+    ),
+    "more_active_than_sequences": lambda target: _is_more(target.number("--max-num-active-seqs"), target.number(_SEQS)),
+    "no_room_for_drafts": _drafts_do_not_fit,
+    "larger_step_than_work": lambda target: _is_more(
+        target.number(_BATCH), (target.number(_SEQS) or math.inf) * (target.number(_LEN) or math.inf)
+    ),
+    "partial_prefills": lambda target: _is_more(target.number(_PARTIAL), 1) and target.has(_PARTIAL),
+    "falls_back_to_v0": lambda target: (
+        any(_is_more(target.number(flag), 1) for flag in (_PARTIAL, "--num-scheduler-steps"))
+        and target.command.environment.get("VLLM_USE_V1") != "0"
+    ),
+    "speculation_given_twice": lambda target: any(
+        target.has(flag) and key in target.keys("--speculative-config") for flag, key in _SPECULATION_KEYS.items()
+    ),
+    "async_scheduling_with_draft_method": lambda target: (
+        target.is_on("--async-scheduling") and target.keys("--speculative-config").get("method") in _ASYNC_METHODS
+    ),
+    "parser_missing": lambda target: target.is_on("--enable-auto-tool-choice") and not target.has("--tool-call-parser"),
+    "outputs_without_requests": lambda target: (
+        target.is_on("--enable-log-outputs") and not target.is_on("--enable-log-requests")
+    ),
+    "metrics_without_stats": lambda target: (
+        target.is_on("--enable-per-request-metrics") and target.is_on("--disable-log-stats")
+    ),
+    "attention_backend_given_twice": lambda target: (
+        target.has("--attention-backend") and target.keys("--attention-config").get("backend")
+    ),
+    "capture_sizes_given_twice": lambda target: any(
+        target.has("--" + key.replace("_", "-")) and target.keys("--compilation-config").get(key)
+        for key in ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
+    ),
+    "compilation_level": lambda target: "level" in target.keys("--compilation-config"),
+    "utilization_is_overridden": lambda target: (
+        target.has("--kv-cache-memory-bytes") and target.has("--gpu-memory-utilization")
+    ),
+    "servers_of_a_headless_node": lambda target: (
+        target.is_on("--headless") and (target.number("--api-server-count") or 0) > 0
+    ),
+    "more_local_ranks_than_ranks": lambda target: _is_more(
+        target.number("--data-parallel-size-local"), target.ranks(_DP)
+    ),
+    "rank_out_of_range": lambda target: (
+        target.has("--data-parallel-rank") and (target.number("--data-parallel-rank") or 0) >= target.ranks(_DP) > 1
+    ),
+    "two_balancers": lambda target: (
+        target.is_on("--data-parallel-external-lb") and target.is_on("--data-parallel-hybrid-lb")
+    ),
+    "context_ranks_do_not_divide": lambda target: (
+        target.ranks(_TP) % target.ranks("--decode-context-parallel-size")
+        and target.ranks("--prefill-context-parallel-size") == 1
+    ),
+    "balanced_experts_without_experts": lambda target: (
+        target.is_on("--enable-eplb") and not target.is_on("--enable-expert-parallel")
+    ),
+    "numa_nodes_without_binding": lambda target: (
+        (target.has("--numa-bind-nodes") or target.has("--numa-bind-cpus")) and not target.is_on("--numa-bind")
+    ),
+    "balanced_experts_of_one_rank": lambda target: (
+        target.is_on("--enable-eplb") and target.is_on("--enable-expert-parallel") and _is_one_rank(target)
+    ),
+    "redundant_experts_without_balancing": lambda target: (
+        (number(str(target.keys("--eplb-config").get("num_redundant_experts"))) or 0) > 0
+        and target.lacks("--enable-eplb")
+    ),
+    "expert_parallel_of_one_rank": lambda target: (
+        target.is_on("--enable-expert-parallel")
+        and not target.is_on("--enable-eplb")
+        and (not target.shape or not target.shape.family or target.shape.experts)
+        and _is_one_rank(target)
+    ),
+    "external_balancer_without_ranks": lambda target: (
+        target.is_on("--data-parallel-external-lb") and (target.lacks(_DP) or number(target.command.get(_DP)) == 1)
+    ),
+    "hybrid_balancer_without_local_ranks": lambda target: (
+        target.is_on("--data-parallel-hybrid-lb")
+        and not target.is_on("--data-parallel-external-lb")
+        and target.lacks("--data-parallel-size-local", "--data-parallel-rank", "--nnodes")
+    ),
+    "ranks_do_not_fill_the_nodes": lambda target: (
+        target.ranks("--nnodes") > 1 and _world(target) and _world(target) % target.ranks("--nnodes")
+    ),
+    "more_adapters_than_in_memory": lambda target: (
+        target.is_on("--enable-lora") and _is_more(target.number("--max-loras"), target.number("--max-cpu-loras"))
+    ),
+}
+"""The condition of each conflict, by its id. It holds from the release `since` of rules.toml on and before `until`."""
+
+
+def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
+    """Return the rule of a conflict.
+
+    `{flag}` in its message and its fix is the value of --flag; the correction removes the flags `removes`.
+    """
+    text = text_of(id)
 
     def check(target: LintTarget) -> Iterator[Match]:
-        in_span = (not since or target.since(since)) and not (until and target.since(until))
-        if in_span and conflict.holds(target):
-            command = target.command
-            removed = [given for flag in conflict.removes for given in command.all(flag)]
-            yield Match(_fill_in(conflict.message, command), "", _fill_in(conflict.fix, command), removal(removed))
+        in_span = (not text.since or target.since(text.since)) and not (text.until and target.since(text.until))
+        if in_span and holds(target):
+            message, fix = text.message, text.fix
+            for flag in known():
+                if "{" + flag[2:] + "}" in message + fix:
+                    option = target.command.all(flag)[-1:]
+                    values = " ".join(value(option[0], word) for word in option[0].values) if option else "1"
+                    message, fix = (part.replace("{" + flag[2:] + "}", values) for part in (message, fix))
+            removed = [option for flag in text.removes for option in target.command.all(flag)]
+            yield Match(message, "", fix, removal(removed))
 
-    releases = f", from vLLM {since} {f'until {until}' if until else 'on'}" if since else ""
-    finds = f"{conflict.title}{releases}. Values that the command does not give are not compared."
-    return LintRule(
-        conflict.id, conflict.severity, conflict.title, finds, conflict.why, in_general, conflict.example, check
-    )
-
-
-def _fill_in(text: str, command: Command) -> str:
-    """Replace each {flag} by the value of --flag, 1 if the command does not give it."""
+    in_general = text.fix
     for flag in known():
-        if "{" + flag[2:] + "}" in text:
-            given = command.all(flag)[-1:]
-            values = " ".join(value(given[0], word) for word in given[0].values) if given else "1"
-            text = text.replace("{" + flag[2:] + "}", values)
-    return text
+        in_general = in_general.replace("{" + flag[2:] + "}", f"the value of {flag}")
+    releases = f", from vLLM {text.since} {f'until {text.until}' if text.until else 'on'}" if text.since else ""
+    finds = f"{text.title}{releases}. Values that the command does not give are not compared."
+    return LintRule(**{**vars(text), "finds": finds, "fix": in_general}, check=check, topic="conflicts")
 
 
-RULES = tuple(map(conflict_rule, (*_SCHEDULING, *_LOGGING, *_COMPILATION)))
+CONFLICTS = tuple(_conflict(id, holds) for id, holds in CONDITIONS.items())
+
+
+@rule(topic="parallel")
+def tensor_parallel_across_nodes(target: LintTarget) -> Iterator[Match]:
+    tensor, nodes, world = target.ranks(_TP), target.ranks("--nnodes"), _world(target)
+    local = world // nodes
+    if nodes > 1 and 0 < local < tensor and not world % nodes:
+        inside = f"--tensor-parallel-size {local} --pipeline-parallel-size {world // target.ranks(_DP) // local}"
+        yield Match(
+            f"--tensor-parallel-size {tensor} spans nodes: each of {nodes} nodes has {plural(local, 'rank')}",
+            fix=f"Use {inside}" if target.ranks(_DP) == 1 else "",
+        )
+
+
+@rule(topic="parallel", roomy=f"{100 * _ROOMY:.0f}")
+def tensor_parallel_of_a_small_model(target: LintTarget) -> Iterator[Match]:
+    tensor, shape, planned = target.ranks(_TP), target.shape, memory_setup(target)
+    is_alone = target.lacks(_PP, "--nnodes", "--decode-context-parallel-size", "--enable-expert-parallel")
+    if tensor < 2 or not is_alone or shape is None or planned is None or not shape.family:
+        return
+    gpu = find(target.used_gpus()[0].name)
+    try:
+        single = ledger(shape, replace(planned, tensor=1))
+        reached = deployment(shape, ledger(shape, planned), gpu, None) if gpu else None
+    except BadUsage:
+        return
+    sizes = {row.name: row.size for row in single.rows}
+    weights, budget = sizes[WEIGHTS], sizes[BUDGET]
+    if single.verdict != "fits" or not weights or not budget or weights.high > _ROOMY * budget.low:
+        return
+    why = ""
+    if reached and reached.decode and reached.prefill:
+        shares = [quantity(ceiling.link_share, "share") for ceiling in (reached.prefill, reached.decode)]
+        why = (
+            f"With --tensor-parallel-size {tensor} all-reduces take at least {shares[0]} of a prefill step and"
+            f" {shares[1]} of a decode step; replicas send nothing to each other: more tokens with the same GPUs"
+        )
+    replicas = f"--data-parallel-size {tensor * target.ranks(_DP)}"
+    yield Match(
+        f"--tensor-parallel-size {tensor}, and the model fits one GPU: its weights take {gibibytes(weights.high, 1)} of"
+        f" {gibibytes(budget.low, 1)}",
+        why,
+        f"For throughput use {replicas} in its place; keep it where the inter-token latency of single requests counts",
+    )

@@ -1,13 +1,12 @@
 """Rules about the names of flags and environment variables: abbreviated, misspelt, or not in this release."""
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 
-from diag.lint.removed import INEFFECTIVE, V1, V1_ONLY
-from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
+from diag.lint.removed import FLAGS_OF_VARIABLES, INEFFECTIVE, NEVER, V1, V1_ONLY, VARIABLES, EnvironmentVariable
+from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.command.redaction import VARIABLES as VARIABLES_OF_ANY_RELEASE
 from diag.vllm.flags.registry import Flag, described, environment, known, parsers
@@ -18,61 +17,48 @@ _NO_DOTTED_KEYS = "0.8.5"
 """The last release that is known to refuse `--compilation-config.level 3`."""
 
 
-@rule(
-    "error",
-    "No vLLM release has this flag",
-    "A flag that none of the known vLLM releases accepts, even as an abbreviation. A similar flag of this"
-    " release is proposed where there is one.",
-    "vLLM exits with `unrecognized arguments`, unless a plugin adds the flag",
-    "Correct the spelling, or remove the flag",
-    Example("vllm serve m --gpu-memory-utilisation 0.8", leaves="vllm serve m --gpu-memory-utilization 0.8"),
-)
+@rule()
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     if is_omni(target.command):
         return
-    for given in _unrecognized(target):
-        if len(_longer_flags(given, target)) > 1:
+    for mention in _unrecognized(target):
+        if len(_longer_flags(mention, target)) > 1:
             continue
-        near = get_close_matches(given.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE)
+        near = get_close_matches(
+            mention.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE
+        )
         edits: tuple[Edit, ...] = ()
-        if near and given.words:
-            has_value = len(given.words) == 1 and given.values  # --name=value
-            renamed = f"{near[0]}={given.values[0]}" if has_value else near[0]
-            edits = (Edit(range(given.words.start, given.words.start + 1), (renamed,)),)
+        if near and mention.words:
+            has_value = len(mention.words) == 1 and mention.values  # --name=value
+            renamed = f"{near[0]}={mention.values[0]}" if has_value else near[0]
+            edits = (Edit(range(mention.words.start, mention.words.start + 1), (renamed,)),)
         yield Match(
-            f"{shown(given)}: no vLLM release has this flag",
+            f"{shown(mention)}: no vLLM release has this flag",
             f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
             f"Use {near[0]}, if you intended that flag" if near else "Remove it",
             edits,
         )
 
 
-@rule(
-    "error",
-    "An abbreviated flag matches more than one flag",
-    "The beginning of a flag that two or more flags of this release share.",
-    "vLLM accepts the beginning of a flag only where no other flag begins with it",
-    "Write the flag out",
-    Example("vllm serve m --max-num 8", leaves="vllm serve m --max-num-seqs 8"),
-)
+@rule()
 def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
-    for given in _unrecognized(target):
-        matching = _longer_flags(given, target)
+    for mention in _unrecognized(target):
+        matching = _longer_flags(mention, target)
         if len(matching) > 1:
             names = f"{', '.join(matching[:4])}{' ...' if len(matching) > 4 else ''}"
-            yield Match(f"{shown(given)} is ambiguous: matches {names}")
+            yield Match(f"{shown(mention)} is ambiguous: matches {names}")
 
 
 def is_omni(command: Command) -> bool:
     """Return True if `vllm serve --omni` passes the command on to vLLM-Omni, which has flags of its own."""
-    return any(given.spelled == "--omni" for given in command.given) or "vllm-omni" in command.image
+    return any(mention.spelled == "--omni" for mention in command.given) or "vllm-omni" in command.image
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
     return [
-        given
-        for given in target.command.given
-        if given.option is None and not is_open(given.spelled) and given.spelled not in HELP
+        mention
+        for mention in target.command.given
+        if mention.option is None and not is_open(mention.spelled) and mention.spelled not in HELP
     ]
 
 
@@ -81,42 +67,35 @@ def _flags_in_release(version: str) -> dict[str, Flag]:
     return {name: flag for name, flag in known().items() if flag.in_release(version)}
 
 
-def _longer_flags(given: Given, target: LintTarget) -> list[str]:
+def _longer_flags(mention: Given, target: LintTarget) -> list[str]:
     return sorted(
-        name for name in _flags_in_release(target.version) if name.startswith(given.spelled.replace("_", "-"))
+        name for name in _flags_in_release(target.version) if name.startswith(mention.spelled.replace("_", "-"))
     )
 
 
-@rule(
-    "error",
-    "The flag was added in a later release",
-    "A flag, one of its short names, or a key behind a dot, that vLLM has only since a later release.",
-    "vLLM exits with `unrecognized arguments`",
-    "Remove the flag, or run the release that the finding names",
-    Example("vllm serve m --watermark 0.1", "0.20.0", leaves="vllm serve m --watermark 0.1", leaves_version="0.24.0"),
-)
+@rule()
 def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
-    for given in target.command.given:
-        flag = given.option.flag if given.option else None
+    for mention in target.command.given:
+        flag = mention.option.flag if mention.option else None
         if flag and not flag.in_release(target.version) and not at_least(target.version, flag.first):
             yield Match(
-                f"{shown(given)} exists since vLLM {flag.first}, not in {target.version}",
+                f"{shown(mention)} exists since vLLM {flag.first}, not in {target.version}",
                 f"vLLM {target.version} exits with `unrecognized arguments`",
                 f"Remove it, or run vLLM {flag.first} or later",
             )
-        elif flag and given.words and given.option:
-            first, name = target.command.words[given.words.start], given.spelled.partition(".")[0]
-            if not given.spelled.startswith(("--", "-O")) and name not in flag.short:
-                place = range(given.words.start, given.words.start + 1)
+        elif flag and mention.words and mention.option:
+            first, name = target.command.words[mention.words.start], mention.spelled.partition(".")[0]
+            if not mention.spelled.startswith(("--", "-O")) and name not in flag.short:
+                place = range(mention.words.start, mention.words.start + 1)
                 yield Match(
                     f"vLLM {target.version} has no short name {name}",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Write {flag.name}",
-                    (Edit(place, (first.replace(given.spelled, flag.name, 1),)),),
+                    (Edit(place, (first.replace(mention.spelled, flag.name, 1),)),),
                 )
-            elif given.option.key and at_least(_NO_DOTTED_KEYS, target.version):
+            elif mention.option.key and at_least(_NO_DOTTED_KEYS, target.version):
                 yield Match(
-                    f"{shown(given)}: vLLM {target.version} has no keys behind a dot",
+                    f"{shown(mention)}: vLLM {target.version} has no keys behind a dot",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Give {flag.name} all of its keys in one JSON object",
                 )
@@ -124,154 +103,72 @@ def flag_of_a_later_release(target: LintTarget) -> Iterator[Match]:
 
 def _abbreviations(target: LintTarget) -> Iterator[tuple[Given, str, Flag]]:
     """Yield the options that abbreviate a flag: the option, its name with dashes, and the flag."""
-    for given in target.command.given:
-        flag = given.option.flag if given.option else None
-        name = given.spelled.partition(".")[0].replace("_", "-")
+    for mention in target.command.given:
+        flag = mention.option.flag if mention.option else None
+        name = mention.spelled.partition(".")[0].replace("_", "-")
         if flag and name.startswith("--") and name != flag.name and flag.name.startswith(name):
-            yield given, name, flag
+            yield mention, name, flag
 
 
-@rule(
-    "error",
-    "A removed flag is read as another flag",
-    "A flag that was removed, and whose name is the beginning of exactly one flag of this release.",
-    "argparse accepts the beginning of a flag for the flag: the server starts with an unintended setting",
-    "Remove the flag, or write out the intended one",
-    Example("vllm serve m --device cuda", "0.24.0", leaves="vllm serve m --device-ids 0"),
-)
+@rule()
 def taken_for_another(target: LintTarget) -> Iterator[Match]:
-    for given, name, flag in _abbreviations(target):
+    for mention, name, flag in _abbreviations(target):
         if name in known():
             yield Match(
                 f"{name} was removed, and vLLM {target.version} takes it for {flag.name}",
                 f"{known()[name].last} is the last release with it; argparse accepts the beginning of a flag",
                 f"Remove it, or write {flag.name}",
-                removal([given]),
+                removal([mention]),
             )
 
 
-@rule(
-    "info",
-    "A flag is abbreviated",
-    "The beginning of a flag in the place of its name.",
-    "vLLM refuses it as soon as a release has a second flag that begins with it",
-    "Write the flag out",
-    Example("vllm serve m --kv-cache-memory 8G", leaves="vllm serve m --kv-cache-memory-bytes 8G"),
-)
+@rule()
 def abbreviated_flag(target: LintTarget) -> Iterator[Match]:
     for _, name, flag in _abbreviations(target):
         if name not in known():
             yield Match(f"{name} is short for {flag.name}", fix=f"Write {flag.name}")
 
 
-@rule(
-    "warning",
-    "The flag has no effect",
-    "A flag that this release still accepts and no longer uses.",
-    "The command has a setting that the server does not apply",
-    "Remove it",
-    Example("vllm serve m --swap-space 4", "0.17.1", leaves="vllm serve m --swap-space 4", leaves_version="0.7.3"),
-)
+@rule()
 def no_effect(target: LintTarget) -> Iterator[Match]:
     if target.command.environment.get("VLLM_USE_V1") == "0" and not target.since(V1_ONLY):
         return
-    for given in target.accepted():
-        ineffective = INEFFECTIVE.get(given.name)
+    for mention in target.accepted():
+        ineffective = INEFFECTIVE.get(mention.name)
         if ineffective and target.since(ineffective.first):
-            yield Match(f"{shown(given)} has no effect in {target.version}", ineffective.why, edits=removal([given]))
+            yield Match(
+                f"{shown(mention)} has no effect in {target.version}", ineffective.why, edits=removal([mention])
+            )
 
 
-@rule(
-    "error",
-    "The flag has no --no- form",
-    "`--no-x` where this release has `--x` but not its negation.",
-    "vLLM exits with `unrecognized arguments`",
-    "Remove it: such a switch is off unless it is given",
-    Example("vllm serve m --no-headless", leaves="vllm serve m --headless"),
-)
+@rule()
 def no_such_negation(target: LintTarget) -> Iterator[Match]:
-    for given in target.accepted():
-        option = given.option
-        if option and given.words and not option.key and not option.on and not option.flag.no:
-            is_refused = option.flag.takes != "none" or not given.values
+    for mention in target.accepted():
+        option = mention.option
+        if option and mention.words and not option.key and not option.on and not option.flag.no:
+            is_refused = option.flag.takes != "none" or not mention.values
             if target.since(parsers()[0]) and is_refused:
                 off = f": {option.flag.name} is off unless it is given" if option.flag.takes == "none" else ""
                 yield Match(
-                    f"{given.spelled}: {option.flag.name} has no --no- form",
+                    f"{mention.spelled}: {option.flag.name} has no --no- form",
                     f"vLLM {target.version} exits with `unrecognized arguments`",
                     f"Remove it{off}",
-                    removal([given]),
+                    removal([mention]),
                 )
-
-
-RULES = (
-    unknown_flag,
-    ambiguous_flag,
-    flag_of_a_later_release,
-    taken_for_another,
-    abbreviated_flag,
-    no_effect,
-    no_such_negation,
-)
 
 
 # -- environment variables
 
 
-@dataclass(frozen=True)
-class EnvironmentVariable:
-    """The releases that read an environment variable ("": from the first, to the last), and a hint for other releases.
-
-    `flag` takes its value, `variable` is its new name.
-    """
-
-    first: str
-    last: str
-    instead: str
-    flag: str = ""
-    variable: str = ""
-
-
-NEVER = "never"
 _EARLIER = "An earlier release read it; vLLM ignores a variable that it does not know"
-_FLAGS_OF_VARIABLES = {
-    "VLLM_ALL2ALL_BACKEND": "--all2all-backend",
-    "VLLM_FLASH_ATTN_VERSION": "--attention-config",
-    "VLLM_TORCH_PROFILER_DIR": "--profiler-config",
-}
-"""Flags in the place of variables."""
 ATTENTION_BACKENDS = {
     *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
     *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
 }
 """Names that --attention-backend accepts from 0.16.0 to 0.32.0 at least; FLASH_ATTN_VLLM_V1 became FLASH_ATTN."""
-VARIABLES: Mapping[str, EnvironmentVariable] = {
-    "VLLM_USE_V1": EnvironmentVariable("", "0.11.0", "V1 is the only engine"),
-    "VLLM_ATTENTION_BACKEND": EnvironmentVariable("", "0.14.1", "--attention-backend sets it", "--attention-backend"),
-    "VLLM_EXECUTE_MODEL_TIMEOUT": EnvironmentVariable(
-        NEVER, "", "Its name is VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", variable="VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
-    ),
-    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": EnvironmentVariable("0.9.2", "", "This release has a fixed timeout"),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": EnvironmentVariable("", "0.31.0", "V1 reads VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
-    "VLLM_RPC_TIMEOUT": EnvironmentVariable("", "0.22.1", "Nothing replaces it"),
-    "VLLM_ENGINE_READY_TIMEOUT_S": EnvironmentVariable("0.14.0", "", "This release has a fixed timeout"),
-    "VLLM_LOG_STATS_INTERVAL": EnvironmentVariable("0.10.1", "", "This release logs statistics every 10 s"),
-    "VLLM_DISABLE_PYNCCL": EnvironmentVariable("0.11.1", "", "This release cannot disable NCCL with it"),
-    "VLLM_ALLREDUCE_USE_SYMM_MEM": EnvironmentVariable("0.10.2", "", "This release does not have this all-reduce yet"),
-    "VLLM_ALLREDUCE_USE_FLASHINFER": EnvironmentVariable(
-        "0.17.0", "", "This release does not have this all-reduce yet"
-    ),
-}
 
 
-@rule(
-    "warning",
-    "The environment variable has no effect",
-    "A variable that this release does not read: removed, not there yet, or misspelt.",
-    "vLLM ignores a variable that it does not know",
-    "Remove it, or use what replaces it",
-    Example("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m", leaves="VLLM_LOG_STATS_INTERVAL=5 vllm serve m"),
-)
+@rule()
 def variable_not_read(target: LintTarget) -> Iterator[Match]:
     for name in target.command.environment:
         variable = VARIABLES.get(name)
@@ -281,7 +178,7 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
                 yield _ineffective_variable(name, variable, target)
         elif name.startswith("VLLM_") and name not in environment() and target.since(described()):
             if name in VARIABLES_OF_ANY_RELEASE:
-                flag = _FLAGS_OF_VARIABLES.get(name, "")
+                flag = FLAGS_OF_VARIABLES.get(name, "")
                 fix = f"Use {flag}" if flag else ""
                 yield Match(f"{name} has no effect: vLLM {target.version} does not read it", _EARLIER, fix)
                 continue
@@ -316,14 +213,7 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
     )
 
 
-@rule(
-    "warning",
-    "VLLM_USE_V1=0 selects the V0 engine",
-    "VLLM_USE_V1=0 with a release from 0.8.0 to 0.11.0. In 0.11.0, which has no V0 engine, it is an error.",
-    "V0 is slower, and 0.11.0 removed it",
-    "Remove VLLM_USE_V1",
-    Example("VLLM_USE_V1=0 vllm serve m", "0.10.2", leaves="VLLM_USE_V1=1 vllm serve m"),
-)
+@rule()
 def old_engine(target: LintTarget) -> Iterator[Match]:
     """VLLM_USE_V1=0 chooses V0 from 0.8.0 to 0.10.2; 0.11.0 reads it and has no V0."""
     if target.command.environment.get("VLLM_USE_V1") == "0" and target.since(V1) and not target.since("0.11.1"):
@@ -332,9 +222,3 @@ def old_engine(target: LintTarget) -> Iterator[Match]:
             why=f"vLLM {target.version} has no V0 engine" if removed else "V0 is slower, and 0.11.0 removed it",
             severity="error" if removed else None,
         )
-
-
-VARIABLE_RULES = (
-    old_engine,
-    variable_not_read,
-)

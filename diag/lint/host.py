@@ -1,12 +1,24 @@
-"""Rules about the model's folder, this host's GPUs and the installed vLLM, if diag can see them."""
+"""Rules about the model's folder, the GPUs and the memory of the host, and the installed vLLM, if diag can see them.
+
+The memory ledger computes the memory from the command.
+"""
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, plural
-from diag.lint.rule import LINKS, Example, LintTarget, Match, number, removal, rule
+from diag.core.formatting import number as formatted
+from diag.lint.removed import V1
+from diag.lint.rule import LINKS, HostGpu, LintTarget, Match, number, removal, rule
 from diag.vllm.flags.registry import default
+from diag.vllm.gpus import find
+from diag.vllm.memory.ledger import Ledger, state_blocks_needed
+from diag.vllm.memory.setup import GpuSpec, Setup, setup
+from diag.vllm.memory.unknown_release import judge
+from diag.vllm.offloading import connector_bytes
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OTHER_FILES = ("params.json", "*.gguf")
@@ -19,31 +31,13 @@ def is_without_config(folder: Path) -> bool:
     return folder.is_dir() and not any(True for pattern in files for _ in folder.glob(pattern))
 
 
-@rule(
-    "error",
-    "The model's folder has no config.json",
-    "A model that is a folder on this host, without config.json, params.json and *.gguf.",
-    "vLLM reads the model's architecture from config.json and does not start without it",
-    "Name the folder that holds config.json, or a model's id",
-    Example("vllm serve ./models", requires="./models is a folder without config.json", leaves="vllm serve ./model"),
-)
+@rule()
 def no_config(target: LintTarget) -> Iterator[Match]:
     if target.folder_without_config:
         yield Match(f"The folder {target.folder_without_config} has no config.json")
 
 
-@rule(
-    "error",
-    "--tensor-parallel-size does not divide the attention heads",
-    "A tensor-parallel size that does not divide the number of attention heads in the model's config.json.",
-    "vLLM refuses it: every GPU holds the same number of heads",
-    "Set --tensor-parallel-size to a divisor of the number of heads",
-    Example(
-        "vllm serve ./model -tp 3",
-        requires="./model/config.json has 32 attention heads",
-        leaves="vllm serve ./model -tp 4",
-    ),
-)
+@rule()
 def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
     shape, tensor = target.shape, target.ranks("--tensor-parallel-size")
     if shape and shape.heads % tensor:
@@ -54,37 +48,14 @@ def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "error",
-    "--enable-expert-parallel, and the model has no experts",
-    "--enable-expert-parallel with a model whose config.json has no experts.",
-    "vLLM refuses it: there are no experts to distribute",
-    "Remove it",
-    Example(
-        "vllm serve ./model --enable-expert-parallel",
-        requires="./model is a dense model",
-        leaves="vllm serve ./mixture --enable-expert-parallel -tp 2",
-    ),
-)
+@rule()
 def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
     shape = target.shape
     if target.is_on("--enable-expert-parallel") and shape and shape.family and not shape.experts:
         yield Match(edits=removal(target.command.all("--enable-expert-parallel")))
 
 
-@rule(
-    "error",
-    "--max-model-len is above the model's maximum",
-    f"A context length above that of the model's config.json, without {_LONG}=1 and without --hf-overrides."
-    " A warning for an architecture that diag does not support.",
-    f"vLLM refuses it unless {_LONG}=1; beyond the maximum the answers become nonsense",
-    "Lower --max-model-len to the model's maximum",
-    Example(
-        "vllm serve ./model --max-model-len 200k",
-        requires="./model supports 131,072 tokens",
-        leaves="vllm serve ./model --max-model-len 128k",
-    ),
-)
+@rule()
 def context_above_the_model(target: LintTarget) -> Iterator[Match]:
     command, shape = target.command, target.shape
     length = number(command.get("--max-model-len")) or 0
@@ -97,14 +68,7 @@ def context_above_the_model(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "warning",
-    "This host has fewer GPUs than the server needs",
-    "More ranks than GPUs on this host, without --nnodes and without Ray. CUDA_VISIBLE_DEVICES counts.",
-    "vLLM refuses more ranks on one node than it has GPUs",
-    "Use smaller parallel sizes, or --nnodes",
-    Example("vllm serve m -tp 2", requires="this host has one GPU", leaves="vllm serve m -tp 2 --nnodes 2"),
-)
+@rule()
 def fewer_gpus_than_ranks(target: LintTarget) -> Iterator[Match]:
     command, needed = target.command, target.local_ranks()
     elsewhere = (number(command.get("--nnodes")) or 1) > 1 or "ray" in (
@@ -115,32 +79,14 @@ def fewer_gpus_than_ranks(target: LintTarget) -> Iterator[Match]:
         yield Match(f"The server needs {plural(needed, 'GPU')}, and this host has {len(target.gpus.gpus)}")
 
 
-@rule(
-    "warning",
-    "The GPUs differ",
-    "GPUs of this host that the server would use, with different names or memory sizes.",
-    "Every rank waits for the slowest one, and the smallest one limits the KV cache",
-    "Set CUDA_VISIBLE_DEVICES to GPUs of one kind",
-    Example("vllm serve m -tp 2", requires="this host has an H100 and a T4", leaves="vllm serve m -tp 1"),
-)
+@rule()
 def unequal_gpus(target: LintTarget) -> Iterator[Match]:
     kinds = sorted({(gpu.name, round(gpu.total / GIB)) for gpu in target.used_gpus()})
     if len(kinds) > 1:
         yield Match("The GPUs differ: " + ", ".join(f"{name} with {total} GiB" for name, total in kinds))
 
 
-@rule(
-    "warning",
-    "Tensor parallelism runs over PCIe",
-    "Two GPUs of one tensor-parallel group that no NVLink connects.",
-    "Every layer ends in an all-reduce between all ranks; above two GPUs vLLM's own all-reduce needs NVLink",
-    "Use pipeline parallelism in its place, or GPUs that NVLink connects",
-    Example(
-        "vllm serve m -tp 2",
-        requires="this host has two GPUs without NVLink",
-        leaves="vllm serve m --pipeline-parallel-size 2",
-    ),
-)
+@rule()
 def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
     tensor = target.ranks("--tensor-parallel-size")
     paths = target.gpus.paths if target.gpus else {}
@@ -157,24 +103,12 @@ def tensor_parallel_over_pcie(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "warning",
-    "The GPU has less free memory than --gpu-memory-utilization takes",
-    "A GPU of this host with less free memory than the share of it that the server takes.",
-    "vLLM refuses to start; before 0.9.1 it runs out of memory or has no KV cache left",
-    "Lower --gpu-memory-utilization, or free the GPU first",
-    Example(
-        "vllm serve m",
-        requires="another process uses most of the GPU's memory",
-        leaves="vllm serve m --gpu-memory-utilization 0.09",
-    ),
-)
+@rule()
 def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     """Check like vLLM at startup, which logs `Free memory on device ... is less than desired` since 0.9.1."""
     if target.command.get("--kv-cache-memory-bytes") is not None:
         return
-    given = number(target.command.get("--gpu-memory-utilization"))
-    share = given if given is not None else default("--gpu-memory-utilization", target.version)
+    share = utilization(target)
     tight = min(target.used_gpus(), key=lambda gpu: gpu.free / gpu.total, default=None)
     if not share or not tight or share * tight.total <= tight.free:
         return
@@ -189,32 +123,122 @@ def gpu_is_shared(target: LintTarget) -> Iterator[Match]:
     )
 
 
-@rule(
-    "error",
-    "vLLM's own parser refuses the command",
-    "The parser of the vLLM that is installed beside diag, or that --vllm-python names, refuses the command and no"
-    " other rule found an error.",
-    "vLLM exits with the same message",
-    "Correct what the message names",
-    Example(
-        "vllm serve m --enable-lora --lora-modules adapter",
-        requires="vLLM of this release is installed beside diag",
-        leaves="vllm serve m --enable-lora --lora-modules adapter=./adapter",
-    ),
-)
+@rule()
 def refused_by_the_parser(target: LintTarget) -> Iterator[Match]:
     if target.parser_error:
         yield Match(target.parser_error, f"The parser of the installed vLLM {target.version} refuses the command")
 
 
-RULES = (
-    no_config,
-    heads_do_not_divide,
-    experts_of_a_dense_model,
-    context_above_the_model,
-    fewer_gpus_than_ranks,
-    unequal_gpus,
-    tensor_parallel_over_pcie,
-    gpu_is_shared,
-    refused_by_the_parser,
-)
+# -- the memory of the GPUs and of the host
+
+_SHARE = "--gpu-memory-utilization"
+_FAR = 0.2
+"""Share of a GPU by which a setting is well below what is free; less is a usual margin for other processes."""
+
+
+def memory_setup(target: LintTarget) -> Setup | None:
+    """Return the settings that determine the memory on the GPU with the least; None if something is unknown."""
+    if target.shape is None or not target.used_gpus():
+        return None
+    gpu = min(target.used_gpus(), key=lambda gpu: gpu.total)
+    kind = find(gpu.name)
+    total = min(gpu.total, kind.memory) if kind else gpu.total  # NVML counts more than CUDA
+    with suppress(BadUsage):
+        return setup(target.command, target.shape, GpuSpec(int(total), gpu.name), target.version)
+    return None
+
+
+def memory_ledger(target: LintTarget) -> Ledger | None:
+    """Return the ledger of one GPU, of an unknown GPU if the host has none; None if vLLM refuses the settings."""
+    if target.shape is None or not target.shape.family:
+        return None
+    with suppress(BadUsage):
+        planned = memory_setup(target) or setup(target.command, target.shape, GpuSpec(), target.version)
+        gpu = GpuSpec(planned.total, target.used_gpus()[0].name if planned.total else "")
+        return judge(target.command, gpu, "" if target.is_assumed else target.version)(target.shape, planned, {})
+    return None
+
+
+def longest_request(target: LintTarget) -> str:
+    """Return the KV cache on each GPU that a request of the longest context takes, as the end of a sentence, or ""."""
+    judged = memory_ledger(target)
+    if not judged or not judged.needed:
+        return ""
+    room = judged.kv_cache.low if judged.kv_cache else 0
+    return f"; one such request takes {gibibytes(judged.needed, 1)} of KV cache" + (
+        f" of about {gibibytes(room, 1)}" if room > 0 else ""
+    )
+
+
+def utilization(target: LintTarget) -> float | None:
+    """Return --gpu-memory-utilization, as it is given or by default; None if the default is unknown."""
+    wanted = number(target.command.get(_SHARE))
+    return wanted if wanted is not None else default(_SHARE, target.version)
+
+
+def usable_share(target: LintTarget, gpu: HostGpu) -> float:
+    """Return the share of a GPU that a server may take: that of diag.toml or the release's default, or what is free."""
+    return min(target.tenant_share or default(_SHARE, target.version) or 0.9, gpu.free / gpu.total)
+
+
+def offloaded(target: LintTarget) -> tuple[float, str]:
+    """Return the bytes of host memory that the ranks on this host pin, and the flags that set them.
+
+    They count as in vllm/config: cpu_offload_gb per GPU, kv_offloading_size and the bytes of a connector over all ranks
+    of an engine, swap_space per GPU.
+    """
+    ranks, buffer = target.local_ranks(), target.command.get("--kv-offloading-backend")
+    engine = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")
+    replicas = ranks // engine
+    parts = {
+        "--cpu-offload-gb": ranks,
+        "--kv-offloading-size": 0 if buffer == "lmcache" else replicas,
+        "--swap-space": 0 if target.since(V1) else ranks,
+    }
+    sizes = {flag: times * (target.number(flag) or 0) * GIB for flag, times in parts.items() if target.has(flag)}
+    if not sizes.get("--kv-offloading-size"):  # it replaces the connector and its bytes
+        sizes["--kv-transfer-config"] = replicas * connector_bytes(target.command, engine)
+    return sum(sizes.values()), " and ".join(flag for flag, size in sizes.items() if size)
+
+
+@rule(topic="memory", far=f"{100 * _FAR:.0f}")
+def gpu_memory_given_away(target: LintTarget) -> Iterator[Match]:
+    share = number(target.command.get(_SHARE))
+    fixed = ("--kv-cache-memory-bytes", "--num-gpu-blocks-override")
+    gpu = min(target.used_gpus(), key=lambda gpu: gpu.free / gpu.total, default=None)
+    if share is None or gpu is None or any(target.command.get(flag) is not None for flag in fixed):
+        return
+    usable = usable_share(target, gpu)
+    if not 0 < share <= usable - _FAR:
+        return
+    unused = (usable - share) * gpu.total
+    judged = memory_ledger(target)
+    tokens = f", {formatted(unused / judged.token_bytes)} tokens of KV cache" if judged and judged.token_bytes else ""
+    yield Match(
+        f"--gpu-memory-utilization {share:g} leaves {gibibytes(unused, 1)} of each GPU unused{tokens}",
+        fix=f"Set --gpu-memory-utilization to {usable:.2f}, unless another process is to share the GPU",
+    )
+
+
+@rule(topic="memory")
+def offloading_above_the_host(target: LintTarget) -> Iterator[Match]:
+    (wanted, named), ranks = offloaded(target), target.local_ranks()
+    if target.host_memory and target.ranks("--nnodes") == 1 and wanted > target.host_memory:
+        yield Match(
+            f"{named} of {ranks} rank{'s' * (ranks != 1)} take {gibibytes(wanted, 1)}, and this host has"
+            f" {gibibytes(target.host_memory, 1)}"
+        )
+
+
+@rule(topic="memory")
+def state_blocks_below_max_num_seqs(target: LintTarget) -> Iterator[Match]:
+    judged = memory_ledger(target)
+    if not judged or not judged.blocks or judged.blocks.high >= state_blocks_needed(judged.model, judged.setup):
+        return
+    low, high, wanted = judged.blocks.low, judged.blocks.high, judged.setup.sequences
+    unset = "" if target.has("--max-num-seqs") else ", the default,"
+    yield Match(
+        f"--max-num-seqs {wanted}{unset} is above the {f'{low:,} to {high:,}' if low < high else f'{low:,}'} KV blocks,"
+        " and each running request needs one for its state",
+        fix=f"Set --max-num-seqs to {low}" if low > 0 else "Use a larger GPU, or more of them",
+    )

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
-from diag.core.declarations import Mistake, described
+from diag.core.declarations import Mistake, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import flag_integer
 from diag.vllm.command import redaction
@@ -91,7 +93,9 @@ class LintTarget:
         return at_least(self.version, version)
 
     def accepted(self) -> Iterator[Given]:
-        return (given for given in self.command.given if given.option and given.option.flag.in_release(self.version))
+        return (
+            mention for mention in self.command.given if mention.option and mention.option.flag.in_release(self.version)
+        )
 
     def number(self, flag: str) -> float | None:
         """Return the value of a flag; None if the flag is not given or its value is not a number above zero."""
@@ -274,10 +278,32 @@ class Example:
     """
 
     command: str
+    leaves: str
     version: str = "0.32.0"
     requires: str = ""
-    leaves: str = field(kw_only=True)
     leaves_version: str = ""
+
+
+@dataclass(frozen=True)
+class RuleText:
+    """A rule in rules.toml: the texts of the page that `diag explain ID` prints, and those of its findings.
+
+    The errors of a rule that `differs_by_build` may not be errors of a build of vLLM that is not its own. `message`,
+    `since`, `until` and `removes` are those of a conflict (`conflicts.py`).
+    """
+
+    id: str
+    severity: Severity
+    title: str
+    why: str
+    fix: str
+    example: Example
+    finds: str = ""
+    differs_by_build: bool = False
+    message: str = ""
+    since: str = ""
+    until: str = ""
+    removes: tuple[str, ...] = ()
 
 
 _SUBJECT = re.compile(r"(?:--?[A-Za-z]|VLLM_)[\w.-]*(?:, --?[A-Za-z][\w.-]*)*")
@@ -286,62 +312,66 @@ Check = Callable[[LintTarget], Iterator[Match]]
 
 
 @dataclass(frozen=True)
-class LintRule:
-    """A rule: its `check`, and the texts of the page that `diag explain ID` prints."""
+class LintRule(RuleText):
+    """A rule with its `check`; `topic` is its page in docs/lint-rules."""
 
-    id: str
-    severity: Severity
-    title: str
-    finds: str
-    why: str
-    fix: str
-    example: Example
-    check: Check
-
-    def __post_init__(self) -> None:
-        if self.severity not in SEVERITIES:
-            raise Mistake(f"severity must be {described(Severity)}, not '{self.severity}'", word=self.severity)
+    check: Check = field(kw_only=True)
+    topic: str = field(kw_only=True)
 
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
         """Yield a finding for each match, with the texts of the rule if the match has none; end at an unknown value."""
-        for match in self._matches(target):
-            message, fix = match.message or self.title, match.fix or self.fix
-            if flag := _SUBJECT.match(message):
-                fix = re.sub(r"^Remove it\b", f"Remove {flag[0]}", fix)
-            yield LintFinding(
-                self.id,
-                match.severity or self.severity,
-                message,
-                match.why or self.why,
-                fix,
-                match.edits,
-            )
-
-    def _matches(self, target: LintTarget) -> Iterator[Match]:
         with suppress(UnknownValue):
-            yield from self.check(target)
+            for match in self.check(target):
+                message, fix = match.message or self.title, match.fix or self.fix
+                if flag := _SUBJECT.match(message):
+                    fix = re.sub(r"^Remove it\b", f"Remove {flag[0]}", fix)
+                severity, why = match.severity or self.severity, match.why or self.why
+                yield LintFinding(self.id, severity, message, why, fix, match.edits)
 
 
-def rule(
-    severity: Severity, title: str, finds: str, why: str, fix: str, example: Example
-) -> Callable[[Check], LintRule]:
-    """Make the decorated check a rule; the name of the function is the rule's id."""
-    return lambda check: LintRule(check.__name__, severity, title, finds, why, fix, example, check)
+@cache
+def texts() -> Mapping[str, RuleText]:
+    """Return the rules of rules.toml by id, in the order in which findings of one severity are reported."""
+    return {text.id: text for text in read(Path(__file__).with_name("rules.toml"), tuple[RuleText, ...], "rule")}
+
+
+def text_of(id: str) -> RuleText:
+    """Return the texts of a rule; Mistake if rules.toml has none."""
+    if id not in texts():
+        raise Mistake(f"the rule {id} has no [[rule]] in diag/lint/rules.toml")
+    return texts()[id]
+
+
+def rule(topic: str = "", **numbers: object) -> Callable[[Check], LintRule]:
+    """Make the decorated check the rule of its name; `numbers` replace their {name} in the rule's texts.
+
+    The rule is on the page of its module unless a `topic` is given.
+    """
+
+    def declared(check: Check) -> LintRule:
+        text = text_of(check.__name__)
+        finds = text.finds
+        for name, number in numbers.items():
+            finds = finds.replace("{" + name + "}", str(number))
+        module = check.__module__.rpartition(".")[2]
+        return LintRule(**{**vars(text), "finds": finds}, check=check, topic=topic or module)
+
+    return declared
 
 
 def removal(options: Sequence[Given]) -> tuple[Edit, ...]:
     """Return the edits that remove options; an option of a YAML file has no words in the command."""
-    return tuple(Edit(given.words) for given in options if given.words)
+    return tuple(Edit(mention.words) for mention in options if mention.words)
 
 
-def shown(given: Given) -> str:
+def shown(mention: Given) -> str:
     """Name an option in a report, and the --config file if the option stands there.
 
     A word that is no flag of vLLM may be a secret, such as the value of the flag before it: it is named by its
     position.
     """
-    spelled = redaction.flag(given)
+    spelled = redaction.flag(mention)
     if not spelled:
-        return f"Word {given.words.start + 1}" if given.words else "A key of the --config file"
-    named = spelled if given.name.startswith(spelled) else f"{spelled} ({given.name})"
-    return named if given.words else f"{named} (in the --config file)"
+        return f"Word {mention.words.start + 1}" if mention.words else "A key of the --config file"
+    named = spelled if mention.name.startswith(spelled) else f"{spelled} ({mention.name})"
+    return named if mention.words else f"{named} (in the --config file)"

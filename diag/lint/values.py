@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from diag.core.files import parse_json
-from diag.lint.rule import Edit, Example, LintTarget, Match, at_least, is_open, number, removal, rule, shown
+from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, number, removal, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import quoted_values
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
@@ -74,39 +74,19 @@ _TYPES = {
 }
 
 
-def _checkable(target: LintTarget) -> Iterator[Given]:
-    for given in target.accepted():
-        is_whole = bool(given.option) and not (given.option and given.option.key)
-        if is_whole and given.values and not any(map(is_open, given.values)):
-            yield given
-
-
-@rule(
-    "error",
-    "A value is of the wrong type",
-    "A value that vLLM's parser cannot read as the number, the size or the JSON that the flag takes.",
-    "vLLM exits with `invalid value`",
-    "Give a value of the type that the finding names",
-    Example("vllm serve m --max-num-seqs many", leaves="vllm serve m --max-num-seqs 64"),
-)
-def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
-    for given in _checkable(target):
-        if not _is_readable(given, target.version):
-            expected = _TYPES[_flag(given).value]
-            yield Match(
-                f"{shown(given)}: {quoted_values(given)} is not {expected}",
-                f"vLLM {target.version} exits with `invalid value`",
-                f"Give {given.name} {expected}",
-            )
-
-
-def _is_readable(given: Given, version: str) -> bool:
-    return all(_is_of_type(_flag(given), text, version) for text in given.values)
-
-
-def _flag(given: Given) -> Flag:
-    """Return the flag of an option as it is in the release that the command was read for."""
-    return given.option.flag if given.option else known()[given.name]
+def _faults(target: LintTarget) -> Iterator[tuple[str, Given, Flag]]:
+    """Yield each option with a wrong value, the first thing that is wrong with it, and its flag in this release."""
+    for mention in target.accepted():
+        option = mention.option
+        if not option or option.key or not mention.values or any(map(is_open, mention.values)):
+            continue
+        flag, accepted = option.flag, VALUE_RANGES.get(mention.name)
+        if not all(_is_of_type(flag, text, target.version) for text in mention.values):
+            yield "type", mention, flag
+        elif accepted and any(value not in accepted for value in map(number, mention.values) if value is not None):
+            yield "range", mention, flag
+        elif flag.choices and not {*mention.values} - {"None"} <= {*flag.choices}:
+            yield "choice", mention, flag
 
 
 def _is_of_type(flag: Flag, text: str, version: str) -> bool:
@@ -128,101 +108,64 @@ def _is_of_type(flag: Flag, text: str, version: str) -> bool:
     return text.strip().lstrip("+-").replace("_", "").isdigit()
 
 
-@rule(
-    "error",
-    "A value is out of range",
-    "A number that is smaller or larger than vLLM accepts for the flag.",
-    "vLLM checks the value at startup and does not start with it",
-    "Give a value in the range that the finding names",
-    Example("vllm serve m --gpu-memory-utilization 1.5", leaves="vllm serve m --gpu-memory-utilization 0.9"),
-)
-def value_out_of_range(target: LintTarget) -> Iterator[Match]:
-    for given in _checkable(target):
-        if _is_readable(given, target.version) and not _is_in_range(given):
-            accepted = VALUE_RANGES[given.name]
+@rule()
+def value_of_wrong_type(target: LintTarget) -> Iterator[Match]:
+    for fault, mention, flag in _faults(target):
+        if fault == "type":
+            expected = _TYPES[flag.value]
             yield Match(
-                f"{shown(given)} is {quoted_values(given)}, expected a value {accepted}",
-                f"vLLM {target.version} does not start with it",
-                f"Give {given.name} a value {accepted}",
+                f"{shown(mention)}: {quoted_values(mention)} is not {expected}",
+                f"vLLM {target.version} exits with `invalid value`",
+                f"Give {mention.name} {expected}",
             )
 
 
-def _is_in_range(given: Given) -> bool:
-    accepted = VALUE_RANGES.get(given.name)
-    values = (number(text) for text in given.values)
-    return accepted is None or all(value in accepted for value in values if value is not None)
+@rule()
+def value_out_of_range(target: LintTarget) -> Iterator[Match]:
+    for fault, mention, _ in _faults(target):
+        if fault == "range":
+            accepted = VALUE_RANGES[mention.name]
+            yield Match(
+                f"{shown(mention)} is {quoted_values(mention)}, expected a value {accepted}",
+                f"vLLM {target.version} does not start with it",
+                f"Give {mention.name} a value {accepted}",
+            )
 
 
-@rule(
-    "error",
-    "A value is not one of the flag's choices",
-    "A value that is not in the flag's list of choices. The lists are those of 26 releases; for any other release"
-    " the finding is an info.",
-    "vLLM exits with `invalid choice`",
-    "Use one of the choices that the finding lists",
-    Example("vllm serve m --kv-cache-dtype fp9", leaves="vllm serve m --kv-cache-dtype fp8"),
-)
+@rule()
 def not_a_choice(target: LintTarget) -> Iterator[Match]:
-    for given in _checkable(target):
-        choices = _flag(given).choices
-        is_other = choices and not all(text in choices for text in given.values if text != "None")
-        if is_other and _is_readable(given, target.version) and _is_in_range(given):
-            same = is_described(target.version)
+    for fault, mention, flag in _faults(target):
+        if fault == "choice":
+            choices, same = flag.choices, is_described(target.version)
             release = target.version if same else nearest(target.version)
             yield Match(
-                f"{shown(given)}: {quoted_values(given)} is not a value that vLLM {release} accepts",
+                f"{shown(mention)}: {quoted_values(mention)} is not a value that vLLM {release} accepts",
                 f"It accepts {', '.join(choices[:12])}{' ...' if len(choices) > 12 else ''}",
                 f"Use one of them{'' if same else f', or make sure that vLLM {target.version} accepts this one'}",
                 severity=None if same else "info",
             )
 
 
-@rule(
-    "error",
-    "-O is given compilation settings",
-    "`-O '{...}'` or `-O.key=value` with a release in which -O is a level.",
-    "-O is a level from 0 to 3 and nothing else",
-    "Use -cc, short for --compilation-config, in its place",
-    Example("vllm serve m -O.mode=3", leaves="vllm serve m -O3"),
-)
+@rule()
 def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
     """`-O '{...}'` and `-O.key=value` were short for --compilation-config until -O became a level."""
     if not known()["--optimization-level"].in_release(target.version):
         return
-    for given in target.command.given:
-        if re.fullmatch(r"-O(?:\..*)?", given.spelled) and ("." in given.spelled or "{" in "".join(given.values)):
-            at = range(given.words.start, given.words.start + 1)
+    for mention in target.command.given:
+        if re.fullmatch(r"-O(?:\..*)?", mention.spelled) and ("." in mention.spelled or "{" in "".join(mention.values)):
+            at = range(mention.words.start, mention.words.start + 1)
             new = f"-cc{target.command.words[at.start].removeprefix('-O')}"
             yield Match(
-                f"{shown(given)} with compilation settings",
+                f"{shown(mention)} with compilation settings",
                 f"In vLLM {target.version} -O is a level from 0 to 3 and nothing else",
-                edits=() if "level" in " ".join((given.spelled, *given.values)) else (Edit(at, (new,)),),
+                edits=() if "level" in " ".join((mention.spelled, *mention.values)) else (Edit(at, (new,)),),
             )
 
 
-@rule(
-    "error",
-    "--distributed-executor-backend names no executor",
-    "A name other than ray, mp, uni and external_launcher that is no Python class either.",
-    "The parser accepts it and the server fails later, when it starts the ranks",
-    f"Use one of {', '.join(_EXECUTORS)}, or remove it",
-    Example(
-        "vllm serve m -tp 2 --distributed-executor-backend nccl",
-        leaves="vllm serve m -tp 2 --distributed-executor-backend mp",
-    ),
-)
+@rule()
 def no_such_executor(target: LintTarget) -> Iterator[Match]:
     """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
-    for given in target.command.all("--distributed-executor-backend"):
-        value = "".join(given.values)
+    for mention in target.command.all("--distributed-executor-backend"):
+        value = "".join(mention.values)
         if value and "." not in value and not is_open(value) and value not in _EXECUTORS:
-            yield Match(f"{shown(given)}: vLLM has no executor {value[:40]!r}", edits=removal([given]))
-
-
-RULES = (
-    value_of_wrong_type,
-    value_out_of_range,
-    not_a_choice,
-    optimization_level_with_settings,
-    no_such_executor,
-)
+            yield Match(f"{shown(mention)}: vLLM has no executor {value[:40]!r}", edits=removal([mention]))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from diag.lint.rule import HELP, Edit, Example, LintTarget, Match, at_least, is_open, removal, rule, shown
+from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
@@ -16,48 +16,33 @@ _NOT_OFF_BY_DEFAULT = {
 """Switches whose false in a --config file matters."""
 
 
-@rule(
-    "error",
-    "A flag has no value",
-    "A flag that takes a value and stands at the end of the command or before another flag.",
-    "vLLM exits with `expected one argument`",
-    "Give the flag a value, or remove it",
-    Example("vllm serve m --max-num-seqs --port 8000", leaves="vllm serve m --max-num-seqs 64 --port 8000"),
-)
+@rule()
 def value_missing(target: LintTarget) -> Iterator[Match]:
-    for given in target.accepted():
-        takes = given.option.flag.takes if given.option else "optional"
-        if takes in ("one", "many") and not given.values:
+    for mention in target.accepted():
+        takes = mention.option.flag.takes if mention.option else "optional"
+        if takes in ("one", "many") and not mention.values:
             count = "at least one argument" if takes == "many" else "one argument"
             yield Match(
-                f"{shown(given)} has no value",
+                f"{shown(mention)} has no value",
                 f"vLLM {target.version} exits with `expected {count}`",
-                f"Write {given.name} VALUE, or remove it",
+                f"Write {mention.name} VALUE, or remove it",
             )
 
 
-@rule(
-    "error",
-    "A switch has a value",
-    "A flag that is either given or not, followed by a value such as true. Up to 0.8.4"
-    " vLLM took one as a word of its own.",
-    "vLLM refuses the word after it",
-    "Write `--x` or `--no-x`",
-    Example("vllm serve m --enable-prefix-caching false", leaves="vllm serve m --no-enable-prefix-caching"),
-)
+@rule()
 def switch_with_a_value(target: LintTarget) -> Iterator[Match]:
-    for given in target.accepted():
-        option = given.option
-        if not option or not given.words or option.key or option.flag.takes != "none" or not given.values:
+    for mention in target.accepted():
+        option = mention.option
+        if not option or not mention.words or option.key or option.flag.takes != "none" or not mention.values:
             continue
-        if len(given.words) == 1 or target.since(_SWITCHES_TOOK_WORDS):
-            off = given.values[0].lower() in ("false", "0") or not option.on
+        if len(mention.words) == 1 or target.since(_SWITCHES_TOOK_WORDS):
+            off = mention.values[0].lower() in ("false", "0") or not option.on
             new = (f"--no-{option.flag.name[2:]}" if off else option.flag.name,) if option.flag.no or not off else ()
             yield Match(
-                f"{shown(given)} takes no value",
+                f"{shown(mention)} takes no value",
                 f"vLLM {target.version} refuses the word after it",
                 f"Write {new[0]}" if new else "Remove it",
-                (Edit(given.words, new),),
+                (Edit(mention.words, new),),
             )
 
 
@@ -72,14 +57,7 @@ def _joined(target: LintTarget) -> list[int]:
     return [at for at in _strays(target) if re.match(r"-\S+\s", target.command.words[at])]
 
 
-@rule(
-    "error",
-    "A flag and its value are one word",
-    "A word such as `'--dtype auto'`, with a space in it, that belongs to no flag.",
-    "Quotation marks, or one item of a YAML list, hold them together: vLLM sees one word that it does not know",
-    "Write two words, or --flag=value",
-    Example("vllm serve m '--dtype auto'", leaves="vllm serve m --dtype auto"),
-)
+@rule()
 def flag_and_value_in_one_word(target: LintTarget) -> Iterator[Match]:
     words, places = target.command.words, _joined(target)
     if places:
@@ -91,14 +69,7 @@ def flag_and_value_in_one_word(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "error",
-    "A word belongs to no flag",
-    "A word behind all the values that the flag before it takes.",
-    "vLLM exits with `unrecognized arguments`",
-    "Remove it, or put the flag before it whose value it is",
-    Example("vllm serve m --port 8000 8001", leaves="vllm serve m --port 8000"),
-)
+@rule()
 def word_too_many(target: LintTarget) -> Iterator[Match]:
     command, places = target.command, _strays(target)
     if command.by_module and command.arguments in command.strays and _has_model(command) and _model_flags(command):
@@ -109,27 +80,17 @@ def word_too_many(target: LintTarget) -> Iterator[Match]:
             edits=(Edit(first),),
         )
     if places and not _joined(target):
-        before = [shown(given) for given in command.given if given.words and given.words.stop <= places[0]]
+        before = [shown(mention) for mention in command.given if mention.words and mention.words.stop <= places[0]]
         count = "One word" if len(places) == 1 else f"{len(places)} words"
         yield Match(f"{count} too many, after {before[-1] if before else 'the model'}")
 
 
-@rule(
-    "warning",
-    "A flag is given more than once, with different values",
-    "A flag with two values, or given both as --x and as --no-x. A value of the --config file that the command line"
-    " overrides once is an info.",
-    "argparse keeps the last value",
-    "Keep only the intended one",
-    Example(
-        "vllm serve m --max-num-seqs 8 --max-num-seqs 16", leaves="vllm serve m --max-num-seqs 16 --max-num-seqs 16"
-    ),
-)
+@rule()
 def given_twice(target: LintTarget) -> Iterator[Match]:
     command = target.command
-    for name in dict.fromkeys(given.name for given in command.given if given.option):
+    for name in dict.fromkeys(mention.name for mention in command.given if mention.option):
         mentions = command.all(name)
-        values = {(given.values, given.option.on if given.option else True) for given in mentions}
+        values = {(mention.values, mention.option.on if mention.option else True) for mention in mentions}
         if len(values) < 2 or name == "--middleware":  # the only flag that collects its values
             continue
         *lost, last = mentions
@@ -145,19 +106,7 @@ def given_twice(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "warning",
-    "A false in the --config file has no effect",
-    "A switch that is on by default, or may be, and is false in the --config file.",
-    "vLLM ignores a false in the file from 0.9.0 to 0.27, and one whose key has underscores since 0.31.0",
-    "Give --no-x on the command line; since 0.31.0 write the key with dashes",
-    Example(
-        "vllm serve m --config c.yaml",
-        "0.27.1",
-        "c.yaml contains `enable-prefix-caching: false`",
-        leaves="vllm serve m --no-enable-prefix-caching",
-    ),
-)
+@rule()
 def config_false_ignored(target: LintTarget) -> Iterator[Match]:
     for key in target.command.dropped:
         flag, new = known().get("--" + key.replace("_", "-")), key.replace("_", "-")
@@ -170,21 +119,11 @@ def config_false_ignored(target: LintTarget) -> Iterator[Match]:
             )
 
 
-RULES = (
-    value_missing,
-    switch_with_a_value,
-    flag_and_value_in_one_word,
-    word_too_many,
-    given_twice,
-    config_false_ignored,
-)
-
-
 # -- the model and the entry point
 
 
 def _is_help(command: Command) -> bool:
-    return any(given.spelled in HELP for given in command.given)
+    return any(mention.spelled in HELP for mention in command.given)
 
 
 def _is_without_model(command: Command) -> bool:
@@ -200,50 +139,29 @@ def _has_model(command: Command) -> bool:
 
 def _model_flags(command: Command) -> list[Given]:
     """Return each --model on the command line itself."""
-    return [given for given in command.all("--model") if given.words]
+    return [mention for mention in command.all("--model") if mention.words]
 
 
-@rule(
-    "warning",
-    "No model is named",
-    "A command that names no model, neither as its first word nor by --model.",
-    "vLLM serves a default model",
-    "Name the model: vllm serve MODEL ...",
-    Example("vllm serve --port 8000", leaves="vllm serve m --port 8000"),
-)
+@rule()
 def no_model(target: LintTarget) -> Iterator[Match]:
     if _is_without_model(target.command) and not _is_help(target.command):
         default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
         yield Match(why=f"vLLM {target.version} serves {default}")
 
 
-@rule(
-    "error",
-    "The model is named twice, as the first word and by --model",
-    "`vllm serve MODEL` with --model.",
-    "vLLM exits with `unrecognized arguments`",
-    "Keep only the first word",
-    Example("vllm serve m --model n", leaves="vllm serve m --served-model-name n"),
-)
+@rule()
 def model_named_twice(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
     if named and _has_model(command) and command.arguments in command.strays and not command.by_module:
         yield Match(why=f"vLLM {target.version} exits with `unrecognized arguments`", edits=removal(named))
 
 
-@rule(
-    "warning",
-    "vllm serve takes the model as its first word, not by --model",
-    "`vllm serve --model MODEL`. Up to 0.11.0 it is an error.",
-    "Releases up to 0.11.0 refuse --model; later ones accept it and log that it is deprecated",
-    "Write vllm serve MODEL ...",
-    Example("vllm serve --model m", leaves="vllm serve m"),
-)
+@rule()
 def model_by_flag(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
     is_serve = "serve" in command.words[: command.arguments] and not command.entry
     if named and is_serve and _has_model(command) and command.arguments not in command.strays:
-        refused = not target.since("0.11.1") and any(len(given.words) > 1 for given in named)
+        refused = not target.since("0.11.1") and any(len(mention.words) > 1 for mention in named)
         first = range(command.arguments, command.arguments)
         yield Match(
             edits=(*removal(named), Edit(first, named[-1].values)),
@@ -251,18 +169,7 @@ def model_by_flag(target: LintTarget) -> Iterator[Match]:
         )
 
 
-@rule(
-    "error",
-    "The API server module takes its model only from --model",
-    "`python -m vllm.entrypoints.openai.api_server MODEL`, or the image of a release up to 0.9.1, which starts that"
-    " module.",
-    "vLLM refuses the word, or ignores it and serves a default model",
-    "Use --model MODEL",
-    Example(
-        "python -m vllm.entrypoints.openai.api_server m",
-        leaves="python -m vllm.entrypoints.openai.api_server --model m",
-    ),
-)
+@rule()
 def model_not_read(target: LintTarget) -> Iterator[Match]:
     command = target.command
     first = command.words[command.arguments : command.arguments + 1]
@@ -283,26 +190,10 @@ def _is_own_image(command: Command) -> bool:
     return command.image.rpartition("/")[2].startswith("vllm-openai")
 
 
-@rule(
-    "error",
-    "The image's own entry point is repeated",
-    "`vllm serve` after one of vLLM's own images, whose entry point starts the server already.",
-    "The entry point takes the words for its arguments: `unrecognized arguments`",
-    "Remove it: only flags follow the image",
-    Example("docker run vllm/vllm-openai:v0.32.0 vllm serve m", leaves="docker run vllm/vllm-openai:v0.32.0 m"),
-)
+@rule()
 def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
     command = target.command
     if _is_own_image(command) and command.entry is not None and command.entry < command.arguments:
         again = range(command.entry, command.arguments)
         words = " ".join(command.words[at] for at in again)
         yield Match(f"`{words}` after the image, whose entry point starts the server", edits=(Edit(again),))
-
-
-MODEL_RULES = (
-    no_model,
-    model_named_twice,
-    model_by_flag,
-    model_not_read,
-    entry_point_repeated,
-)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diag.core.files import expanded
 from diag.core.formatting import GIB, MIB, gibibytes, plural, quantity
-from diag.lint.memory import offloaded
+from diag.lint.host import offloaded
 from diag.lint.rule import LintTarget, is_open, number
 from diag.preflight import machine
 from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned

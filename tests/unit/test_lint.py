@@ -15,8 +15,7 @@ from support.scripted_nvml import GIB, H100, T4
 
 from diag.cli.app import main
 from diag.commands import lint as linting
-from diag.lint.flags import VARIABLES
-from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, TASKS
+from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, TASKS, VARIABLES
 from diag.lint.rule import Edit, LintFinding, LintResult, LintTarget
 from diag.lint.rules import corrected, lint
 from diag.report.settings import render_lint, render_lint_json

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from diag.commands.lint import LintOptions, ignored_rules, judge, run
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadUsage
 from diag.lint.rule import HostGpu, HostGpus, LintRule, LintTarget
-from diag.lint.rules import DECLARED, RULES, lint
+from diag.lint.rules import RULES, lint
 from diag.lint.weights import draft_model
 from diag.vllm.command.parse import filled_in, read_all
 from diag.vllm.command.shell import line
@@ -115,11 +114,6 @@ def test_a_rule_has_a_page_with_every_part(rule: LintRule) -> None:
     ]
     for part in (rule.title, rule.finds, rule.why, rule.fix, rule.example.command, rule.example.leaves):
         assert part.strip()
-
-
-def test_an_id_belongs_to_one_rule() -> None:
-    declared = Counter(rule.id for rule in DECLARED)
-    assert [rule for rule, count in declared.items() if count > 1] == []
 
 
 @EACH_RULE

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/flags.py"
+INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/rules.toml"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
 ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
@@ -46,8 +46,9 @@ MISTAKES = [
     (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', '{value}', grup='s')\nPARTS", "(did you mean group?)"),
     (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', '{value}').abov\nPARTS", "has no 'abov' (did you mean above?)"),
     (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', 3)\nPARTS", "sentence must be a text, not 3"),
-    (LINT, '    "error",', '    "eror",', "severity must be error, warning or info, not 'eror'"),
-    (LINT, "\n    ambiguous_flag,", "", "the rule ambiguous_flag is in no RULES of diag.lint.flags"),
+    (LINT, 'severity = "error"', 'severity = "eror"', "severity must be error, warning or info, not 'eror'"),
+    (LINT, '\nid = "ambiguous_flag"', '\nid = "unknown_flag"', "'unknown_flag' exists twice"),
+    (LINT, '\nid = "ambiguous_flag"', '\nid = "ambiguous_flags"', "the rule ambiguous_flag has no [[rule]] in"),
     (FAILURES, "\nmeans =", "\nmeens =", ":10: failure has no key 'meens'"),
     (FAILURES, "{share}", "{shore}", "names 'shore', which is no group of `pattern` (did you mean share?)"),
     (FAILURES, "{share(", "{shore(", "uses 'shore', which is no function (did you mean share?)"),

@@ -7,10 +7,9 @@ from support.sampling import some
 
 from diag.commands.lint import judge
 from diag.core.errors import BadUsage
-from diag.lint.pods import RULES
 from diag.lint.rule import LintTarget
-from diag.lint.rules import lint
-from diag.vllm.command.keywords import command_line
+from diag.lint.rules import RULES, lint
+from diag.vllm.command.command import command_line
 from diag.vllm.command.parse import parse
 from diag.vllm.command.writings import EXPECTED, FORMS
 
@@ -137,7 +136,7 @@ spec: {metrics: [{type: Pods, pods: {metric: {name: vllm_num_requests_waiting}}}
 
 
 def found(text: str) -> set[str]:
-    pods = {rule.id for rule in RULES}
+    pods = {rule.id for rule in RULES.values() if rule.topic == "pods"}
     return {each.rule for each in lint(LintTarget(parse(text, "0.32.0"), "0.32.0"))} & pods
 
 

@@ -1,8 +1,9 @@
-"""A parsed launch command of vLLM: its words, its options and the YAML file of --config."""
+"""A parsed launch command of vLLM: its words, its options and the YAML file of --config; keyword arguments as words."""
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from diag.core.errors import BadUsage
 from diag.core.files import parse_json
 from diag.core.yaml import load
 from diag.vllm.command.container import Container
+from diag.vllm.command.free_text import is_secret
+from diag.vllm.command.shell import line
 from diag.vllm.flags.registry import Option, known, release, understood
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
@@ -35,7 +38,7 @@ class Given(NamedTuple):
 
 def options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given, ...], list[int]]:
     """Split a command line into options; also return the places of the words that belong to no option."""
-    given, loose, at = [], [], start
+    mentions, loose, at = [], [], start
     while at < len(words):
         if not _is_option(words[at]):
             loose += [at] if words[at] != "--" else []
@@ -58,9 +61,9 @@ def options(words: Sequence[str], start: int, version: str) -> tuple[tuple[Given
             most = len(words) if takes == "many" else min(end + 1, len(words))
             while end < most and words[end] != "--" and not _is_option(words[end]):
                 end += 1
-        given.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
+        mentions.append(Given(name, (value,) if joined else tuple(words[at + 1 : end]), option, range(at, end)))
         at = end
-    return tuple(given), loose
+    return tuple(mentions), loose
 
 
 def _is_option(word: str) -> bool:
@@ -94,15 +97,15 @@ def is_dropped(key: str, value: Any, version: str) -> bool:
 
 def from_file(content: Mapping[str, Any], version: str) -> tuple[Given, ...]:
     """Return the options that a --config file gives, without those that vLLM drops."""
-    found = []
+    mentions = []
     for key, value in content.items():
         if is_dropped(key, value, version):
             continue
         flag = f"--no-{key}" if value is False else f"--{key}"
         texts = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
         values = () if isinstance(value, bool) else tuple(map(str, texts))
-        found.append(Given(flag, values, understood(flag, version)))
-    return tuple(found)
+        mentions.append(Given(flag, values, understood(flag, version)))
+    return tuple(mentions)
 
 
 class Command(NamedTuple):
@@ -147,32 +150,43 @@ class Command(NamedTuple):
         before = self.words[: self.arguments]
         return any(map(is_server, before)) and "serve" not in before
 
+    def written(self) -> str:
+        """Write the command in one line, with the commands around it and the variables that are exported to it."""
+        text = line([*self.exported, *self.words])
+        for words, place in reversed(self.around):
+            outer = [line([word]) for word in words]
+            outer[place] = shlex.quote(text)
+            text = " ".join(outer)
+        return text
+
     def all(self, flag: str) -> tuple[Given, ...]:
         """Return every mention of a flag; the last one counts."""
-        return tuple(given for given in self.given if given.name == flag and not (given.option and given.option.key))
+        return tuple(
+            mention for mention in self.given if mention.name == flag and not (mention.option and mention.option.key)
+        )
 
     def get(self, flag: str) -> str | None:
         """Return the value of a flag, "" for a switch, None if it is not given."""
-        found = self.all(flag)
-        return " ".join(found[-1].values) if found else None
+        mentions = self.all(flag)
+        return " ".join(mentions[-1].values) if mentions else None
 
     def keys(self, flag: str) -> Mapping[str, object]:
         """Return the keys of a flag that takes JSON, also of its dotted form; {} if the value is no JSON object."""
-        found: dict[str, object] = {}
-        for given in self.given:
-            if given.name == flag and given.option:
-                text = " ".join(given.values)
-                found |= {given.option.key: text} if given.option.key else json_object(text)
-        return found
+        keys: dict[str, object] = {}
+        for mention in self.given:
+            if mention.name == flag and mention.option:
+                text = " ".join(mention.values)
+                keys |= {mention.option.key: text} if mention.option.key else json_object(text)
+        return keys
 
     def switched(self, flag: str) -> bool | None:
         """Return True or False for a switch; None if it is not given."""
-        found = [
-            given.option.on and "".join(given.values).lower() not in ("false", "0")
-            for given in self.all(flag)
-            if given.option
+        states = [
+            mention.option.on and "".join(mention.values).lower() not in ("false", "0")
+            for mention in self.all(flag)
+            if mention.option
         ]
-        return found[-1] if found else None
+        return states[-1] if states else None
 
 
 def is_server(word: str) -> bool:
@@ -187,3 +201,115 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+# -- keyword arguments (Python, YAML, variables in upper case) as the words of a command line
+
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_MOST_BYTES = 2**20
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+_RENAMED_LEVEL = "0.12.0"
+"""The release from which on the key `level` of --compilation-config is called `mode`."""
+
+_VARIABLES: Mapping[str, str] = {
+    "MODEL_NAME": "model",
+    "MODEL_ID": "model",
+    "MODEL_REVISION": "revision",
+    "TOKENIZER_NAME": "tokenizer",
+    "OPENAI_SERVED_MODEL_NAME_OVERRIDE": "served_model_name",
+    "CUSTOM_CHAT_TEMPLATE": "chat_template",
+    "VLLM_CONFIG_FILE": "config",
+}
+"""Variables of RunPod's worker (src/args_builder.py) whose name is no flag in upper case."""
+_EXTRA = ("VLLM_EXTRA_ARGS", "VLLM_ADDITIONAL_ARGS")
+"""Variables that hold words of a command line: of RunPod's worker, and of KServe's LLMInferenceService."""
+_OF_THE_WORKER = frozenset(("HOST", "PORT", "API_KEY", "CONFIG", "HELP", "LOG_LEVEL"))
+"""Names of flags that RunPod's worker sets itself, or does not read."""
+_SAGEMAKER = "SM_VLLM_"
+"""Amazon SageMaker's images of vLLM turn each variable with this prefix into a flag."""
+
+
+def flag(name: str) -> str:
+    """Return the flag of a keyword in snake or camel case; a name that no release has keeps its spelling."""
+    dashed = "--" + _CAPITAL.sub("-", name).replace("_", "-").lower()
+    return dashed if dashed in known() else f"--{name}"
+
+
+def command_line(arguments: Mapping[str, Any], version: str = "") -> list[str]:
+    """Return the words after `vllm serve` that set the same arguments; None sets nothing."""
+    positional = [str(arguments["model"])] if arguments.get("model") else []
+    rest = ((name, value) for name, value in arguments.items() if name != "model" and value is not None)
+    return positional + [word for name, value in rest for word in _words(flag(name), value, version)]
+
+
+def _words(name: str, value: Any, version: str) -> list[str]:
+    option = known()[name].at(version) if name in known() else None
+    if option and option.takes == "none" and isinstance(value, str):
+        if "$" in value:
+            return [value]  # on or off, which the text does not show
+        lowered = value.lower()
+        value = lowered in _TRUE if lowered in (*_TRUE, *_FALSE) else value
+    if value is True:
+        return [name] if not option or option.takes in ("none", "optional") else [name, "true"]
+    if value is False:
+        is_off = option and (option.no or not option.in_release(version))
+        if not option or is_off:
+            return [f"--no-{name[2:]}"] if is_off else [name]
+        return [] if option.takes == "none" else [f"{name}=false"]
+    if name == "--compilation-config" and isinstance(value, int):
+        value = {"mode" if not version or release(version) >= release(_RENAMED_LEVEL) else "level": value}
+    if isinstance(value, list | tuple) and option and option.takes == "many":
+        return [name, *map(_text, value)]
+    text = _text(value)
+    return [f"{name}={text}"] if text.startswith("-") else [name, text]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str) if isinstance(value, dict | list | tuple) else str(value)
+
+
+def from_variables(variables: Mapping[str, str], version: str = "") -> list[str] | None:
+    """Return the words after `vllm serve` that a worker makes of its variables; None if they name no model."""
+    prefixed = {name[len(_SAGEMAKER) :]: value for name, value in variables.items() if name.startswith(_SAGEMAKER)}
+    arguments: dict[str, Any] = {}
+    for name, text in (prefixed or variables).items():
+        keyword = _VARIABLES.get(name, name.lower())
+        is_flag = name == name.upper() and f"--{keyword}".replace("_", "-") in known()
+        if text and (prefixed or (is_flag and name not in _OF_THE_WORKER and not is_secret(name))):
+            arguments[keyword] = text
+    if not arguments.get("model"):
+        return None
+    return [*command_line(arguments, version), *(word for name in _EXTRA for word in split(variables.get(name, "")))]
+
+
+def unread(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are no arguments: they stay variables of the process."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith(_SAGEMAKER)
+        and name not in (*_VARIABLES, *_EXTRA)
+        and (is_secret(name) or name in _OF_THE_WORKER or f"--{name.lower()}".replace("_", "-") not in known())
+    }
+
+
+def split(value: Any) -> list[str]:
+    """Return a list of words; a text is split as by a shell. BadUsage if an alias of YAML makes them very long."""
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError:
+            return value.split()
+    words = [str(word) for word in value] if isinstance(value, list) else []
+    if sum(map(len, words)) > _MOST_BYTES:
+        raise BadUsage("a list of words has more than 1 MiB")
+    return words
+
+
+def serve(words: Iterable[str], environment: Mapping[str, str], image: object = None) -> str:
+    """Write `vllm serve` with these words, in a container if the image is one of vLLM."""
+    pairs = [f"{name}={value}" for name, value in environment.items()]
+    if not isinstance(image, str) or "vllm" not in image:
+        return shlex.join([*pairs, "vllm", "serve", *words])
+    options = [word for pair in pairs for word in ("-e", pair)]
+    return shlex.join(["docker", "run", *options, "--entrypoint", "vllm", image, "serve", *words])

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from diag.vllm.command.shell import default
+
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _GRACE_SECONDS = 30.0
@@ -81,14 +83,19 @@ def read_pod(
     counts = ((name, _number(limits.get(name, requests.get(name)))) for name in _GPUS)
     by, gpus = next(((name, count) for name, count in counts if count is not None), ("", None))
     grace = _number(spec.get("terminationGracePeriodSeconds"))
+    hook = inner(container, "lifecycle", "preStop")
+    command = inner(hook, "exec").get("command")
+    slept = re.search(r"\bsleep (\d{1,6})\b", " ".join(map(str, command)) if isinstance(command, list) else "")
+    # the name of a volume may be a template's, its size anything
+    mounts = [str(mount.get("mountPath")).rstrip("/") for mount in items(container, "volumeMounts")]
     named = {str(port.get("name")): port.get("containerPort") for port in items(container, "ports")}
     probes = {name: _probe(container.get(f"{name}Probe"), named) for name in ("startup", "liveness", "readiness")}
     return Container(
         kind="pod",
         checks={f"{name} probe": probe for name, probe in probes.items() if probe},
         grace=grace if grace is not None else (_GRACE_SECONDS if is_whole else None),
-        pre_stop=_pre_stop(inner(container, "lifecycle", "preStop")),
-        shared_memory=_has_shared_memory(spec, container),
+        pre_stop=_number(inner(hook, "sleep").get("seconds")) or (float(slept[1]) if slept else 0),
+        shared_memory=bool(spec.get("hostIPC")) or _SHM in mounts,
         gpus=int(gpus) if gpus is not None else None,
         gpus_by=by,
         memory=quantity(limits.get("memory")),
@@ -123,13 +130,18 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
             options.setdefault(_LONG.get(option, option), []).append(value if joined else following)
     is_open = any("$" in word for word in words)
     gpus, by, devices = _given_gpus(options, environment)
-    mounts = [*map(_mounted, options.get("--volume", ())), *map(_mounted_by_keys, options.get("--mount", ()))]
-    mounts += [text.partition(":")[0] for text in options.get("--tmpfs", ())]
+    mounts = [text.partition(":")[0] for text in options.get("--tmpfs", ())]
+    for text in options.get("--volume", ()):  # without a colon it is an anonymous volume
+        mounts += re.sub(r"\$\{[^}]*\}", "$X", text).split(":")[1:2]
+    for text in options.get("--mount", ()):
+        keys = dict(part.partition("=")[::2] for part in text.split(","))
+        mounts.append(keys.get("target") or keys.get("destination") or keys.get("dst") or "")
     has_shm = bool({"--shm-size"} & options.keys()) or _SHM in mounts or "--privileged" in options
     ipc = options.get("--ipc", [""])[-1]
     probe = _health(options)
     is_host = any(value == "host" for value in (*options.get("--network", ()), *options.get("--net", ())))
-    ports = [] if is_host else [_published(text) for text in options.get("--publish", ())]
+    # [[ip:]host:]container; a range or a variable is unknown
+    ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in options.get("--publish", ()) if not is_host]
     is_fragment = _OF_A_SERVICE.isdisjoint(options)
     return Container(
         kind=kind,
@@ -139,7 +151,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         gpus_by=by,
         devices=devices,
         memory=quantity(re.sub(r"([kmgt])b?$", r"\1i", options.get("--memory", [""])[-1].lower())),
-        published=tuple(port for port in ports if port),
+        published=tuple(int(port) for port in ports if port.isdigit() and len(port) < 6 and int(port)),
         mounts=tuple(place for place in mounts if place.startswith("/")),
         is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
     )
@@ -161,36 +173,19 @@ def _given_gpus(
     if "--gpus" in options:
         named = re.search(r"device=([\w,.:-]+)", text)
         if named:
-            found = tuple(filter(None, named[1].split(",")))
-            return len(found), f"--gpus device={named[1]}", found
+            names = tuple(filter(None, named[1].split(",")))
+            return len(names), f"--gpus device={named[1]}", names
         count = re.fullmatch(r"(?:count=)?(\d{1,3})", text)
         return (int(count[1]) if count else None), f"--gpus {text[:40]}", ()
-    named_by = "NVIDIA_VISIBLE_DEVICES"
-    names = environment.get(named_by, "")
-    if "--runtime" in options and names and names not in ("all", "void", "none") and "$" not in names:
-        found = tuple(names.split(","))
-        return len(found), f"{named_by}={names}", found
-    found = tuple(re.findall(r"nvidia\.com/gpu=(\w[\w:-]*)", devices))
-    if found and "all" not in found:
-        return len(found), "--device nvidia.com/gpu", found
+    visible = environment.get("NVIDIA_VISIBLE_DEVICES", "")
+    if "--runtime" in options and visible and visible not in ("all", "void", "none") and "$" not in visible:
+        names = tuple(visible.split(","))
+        return len(names), f"NVIDIA_VISIBLE_DEVICES={visible}", names
+    names = tuple(re.findall(r"nvidia\.com/gpu=(\w[\w:-]*)", devices))
+    if names and "all" not in names:
+        return len(names), "--device nvidia.com/gpu", names
     others = "--runtime" in options or "--privileged" in options or devices
     return (None if others else 0), "", ()
-
-
-def _published(text: str) -> int:
-    """Return the container's port of -p [[ip:]host:]container; 0 for a range or a variable."""
-    port = text.rpartition(":")[2].removesuffix("/tcp")
-    return int(port) if port.isdigit() and len(port) < 6 else 0
-
-
-def _mounted(text: str) -> str:
-    """Return the place of -v; without a colon it is an anonymous volume."""
-    return "".join(re.sub(r"\$\{[^}]*\}", "$X", text).split(":")[1:2])
-
-
-def _mounted_by_keys(text: str) -> str:
-    keys = dict(part.partition("=")[::2] for part in text.split(","))
-    return keys.get("target") or keys.get("destination") or keys.get("dst") or ""
 
 
 def _health(options: Mapping[str, Sequence[str]]) -> ContainerProbe | None:
@@ -198,14 +193,13 @@ def _health(options: Mapping[str, Sequence[str]]) -> ContainerProbe | None:
     if not command:
         return None
     url = _URL.search(command)
-    start, interval = (_duration(options.get(f"--health-{name}", [""])[-1]) for name in ("start-period", "interval"))
+    start, interval = (
+        sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(options.get(name, [""])[-1]))
+        for name in ("--health-start-period", "--health-interval")
+    )
     retries = _number(options.get("--health-retries", [""])[-1])
     port = int(url[1] or 0) if url else 0
-    return ContainerProbe(url[2] if url else "", start or 0, interval or _INTERVAL, retries or _RETRIES, port)
-
-
-def _duration(text: str) -> float:
-    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text))
+    return ContainerProbe(url[2] if url else "", start, interval or _INTERVAL, retries or _RETRIES, port)
 
 
 def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> Container | None:
@@ -234,10 +228,12 @@ def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> 
         words += ["--health-cmd", " ".join(map(str, test)) if isinstance(test, list) else str(test)]
         keys = {"start_period": "start-period", "interval": "interval", "retries": "retries"}
         words += [word for key, name in keys.items() if key in check for word in (f"--health-{name}", str(check[key]))]
-    found = read_run([re.sub(r"\$\{\w+:?-([^{}$]*)\}", r"\1", word) for word in words], environment, "Compose service")
+    run = read_run([*map(default, words)], environment, "Compose service")
+    if not run:
+        return None
     is_part = "extends" in service or "profiles" in service
-    by = f"device_ids: {', '.join(found.devices)}" if found and found.devices else f"count: {found and found.gpus}"
-    return found._replace(is_whole=found.is_whole and not is_part, gpus_by=by) if found else None
+    by = f"device_ids: {', '.join(run.devices)}" if run.devices else f"count: {run.gpus}"
+    return run._replace(is_whole=run.is_whole and not is_part, gpus_by=by)
 
 
 def _texts(node: Mapping[str, Any], key: str) -> list[str]:
@@ -249,10 +245,12 @@ def accelerators(text: Any, kind: str, nodes: int = 1) -> Container | None:
     """Read `H100:2`, as SkyPilot and Modal write GPUs; None for another text."""
     if isinstance(text, dict) and len(text) == 1:
         text = ":".join(str(part) for pair in text.items() for part in pair)
-    found = re.fullmatch(r"([A-Za-z][\w.-]*!?)(?::(\d{1,3}))?", text) if isinstance(text, str) else None
-    if not found or found[1].lower().startswith("tpu"):
+    kind_and_count = re.fullmatch(r"([A-Za-z][\w.-]*!?)(?::(\d{1,3}))?", text) if isinstance(text, str) else None
+    if not kind_and_count or kind_and_count[1].lower().startswith("tpu"):
         return None
-    return Container(kind, shared_memory=None, gpus=int(found[2] or 1), gpus_by=text, is_whole=False, nodes=nodes)
+    return Container(
+        kind, shared_memory=None, gpus=int(kind_and_count[2] or 1), gpus_by=text, is_whole=False, nodes=nodes
+    )
 
 
 def inner(node: Any, *keys: str) -> Mapping[str, Any]:
@@ -264,22 +262,22 @@ def inner(node: Any, *keys: str) -> Mapping[str, Any]:
 
 def items(node: Any, key: str) -> list[Mapping[str, Any]]:
     """Return the mappings in the list under a key."""
-    found = node.get(key) if isinstance(node, dict) else None
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    listed = node.get(key) if isinstance(node, dict) else None
+    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
 
 
 def quantity(value: Any) -> float | None:
     """Read a quantity of Kubernetes, such as 64Gi, in bytes."""
-    found = _QUANTITY.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None
-    if not found:
+    written = _QUANTITY.fullmatch(str(value).strip()) if isinstance(value, str | int | float) else None
+    if not written:
         return None
-    number, unit = found.groups()
+    number, unit = written.groups()
     return float(number) * (1024.0 if unit.endswith("i") else 1000.0) ** _POWERS[unit[:1].lower()]
 
 
 def _number(value: Any) -> float | None:
-    found = _QUANTITY.fullmatch(str(value).strip()) if value is not None and not isinstance(value, bool) else None
-    return float(found[1]) if found and not found[2] else None
+    written = _QUANTITY.fullmatch(str(value).strip()) if value is not None and not isinstance(value, bool) else None
+    return float(written[1]) if written and not written[2] else None
 
 
 def _probe(probe: Any, named: Mapping[str, Any]) -> ContainerProbe | None:
@@ -293,33 +291,18 @@ def _probe(probe: Any, named: Mapping[str, Any]) -> ContainerProbe | None:
     return ContainerProbe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES, int(number))
 
 
-def _pre_stop(hook: Mapping[str, Any]) -> float:
-    """Return the seconds that a preStop hook sleeps; 0 if it does something else."""
-    seconds = _number(inner(hook, "sleep").get("seconds"))
-    command = inner(hook, "exec").get("command")
-    words = " ".join(map(str, command)) if isinstance(command, list) else ""
-    found = re.search(r"\bsleep (\d{1,6})\b", words)
-    return seconds or (float(found[1]) if found else 0)
-
-
-def _has_shared_memory(spec: Mapping[str, Any], container: Mapping[str, Any]) -> bool:
-    """Return True if a volume is mounted at /dev/shm; its name may be a template's, its size anything."""
-    mounts = [mount.get("mountPath") for mount in items(container, "volumeMounts")]
-    return bool(spec.get("hostIPC")) or any(str(path).rstrip("/") == _SHM for path in mounts)
-
-
 def scaled_on(documents: Sequence[Any]) -> list[str]:
     """Return the metrics and queries that the autoscalers in these documents read."""
-    found: list[str] = []
+    names: list[str] = []
     for document in documents:
         kind = document.get("kind") if isinstance(document, dict) else None
         if kind == "HorizontalPodAutoscaler":
             for metric in items(inner(document, "spec"), "metrics"):
-                names = [inner(metric, type_, "metric").get("name") for type_ in ("pods", "object", "external")]
-                found += [name for name in names if isinstance(name, str)]
+                by_type = (inner(metric, type_, "metric").get("name") for type_ in ("pods", "object", "external"))
+                names += [name for name in by_type if isinstance(name, str)]
         elif kind == "ScaledObject":
             for trigger in items(inner(document, "spec"), "triggers"):
                 if trigger.get("type") == "prometheus":
                     query = inner(trigger, "metadata").get("query")
-                    found += [query] if isinstance(query, str) else []
-    return found
+                    names += [query] if isinstance(query, str) else []
+    return names

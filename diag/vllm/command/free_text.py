@@ -100,7 +100,7 @@ def hidden(text: str) -> str:
     text = addresses_without_secrets(text)
     text = _without_values(text)
     if "%3" in text:
-        text = _ENCODED.sub(lambda found: _hide_value(found) if is_secret(found["name"]) else found[0], text)
+        text = _ENCODED.sub(lambda pair: _hide_value(pair) if is_secret(pair["name"]) else pair[0], text)
     for pattern in _forms():
         text = pattern.sub(_hide_value, text)
     parts = _MANGLED.split(text)
@@ -113,8 +113,8 @@ def hidden_lines(lines: Iterable[str]) -> Iterator[str]:
     before = ""
     for line in lines:
         head = _common_head(before, line)
-        found = _OPENS.search(before[len(head) :]) if before else None
-        if found and is_secret(found["name"][-_MOST_NAME:]) and not _BEGINS.match(line[len(head) :]):
+        opened = _OPENS.search(before[len(head) :]) if before else None
+        if opened and is_secret(opened["name"][-_MOST_NAME:]) and not _BEGINS.match(line[len(head) :]):
             both = hidden(f"{before[len(head) :][-_FARTHEST:]}\n{line[len(head) :]}")
             yield head + (both.partition("\n")[2] or HIDDEN)
         else:
@@ -160,16 +160,19 @@ def _without_values(text: str) -> str:
     """Hide each value that stands behind the name of a secret."""
     done, past, parts = 0, 0, list[str]()
     siblings = _siblings(text)
-    for found in _NAME.finditer(text):
-        start = found.start("name")
-        if start < past or not (is_secret(found["name"][-_MOST_NAME:]) or start in siblings):
+    for name in _NAME.finditer(text):
+        start = name.start("name")
+        if start < past or not (is_secret(name["name"][-_MOST_NAME:]) or start in siblings):
             continue
-        for start, end in _values(text, found):
+        for start, end in _values(text, name):
             value = text[start:end]
             last_line = value.rfind("\n")  # what closes the value may belong to something else there
             past = end if last_line < 0 else start + last_line
             if end > done and not _NO_VALUE.fullmatch(PLACEHOLDER.sub("", value)):
-                mark = _mark(value)
+                quoted = _QUOTED.match(value)
+                mark = (
+                    quoted["quote"] if quoted and quoted.end() == len(value) else ""
+                )  # it stays around the hidden value
                 parts += [text[done:start], mark, HIDDEN, mark] if start >= done else []
                 done = end
     return "".join((*parts, text[done:]))
@@ -177,9 +180,9 @@ def _without_values(text: str) -> str:
 
 def _siblings(text: str) -> set[int]:
     """Return where the names of fields begin whose value belongs to a secret's name in another field."""
-    found = list(_SIBLING.finditer(text)) if "val" in text.lower() or "content" in text.lower() else []
+    fields = list(_SIBLING.finditer(text)) if "val" in text.lower() or "content" in text.lower() else []
     begins = set[int]()
-    for field, after in zip_longest(found, found[1:]):
+    for field, after in zip_longest(fields, fields[1:]):
         if not is_secret(field["name"]):
             continue
         near = max(0, field.start() - _FARTHEST)
@@ -291,15 +294,9 @@ def _group_end(text: str, start: int) -> int:
     return len(text)
 
 
-def _mark(value: str) -> str:
-    """Return the quotation mark that a hidden value keeps."""
-    quoted = _QUOTED.match(value)
-    return quoted["quote"] if quoted and quoted.end() == len(value) else ""
-
-
-def _hide_value(found: re.Match[str]) -> str:
-    start, end = (at - found.start() for at in found.span("value"))
-    return found[0][:start] + HIDDEN + found[0][end:]
+def _hide_value(match: re.Match[str]) -> str:
+    start, end = (at - match.start() for at in match.span("value"))
+    return match[0][:start] + HIDDEN + match[0][end:]
 
 
 # -- randomness --------------------------------------------------------------------------------------------------------
@@ -343,8 +340,8 @@ _RANDOM_BITS, _FEWEST_PAIRS = 4.75, 12
 
 def _without_random(text: str) -> str:
     for run in _RUNS:
-        text = run.sub(lambda found: HIDDEN if _is_random(found[0]) else found[0], text)
-    return _HEX.sub(lambda found: found[0] if found[0].isdecimal() else HIDDEN, text)
+        text = run.sub(lambda word: HIDDEN if _is_random(word[0]) else word[0], text)
+    return _HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text)
 
 
 def _is_random(run: str) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.yaml import parse_documents
+from diag.vllm.command.command import command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
-from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.shell import filled_templates
 
 _KEYS = {
@@ -78,11 +78,11 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
     parts = [part for document in documents for part in (items(document, "items") or [document])]
-    reader, length, found = _Reader(scaled_on(parts), version), 0, False
+    reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
     for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
-        if writing.name == _SCRIPT and found:
+        if writing.name == _SCRIPT and is_read:
             return
-        found = True
+        is_read = True
         length += len(writing.command)
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
@@ -163,28 +163,28 @@ class _Reader(NamedTuple):
         # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
         program, *words = split(node.get("command" if is_pod else "entrypoint")) or [""]
         words += split(node.get("args" if is_pod else "command"))
-        given = image if isinstance(image, str) else ""
-        if given != node.get("image") and not program and not words:
+        vllm_image = image if isinstance(image, str) else ""
+        if vllm_image != node.get("image") and not program and not words:
             return  # the values of a chart whose templates are not known
         is_patch = is_pod and bool(program or words)  # the image is set by another file
-        if not given and not is_patch and "build" not in node:
+        if not vllm_image and not is_patch and "build" not in node:
             return
         options, environment = _variables(node)
-        if WORKER.search(given) and not program and not words:
+        if WORKER.search(vllm_image) and not program and not words:
             arguments = from_variables(environment, self.version)
             if arguments:
-                yield Writing(f"{name}, by its variables", line(arguments, unread(environment)))
-        elif not program and not words and ("vllm/vllm-openai" not in given or not (is_pod or name == _SERVICE)):
+                yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
+        elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             return  # what this image starts is unknown
         elif not program and not words and "Ray" in name:
             return  # the operator says it
-        elif "vllm" in (given or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
+        elif "vllm" in (vllm_image or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
-            words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
+            words = _referenced(words, environment)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
-            words = ["docker", "run", *options, given if "vllm" in given else "vllm", *words]
+            words = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", *words]
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -202,7 +202,7 @@ class _Reader(NamedTuple):
             return
         if re.search(r"--backend[ =]huggingface(?!\S)", " ".join(words)):
             return  # that server runs the model without vLLM
-        found, words = _from_kserve(words)
+        named, words = _from_kserve(words)
         stored = str(model.get("storageUri") or "")
         folder = stored.removeprefix("hf://") if stored.startswith("hf://") else _MOUNTED
         parallel = inner(predictor, "workerSpec")
@@ -210,7 +210,7 @@ class _Reader(NamedTuple):
             "tensor_parallel_size": parallel.get("tensorParallelSize"),
             "pipeline_parallel_size": parallel.get("pipelineParallelSize"),
         }
-        words = [found or (folder if stored or "storage" in model else "$MODEL"), *words]
+        words = [named or (folder if stored or "storage" in model else "$MODEL"), *words]
         yield self.engine(name, [*words, *command_line(sizes, self.version)], model, predictor)
 
     def llm_inference_service(self, document: Mapping[str, Any]) -> Iterator[Writing]:
@@ -231,8 +231,8 @@ class _Reader(NamedTuple):
             arguments = {"model": _fetched(model.get("uri"), _MOUNTED), "served_model_name": served}
             words = command_line({**arguments, **_parallel(inner(part, "parallelism"))}, self.version)
             words += [*split(container.get("args")), *split(environment.pop("VLLM_ADDITIONAL_ARGS", ""))]
-            own = {**container, "env": environment}
-            yield self.engine(name, words, _without_limits(own) if "worker" in part else own, template)
+            container = {**container, "env": environment}
+            yield self.engine(name, words, _without_limits(container) if "worker" in part else container, template)
 
     # -- Ray Serve
 
@@ -246,24 +246,24 @@ class _Reader(NamedTuple):
                 variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
                 environment = {str(key): str(value) for key, value in variables.items()}
-                yield Writing("Ray Serve's engine_kwargs", line(command_line(words, self.version), environment))
+                yield Writing("Ray Serve's engine_kwargs", serve(command_line(words, self.version), environment))
 
     # -- Helm values
 
     def production_stack(self, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield an engine of the production stack's chart, as its template deployment-vllm-multi.yaml starts it."""
-        given = dict(inner(model, "vllmConfig"))
-        extra, is_v0 = split(given.pop("extraArgs", None)), str(given.pop("v0", "")) == "1"
+        settings = dict(inner(model, "vllmConfig"))
+        extra, is_v0 = split(settings.pop("extraArgs", None)), str(settings.pop("v0", "")) == "1"
         for key in ("v1", "prometheusMultiprocDir"):
-            given.pop(key, None)
+            settings.pop(key, None)
         if "vllmConfig" in model:
-            given.setdefault("enablePrefixCaching", False)
+            settings.setdefault("enablePrefixCaching", False)
         switches = {"enableLoRA": "enable_lora", "enableTool": "enable_auto_tool_choice"}
         named = {"toolCallParser": "tool_call_parser", "modelRevision": "revision", "chatTemplate": "chat_template"}
         arguments = {
             "model": model.get("modelURL"),
             **{flag: True for key, flag in switches.items() if model.get(key)},
-            **given,
+            **settings,
             **{flag: model[key] for key, flag in named.items() if model.get(key)},
         }
         connector = inner(model, "lmcacheConfig")
@@ -301,12 +301,9 @@ class _Reader(NamedTuple):
     def engine(self, name: str, words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any]) -> Writing:
         """Return a launch to which a chart or an operator adds a pod of its own."""
         _, environment = _variables(node)
-        image = node.get("image")
-        words = [_REFERENCE.sub(lambda found: _referenced(found, environment), word) for word in words]
-        command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
-        return Writing(
-            name, command, read_pod(spec, node, self.metrics, is_whole=False), place=str(node.get("name") or "")
-        )
+        command = serve(_referenced(words, environment), environment, node.get("image"))
+        around = read_pod(spec, node, self.metrics, is_whole=False)
+        return Writing(name, command, around, place=str(node.get("name") or ""))
 
 
 # -- other operators and services
@@ -319,9 +316,7 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
         return
     _, environment = _variables(spec)
     model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
-    image = spec.get("image")
-    words = [model, *split(spec.get("args"))]
-    command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
+    command = serve([model, *split(spec.get("args"))], environment, spec.get("image"))
     count = str(spec.get("resourceProfile") or "").rpartition(":")[2]
     profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
     around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
@@ -331,21 +326,19 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
 def _vllm_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     """Yield the server of the production stack's operator."""
     spec = inner(document, "spec")
-    model, given = inner(spec, "model"), dict(inner(spec, "vllmConfig"))
-    extra = split(given.pop("extraArgs", None))
-    _, environment = _variables({"env": given.pop("env", None) or spec.get("env")})
+    model, settings = inner(spec, "model"), dict(inner(spec, "vllmConfig"))
+    extra = split(settings.pop("extraArgs", None))
+    _, environment = _variables({"env": settings.pop("env", None) or spec.get("env")})
     if not model.get("modelURL"):
         return
-    given.pop("v1", None)
+    settings.pop("v1", None)
     keys = {"maxModelLen": "max_model_len", "dtype": "dtype", "maxNumSeqs": "max_num_seqs"}
-    arguments = {"model": model.get("modelURL"), **{flag: model.get(key) for key, flag in keys.items()}, **given}
+    arguments = {"model": model.get("modelURL"), **{flag: model.get(key) for key, flag in keys.items()}, **settings}
     arguments |= {"enable_lora": True} if model.get("enableLoRA") is True else {}
     deployed = inner(spec, "deploymentConfig")
-    image = inner(deployed, "image").get("name")
     gpus = str(inner(deployed, "resources").get("gpu") or "")
     around = Container("pod", shared_memory=None, gpus=int(gpus) if gpus.isdigit() else None, is_whole=False)
-    words = [*command_line(arguments, version), *extra]
-    command = line(words, environment, image if isinstance(image, str) and "vllm" in image else "")
+    command = serve([*command_line(arguments, version), *extra], environment, inner(deployed, "image").get("name"))
     yield Writing("a VLLMRuntime", command, around._replace(gpus_by="deploymentConfig", is_pod=True))
 
 
@@ -365,11 +358,9 @@ def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     number = document.get("num_nodes")
     nodes = number if isinstance(number, int) else 1
     asked = inner(document, "resources")
-    found = asked.get("accelerators", asked.get("gpu"))
+    gpus = asked.get("accelerators", asked.get("gpu"))
     name = "a SkyPilot task" if "run" in document else "a dstack service"
-    around = accelerators(found, name[2:], nodes) or Container(
-        name[2:], shared_memory=None, is_whole=False, nodes=nodes
-    )
+    around = accelerators(gpus, name[2:], nodes) or Container(name[2:], shared_memory=None, is_whole=False, nodes=nodes)
     yield Writing(name, "\n".join([*exports, text]), around, place=str(document.get("name") or ""))
 
 
@@ -419,8 +410,10 @@ def _parallel(sizes: Mapping[str, Any], least: int = 1) -> dict[str, Any]:
         "data": "data_parallel_size",
         "dataLocal": "data_parallel_size_local",
     }
-    found = {flag: sizes.get(key) for key, flag in names.items()}
-    numbers: dict[str, Any] = {flag: size for flag, size in found.items() if isinstance(size, int) and size >= least}
+    arguments = {flag: sizes.get(key) for key, flag in names.items()}
+    numbers: dict[str, Any] = {
+        flag: size for flag, size in arguments.items() if isinstance(size, int) and size >= least
+    }
     return numbers | ({"enable_expert_parallel": True} if sizes.get("expert") is True else {})
 
 
@@ -443,9 +436,11 @@ def _variables(node: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     return [*options, *(word for name in unseen for word in ("--env-file", name))], environment
 
 
-def _referenced(found: re.Match[str], environment: Mapping[str, str]) -> str:
-    """Write a variable of the container, $(NAME), as a shell's."""
-    return f"${{{found[1]}}}" if found[1] in environment else found[0]
+def _referenced(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Write the variables of a container, $(NAME), as a shell's."""
+    return [
+        _REFERENCE.sub(lambda name: f"${{{name[1]}}}" if name[1] in environment else name[0], word) for word in words
+    ]
 
 
 def _from_kserve(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -478,13 +473,13 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if why := template(whole):
         raise BadUsage(f"{name}: {why}")
-    found = []
+    documents = []
     for part in _DOCUMENT.split(whole)[:_MOST_DOCUMENTS]:
         with suppress(BadUsage):
-            found += parse_documents(filled_templates(part), name)
-    if not any(isinstance(document, dict | list) for document in found):
+            documents += parse_documents(filled_templates(part), name)
+    if not any(isinstance(document, dict | list) for document in documents):
         raise error
-    return found
+    return documents
 
 
 def template(text: str) -> str:

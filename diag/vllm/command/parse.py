@@ -153,9 +153,9 @@ def read_foreign(text: str, version: str = "") -> Command:
     return unopened(parse(text, version))
 
 
-def unopened(found: Command) -> Command:
+def unopened(command: Command) -> Command:
     """Mark a command as somebody's who may see no file of this host."""
-    return found._replace(elsewhere=found.elsewhere or "not looked at for a command from elsewhere")
+    return command._replace(elsewhere=command.elsewhere or "not looked at for a command from elsewhere")
 
 
 def _content(name: str) -> bytes | None:
@@ -191,7 +191,7 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
             else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
         )
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
-    return tuple(found._replace(writing="a --config file") for found in _parse_shell(command, version, folder))
+    return tuple(one._replace(writing="a --config file") for one in _parse_shell(command, version, folder))
 
 
 def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> tuple[Command, ...]:
@@ -211,7 +211,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if launches:
         return _commands(launches, version, folder, text)
     try:
-        return tuple(found._replace(writing=notation(text)) for found in _parse_shell(text, version, folder))
+        return tuple(one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder))
     except BadUsage as error:
         refused = refused or error
     commands: list[Command] = []
@@ -225,16 +225,16 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
 
 def _from_guide(text: str, version: str) -> tuple[Command, ...]:
     """Parse the code blocks of a guide; a server in several of them is one in each."""
-    found: list[Command] = []
+    commands: list[Command] = []
     for block in _BLOCK.finditer(text):
         before = text.count("\n", 0, block.start(3))
         suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(block[2].lower(), "")
         with suppress(BadUsage):
             started = parse_all(textwrap.dedent(block[3]), version, None, suffix)
-            found += [command._replace(line=before + max(1, command.line)) for command in started]
-    if not found:
+            commands += [command._replace(line=before + max(1, command.line)) for command in started]
+    if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
-    return tuple(found[:_MOST_SERVERS])
+    return tuple(commands[:_MOST_SERVERS])
 
 
 def _commands(launches: Sequence[Writing], version: str, folder: Path | None, text: str) -> tuple[Command, ...]:
@@ -247,16 +247,16 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
         except NoLaunch as failure:
             error = failure
             continue
-        line = launch.line or _line(lines, launch.place, [found.line for found in commands])
-        for found in started:
+        line = launch.line or _line(lines, launch.place, [command.line for command in commands])
+        for command in started:
             commands.append(
-                found._replace(
+                command._replace(
                     writing=launch.name,
-                    container=launch.container or found.container,
+                    container=launch.container or command.container,
                     place=launch.place,
                     line=line,
-                    elsewhere=found.elsewhere or ("" if launch.is_here else "in the container"),
-                    pinned=found.pinned or _pinned(text),
+                    elsewhere=command.elsewhere or ("" if launch.is_here else "in the container"),
+                    pinned=command.pinned or _pinned(text),
                 )
             )
     if not commands:
@@ -273,8 +273,8 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _pinned(text: str) -> str:
     """Return the release of vLLM that a text installs, "" if it installs none or several."""
-    found = {*_PINNED.findall(text)}
-    return found.pop() if len(found) == 1 else ""
+    releases = {*_PINNED.findall(text)}
+    return releases.pop() if len(releases) == 1 else ""
 
 
 def _parse_shell(
@@ -286,42 +286,38 @@ def _parse_shell(
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
     runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
-    found: dict[int, list[Command]] = {}
+    servers: dict[int, list[Command]] = {}
 
     def run(chosen: Mapping[int, int]) -> None:
         active = [(at, step) for at, step in enumerate(steps) if all(chosen[block] == way for block, way in step.path)]
         for at, command in _run(active, version, folder, variables):
-            if command.words not in [other.words for other in found.setdefault(at, [])]:
-                found[at].append(command)
+            if command.words not in [other.words for other in servers.setdefault(at, [])]:
+                servers[at].append(command)
 
     for turn in range(runs):
         run({block: turn if turn in branches else -1 for block, branches in taken.items()})
     for at, step in enumerate(steps):
-        if step.path and at not in found and _serve_end(step.words) is not None and len(found) < _MOST_SERVERS:
+        if step.path and at not in servers and _serve_end(step.words) is not None and len(servers) < _MOST_SERVERS:
             run({**dict.fromkeys(taken, -1), **dict(step.path)})
-    if not found:
+    if not servers:
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
+    job = None
+    if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
+        nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
+        job = Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False)
+        job = job._replace(nodes=int(nodes[1]) if nodes else 1)
     return tuple(
         first._replace(
             branches=tuple(others),
             line=steps[at].line,
             is_background=steps[at].is_background,
             pinned=_pinned(text),
-            container=first.container or _job(text),
+            container=first.container or job,
         )
-        for at, (first, *others) in sorted(found.items())[:_MOST_SERVERS]
+        for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
-
-
-def _job(text: str) -> Container | None:
-    """Return the GPUs and the nodes that a batch script asks Slurm for."""
-    gpus, nodes = _JOB_GPUS.search(text), _JOB_NODES.search(text)
-    if not gpus:
-        return None
-    by, number = gpus[0].split(maxsplit=1)[1], int(nodes[1]) if nodes else 1
-    return Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False, nodes=number)
 
 
 def _run(
@@ -346,10 +342,10 @@ def _run(
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
             filled += value.split() if " " in value and "$" not in value else [word]
-        for found in _find_servers(filled, environment, folder, version, is_alone):
-            is_far = found.around and found.elsewhere
+        for server in _find_servers(filled, environment, folder, version, is_alone):
+            is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
-            yield at, found._replace(exported=(*passed_on, *found.exported))
+            yield at, server._replace(exported=(*passed_on, *server.exported))
         assigned = _assignments(filled)
         environment |= assigned
         for variable in assigned:
@@ -386,28 +382,28 @@ def _find_servers(
             started = _parse_shell(inner, version, None if location else folder, _assignments(words))
         except BadUsage:
             return
-        for found in started:
-            yield found._replace(
-                environment={**environment, **_assignments(words), **found.environment},
-                image=found.image or contained.name,
-                elsewhere=found.elsewhere or location,
-                around=(*([(tuple(words), at)] if inner == words[at] else []), *found.around),
-                container=read_run(words[:at], _assignments(words)) or found.container,
+        for server in started:
+            yield server._replace(
+                environment={**environment, **_assignments(words), **server.environment},
+                image=server.image or contained.name,
+                elsewhere=server.elsewhere or location,
+                around=(*([(tuple(words), at)] if inner == words[at] else []), *server.around),
+                container=read_run(words[:at], _assignments(words)) or server.container,
             )
         return
     if start is None and is_alone and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
         start = 0  # nothing but vLLM's own flags
     start = contained.arguments if start is None else start
     if start is not None:
-        own = _assignments(words[:start])
-        found = _command(words, start, {**environment, **own}, folder, version)
-        yield found._replace(container=read_run(filled_in(words[:start], environment), {**environment, **own}))
+        assigned = _assignments(words[:start])
+        server = _command(words, start, {**environment, **assigned}, folder, version)
+        yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:
     """Return the variables that words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
-    found = (_ASSIGNMENT.fullmatch(word) for word in words)
-    return {assignment[1]: assignment[2] for assignment in found if assignment and assignment[1] != "ExecStart"}
+    matches = (_ASSIGNMENT.fullmatch(word) for word in words)
+    return {assignment[1]: assignment[2] for assignment in matches if assignment and assignment[1] != "ExecStart"}
 
 
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
@@ -431,11 +427,11 @@ def _command(
     words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
 ) -> Command:
     filled = filled_in(words, environment)
-    given, loose = options(filled, start, version)
-    if sum(option.option is None for option in given) > _MOST_UNKNOWN:
+    mentions, loose = options(filled, start, version)
+    if sum(option.option is None for option in mentions) > _MOST_UNKNOWN:
         raise BadUsage(f"more than {_MOST_UNKNOWN} options of the command are none of vLLM's: {EXPECTED}")
     contained, place = _find_image(words, environment), elsewhere(words[:start])
-    config = next((option.values[0] for option in given if option.name == "--config" and option.values), "")
+    config = next((option.values[0] for option in mentions if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
     content: Mapping[str, Any] = {}
     try:
@@ -451,7 +447,7 @@ def _command(
         arguments=start,
         environment=environment,
         model="",
-        given=(*from_file(content, version), *given),  # the command line counts more
+        given=(*from_file(content, version), *mentions),  # the command line counts more
         config=config,
         image=contained.name,
         entry=contained.entry,
@@ -479,5 +475,5 @@ def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _expand(word: str, plain: Mapping[str, str]) -> str:
-    filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda found: plain.get(found[1] or found[2], found[0]), word)
+    filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda name: plain.get(name[1] or name[2], name[0]), word)
     return word if filled == word else filled  # an unchanged Bare stays one

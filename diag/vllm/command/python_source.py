@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import is_server
+from diag.vllm.command.command import command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
-from diag.vllm.command.keywords import command_line, line, split
 from diag.vllm.command.manifests import Writing, ray_arguments
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
@@ -150,23 +149,23 @@ class _Source:
         }
 
     def engines(self) -> Iterator[Writing]:
-        found: list[tuple[int, Writing]] = []
+        writings: list[tuple[int, Writing]] = []
         for call in self._calls:
             root, last = _names(call.func)
             is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
-            if last in _CALLS and is_vllm and root not in self._foreign and len(found) < _MOST_ENGINES:
-                command = line(self._words(call, last), {})
-                found.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
+            if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
+                command = serve(self._words(call, last), {})
+                writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             words = self._list(node)
             if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = shlex.join([*words, *self._added(node)])
-                found.append((node.lineno, self._writing("Python: a command as a list", command, node)))
+                writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
         for text_node in self._texts:
             text = self._text(text_node)
-            if _COMMAND.match(text) and len(found) < _MOST_ENGINES:
-                found.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
-        yield from (writing for _, writing in sorted(found, key=lambda entry: entry[0]))
+            if _COMMAND.match(text) and len(writings) < _MOST_ENGINES:
+                writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
+        yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
 
     def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
         """Return a text; a part that is not known is a variable."""
@@ -180,8 +179,8 @@ class _Source:
         within = [scope for scope in self._scopes if scope.lineno <= node.lineno <= (scope.end_lineno or scope.lineno)]
         place = next((scope.name for scope in reversed(within) if not isinstance(scope, ast.ClassDef)), "")
         calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
-        given = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
-        around = accelerators(self._known(given[-1], "gpu"), "function") if given else None
+        gpus = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
+        around = accelerators(self._known(gpus[-1], "gpu"), "function") if gpus else None
         around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
         return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
 
@@ -213,10 +212,10 @@ class _Source:
             else:
                 arguments = {"model": self._known(value, "model"), **arguments}
         if name == "LLMConfig":
-            given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-            loaded, more = self._nested(given.get("model_loading_config"))
-            own, unseen = self._nested(given.get("engine_kwargs"))
-            arguments = ray_arguments(loaded, own)
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            loaded, more = self._nested(keywords.get("model_loading_config"))
+            settings, unseen = self._nested(keywords.get("engine_kwargs"))
+            arguments = ray_arguments(loaded, settings)
             arguments["model"] = arguments["model"] or _variable("model")
             unseen += more if not loaded else []
         if unseen and not arguments.get("model"):
@@ -230,20 +229,20 @@ class _Source:
 
     def _arguments(self, keywords: Iterable[ast.keyword], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
         """Return arguments by name, and a variable for each `**` whose names are not known."""
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         unseen: list[str] = []
         for keyword in keywords:
             if keyword.arg:
-                found[keyword.arg] = self._known(keyword.value, keyword.arg)
+                arguments[keyword.arg] = self._known(keyword.value, keyword.arg)
                 continue
             inner = self._inner(keyword.value)
             if inner is None or depth > _DEEPEST:
                 unseen.append(_variable(_named(keyword.value)))
             else:
                 names, more = self._arguments(inner, depth + 1)
-                found |= names
+                arguments |= names
                 unseen += more
-        return found, unseen
+        return arguments, unseen
 
     def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
         """Return the entries of a dict that the source writes out; None for another expression."""
@@ -294,20 +293,12 @@ class _Source:
             case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
                 return text
             case ast.Dict() | ast.Call():
-                return self._mapping(node, depth)
+                entries = self._inner(node)
+                if isinstance(node, ast.Call) and _names(node.func)[1].endswith("Config") and not node.args:
+                    entries = node.keywords  # PoolerConfig(...)
+                if entries is not None and not any(entry.arg is None for entry in entries):
+                    return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         raise _UnknownValue
-
-    def _mapping(self, node: ast.Dict | ast.Call, depth: int) -> dict[str, Any]:
-        """Return a dict, or the arguments of a constructor such as PoolerConfig(...)."""
-        entries: list[ast.keyword] | None
-        if isinstance(node, ast.Call):
-            is_known = _names(node.func)[1].endswith("Config") and not node.args
-            entries = node.keywords if is_known else self._inner(node)
-        else:
-            entries = self._inner(node)
-        if entries is None or any(entry.arg is None for entry in entries):
-            raise _UnknownValue
-        return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
 
 
 def _names(node: ast.expr) -> tuple[str, str]:

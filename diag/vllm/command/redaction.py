@@ -69,8 +69,8 @@ def name(text: str, revision: bool = False) -> str:
     """Return a name, a folder or a URL without user, query and fragment; "" if it may not be shown."""
     url = _URL.fullmatch(text)
     text = f"{url[1]}{url[2]}{url[3]}" if url else text
-    known = _COMMIT.sub("", text) if revision or "snapshots/" in text else text
-    is_token = _TOKEN.search(known) or hidden(text) not in (text, re.sub(r"/(?:home|Users)/[^/]+", "~", text))
+    rest = _COMMIT.sub("", text) if revision or "snapshots/" in text else text
+    is_token = _TOKEN.search(rest) or hidden(text) not in (text, re.sub(r"/(?:home|Users)/[^/]+", "~", text))
     if not text or len(text) > _MOST or not _NAME.fullmatch(text) or is_token or HIDDEN in text:
         return ""
     return hidden(text)
@@ -99,18 +99,22 @@ def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {key: default(text) for key, text in environment.items() if not is_secret(key)}
 
 
-def takes_secret(given: Given) -> bool:
-    return given.option is None or bool(_SECRETS.fullmatch(given.option.flag.name))
+def takes_secret(mention: Given) -> bool:
+    return mention.option is None or bool(_SECRETS.fullmatch(mention.option.flag.name))
 
 
-def flag(given: Given) -> str:
+def flag(mention: Given) -> str:
     """Return a flag as it was spelled; "" if it is no flag of vLLM, nor close to one."""
-    if given.option is None:
-        return given.spelled if is_like_a_flag(given.spelled) or (given.words and is_plain_name(given.spelled)) else ""
-    if re.match(r"-O[^.]", given.spelled):
-        return "-O" if "".join(given.values).isdigit() else ""
-    keys = given.spelled.split(".")[1:]
-    return given.spelled if all(key in KEYS for key in keys) else ""
+    if mention.option is None:
+        return (
+            mention.spelled
+            if is_like_a_flag(mention.spelled) or (mention.words and is_plain_name(mention.spelled))
+            else ""
+        )
+    if re.match(r"-O[^.]", mention.spelled):
+        return "-O" if "".join(mention.values).isdigit() else ""
+    keys = mention.spelled.split(".")[1:]
+    return mention.spelled if all(key in KEYS for key in keys) else ""
 
 
 @lru_cache(maxsize=4096)
@@ -134,30 +138,30 @@ def is_plain_name(spelled: str) -> bool:
     return bool(_WORDS.fullmatch(spelled)) and not is_glued
 
 
-def value(given: Given, text: str, place: int = 1) -> str:
+def value(mention: Given, text: str, place: int = 1) -> str:
     """Return a flag's value, or the variable that replaces it if it may not be shown."""
     if PLACEHOLDER.fullmatch(text):
         return text
-    shown = None if takes_secret(given) or HIDDEN in text else _shown(given, text)
-    return _variable(given, place) if shown is None else shown
+    visible = None if takes_secret(mention) or HIDDEN in text else _shown(mention, text)
+    return _variable(mention, place) if visible is None else visible
 
 
-def listed(given: Given, words: Sequence[str]) -> list[str]:
+def listed(mention: Given, words: Sequence[str]) -> list[str]:
     """Return the values of a flag that takes several.
 
     After a value that may not be shown none is shown: a later one may be a misspelt flag.
     """
     done = list[str]()
     for place, word in enumerate(words, 1):
-        is_behind = any(shown != before for shown, before in zip(done, words, strict=False))
-        done.append(_variable(given, place) if is_behind else value(given, word, place))
+        is_behind = any(kept != before for kept, before in zip(done, words, strict=False))
+        done.append(_variable(mention, place) if is_behind else value(mention, word, place))
     return done
 
 
-def quoted_values(given: Given) -> str:
+def quoted_values(mention: Given) -> str:
     """Quote a flag's values for a sentence; "its value" if one may not be shown."""
-    texts = [value(given, text) for text in given.values]
-    return "its value" if list(given.values) != texts else repr(" ".join(texts)[:60])
+    texts = [value(mention, text) for text in mention.values]
+    return "its value" if list(mention.values) != texts else repr(" ".join(texts)[:60])
 
 
 def number(text: str) -> str:
@@ -165,27 +169,27 @@ def number(text: str) -> str:
     return repr(text[:40]) if _PLAIN.fullmatch(text) or _LISTED.fullmatch(text) else ""
 
 
-def _variable(given: Given, place: int) -> str:
-    if given.option is None and not is_like_a_flag(given.spelled):
-        return placeholder(f"word_{given.words.start + place + 1}")
-    flag = given.option.flag.name if given.option else given.spelled
+def _variable(mention: Given, place: int) -> str:
+    if mention.option is None and not is_like_a_flag(mention.spelled):
+        return placeholder(f"word_{mention.words.start + place + 1}")
+    flag = mention.option.flag.name if mention.option else mention.spelled
     number = f"_{place}" if place > 1 else ""
     return placeholder(f"{_READ.get(flag, flag.lstrip('-'))}{number}")
 
 
-def _shown(given: Given, text: str) -> str | None:
+def _shown(mention: Given, text: str) -> str | None:
     """Return the value of a flag; None if it may not be shown."""
-    option, fallback = given.option, _DEFAULT.fullmatch(text)
+    option, fallback = mention.option, _DEFAULT.fullmatch(text)
     if option is None:
         return None
-    if is_variable(text) or (fallback and _shown(given, fallback[1]) == fallback[1]):
+    if is_variable(text) or (fallback and _shown(mention, fallback[1]) == fallback[1]):
         return text
     if text[:1] in ("{", "["):
         try:
             return json.dumps(_part(json.loads(text, object_pairs_hook=lambda pairs: pairs), ""))
         except (ValueError, RecursionError):
             return None
-    if given.spelled.startswith("-O") and not option.key:
+    if mention.spelled.startswith("-O") and not option.key:
         return text if text.isdigit() else None
 
     flag, key = option.flag, option.key.rpartition(".")[2]
@@ -199,8 +203,8 @@ def _shown(given: Given, text: str) -> str | None:
         return text
 
     takes_name = key in NAMED_KEYS if key else flag.name[2:] in FLAGS and flag.value not in ("json", "object")
-    shown = name(text, flag.name in _REVISIONS) if takes_name else ""
-    return None if "://" in text and shown != text else shown or None  # no URL is shown in part
+    kept = name(text, flag.name in _REVISIONS) if takes_name else ""
+    return None if "://" in text and kept != text else kept or None  # no URL is shown in part
 
 
 def _part(content: Any, key: str) -> Any:
@@ -217,7 +221,7 @@ def _part(content: Any, key: str) -> Any:
         return [_part(part, key) for part in content]
     if not isinstance(content, str):
         return content
-    shown = content if _PLAIN.fullmatch(content) else name(content) if key in NAMED_KEYS else ""
-    if shown != content:
+    kept = content if _PLAIN.fullmatch(content) else name(content) if key in NAMED_KEYS else ""
+    if kept != content:
         raise ValueError
     return content

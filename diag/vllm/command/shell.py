@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import Command
 
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
@@ -135,7 +134,7 @@ def filled_templates(text: str) -> str:
     """Replace what a template engine fills in, such as {{ model }}, by a shell's variable."""
     if "{{" not in text and "{%" not in text:
         return text
-    return _TEMPLATE.sub(lambda found: f"${variable_name(found[1] or 'TEMPLATE')}", text)
+    return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", text)
 
 
 def variable_name(text: str) -> str:
@@ -144,12 +143,12 @@ def variable_name(text: str) -> str:
 
 def here_documents(text: str) -> list[str]:
     """Return the here-documents of a script without their common indentation."""
-    found: list[str] = []
-    _inline_documents(text, found)
-    return [textwrap.dedent(document) for document in found]
+    documents: list[str] = []
+    _inline_documents(text, documents)
+    return [textwrap.dedent(document) for document in documents]
 
 
-def _inline_documents(text: str, found: list[str] | None = None) -> str:
+def _inline_documents(text: str, others: list[str] | None = None) -> str:
     """Remove here-documents; one that a shell reads becomes its script: bash -c '...'. `found` collects the others."""
     lines, kept, at = text.split("\n"), list[str](), 0
     places: dict[str, list[int]] = {}
@@ -164,8 +163,8 @@ def _inline_documents(text: str, found: list[str] | None = None) -> str:
         shell = _SHELL.search(line) if end > at else None
         document = "\n".join(lines[at + 1 : end])
         script = shlex.quote(document)
-        if found is not None and end > at and not shell:
-            found.append(document)
+        if others is not None and end > at and not shell:
+            others.append(document)
         kept.append(f"{'ssh HOST' if _FAR.search(line) else 'bash -c'} {script}" if shell else line)
         kept += [""] * (1 if shell else end - at)  # the lines keep their numbers
         at = end + 1
@@ -178,11 +177,11 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
     while at < len(text):
         if text[at] == "#":
             at = _end(text, "\n", at)
-        found = _PIECE.match(text, at)
-        if found and found.lastgroup == "operator":
-            yield _Operator(found[0]), line
-        if found and found.lastgroup in ("gap", "operator"):
-            at = found.end()
+        piece = _PIECE.match(text, at)
+        if piece and piece.lastgroup == "operator":
+            yield _Operator(piece[0]), line
+        if piece and piece.lastgroup in ("gap", "operator"):
+            at = piece.end()
         elif at < len(text):
             line, counted = line + text.count("\n", counted, at), at
             word, at = _word(text, at)
@@ -191,28 +190,28 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
 
 def _end(text: str, character: str, start: int) -> int:
     """Return the place of the next such character, the end of the text if there is none."""
-    found = text.find(character, start)
-    return len(text) if found < 0 else found
+    place = text.find(character, start)
+    return len(text) if place < 0 else place
 
 
 def _word(text: str, start: int) -> tuple[str, int]:
     """Return the word that begins at `start`, without its quotation marks, and its end."""
     at, parts, bare = start, list[str](), False
-    while (found := _PIECE.match(text, at)) and found.lastgroup not in ("gap", "operator"):
-        opened = found["opening"]
-        at = _nested_end(text, at) if opened else found.end()
-        inner = text[found.start() : at]
-        bare = bare or found[0] == "$" or bool(opened and opened != '"') or found.lastgroup == "hole"
+    while (piece := _PIECE.match(text, at)) and piece.lastgroup not in ("gap", "operator"):
+        opened = piece["opening"]
+        at = _nested_end(text, at) if opened else piece.end()
+        inner = text[piece.start() : at]
+        bare = bare or piece[0] == "$" or bool(opened and opened != '"') or piece.lastgroup == "hole"
         parts.append(
-            f"${variable_name(found['hole'])}"
-            if found.lastgroup == "hole"
-            else _ESCAPED.sub(lambda found: found[1] or "", inner[1:-1])
+            f"${variable_name(piece['hole'])}"
+            if piece.lastgroup == "hole"
+            else _ESCAPED.sub(lambda piece: piece[1] or "", inner[1:-1])
             if opened == '"'
             else inner
             if opened
-            else found[found.lastgroup or 0]
+            else piece[piece.lastgroup or 0]
         )
-    if at < len(text) and not found:
+    if at < len(text) and not piece:
         raise BadUsage("the command has an unclosed quotation mark or parenthesis")
     word = Bare("".join(parts)) if bare else "".join(parts)
     if isinstance(word, Bare):
@@ -223,8 +222,8 @@ def _word(text: str, start: int) -> tuple[str, int]:
 def _nested_end(text: str, at: int) -> int:
     """Return the end of the quotation or substitution that begins at `at`, with all that is nested in it."""
     ends = list[str]()
-    while found := (_PIECE if not ends else _INSIDE).search(text, at):
-        piece, at = found[0], found.end()
+    while token := (_PIECE if not ends else _INSIDE).search(text, at):
+        piece, at = token[0], token.end()
         quoted = ends[-1:] == ['"']
         if piece in ends[-1:]:
             ends.pop()
@@ -256,16 +255,6 @@ def line(words: Sequence[str]) -> str:
     return " ".join(map(_quoted, words))
 
 
-def written(command: Command) -> str:
-    """Write a command in one line, with the commands around it and the variables that are exported to it."""
-    text = line([*command.exported, *command.words])
-    for words, place in reversed(command.around):
-        outer = [_quoted(word) for word in words]
-        outer[place] = shlex.quote(text)
-        text = " ".join(outer)
-    return text
-
-
 def _quoted(word: str) -> str:
     """Quote a word; in `NAME=value` only the value, so that it stays an assignment."""
     named = _NAMED.fullmatch(word)
@@ -280,9 +269,9 @@ def _value(text: str) -> str:
         return f"~/{_value(text[2:])}" if len(text) > 2 else text
     if PLACEHOLDER.search(text):
         done, end = "", 0
-        for found in PLACEHOLDER.finditer(text):
-            done += (_value(text[end : found.start()]) if found.start() > end else "") + f'"{found[0]}"'
-            end = found.end()
+        for variable in PLACEHOLDER.finditer(text):
+            done += (_value(text[end : variable.start()]) if variable.start() > end else "") + f'"{variable[0]}"'
+            end = variable.end()
         return done + (_value(text[end:]) if text[end:] else "")
     return f'"{text}"' if _OPEN.fullmatch(text) else shlex.quote(text)
 

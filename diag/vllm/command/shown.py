@@ -14,7 +14,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given, is_server
 from diag.vllm.command.parse import IS_ALONE, filled_in, parse
 from diag.vllm.command.redaction import VARIABLES
-from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder, written
+from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder
 
 _ASSIGNMENT = re.compile(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
@@ -47,14 +47,14 @@ def shown(text: str) -> str:
     "" if the text cannot be parsed or has nothing of vLLM in it. A line that is already shown stays as it is.
     """
     try:
-        return written(masked(parse(text))) if text else ""
+        return masked(parse(text)).written() if text else ""
     except BadUsage:
         pass
     try:  # a program of the site's own that passes vLLM's flags on: its name is not shown
         command = parse(f"vllm serve {text}")
     except BadUsage:
         return ""
-    if not any(given.option for given in command.given):
+    if not any(mention.option for mention in command.given):
         return ""
     rest = masked(command).words[command.arguments + bool(command.model) :]
     return line([*[placeholder("program")] * bool(command.model), *rest])
@@ -63,37 +63,37 @@ def shown(text: str) -> str:
 def masked(command: Command) -> Command:
     """Replace the words of a command that may not be shown; it keeps its number of words."""
     words = filled_in(command.words, redaction.harmless(command.environment))
-    found = {}
+    masks = {}
     for at in range(command.arguments, len(words)):
         is_open = redaction.is_variable(words[at]) or PLACEHOLDER.fullmatch(words[at])
-        found[at] = words[at] if is_open or words[at] in ("--", "") else placeholder(f"word_{at + 1}")
-    loose = set(found).difference(command.strays, *(given.words for given in command.given))
-    found |= {at: redaction.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
+        masks[at] = words[at] if is_open or words[at] in ("--", "") else placeholder(f"word_{at + 1}")
+    loose = set(masks).difference(command.strays, *(mention.words for mention in command.given))
+    masks |= {at: redaction.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
     before = None
-    for given in command.given:
-        if given.words:
-            found |= zip(given.words, _show_option(given, words, before), strict=True)
-            before = given
+    for mention in command.given:
+        if mention.words:
+            masks |= zip(mention.words, _show_option(mention, words, before), strict=True)
+            before = mention
     return command._replace(
-        words=(*_show_prefix(words[: command.arguments], None, command.image), *(found[at] for at in sorted(found))),
+        words=(*_show_prefix(words[: command.arguments], None, command.image), *(masks[at] for at in sorted(masks))),
         exported=tuple(_show_prefix(command.exported)),
         around=tuple((_show_prefix(outer, place, command.image), place) for outer, place in command.around),
     )
 
 
-def _show_option(given: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
+def _show_option(mention: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
     """Yield the words of an option: its name if vLLM has it, and its harmless values."""
-    first, *more = words[given.words.start : given.words.stop]
-    is_due = before and before.option and redaction.takes_secret(before) and not before.values and not given.option
-    known = "" if is_due else redaction.flag(given)
+    first, *more = words[mention.words.start : mention.words.stop]
+    is_due = before and before.option and redaction.takes_secret(before) and not before.values and not mention.option
+    flag = "" if is_due else redaction.flag(mention)
     if before and is_due:
         yield redaction.value(before, "")
-    elif known and len(given.words) == 1 and given.values:
+    elif flag and len(mention.words) == 1 and mention.values:
         separator = "" if re.match(r"-O\w", first) else "="
-        yield f"{known}{separator}{redaction.value(given, given.values[0])}"
+        yield f"{flag}{separator}{redaction.value(mention, mention.values[0])}"
     else:
-        yield known or placeholder(f"word_{given.words.start + 1}")
-    yield from redaction.listed(given, more)
+        yield flag or placeholder(f"word_{mention.words.start + 1}")
+    yield from redaction.listed(mention, more)
 
 
 def _show_prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:
@@ -103,9 +103,9 @@ def _show_prefix(words: Sequence[str], script: int | None = None, image: str = "
         word = whole.removeprefix("ExecStart=")
         is_program = bool(_PROGRAMS.fullmatch(PurePosixPath(word).name) and redaction.name(word))
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
-        shown = word if at == script else _show_word(word, before if is_known else "", is_program, image)
-        is_known = is_program or (is_known and (is_value or word.startswith("-") or bool(shown)))
-        done.append(shown or placeholder(f"word_{at + 1}"))
+        kept = word if at == script else _show_word(word, before if is_known else "", is_program, image)
+        is_known = is_program or (is_known and (is_value or word.startswith("-") or bool(kept)))
+        done.append(kept or placeholder(f"word_{at + 1}"))
     return tuple(done)
 
 

