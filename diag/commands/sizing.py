@@ -18,12 +18,11 @@ from diag.core.formatting import printable
 from diag.report.gpu_sizing import render_sizing, render_sizing_json
 from diag.sources.observation import Observation
 from diag.vllm import work
-from diag.vllm.choices import answer, choices
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.shell import written
 from diag.vllm.command.shown import masked
-from diag.vllm.deployments import TENSORS, Deployment, Sizing, changes, chosen, layouts
+from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, choices, chosen, layouts
 from diag.vllm.flags.registry import versions
 from diag.vllm.gpus import GpuModel, gpus
 from diag.vllm.gpus import named as gpu_named

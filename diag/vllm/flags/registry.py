@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import GIB
 
 FILE = Path(__file__).parent / "flags.json"
@@ -177,6 +178,17 @@ def release(version: str) -> tuple[int, ...]:
     """Return the first three numbers of a version, (0, 32, 0); () if there are none."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(part or 0) for part in found.groups()) if found else ()
+
+
+@cache
+def changes() -> Mapping[str, str]:
+    """Return the first release with each change of vLLM that changes the memory of a server."""
+    return read(PACKAGE / "vllm" / "changes.toml", dict[str, str])
+
+
+def since(version: str, change: str) -> bool:
+    """Return True if a release has a change; False if the release is unknown."""
+    return release(version) >= release(changes()[change])
 
 
 Since = tuple[tuple[str, float | None], ...]

@@ -8,7 +8,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import parse_size
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
-from diag.vllm.flags.registry import release
+from diag.vllm.flags.registry import since
 from diag.vllm.memory.config import Modules
 from diag.vllm.memory.model import Model, load
 from diag.vllm.memory.parts import Layer
@@ -17,8 +17,6 @@ from diag.vllm.memory.weights import embedding, layer, of_stage, weigh
 
 _RANK, _SLOTS = 16, 1
 """Defaults of --max-lora-rank and --max-loras (config/lora.py)."""
-_WITH_EXPERTS = (0, 11, 1)
-"""First release with adapters for experts (lora/layers/fused_moe.py)."""
 _DRAFTLESS = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 _MTP_FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
@@ -124,7 +122,7 @@ def adapter_bytes(model: Model, found: Adapters, tensor: int, version: str) -> t
     hidden = model.hidden
     linear = sum(size for one in model.stack for size in _linear_ranks(one, hidden, tensor))
     experts = 0
-    if model.experts and release(version) >= _WITH_EXPERTS:
+    if model.experts and since(version, "expert_adapters"):
         each = 3 * hidden + 3 * model.experts.width // tensor
         experts = model.experts.total * each * sum(one.has_experts for one in model.stack)
     head = 2 * (hidden + model.vocabulary)

@@ -14,7 +14,7 @@ from diag.vllm.flags.registry import release
 from diag.vllm.memory import compressed
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import Kind, Mixer
-from diag.vllm.memory.setup import HYBRID_PREFIXES, Setup
+from diag.vllm.memory.setup import Setup
 
 NUMBER_BYTES: Mapping[str, float] = {
     "bfloat16": 2,
@@ -37,11 +37,7 @@ LATENT_ALIGNMENT = 128
 """Blocks of layers with MLA beside layers that keep a state are a multiple of this (platforms/interface.py)."""
 UNEVEN_FROM = 1.5
 """vLLM pads groups to the largest kind of layers if it has less than so many times the layers of the smallest."""
-FOLLOWS_FILES = (0, 14, 0)
-"""The first release that takes the KV cache's type from files of ModelOpt (vllm-project/vllm#29980)."""
 _FOUR_BITS = 4
-BY_REQUESTS = (0, 20, 2)
-"""The first release whose "KV cache size" in tokens is the concurrency times the longest context for hybrid models."""
 
 
 class NotCovered(Exception):
@@ -151,11 +147,11 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     windows = {cache.window for cache in found if cache.kind == "window"}
     if windows and not any(cache.kind in ("full", "latent") for cache in found) and min(windows) < setup.length:
         window = f"a sliding window of {min(windows):,} tokens"
-        if {cache.kind for cache in found} == {"window"} and release(setup.version) < BY_REQUESTS:
+        if {cache.kind for cache in found} == {"window"} and not setup.since("size_by_requests"):
             raise NotCovered(f"all layers have {window}, which releases treat differently")
     groups = tuple(_groups([(at, cache) for (at, _), cache in zip(caches, found, strict=True)]))
     block = max((cache.block for cache in found if cache.kind != "state"), default=setup.block)
-    return CacheLayout(block, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
+    return CacheLayout(block, groups, setup.in_flight, setup.since("size_by_requests"))
 
 
 def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
@@ -184,7 +180,7 @@ def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
         for found in compressed.packed(caches)
         for first in [found[0][1]]
     )
-    return CacheLayout(compressed.BLOCK, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
+    return CacheLayout(compressed.BLOCK, groups, setup.in_flight, setup.since("size_by_requests"))
 
 
 def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: int, padded: int) -> Iterable[_Cache]:
@@ -205,7 +201,7 @@ def _states(mixer: Mixer, setup: Setup) -> int:
     if not setup.prefix_caching:
         return 1
     mode = setup.mamba_mode
-    if not mode and mixer.is_mamba and release(setup.version) < HYBRID_PREFIXES:
+    if not mode and mixer.is_mamba and not setup.since("hybrid_prefixes"):
         mode = "all"  # where the model's code can
     checkpoint = mixer.checkpoint and release(setup.version) >= release(mixer.checkpoint)
     return 0 if mode == "all" else 2 + bool(checkpoint)
@@ -216,7 +212,7 @@ def block_tokens(model: Model, setup: Setup) -> tuple[int, int]:
 
     Of a model with attention and states, the block of attention is large enough for a state.
     """
-    mixers = [mixer for layer in model.stack for mixer in layer.mixers if mixer.cached]
+    mixers = [mixer for mixer in model.mixers if mixer.cached]
     states = [state_bytes(model, mixer, setup) for mixer in mixers if mixer.kind == "state"]
     tokens = [token_bytes(model, mixer, setup) for mixer in mixers if mixer.kind not in ("state", "cross")]
     if not states or not tokens:
@@ -244,7 +240,7 @@ def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
         return LATENT_BYTES["fp8_ds_mla"]
     if mixer.kind == "latent" and kind in LATENT_BYTES:
         return LATENT_BYTES[kind]
-    number: float = 4 if setup.float32 else 2
+    number: float = setup.number_bytes
     if kind != "auto":
         if kind not in NUMBER_BYTES:
             raise NotCovered(f"how many bytes --kv-cache-dtype {redaction.name(kind)[:40]!r} takes is unknown to diag")
@@ -261,7 +257,7 @@ def _cache_type(model: Model, setup: Setup) -> str:
     asked = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
     if setup.kv_dtype != "auto" or not asked or not method.startswith(("modelopt", "compressed-tensors")):
         return setup.kv_dtype
-    if release(setup.version) < FOLLOWS_FILES:
+    if not setup.since("cache_follows_files"):
         raise NotCovered(
             "the model's files ask for a quantized KV cache, which not every release follows: give"
             " --kv-cache-dtype fp8 or bfloat16"

@@ -84,6 +84,13 @@ class Ledger:
         return self.layout.token_bytes(self.block_bytes) if self.layout else None
 
     @property
+    def requests(self) -> int | None:
+        """Return the requests of the longest context that certainly run at a time without preemption."""
+        if not (self.layout and self.blocks):
+            return None
+        return max(self.blocks.low - 1, 0) // self.layout.blocks(self.setup.length)
+
+    @property
     def concurrency(self) -> tuple[float, float] | None:
         """Return the requests of the longest context that the KV cache holds, as vLLM counts them."""
         if not (self.layout and self.blocks):

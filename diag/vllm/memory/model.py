@@ -17,11 +17,11 @@ from diag.core.files import expanded, parse_json, read_bytes, read_json, read_te
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
-from diag.vllm.flags.registry import release
+from diag.vllm.flags.registry import since
 from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
 from diag.vllm.memory.layers import experts, kind_names, stack
-from diag.vllm.memory.parts import Experts, Layer, UnknownLayers
+from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers
 from diag.vllm.memory.quantization import mixed_precision, with_experts
 from diag.vllm.memory.shapes import closest, find_shape
 
@@ -37,8 +37,6 @@ _LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max
 """Fields in which vLLM finds the longest context of a model without `max_position_embeddings`."""
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 """With these no release multiplies `max_position_embeddings` by `factor` (config/model.py)."""
-YARN_UNSCALED, LONGROPE_SHORT = (0, 30, 0), (0, 11, 1)
-"""First release that does not multiply for YaRN either; first whose default for LongRoPE is the original context."""
 
 
 class NoFolder(BadUsage):
@@ -88,6 +86,20 @@ class Model:
     def traits(self) -> Architecture:
         """Return the properties that config.json leaves out: those of Llama for an unknown architecture."""
         return self.family or LLAMA
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """Return the attention and the states of all layers."""
+        return [mixer for layer in self.stack for mixer in layer.mixers]
+
+    @property
+    def has_states(self) -> bool:
+        return any(mixer.kind == "state" for mixer in self.mixers)
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Return False for a model of which vLLM caches nothing: BERT, EmbeddingGemma."""
+        return not self.stack or any(mixer.cached for mixer in self.mixers)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -167,9 +179,8 @@ def load(name: str, command: Command, revision: str = "", version: str = "") -> 
             near = closest(name)
             raise BadUsage(f"{error}{f'; the closest shape that diag knows is {near}' if near else ''}") from error
     model = parse(found.config, name, Path(name), found.repository, version)
-    has_states = any(mixer.kind == "state" for layer in model.stack for mixer in layer.mixers)
     doubt = f"which modules of a checkpoint in {found.format} stay in 16 bits is unknown"
-    is_doubtful = found.format and (found.irregular or has_states)
+    is_doubtful = found.format and (found.irregular or model.has_states)
     return replace(model, facts=found.note, doubt=model.doubt or (doubt if is_doubtful else ""))
 
 
@@ -220,7 +231,7 @@ def _model(
         raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")
     longest = _longest_context(config, version)
     usual, is_long = longest, _scaling(config)[1] in ("longrope", "su")
-    if is_long and (not version or release(version) >= LONGROPE_SHORT):  # long factors cost short prompts
+    if is_long and (not version or since(version, "longrope_short")):  # long factors cost short prompts
         usual = config.size("original_max_position_embeddings", longest)
     names = ("quantization_config", "compression_config")  # modelopt writes the latter
     quantization = next((part for fields in (outer, config) for name in names if (part := fields.part(name))), None)
@@ -299,7 +310,7 @@ def _longest_context(config: Config, version: str = "") -> int:
     longest = _declared_context(config) or 2048
     scaling, kind = _scaling(config)
     factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
-    unscaled = kind in _UNSCALED or ("yarn" in kind and release(version) >= YARN_UNSCALED)
+    unscaled = kind in _UNSCALED or ("yarn" in kind and since(version, "yarn_unscaled"))
     if unscaled or "gemma3" in str(config.fields.get("model_type")):
         return longest
     if not isinstance(factor, int | float) or not 1 <= factor <= 2**16:

@@ -37,8 +37,9 @@ class ByteRange:
         return (self.low + self.high) // 2 if self.likely is None else self.likely
 
     @classmethod
-    def gib(cls, bounds: tuple[float, float]) -> Self:
-        return cls(round(bounds[0] * GIB), round(bounds[1] * GIB))
+    def gib(cls, bounds: tuple[float, ...]) -> Self:
+        """Return a range of GiB: least, most and perhaps likely."""
+        return cls(*(round(bound * GIB) for bound in bounds))
 
     @classmethod
     def of(cls, size: int) -> Self:
