@@ -26,9 +26,9 @@ from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, 
 from diag.vllm.flags.registry import versions
 from diag.vllm.gpus import GpuModel, gpus
 from diag.vllm.gpus import named as gpu_named
+from diag.vllm.memory.ledger import judge
 from diag.vllm.memory.model import Model, is_folder
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, setup, size
-from diag.vllm.memory.unknown_release import judge
 
 _MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
 _RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"

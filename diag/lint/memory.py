@@ -10,9 +10,8 @@ from diag.lint.removed import V1
 from diag.lint.rule import Example, HostGpu, LintTarget, Match, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
-from diag.vllm.memory.ledger import Ledger, state_blocks_needed
+from diag.vllm.memory.ledger import Ledger, judge, state_blocks_needed
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
-from diag.vllm.memory.unknown_release import judge
 from diag.vllm.offloading import connector_bytes
 
 _SHARE = "--gpu-memory-utilization"

@@ -10,10 +10,9 @@ from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import rounded, supports_fp8_cache
 from diag.vllm.memory.kv_layout import NUMBER_BYTES
-from diag.vllm.memory.ledger import Ledger, ledger, state_blocks_needed, with_kv_cache
+from diag.vllm.memory.ledger import Judge, Ledger, ledger, state_blocks_needed, with_kv_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
-from diag.vllm.memory.unknown_release import Judge
 from diag.vllm.memory.usage import ByteRange
 from diag.vllm.work import Ceiling, Replica, cost_per_million, link
 

@@ -22,8 +22,7 @@ from diag.core.metric_families import Sample
 from diag.vllm import gpus
 from diag.vllm.command.parse import parse
 from diag.vllm.gpus import GpuModel
-from diag.vllm.memory.compressed import bytes_read, entries
-from diag.vllm.memory.kv_layout import NotCovered, state_bytes, token_bytes
+from diag.vllm.memory.kv_layout import NotCovered, bytes_read, entries, state_bytes, token_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.parts import Mixer, WeightPart
 from diag.vllm.memory.quantization import compressed_weights, precision

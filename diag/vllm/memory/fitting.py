@@ -15,6 +15,7 @@ from diag.vllm.memory.ledger import (
     CONTEXT_GIB,
     KV_CACHE,
     USUAL_GRAPHS_GIB,
+    Judge,
     Ledger,
     Measured,
     ledger,
@@ -23,7 +24,6 @@ from diag.vllm.memory.ledger import (
 )
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
-from diag.vllm.memory.unknown_release import Judge
 from diag.vllm.memory.usage import ByteRange
 
 MOST_GPUS = 64
@@ -58,9 +58,7 @@ def safe_length(found: Ledger) -> int | None:
 
 def safe_sequences(found: Ledger) -> int | None:
     """Return the requests of the longest context that certainly run at a time without preemption; None if unknown."""
-    if not (found.layout and found.blocks) or uncounted(found):
-        return None
-    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
+    return None if uncounted(found) else found.requests
 
 
 def suggestions(found: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:

@@ -1,17 +1,19 @@
 """The KV cache as vLLM lays it out: groups of layers, the tokens of a block, and the blocks that a request takes.
 
 Read off v1/core/kv_cache_utils.py, v1/kv_cache_interface.py and platforms/interface.py of 0.32.0. Other layouts that
-VLLM_KV_CACHE_LAYOUT can ask for are left out.
+VLLM_KV_CACHE_LAYOUT can ask for are left out. With compressed attention (DeepSeek V4) a layer keeps a window of tokens,
+an entry for each `ratio` of tokens, and the state of the compressor that makes entries; at a ratio of 4 an indexer with
+entries of its own chooses among them.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
-from diag.vllm.memory import compressed
+from diag.vllm.memory.mixers import INDEXED, OVERLAP, STATE_BLOCKS
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import Kind, Mixer
 from diag.vllm.memory.setup import Setup
@@ -37,7 +39,12 @@ LATENT_ALIGNMENT = 128
 """Blocks of layers with MLA beside layers that keep a state are a multiple of this (platforms/interface.py)."""
 UNEVEN_FROM = 1.5
 """vLLM pads groups to the largest kind of layers if it has less than so many times the layers of the smallest."""
-_FOUR_BITS = 4
+COMPRESSED_BLOCK, _WINDOW_BLOCK = 256, 64
+"""Tokens of a block of compressed entries, and of a block of their window."""
+_ENTRY, _ALIGNMENT = 584, 576
+"""Bytes of an entry in the type fp8_ds_mla, and of the unit that pages are rounded up to."""
+_SCALE = 4
+"""Bytes of the scale of an indexer's entry."""
 
 
 class NotCovered(Exception):
@@ -163,24 +170,10 @@ def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
     if not setup.kv_dtype.startswith(("fp8", "auto")):
         kind = redaction.name(setup.kv_dtype)[:40]
         raise NotCovered(f"compressed attention is covered with --kv-cache-dtype fp8, not with {kind!r}")
-    caches = [
-        (at, cache)
-        for at, layer in enumerate(model.stack)
-        for mixer in layer.mixers
-        for cache in compressed.compressed_caches(mixer)
-    ]
-    groups = tuple(
-        CacheGroup(
-            first.kind,
-            first.block,
-            tuple(at for at, _ in found),
-            tuple(cache.page for _, cache in found),
-            first.window,
-        )
-        for found in compressed.packed(caches)
-        for first in [found[0][1]]
-    )
-    return CacheLayout(compressed.BLOCK, groups, setup.in_flight, setup.since("size_by_requests"))
+    mixers = [(at, mixer) for at, layer in enumerate(model.stack) for mixer in layer.mixers]
+    caches = [(at, cache) for at, mixer in mixers for cache in _compressed_caches(mixer)]
+    groups = tuple(map(_group, _packed(caches)))
+    return CacheLayout(COMPRESSED_BLOCK, groups, setup.in_flight, setup.since("size_by_requests"))
 
 
 def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: int, padded: int) -> Iterable[_Cache]:
@@ -234,7 +227,9 @@ def state_bytes(model: Model, mixer: Mixer, setup: Setup) -> int:
 def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
     """Return the bytes of a token in one layer of attention on one GPU; NotCovered if they are unknown."""
     if mixer.kind == "compressed":
-        return compressed.token_bytes(mixer)
+        # a token's place in the window, and its share of an entry and of an indexer's
+        entry = (_ENTRY + (mixer.index + _SCALE if mixer.index else 0)) / mixer.ratio if mixer.ratio else 0
+        return _ENTRY + entry
     kind = _cache_type(model, setup)
     if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk"):
         return LATENT_BYTES["fp8_ds_mla"]
@@ -263,7 +258,7 @@ def _cache_type(model: Model, setup: Setup) -> str:
             " --kv-cache-dtype fp8 or bfloat16"
         )
     if isinstance(asked, dict):
-        return "nvfp4" if asked.get("num_bits") == _FOUR_BITS else "fp8"
+        return "nvfp4" if asked.get("num_bits") == 4 else "fp8"
     return str(asked).lower() if str(asked).lower() in NUMBER_BYTES else "auto"
 
 
@@ -308,3 +303,60 @@ def _group(caches: list[tuple[int, _Cache]]) -> CacheGroup:
     first = caches[0][1]
     layers, pages = tuple(at for at, _ in caches), tuple(cache.page for _, cache in caches)
     return CacheGroup(first.kind, first.block, layers, pages, first.window)
+
+
+# -- compressed attention
+
+
+def _compressed_caches(mixer: Mixer) -> Iterator[_Cache]:
+    """Yield the caches of a layer of compressed attention, in the type fp8_ds_mla."""
+    yield _Cache("window", _WINDOW_BLOCK, _page(_WINDOW_BLOCK * _ENTRY), mixer.window)
+    if not mixer.ratio:
+        return
+    sizes = [(_ENTRY, mixer.head_dim)] + [(mixer.index + _SCALE, mixer.index)] * bool(mixer.index)
+    overlap = OVERLAP if mixer.ratio == INDEXED else 1
+    block = STATE_BLOCKS[mixer.ratio]
+    for entry, size in sizes:
+        yield _Cache("latent", COMPRESSED_BLOCK, _page(COMPRESSED_BLOCK // mixer.ratio * entry))
+        state = 2 * overlap * size * 4  # of float32, for keys and scores
+        yield _Cache("window", block, _page(block * state), overlap * mixer.ratio)
+
+
+def entries(mixer: Mixer, context: float) -> float:
+    """Return the entries that a token of a context attends to: all of them, or those that the indexer chooses."""
+    return min(context / mixer.ratio, mixer.sparse or context) if mixer.ratio else 0
+
+
+def bytes_read(mixer: Mixer, context: float) -> float:
+    """Return the bytes of a request's caches that a step reads: window and entries, and all keys of the indexer."""
+    keys = context / mixer.ratio * (mixer.index + _SCALE) if mixer.index else 0
+    return (min(context, mixer.window) + entries(mixer, context)) * _ENTRY + keys
+
+
+def _page(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _packed(caches: Sequence[tuple[int, _Cache]]) -> Iterator[list[tuple[int, _Cache]]]:
+    """Yield the groups of a pool that packs pages of several sizes in a block.
+
+    Caches of one kind, block and window are divided into groups of about equally many layers; a set with pages
+    of several sizes, of which some are rarer than others, stays whole.
+    """
+    sets: dict[tuple[object, ...], dict[int, list[tuple[int, _Cache]]]] = {}
+    for at, cache in caches:
+        pages = sets.setdefault((cache.kind, cache.block, cache.window), defaultdict(list))
+        pages[cache.page].append((at, cache))
+    balanced = {key: pages for key, pages in sets.items() if len(Counter(map(len, pages.values()))) == 1}
+    counts = [len(next(iter(pages.values()))) for pages in balanced.values()]
+    floor = max((len(next(iter(pages.values()))) for pages in balanced.values() if len(pages) > 1), default=0)
+    # the number to whose multiples all counts are rounded up with the least padding; the largest such
+    sizes = range(floor, max(counts, default=0) + 1) if floor else ()
+    share = min(sizes, key=lambda size: (sum(-count % size for count in counts), -size), default=0)
+    for key, pages in sets.items():
+        if key not in balanced or not share:
+            yield [cache for layers in pages.values() for cache in layers]
+            continue
+        number = -(-len(next(iter(pages.values()))) // share)
+        for first in range(number):
+            yield [cache for layers in pages.values() for cache in layers[first::number]]

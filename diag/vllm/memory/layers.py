@@ -2,15 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from diag.vllm.memory.architectures import Architecture
-from diag.vllm.memory.compressed import compressed_attention, compression
 from diag.vllm.memory.config import Config, quote
+from diag.vllm.memory.mixers import (
+    STATES,
+    LayerKind,
+    attention,
+    compressed_attention,
+    compression,
+    indexed,
+    latent_attention,
+    linear_kind,
+    window,
+)
 from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, UnknownLayers, WeightPart, linear
-from diag.vllm.memory.states import STATES, linear_kind
 
-LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "compressed", "none"]
 _NAMES: Mapping[str, LayerKind] = {
     **dict.fromkeys(("full_attention", "attention", "global_attention", "indexed_attention", "global"), "full"),
     "deepseek_sparse_attention": "full",
@@ -52,14 +60,14 @@ def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
         found = [_NAMES[name] for name in names[:count]]
     else:
         chosen = _chosen(config, family, count)
-        usual: LayerKind = "window" if _window(config, "window") else "full"
+        usual: LayerKind = "window" if window(config, "window") else "full"
         found = [chosen(at) for at in range(count)] if chosen else [usual] * count
         if not chosen and usual == "window":
             every = config.count("sliding_window_pattern", family.every)
             found = ["full" if every and (at + 1) % every == 0 else "window" for at in range(count)]
     if family.parallel:
         return ["parallel"] * count
-    return found if _window(config, "window") else ["full" if kind == "window" else kind for kind in found]
+    return found if window(config, "window") else ["full" if kind == "window" else kind for kind in found]
 
 
 def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int], LayerKind] | None:
@@ -97,18 +105,6 @@ def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int],
     return None
 
 
-def _window(config: Config, kind: LayerKind) -> int:
-    """Return the tokens that a layer of a kind attends to, 0 for all."""
-    if kind == "chunk":
-        return config.count("attention_chunk_size")
-    is_off = kind != "window" or config.fields.get("use_sliding_window") is False
-    config.asked.update(("sliding_window_size", "sliding_window"))
-    value = config.fields.get("sliding_window_size", config.fields.get("sliding_window"))
-    if isinstance(value, list):  # one for each layer
-        value = next((size for size in value if size), 0)
-    return 0 if is_off or not value else Config({"sliding_window": value}, config.place).count("sliding_window")
-
-
 def of_layer(config: Config, kind: LayerKind, at: int) -> Config:
     """Return the fields of one layer: those of the model with what the file changes for the layer or for its kind."""
     changed: dict[str, Any] = {}
@@ -144,91 +140,6 @@ def of_block(config: Config, block: Mapping[str, Any]) -> tuple[Config, bool, in
 
 _BLOCK_WIDTH = 256
 """Nemotron's NAS models round a feed-forward width up to a multiple of this (nemotron_nas.py)."""
-
-
-def attention(config: Config, family: Architecture, kind: LayerKind) -> Mixer:
-    """Return a layer's attention with keys and values for each head."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    kv_heads = 1 if config.any_switch("multi_query") else config.size("num_key_value_heads", heads)
-    size = config.size("head_dim", max(hidden // heads, 1))
-    value = config.size("v_head_dim", size)
-    queries, keys, values = heads * size, kv_heads * size, kv_heads * value
-    if kind == "full" and config.fields.get("attention_k_eq_v"):
-        values = 0  # keys are the values too
-    wide = {"": 0, "full": queries, "head": heads}[_gate(config, family)]
-    parts = [
-        linear(hidden * (queries + wide), "self_attn.q_proj"),
-        linear(hidden * heads * value, "self_attn.o_proj"),
-        linear(hidden * keys, "self_attn.k_proj", ways=kv_heads),
-        linear(hidden * values, "self_attn.v_proj", ways=kv_heads),
-    ]
-    has_bias = config.any_switch("attention_bias", "use_bias", "qkv_bias", "bias", "add_qkv_bias", "use_qkv_bias")
-    if has_bias if family.qkv_bias is None else family.qkv_bias:
-        parts += [WeightPart(queries, MOST_WAYS), WeightPart(keys + values, kv_heads)]
-    if family.out_bias or (family.out_bias is None and has_bias):
-        parts.append(WeightPart(hidden))
-    norm = family.qk_norm or ("head" if config.any_switch("use_qk_norm", "qk_layernorm", "add_qk_norm") else "")
-    if norm:
-        parts.append(WeightPart(queries + keys if norm == "full" else 2 * size))
-    if family.sinks:
-        parts.append(WeightPart(heads, MOST_WAYS))
-    name: Literal["full", "window", "chunk"] = kind if kind in ("window", "chunk") else "full"
-    return Mixer(name, tuple(parts), heads, kv_heads, size, value, _window(config, kind))
-
-
-def _gate(config: Config, family: Architecture) -> Literal["", "full", "head"]:
-    """Return how the output of attention is gated: by a number for each number, for each head, or not at all."""
-    if config.has("attn_output_gate"):
-        return "full" if config.switch("attn_output_gate") else ""
-    if config.any_switch("use_head_wise_attn_gate", "gating"):
-        return "head"
-    return family.gate
-
-
-def latent_attention(config: Config, has_indexer: bool) -> Mixer:
-    """Return DeepSeek's multi-head latent attention; down copied to every GPU, up divided by heads."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    rank, rope = config.size("kv_lora_rank"), config.count("qk_rope_head_dim", 64)
-    nope, value = config.size("qk_nope_head_dim", 128), config.size("v_head_dim", 128)
-    down = config.count("q_lora_rank")
-    first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
-    parts = [
-        linear((down or heads * (nope + rope)) * hidden, first, ways=1 if down else MOST_WAYS),
-        linear(hidden * (rank + rope), "self_attn.kv_a_proj_with_mqa", ways=1),
-        linear(rank * heads * (nope + value), "self_attn.kv_b_proj"),
-        linear(heads * value * hidden, "self_attn.o_proj"),
-        WeightPart(down + rank),
-    ]
-    if down:
-        parts.append(linear(down * heads * (nope + rope), "self_attn.q_b_proj"))
-    if config.switch("mla_use_output_gate"):
-        parts.append(linear(hidden * heads * value, "self_attn.g_proj"))
-    index, sparse = 0, config.count("index_topk")
-    if has_indexer:
-        count, size = config.size("index_n_heads", 64), config.size("index_head_dim", 128)
-        parts.append(linear(down * count * size, "self_attn.indexer.wq_b", ways=1))
-        parts.append(WeightPart(hidden * (size + count) + 2 * size))
-        index = size + size // INDEX_SCALE * 4
-    return Mixer(
-        "latent", tuple(parts), heads, 1, rank + rope, value, index=index, sparse=sparse, rank=rank, key_dim=nope + rope
-    )
-
-
-def indexed(mixer: Mixer, config: Config, at: int) -> Mixer:
-    """Return attention with the indexer that `sparse_attention_config` gives a layer (MiniMax M3), keys in 16 bits."""
-    nested = Config(config.part("sparse_attention_config"), config.place)
-    layers = nested.list("sparse_attention_freq")
-    if not nested.has("sparse_index_dim") or (at < len(layers) and not layers[at]):
-        return mixer
-    size, heads = nested.size("sparse_index_dim"), nested.size("sparse_num_index_heads", 1)
-    part = linear(config.size("hidden_size") * (heads + 1) * size, "self_attn.index_q_proj", ways=heads)
-    chosen = nested.count("sparse_topk_blocks") * nested.size("sparse_block_size", 128)
-    parts = (*mixer.parts, part, WeightPart(2 * size))
-    return replace(mixer, parts=parts, index=2 * size, sparse=chosen)
-
-
-INDEX_SCALE = 128
-"""Numbers of an indexer's key that share a scale of 4 bytes (deepseek_v2.py, quant_block_size)."""
 
 
 def experts(config: Config) -> Experts | None:
