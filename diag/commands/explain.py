@@ -178,13 +178,19 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.preflight.checks import CHECKS
     from diag.report.coverage import sentences
     from diag.vllm.gpus import gpus
-    from diag.vllm.memory import architectures
+    from diag.vllm.memory import architectures, quantization
     from diag.vllm.memory.config import aliases
-    from diag.vllm.memory.encoders import encoders
 
     incidents = load(folder, check_all=True)
     tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
-    for read_table in (*tables, architectures.families, encoders, aliases, sentences):
+    for read_table in (
+        *tables,
+        architectures.families,
+        architectures.encoders,
+        quantization.tables,
+        aliases,
+        sentences,
+    ):
         read_table()
     read(patterns.FILE, patterns.Checked)
     for kind, declared in ((Part | Signal, DECLARED), (LintRule, RULES), (PreflightCheck, CHECKS)):

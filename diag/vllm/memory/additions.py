@@ -9,10 +9,9 @@ from diag.core.formatting import parse_size
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import since
-from diag.vllm.memory.config import Modules
 from diag.vllm.memory.model import Model, load
 from diag.vllm.memory.parts import Layer
-from diag.vllm.memory.quantization import precision
+from diag.vllm.memory.quantization import Modules, precision
 from diag.vllm.memory.weights import embedding, layer, of_stage, weigh
 
 _RANK, _SLOTS = 16, 1

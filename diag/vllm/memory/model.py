@@ -19,10 +19,10 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import since
 from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_vectors, stem
-from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
+from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, quote, unread_fields
 from diag.vllm.memory.layers import experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers
-from diag.vllm.memory.quantization import mixed_precision, with_experts
+from diag.vllm.memory.quantization import Modules, mixed_precision, unquantized, with_experts
 from diag.vllm.memory.shapes import closest, find_shape
 
 MOST_BYTES = 4 * MIB

@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 
-from diag.vllm.memory.architectures import gives_vectors
-from diag.vllm.memory.config import FUSED, Modules
-from diag.vllm.memory.encoders import encoder_numbers
+from diag.vllm.memory.architectures import encoder_numbers, gives_vectors
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import MOST_WAYS, PartKind, WeightPart, linear
-from diag.vllm.memory.quantization import HALF, Precision
+from diag.vllm.memory.quantization import HALF, Modules, Precision, tables
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
@@ -184,7 +182,7 @@ def _tensors(parts: list[WeightPart], precision: Precision, tensor: int, experts
             continue
         for module in part.modules or (str(at),):
             before, _, last = module.rpartition(".")
-            sizes[f"{before}.{FUSED.get(last, last)}"] += share / max(len(part.modules), 1)
+            sizes[f"{before}.{tables().modules.fused.get(last, last)}"] += share / max(len(part.modules), 1)
     return sizes.values()
 
 
