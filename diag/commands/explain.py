@@ -177,12 +177,12 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.preflight.check import PreflightCheck
     from diag.preflight.checks import CHECKS
     from diag.report.coverage import sentences
-    from diag.vllm.gpus import gpus
+    from diag.vllm.gpus import bare_gpus, gpus
     from diag.vllm.memory import architectures, quantization
     from diag.vllm.memory.config import aliases
 
     incidents = load(folder, check_all=True)
-    tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
+    tables = (known_failures.table, other_engines.programs, rocm.table, gpus, bare_gpus, waits, wrong_advice, families)
     for read_table in (
         *tables,
         architectures.families,

@@ -12,7 +12,7 @@ from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
 from diag.vllm.memory.ledger import Ledger, judge, state_blocks_needed
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
-from diag.vllm.offloading import connector_bytes
+from diag.vllm.running_config import connector_bytes
 
 _SHARE = "--gpu-memory-utilization"
 _FAR = 0.2

@@ -2,69 +2,51 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, flag_integer, printable
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
+from diag.vllm.command.container import inner, items
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER
-from diag.vllm.offloading import connector_bytes
 
 Value = float | str
 Config = dict[str, float]
 Labels = Mapping[str, str]
 Values = Mapping[str, Value]
 Kind = Literal["size", "share", "switch"]
-"""A whole number (perhaps with a suffix k, m, g), a plain number, or a boolean."""
 
+
+class _Settings(NamedTuple):
+    """The tables of settings.toml."""
+
+    size: tuple[str, ...]
+    share: tuple[str, ...]
+    switch: tuple[str, ...]
+    word: tuple[str, ...]
+    own: tuple[str, ...]
+    sections: tuple[str, ...]
+    names: Mapping[str, str]
+
+
+_SETTINGS = read(PACKAGE / "vllm" / "settings.toml", _Settings)
 FLAGS: Mapping[str, Kind] = {
-    **dict.fromkeys(
-        (
-            *("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs"),
-            *("max_num_queued_reqs", "max_num_queued_tokens", "max_num_partial_prefills"),
-            *("max_long_partial_prefills", "long_prefill_token_threshold", "max_model_len"),
-            *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-            *("data_parallel_size_local", "api_server_count", "max_loras", "max_cpu_loras", "stream_interval"),
-            *("block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
-            *("kv_cache_size_tokens", "enlarged_block_size", "prefix_match_unit"),
-        ),
-        "size",
-    ),
-    **dict.fromkeys(
-        (
-            *("kv_cache_max_concurrency", "gpu_memory_utilization", "watermark", "cpu_offload_gb"),
-            *("swap_space", "kv_offloading_size"),
-        ),
-        "share",
-    ),
-    **dict.fromkeys(
-        (
-            *("enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"),
-            *("disable_custom_all_reduce", "headless"),
-        ),
-        "switch",
-    ),
+    **dict.fromkeys(_SETTINGS.size, "size"),
+    **dict.fromkeys(_SETTINGS.share, "share"),
+    **dict.fromkeys(_SETTINGS.switch, "switch"),
 }
-"""Settings that may be published as `diag_vllm_config`; no others of a configuration are read, recorded or printed."""
+"""Settings that may be published as `diag_vllm_config`."""
+WORDS = _SETTINGS.word
+"""Settings that are a word; shown in reports, never published as a metric."""
 _SMALLEST, _LARGEST = 1e-9, 1e18
 """Bounds of a setting: vLLM writes no number beyond them, and two such numbers have no quotient or product."""
-WORDS = (
-    "attention_backend",
-    "device",
-    "distributed_executor_backend",
-    "dtype",
-    "kv_cache_dtype",
-    "performance_mode",
-    "quantization",
-    "scheduling_policy",
-)
-"""Settings that are a word, harmless if they look like one; shown in reports, never published as a metric."""
 _FLAG_ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 _WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
 _VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE", "HIP_", "ROCR_")
@@ -144,6 +126,32 @@ def _flags(command: Command) -> Mapping[str, Value]:
     return {"kv_offloading_size": offloaded, **found} if offloaded else found
 
 
+CONNECTORS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+
+
+def connector_bytes(command: Command, ranks: int) -> float:
+    """Return the host memory of one engine for the offloading connectors of --kv-transfer-config, in bytes.
+
+    `ranks` are its tensor and pipeline parallel ranks. `cpu_bytes_to_use` counts for all ranks together,
+    `cpu_bytes_to_use_per_rank` (SimpleCPUOffloadConnector) for each. A MultiConnector holds the configurations of
+    several connectors.
+    """
+    config = command.keys("--kv-transfer-config")
+    total = 0.0
+    for connector in (config, *items(inner(config, "kv_connector_extra_config"), "connectors")):
+        if connector.get("kv_connector") in CONNECTORS:
+            extra = inner(connector, "kv_connector_extra_config")
+            whole, of_a_rank = (extra.get(f"cpu_bytes_to_use{suffix}") for suffix in ("", "_per_rank"))
+            total += _above_zero(of_a_rank) * ranks or _above_zero(whole)
+    return total
+
+
+def _above_zero(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if 0 < value < float("inf") else 0.0
+
+
 def word(value: object) -> str | None:
     """Read a setting that is a word; None if it is not set, SET if it may be more than a harmless name."""
     name = str(value).removeprefix("torch.")
@@ -167,19 +175,6 @@ def number(text: object) -> float | None:
 _CLOSE = 0.01
 _OPEN = ("dtype", "quantization")
 """Words that are "auto" until a source has read the model."""
-_SECTIONS = (
-    *("model_config", "cache_config", "parallel_config", "scheduler_config", "attention_config", "lora_config"),
-    *("offload_config", "offload_config.uva", "device_config"),
-)
-_NAMES = {
-    "cache_dtype": "kv_cache_dtype",
-    "policy": "scheduling_policy",
-    "backend": "attention_backend",
-    "device_config": "device",
-    "device_type": "device",
-    "_api_process_count": "api_server_count",
-}
-"""Names of vLLM's own configuration that differ from the flag's."""
 
 SERVER_INFO, PROCESS, LOG, PAGE = "/server_info", "process command line", "log", "/metrics"
 EXPORTER, MODELS, LAUNCH = "exporter", "/v1/models", "launch command"
@@ -188,16 +183,7 @@ TRUST = (SERVER_INFO, PROCESS, PAGE, LOG, EXPORTER, MODELS, LAUNCH)
 write, and the command from the user.
 """
 OWN_TRUST = (SERVER_INFO, PAGE, LOG, EXPORTER, MODELS, PROCESS, LAUNCH)
-"""Sources of a setting in OWN: a command has only the requested value."""
-OWN = frozenset(
-    {
-        *("num_gpu_blocks", "num_gpu_blocks_override", "block_size", "kv_cache_memory_bytes"),  # of one KV cache
-        *("kv_cache_size_tokens", "kv_cache_max_concurrency", "data_parallel_size"),
-        *("max_model_len", "max_num_batched_tokens", "enforce_eager", "async_scheduling"),
-        *("enable_prefix_caching", "enable_chunked_prefill", "dtype", "attention_backend"),
-    }
-)
-"""Settings that vLLM may change: larger blocks for a hybrid model, more tokens for an image."""
+"""Sources of a setting that vLLM may change: a command has only the requested value."""
 
 
 class ServerFacts(NamedTuple):
@@ -313,13 +299,13 @@ def numbers(texts: Mapping[str, object]) -> Config:
 
 def words(texts: Mapping[str, object]) -> dict[str, str]:
     """Return the settings in WORDS that are set, under the name of their flag."""
-    read = ((_NAMES.get(name, name), word(value)) for name, value in texts.items())
+    read = ((_SETTINGS.names.get(name, name), word(value)) for name, value in texts.items())
     return {name: value for name, value in read if name in WORDS and value is not None}
 
 
 def settings(texts: Mapping[str, object]) -> dict[str, Value]:
     """Return the settings in FLAGS and WORDS, out of vLLM's own names."""
-    named = {_NAMES.get(name, name): value for name, value in texts.items()}
+    named = {_SETTINGS.names.get(name, name): value for name, value in texts.items()}
     return {**numbers(named), **words(named)}
 
 
@@ -330,16 +316,11 @@ def words_of_page(infos: Sequence[Labels]) -> dict[str, str]:
 
 def from_server_info(answer: Any) -> dict[str, Value]:
     """Read the flags from the answer of /server_info?config_format=json (vLLM >= 0.11, development mode)."""
-    whole = _inside(answer, "vllm_config")
+    whole = inner(answer, "vllm_config")
     config = settings(whole)
-    for path in _SECTIONS:
-        config |= settings(reduce(_inside, path.split("."), whole))
+    for path in _SETTINGS.sections:
+        config |= settings(inner(whole, *path.split(".")))
     return config
-
-
-def _inside(node: Any, name: str) -> dict[str, Any]:
-    found = node.get(name) if isinstance(node, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = None) -> RunningConfig:
@@ -366,7 +347,7 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
 
     found: dict[str, Setting] = {}
     for name in sorted({name for values in sources.values() for name in values}):
-        order = OWN_TRUST if name in OWN else TRUST
+        order = OWN_TRUST if name in _SETTINGS.own else TRUST
         values = [SourcedValue(sources[source][name], source) for source in order if name in sources[source]]
         first, *others = sorted(values, key=lambda sourced: sourced.value == SET)
         found[name] = Setting(name, first.value, first.source, tuple(others))

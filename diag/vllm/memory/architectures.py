@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, read
+from diag.vllm.command.container import inner
 from diag.vllm.memory.config import MOST, Config
 
 
@@ -151,8 +152,7 @@ def encoders() -> Mapping[str, Encoder]:
 def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: int) -> int:
     """Return the count of an encoder's numbers, with its way to the language part; 0 if it names no layers."""
     kind = encoders().get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
-    args = fields.get("args")
-    named = encoder_tables().timm.get(str(args.get("model")), {}) if isinstance(args, dict) else {}
+    named = encoder_tables().timm.get(str(inner(fields, "args").get("model")), {})
     config = Config({**kind.defaults, **named, **fields}, outer.place)
 
     def size(name: str, default: int = 0) -> int:
@@ -173,8 +173,8 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
         return 0
     if kind.conformer:
         return layers * _CONFORMER * hidden**2 + (size("output_proj_dims") or hidden) * (hidden + hidden_of_text)
-    inner = config.count("out_hidden_size", width) if _stem(fields).startswith("glm4") else width
-    blocks = layers * (4 * hidden**2 + (3 if kind.gated else 2) * hidden * inner + 9 * hidden + inner)
+    middle = config.count("out_hidden_size", width) if _stem(fields).startswith("glm4") else width
+    blocks = layers * (4 * hidden**2 + (3 if kind.gated else 2) * hidden * middle + 9 * hidden + middle)
     patch, temporal = size("patch_size"), config.get("temporal_patch_size")
     temporal = temporal if isinstance(temporal, int) else 1
     first = size("channels", 3) * patch**2 * hidden * temporal
@@ -199,8 +199,8 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
         is_joined = isinstance(ratio, int | float) and 1 / _MOST_RATIO < ratio <= 1
         connector = (hidden * (round(1 / ratio**2) if is_joined else 1) + hidden_of_text) * projector
     if _stem(fields).startswith(("glm4", "glmocr")):
-        inner = width if _stem(fields).startswith("glm4") else out * size("channels", 3)
-        connector = out**2 + 3 * out * inner + merged * out
+        middle = width if _stem(fields).startswith("glm4") else out * size("channels", 3)
+        connector = out**2 + 3 * out * middle + merged * out
     return blocks + first + positions * hidden + connector
 
 

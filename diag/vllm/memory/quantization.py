@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from diag.core.declarations import PACKAGE, read
+from diag.vllm.command.container import inner
 from diag.vllm.memory.parts import WeightPart
 
 HALF = 16.0
@@ -204,10 +205,7 @@ def _bits(settings: Mapping[str, Any], method: str) -> float | None:
     if method == "bitsandbytes":
         return 8.0 if settings.get("load_in_8bit") else 4 + 32 / 64
     if method == "quark":
-        weight = settings.get("global_quant_config")
-        weight = weight.get("weight") if isinstance(weight, dict) else None
-        kind = str(weight.get("dtype", "")).lower() if isinstance(weight, dict) else ""
-        return bits.get(kind)
+        return bits.get(str(inner(settings, "global_quant_config", "weight").get("dtype", "")).lower())
     if method == "compressed-tensors":
         return _packed(compressed_weights(settings))
     return _packed(settings) if method in _GROUPED else None
@@ -240,11 +238,10 @@ def _named_bits(settings: Mapping[str, Any]) -> Iterator[tuple[float, list[str]]
             algorithm = str(own.get("quant_algo", "")).lower() if isinstance(own, dict) else ""
             yield tables().bits.get(algorithm, HALF), [str(name)]
     elif isinstance(groups, dict) and len(groups) > 1:
-        for own in groups.values():
-            weights = own.get("weights") if isinstance(own, dict) else None
-            targets = own.get("targets") if isinstance(own, dict) else None
-            if isinstance(targets, list) and isinstance(weights, dict):
-                yield _packed(weights) or HALF, ["*" if name == "Linear" else str(name) for name in targets]
+        for group in groups.values():
+            targets = group.get("targets") if isinstance(group, dict) else None
+            if isinstance(targets, list) and isinstance(group.get("weights"), dict):
+                yield _packed(group["weights"]) or HALF, ["*" if name == "Linear" else str(name) for name in targets]
 
 
 def _group(settings: Mapping[str, Any]) -> Any:
@@ -272,6 +269,4 @@ def block_size(settings: Mapping[str, Any]) -> int:
 def compressed_weights(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings for the weights of the first group of layers."""
     groups = settings.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = first.get("weights") if isinstance(first, dict) else None
-    return weights if isinstance(weights, dict) else {}
+    return inner(next(iter(groups.values()), None), "weights") if isinstance(groups, dict) else {}
