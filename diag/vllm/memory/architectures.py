@@ -15,56 +15,36 @@ from diag.vllm.memory.config import MOST, Config
 
 
 class Architecture(NamedTuple):
-    """Properties of an architecture that are in vLLM's code and not in config.json; `names` are stems."""
+    """Properties of an architecture, as architectures.toml describes them; None: as config.json says."""
 
     names: tuple[str, ...] = ()
     qkv_bias: bool | None = None
-    """None: as config.json says."""
     out_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: Literal["", "head", "full"] = ""
-    """Norms of queries and keys: of one head's size, or over all heads."""
     norms: int = 2
-    """The number of norms of a layer, each of the hidden size."""
     norm_bias: bool = False
     final_norm: bool = True
     gated: bool = True
-    """True for a feed-forward part of three matrices, False for two."""
     gate: Literal["", "full", "head"] = ""
-    """The gate on the output of attention: a number for each number, or for each head."""
     sinks: bool = False
     tied: bool = False
-    """True if the head is the embedding's matrix, unless the file has the field."""
     shared: bool = False
-    """True if one expert sees every token, although the file does not say so."""
     shared_gate: bool = False
     both: bool = False
-    """True if a layer with routed experts has a dense feed-forward part too."""
     every: int = 0
-    """One layer in so many attends to everything, the others to a window; 0 if the file has the field."""
     linear: str = ""
-    """The kind of all layers that keep a state; "" if it is seen by the fields."""
     parallel: bool = False
-    """True if every layer has attention and Mamba side by side (Falcon H1)."""
     bare: bool = False
-    """True if layers that keep a state have no feed-forward part."""
     encoder_only: bool = False
-    """True if tokens see those that follow too, so that nothing is cached; the embeddings have a norm (BERT)."""
     copies: int = 1
-    """Attention and feed-forward parts of a layer (LongCat Flash: 2)."""
     positions: int | None = None
-    """Rows beside the longest context in a learned embedding of positions; None for rotary positions."""
     crossed: bool = False
-    """True if every layer attends to an encoder's output too (Whisper)."""
     adjusted: bool = False
-    """True if `block_auto_adjust_ff_dim` changes the width of the feed-forward part (LFM2)."""
     per_layer: bool = False
-    """True if tokens have an embedding for each layer (Gemma 3n, Gemma 4)."""
     head_bias: bool = False
     state_type: str = ""
-    """The type of recurrent states with --mamba-ssm-cache-dtype auto; "" for that of the model."""
     defaults: Mapping[str, object] = {}
-    """Defaults of Transformers for fields that the official files leave out."""
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         yield from (
@@ -103,23 +83,15 @@ Connector = Literal["merger", "projector", "merge and project", "linear", "none"
 
 
 class Encoder(NamedTuple):
-    """Properties of an encoder that are not in config.json: a gated feed-forward part, and the way to the text.
-
-    A merger joins neighbouring patches and maps them by two matrices, the first of them square; a projector has two
-    matrices, the second one square. `names` are the stems of model_types.
-    """
+    """Properties of an encoder, as encoders.toml describes them."""
 
     names: tuple[str, ...] = ()
     gated: bool = False
     connector: Connector = "projector"
     merge: int = 1
-    """Patches of a side that are joined, unless the file says so."""
     conformer: bool = False
-    """True for blocks of two feed-forward parts, attention with relative positions and a convolution."""
     numbers: int = 0
-    """The count of an encoder whose layers no field describes; 0 otherwise."""
     defaults: Mapping[str, int] = {}
-    """Defaults of Transformers for fields that the official files leave out."""
 
 
 _MOST_RATIO = 64
