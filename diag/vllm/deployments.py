@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm.gpus import GpuModel
-from diag.vllm.memory.fitting import rounded, supports_fp8_cache
-from diag.vllm.memory.kv_layout import NUMBER_BYTES
+from diag.vllm.memory.fitting import halves_cache, rounded
 from diag.vllm.memory.ledger import Judge, Ledger, ledger, state_blocks_needed, with_kv_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup, check
@@ -150,7 +149,7 @@ class Change(NamedTuple):
 def changes(model: Model, setup: Setup) -> Iterator[Change]:
     """Yield the changes of weights and KV cache that a GPU of the setup can run: flags first, other files last."""
     is_plain = not model.quantization and not setup.quantization and not setup.float32
-    has_fp8_cache = NUMBER_BYTES.get(setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, setup)
+    has_fp8_cache = halves_cache(model, setup)
     has_fp8_weights = is_plain and setup.capability >= _FP8
     if has_fp8_cache:
         yield Change("FP8 KV cache", FP8_CACHE, {"kv_dtype": "fp8"}, model)

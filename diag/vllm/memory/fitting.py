@@ -9,7 +9,6 @@ from math import floor
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.kv_layout import NUMBER_BYTES
 from diag.vllm.memory.ledger import (
     BUDGET,
     CONTEXT_GIB,
@@ -23,6 +22,7 @@ from diag.vllm.memory.ledger import (
     uncounted,
 )
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.memory.usage import ByteRange
 
@@ -115,12 +115,12 @@ def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
 
 
 def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
-    if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, start.setup):
+    if halves_cache(model, start.setup):
         yield Suggestion("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
 
 
-def supports_fp8_cache(model: Model, setup: Setup) -> bool:
-    """Return True if vLLM finds kernels by itself for an fp8 cache on this GPU; False if that is unknown.
+def halves_cache(model: Model, setup: Setup) -> bool:
+    """Return True if an fp8 cache is smaller and vLLM finds kernels for it by itself; False if that is unknown.
 
     Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first
     backend that can, FlashInfer from compute capability 8.0 on; before, Hopper's or Blackwell's own, or none
@@ -128,6 +128,8 @@ def supports_fp8_cache(model: Model, setup: Setup) -> bool:
     on Hopper and datacentre Blackwell only.
     """
     version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0, 10.3)
+    if tables().number_bytes.get(setup.kv_dtype, 2) < 2:
+        return False
     if model.latent:
         return is_datacentre and version >= (0, 11, 0)
     if model.architecture == "GptOssForCausalLM":

@@ -7,7 +7,7 @@ entries of its own chooses among them.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,23 +16,9 @@ from diag.vllm.flags.registry import release
 from diag.vllm.memory.mixers import INDEXED, OVERLAP, STATE_BLOCKS
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import Kind, Mixer
+from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup
 
-NUMBER_BYTES: Mapping[str, float] = {
-    "bfloat16": 2,
-    "float16": 2,
-    "half": 2,
-    "float32": 4,
-    "float": 4,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
-    "nvfp4": 1 / 2 + 1 / 16,
-}
-"""Bytes of a number in the cache by --kv-cache-dtype; other types have scales of their own."""
-LATENT_BYTES: Mapping[str, int] = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-"""Bytes of a token in a sparse MLA layer, which packs numbers, scales and rotary part (mla_attention.py)."""
 RESERVED = 1
 """The null block, which no request gets. 0.32 counts it when it checks that one request fits."""
 LATENT_ALIGNMENT = 128
@@ -143,22 +129,28 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     if any(mixer.kind == "compressed" for _, _, layer in stack for mixer in layer.mixers):
         return _compressed_layout(model, setup)
     block, padded = block_tokens(model, setup)
+    mixers = [(at, entry, mixer) for at, entry in enumerate(stack) for mixer in entry[2].mixers]
     caches = [
         (at, cache)
-        for at, (owner, owner_setup, layer) in enumerate(stack)
-        for cache in _layer_caches(owner, owner_setup, layer.mixers, block, padded)
+        for at, (owner, owner_setup, _), mixer in mixers
+        for cache in _caches(owner, owner_setup, mixer, block, padded)
     ]
     if not caches:
         raise NotCovered("the model keeps nothing of a request in a KV cache")
-    found = _promoted([cache for _, cache in caches], setup)
-    windows = {cache.window for cache in found if cache.kind == "window"}
-    if windows and not any(cache.kind in ("full", "latent") for cache in found) and min(windows) < setup.length:
+    kinds = {cache.kind for _, cache in caches}
+    # vLLM switches the hybrid manager off for models with chunks, unless
+    # VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1; without it, windows and chunks keep every token
+    is_hybrid = setup.hybrid and ("chunk" not in kinds or setup.hybrid_chunks)
+    if not is_hybrid and kinds & {"full", "latent"}:
+        whole = [(at, cache._replace(kind="full", window=0)) for at, cache in caches]
+        pairs = zip(caches, whole, strict=True)
+        caches = [promoted if old[1].kind in ("window", "chunk") else old for old, promoted in pairs]
+    windows = [cache.window for _, cache in caches]
+    if kinds == {"window"} and min(windows) < setup.length and not setup.since("size_by_requests"):
         window = f"a sliding window of {min(windows):,} tokens"
-        if {cache.kind for cache in found} == {"window"} and not setup.since("size_by_requests"):
-            raise NotCovered(f"all layers have {window}, which releases treat differently")
-    groups = tuple(_groups([(at, cache) for (at, _), cache in zip(caches, found, strict=True)]))
-    block = max((cache.block for cache in found if cache.kind != "state"), default=setup.block)
-    return CacheLayout(block, groups, setup.in_flight, setup.since("size_by_requests"))
+        raise NotCovered(f"all layers have {window}, which releases treat differently")
+    block = max((cache.block for _, cache in caches if cache.kind != "state"), default=setup.block)
+    return CacheLayout(block, tuple(_groups(caches)), setup.in_flight, setup.since("size_by_requests"))
 
 
 def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
@@ -176,28 +168,23 @@ def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
     return CacheLayout(COMPRESSED_BLOCK, groups, setup.in_flight, setup.since("size_by_requests"))
 
 
-def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: int, padded: int) -> Iterable[_Cache]:
-    """Yield what the mixers of a layer keep, in blocks of so many tokens and states of so many bytes."""
-    for mixer in mixers:
-        if not mixer.cached:
-            continue
-        if mixer.kind == "state":
-            yield _Cache("state", block, padded or state_bytes(model, mixer, setup), _states(mixer, setup))
-        else:
-            yield _Cache(mixer.kind, block, round(block * token_bytes(model, mixer, setup)), mixer.window)
-            if mixer.index:
-                yield _Cache(mixer.kind, block, block * mixer.index)
-
-
-def _states(mixer: Mixer, setup: Setup) -> int:
-    """Return the states that a request has in a layer; 0 for one in each block."""
-    if not setup.prefix_caching:
-        return 1
-    mode = setup.mamba_mode
-    if not mode and mixer.is_mamba and not setup.since("hybrid_prefixes"):
-        mode = "all"  # where the model's code can
-    checkpoint = mixer.checkpoint and release(setup.version) >= release(mixer.checkpoint)
-    return 0 if mode == "all" else 2 + bool(checkpoint)
+def _caches(model: Model, setup: Setup, mixer: Mixer, block: int, padded: int) -> Iterator[_Cache]:
+    """Yield what a mixer keeps, in blocks of so many tokens and states of so many bytes."""
+    if not mixer.cached:
+        return
+    if mixer.kind == "state":
+        mode = setup.mamba_mode
+        if not mode and mixer.is_mamba and not setup.since("hybrid_prefixes"):
+            mode = "all"  # where the model's code can
+        checkpoint = mixer.checkpoint and release(setup.version) >= release(mixer.checkpoint)
+        # the states that a request has, 0 for one in each block
+        states = 0 if mode == "all" else 2 + bool(checkpoint)
+        page = padded or state_bytes(model, mixer, setup)
+        yield _Cache("state", block, page, states if setup.prefix_caching else 1)
+    else:
+        yield _Cache(mixer.kind, block, round(block * token_bytes(model, mixer, setup)), mixer.window)
+        if mixer.index:
+            yield _Cache(mixer.kind, block, block * mixer.index)
 
 
 def block_tokens(model: Model, setup: Setup) -> tuple[int, int]:
@@ -232,14 +219,14 @@ def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
         return _ENTRY + entry
     kind = _cache_type(model, setup)
     if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk"):
-        return LATENT_BYTES["fp8_ds_mla"]
-    if mixer.kind == "latent" and kind in LATENT_BYTES:
-        return LATENT_BYTES[kind]
+        return tables().latent_bytes["fp8_ds_mla"]
+    if mixer.kind == "latent" and kind in tables().latent_bytes:
+        return tables().latent_bytes[kind]
     number: float = setup.number_bytes
     if kind != "auto":
-        if kind not in NUMBER_BYTES:
+        if kind not in tables().number_bytes:
             raise NotCovered(f"how many bytes --kv-cache-dtype {redaction.name(kind)[:40]!r} takes is unknown to diag")
-        number = NUMBER_BYTES[kind]
+        number = tables().number_bytes[kind]
     if mixer.kind == "latent":
         return mixer.head_dim * number  # one vector for keys and values, on every GPU
     return max(1, mixer.kv_heads // setup.tensor) * (mixer.head_dim + mixer.value_dim) * number
@@ -259,19 +246,7 @@ def _cache_type(model: Model, setup: Setup) -> str:
         )
     if isinstance(asked, dict):
         return "nvfp4" if asked.get("num_bits") == 4 else "fp8"
-    return str(asked).lower() if str(asked).lower() in NUMBER_BYTES else "auto"
-
-
-def _promoted(caches: list[_Cache], setup: Setup) -> list[_Cache]:
-    """Return caches as they are allocated: without the hybrid manager, windows and chunks keep every token.
-
-    vLLM switches the manager off for models with chunks, unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1.
-    """
-    kinds = {cache.kind for cache in caches}
-    is_hybrid = setup.hybrid and ("chunk" not in kinds or setup.hybrid_chunks)
-    if is_hybrid or not kinds & {"full", "latent"}:
-        return caches
-    return [cache._replace(kind="full", window=0) if cache.kind in ("window", "chunk") else cache for cache in caches]
+    return str(asked).lower() if str(asked).lower() in tables().number_bytes else "auto"
 
 
 def _groups(caches: list[tuple[int, _Cache]]) -> Iterable[CacheGroup]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.architectures import Architecture
 from diag.vllm.memory.config import Config, quote
 from diag.vllm.memory.mixers import (
@@ -19,17 +20,8 @@ from diag.vllm.memory.mixers import (
 )
 from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, UnknownLayers, WeightPart, linear
 
-_NAMES: Mapping[str, LayerKind] = {
-    **dict.fromkeys(("full_attention", "attention", "global_attention", "indexed_attention", "global"), "full"),
-    "deepseek_sparse_attention": "full",
-    **dict.fromkeys(("sliding_attention", "sliding_window_attention", "local_attention", "swa", "local"), "window"),
-    "chunked_attention": "chunk",
-    **dict.fromkeys(("linear_attention", "mamba", "mamba2", "recurrent", "kda", "gated_delta_net"), "linear"),
-    **dict.fromkeys(("conv", "short_conv"), "conv"),
-    "hybrid": "both",
-    **dict.fromkeys(("mlp", "moe"), "none"),
-}
-"""Kinds of layers by their names in `layer_types` and `layers_block_type`; "both" is Mamba with shared attention."""
+_TABLE = read(PACKAGE / "vllm" / "memory" / "layers.toml", dict[LayerKind, tuple[str, ...]])
+_NAMES: Mapping[str, LayerKind] = {name: kind for kind, names in _TABLE.items() for name in names}
 _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of hybrid_override_pattern (Nemotron-H)."""
 _BY_NUMBER = ("attn_layer_indices", "hybrid_layer_ids", "attn_layer_period", "full_attn_idxs")
@@ -57,17 +49,15 @@ def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
         if other or len(names) < count:
             why = f"layers of the kind {quote(other[0])}" if other else f"{len(names)} layer_types for {count} layers"
             raise UnknownLayers(f"{why} are not covered")
-        found = [_NAMES[name] for name in names[:count]]
+        by_layer = [_NAMES[name] for name in names[:count]]
+    elif chosen := _chosen(config, family, count):
+        by_layer = [chosen(at) for at in range(count)]
     else:
-        chosen = _chosen(config, family, count)
-        usual: LayerKind = "window" if window(config, "window") else "full"
-        found = [chosen(at) for at in range(count)] if chosen else [usual] * count
-        if not chosen and usual == "window":
-            every = config.count("sliding_window_pattern", family.every)
-            found = ["full" if every and (at + 1) % every == 0 else "window" for at in range(count)]
+        every = config.count("sliding_window_pattern", family.every) if window(config, "window") else 0
+        by_layer = ["full" if every and (at + 1) % every == 0 else "window" for at in range(count)]
     if family.parallel:
         return ["parallel"] * count
-    return found if window(config, "window") else ["full" if kind == "window" else kind for kind in found]
+    return by_layer if window(config, "window") else ["full" if kind == "window" else kind for kind in by_layer]
 
 
 def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int], LayerKind] | None:
@@ -209,7 +199,9 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
     module = "experts" if family.both and family.copies == 1 else "mlp.experts"  # Gemma 4: beside the dense part
     yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", (module,))
     yield WeightPart((found.total + config.count("zero_expert_num")) * hidden)
-    for width in _further_widths(config):
+    widths = config.get("moe_intermediate_size")
+    is_sets = isinstance(widths, list) and len(widths) < config.size("num_hidden_layers")
+    for width in [width for width in widths[1:] if isinstance(width, int)] if is_sets else []:  # images of ERNIE 4.5 VL
         yield WeightPart(found.total * (matrices * inside * width + hidden), MOST_WAYS, "expert", ("mlp.experts",))
     if inside != hidden:
         yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
@@ -222,13 +214,6 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
         yield linear(matrices * hidden * shared, *(f"mlp.shared_experts.{name}_proj" for name in names))
     if family.shared_gate and shared:
         yield WeightPart(hidden)
-
-
-def _further_widths(config: Config) -> list[int]:
-    """Return the widths of further sets of experts: those for images of ERNIE 4.5 VL."""
-    widths = config.get("moe_intermediate_size")
-    is_sets = isinstance(widths, list) and len(widths) < config.size("num_hidden_layers")
-    return [width for width in widths[1:] if isinstance(width, int)] if is_sets else []
 
 
 def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]:
@@ -249,8 +234,11 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
         mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
         if sees_all:
             mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
-        if at >= count - shares > 0:
-            mixers = tuple(_sharing(mixer) for mixer in mixers)
+        if at >= count - shares > 0:  # attention that reads the keys and values of an earlier layer (Gemma 4)
+            shared = ("self_attn.k_proj",), ("self_attn.v_proj",)
+            rests = [tuple(part for part in mixer.parts if part.modules not in shared) for mixer in mixers]
+            pairs = zip(mixers, rests, strict=True)
+            mixers = tuple(replace(mixer, cached=False, parts=rest) for mixer, rest in pairs)
         parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
         has_dense = layer_width > 0 and (not sparse[at] or family.both) and (not is_single or names[at] == "mlp")
         if is_single:
@@ -275,12 +263,6 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
 def is_bidirectional(config: Config) -> bool:
     """Return True if tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)."""
     return config.fields.get("is_causal") is False or config.fields.get("use_bidirectional_attention") is True
-
-
-def _sharing(mixer: Mixer) -> Mixer:
-    """Return attention that reads the keys and values of an earlier layer (Gemma 4)."""
-    own = tuple(part for part in mixer.parts if part.modules not in (("self_attn.k_proj",), ("self_attn.v_proj",)))
-    return replace(mixer, cached=False, parts=own)
 
 
 def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> Iterator[Mixer]:

@@ -1,6 +1,6 @@
 """The memory ledger of one GPU, its verdict, and flags that make a server fit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -285,7 +285,17 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
         usage = [budget and ByteRange(budget.low - slack, budget.high + slack, budget.central)]
     doubt = "the bytes of scales and of layers that stay in 16 bits are estimated"
     usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, doubt))
-    usage += _additions(writer, model, setup)
+    # the weights in a log contain a draft model and adapters
+    if setup.draft:
+        size = ByteRange(*draft_bytes(setup.draft, setup.float32))
+        sources = {"model": "the draft model's shape", "eagle": "the head's layers", "mtp": "the model's MTP layers"}
+        why = "a draft may share the embedding and the head"
+        usage.append(writer.write_part(DRAFT, size, sources[setup.draft.kind], why))
+    if setup.adapters:
+        low, high = adapter_bytes(model, setup.adapters, setup.tensor, setup.version)
+        slots, rank = setup.adapters
+        source, why = f"--max-loras {slots}, --max-lora-rank {rank}", "not every release adapts every layer"
+        usage.append(writer.write_part(ADAPTERS, ByteRange(low, high, low), source, why))
 
     step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
     if model.stack:
@@ -303,19 +313,6 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     libraries = "NCCL and CUDA libraries" if setup.gpus * setup.data > 1 else "CUDA libraries"
     other = profiling.non_torch(setup, stage.weights.central if stage.weights else 0)
     return [*usage, writer.estimate(NON_TORCH, other, f"buffers of {libraries}")]
-
-
-def _additions(writer: _LedgerWriter, model: Model, setup: Setup) -> Iterator[ByteRange | None]:
-    """Write the rows of a draft model and of adapters; the weights in a log contain both."""
-    if setup.draft:
-        size = ByteRange(*draft_bytes(setup.draft, setup.float32))
-        sources = {"model": "the draft model's shape", "eagle": "the head's layers", "mtp": "the model's MTP layers"}
-        yield writer.write_part(DRAFT, size, sources[setup.draft.kind], "a draft may share the embedding and the head")
-    if setup.adapters:
-        low, high = adapter_bytes(model, setup.adapters, setup.tensor, setup.version)
-        slots, rank = setup.adapters
-        source = f"--max-loras {slots}, --max-lora-rank {rank}"
-        yield writer.write_part(ADAPTERS, ByteRange(low, high, low), source, "not every release adapts every layer")
 
 
 _CARDS_DIFFER = 0.002

@@ -47,6 +47,8 @@ class Tables(NamedTuple):
     """The tables of quantization.toml."""
 
     bits: Mapping[str, float]
+    number_bytes: Mapping[str, float]
+    latent_bytes: Mapping[str, int]
     modules: _ModuleNames
     format: tuple[Format, ...]
 

@@ -168,6 +168,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     share = _number(command, flag, default(flag, version) or 0.92, lambda share: 0 < share <= 1, expected)
     tensor, pipeline, data = (_count(command, f"--{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
     drafting, unknown = draft(command, model, tensor, version)
+    limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
     is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
     planned = Setup(
         version=version,
@@ -189,7 +190,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         offload=int(_number(command, "--cpu-offload-gb", 0, lambda gib: 0 <= gib < 2**20, "a size in GiB") * GIB),
         eager=is_on["--enforce-eager"] or cpu,
         cpu=cpu,
-        text_only=is_on["--language-model-only"] or _has_no_items(command),
+        text_only=is_on["--language-model-only"] or limits == {"0"},
         pooling=command.get("--runner") == "pooling" or command.get("--task") in _POOLING_TASKS,
         skips_encoder=is_on["--skip-mm-profiling"],
         uncounted=tuple(dict.fromkeys((*filter(None, (unknown,)), *_uncounted(command, model)))),
@@ -263,12 +264,6 @@ def _captured(command: Command) -> int | None:
     if isinstance(sizes, list) and sizes and all(isinstance(one, int) for one in sizes):
         return int(max(sizes))
     return size(str(most), "--max-cudagraph-capture-size", least=0, most=MOST_TOKENS) if most is not None else None
-
-
-def _has_no_items(command: Command) -> bool:
-    """Return True if no image, video or audio is allowed: vLLM then loads no encoder."""
-    limits = [str(limit) for limit in command.keys("--limit-mm-per-prompt").values()]
-    return bool(limits) and set(limits) == {"0"}
 
 
 def _mentions(command: Command, flag: str) -> bool:
