@@ -10,6 +10,8 @@ from diag.ramp.kept import RampResult, settings
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import release
 
+_OLD_DAYS = 90
+
 
 def memory_estimate(facts: PreflightFacts) -> Iterator[Outcome]:
     ledger = need(facts.ledger, facts.no_ledger)
@@ -21,11 +23,9 @@ def memory_estimate(facts: PreflightFacts) -> Iterator[Outcome]:
     requests = ledger.concurrency[0]
     room = f"{gibibytes(ledger.kv_cache.low, 1)} of KV cache: " if ledger.kv_cache else ""
     message = f"{room}{ledger.tokens.low:,} tokens, {requests:.1f} requests of {ledger.setup.length:,}"
-    if requests < 1.5:
-        message += ": a second long request waits for the first"
-        yield warned(message, "--max-model-len with the longest request that you serve")
-    else:
-        yield passed(message)
+    long = f"{message}: a second long request waits for the first"
+    do = "--max-model-len with the longest request that you serve"
+    yield warned(long, do) if requests < 1.5 else passed(message)
 
 
 def memory_share(facts: PreflightFacts) -> Iterator[Outcome]:
@@ -35,16 +35,9 @@ def memory_share(facts: PreflightFacts) -> Iterator[Outcome]:
     setup = need(facts.ledger, facts.no_ledger).setup
     if setup.kv_cache_bytes is not None:
         raise NotChecked("--kv-cache-memory-bytes sets the KV cache, whatever the share")
-    message = (
-        f"--gpu-memory-utilization {setup.utilization:g}, and diag.toml gives this server {quantity(share, 'share')}"
-    )
-    if setup.utilization > share:
-        yield failed(message, f"--gpu-memory-utilization {share:g}")
-    else:
-        yield passed(message)
-
-
-_OLD_DAYS = 90
+    flag, most = "--gpu-memory-utilization", quantity(share, "share")
+    message = f"{flag} {setup.utilization:g}, and diag.toml gives this server {most}"
+    yield failed(message, f"{flag} {share:g}") if setup.utilization > share else passed(message)
 
 
 def _ramp(facts: PreflightFacts) -> RampResult:

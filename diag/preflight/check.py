@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from diag.core.contract import Contract
 from diag.core.incident import Incident
@@ -15,9 +16,9 @@ from diag.vllm.flags.registry import release
 from diag.vllm.memory.ledger import Ledger
 
 Group = Literal["launch", "memory", "host", "network", "telemetry", "capacity"]
-GROUPS: tuple[Group, ...] = ("launch", "memory", "host", "network", "telemetry", "capacity")
+GROUPS: tuple[Group, ...] = get_args(Group)
 State = Literal["fail", "warn", "not checked", "pass"]
-STATES: tuple[State, ...] = ("fail", "warn", "not checked", "pass")
+STATES: tuple[State, ...] = get_args(State)
 """The worst first. A fail: the server does not start, or harms others. A warn: it starts, and something is at risk."""
 GpuSamples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 """Samples of the exporter's GPU families: labels and value, by family."""
@@ -47,16 +48,7 @@ class Outcome(NamedTuple):
     do: str = ""
 
 
-def passed(message: str) -> Outcome:
-    return Outcome("pass", message)
-
-
-def warned(message: str, do: str) -> Outcome:
-    return Outcome("warn", message, do)
-
-
-def failed(message: str, do: str) -> Outcome:
-    return Outcome("fail", message, do)
+passed, warned, failed = partial(Outcome, "pass"), partial(Outcome, "warn"), partial(Outcome, "fail")
 
 
 @dataclass(frozen=True)

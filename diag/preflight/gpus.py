@@ -128,10 +128,8 @@ def persistence_mode(facts: PreflightFacts) -> Iterator[Outcome]:
     if not modes:
         raise NotChecked("the driver does not tell the persistence mode")
     off = [gpu for gpu, value in modes.items() if not value]
-    if off:
-        yield warned(f"persistence mode is off on {_gpus(off)}", "nvidia-smi -pm 1, or run nvidia-persistenced")
-    else:
-        yield passed("persistence mode is on")
+    do = "nvidia-smi -pm 1, or run nvidia-persistenced"
+    yield warned(f"persistence mode is off on {_gpus(off)}", do) if off else passed("persistence mode is on")
 
 
 def idle_temperature(facts: PreflightFacts) -> Iterator[Outcome]:

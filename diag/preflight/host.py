@@ -79,10 +79,9 @@ def locked_memory(facts: PreflightFacts) -> Iterator[Outcome]:
     if not facts.on_host().infiniband():
         return
     limit = machine.lockable_bytes()
-    if limit < _LEAST_MEMLOCK:
-        yield failed(f"{limit / 1024:,.0f} KiB may be locked", "ulimit -l unlimited, or docker run --ulimit memlock=-1")
-    else:
-        yield passed("memory may be locked")
+    do = "ulimit -l unlimited, or docker run --ulimit memlock=-1"
+    is_low = limit < _LEAST_MEMLOCK
+    yield failed(f"{limit / 1024:,.0f} KiB may be locked", do) if is_low else passed("memory may be locked")
 
 
 def open_files(facts: PreflightFacts) -> Iterator[Outcome]:
@@ -135,10 +134,8 @@ def cpu_cores(facts: PreflightFacts) -> Iterator[Outcome]:
     cores, (servers, engines, workers) = facts.on_host().cores, _processes(facts)
     needed = servers + engines + workers
     named = f"{plural(servers, 'API server')}, {plural(engines, 'engine')}, {plural(workers, 'worker')}"
-    if cores < needed:
-        yield warned(f"{cores:g} CPU cores for {named}", f"Give the server {needed} cores or more")
-    else:
-        yield passed(f"{cores:g} CPU cores for {named}")
+    message = f"{cores:g} CPU cores for {named}"
+    yield warned(message, f"Give the server {needed} cores or more") if cores < needed else passed(message)
 
 
 def compiler_jobs(facts: PreflightFacts) -> Iterator[Outcome]:

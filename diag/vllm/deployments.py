@@ -11,6 +11,7 @@ from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import halves_cache, rounded
 from diag.vllm.memory.ledger import Judge, Ledger, ledger, state_blocks_needed, with_kv_cache
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.memory.usage import ByteRange
 from diag.vllm.work import Ceiling, Replica, cost_per_million, link
@@ -21,13 +22,8 @@ _SHORTER = 2
 """A shorter context is the half of the present one."""
 _LEAST = 4096
 """Contexts shorter than this are not offered."""
-_FP8, _FP4 = 8.0, 10.0
-"""CUDA's compute capability from which vLLM runs FP8 weights (with Marlin, weights alone), and NVFP4 in hardware."""
-CHECKPOINTS: Mapping[str, tuple[float, Mapping[str, Any]]] = {
-    "AWQ or GPTQ weights, 4 bits": (7.5, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
-    "NVFP4 weights": (_FP4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-}
-"""Quantized checkpoints of a model: the least compute capability, and the quantization_config of such a file."""
+_FP8 = 8.0
+"""CUDA's compute capability from which vLLM runs FP8 weights (with Marlin, weights alone)."""
 FP8_CACHE, FP8_WEIGHTS = "--kv-cache-dtype fp8", "--quantization fp8"
 
 
@@ -158,9 +154,9 @@ def changes(model: Model, setup: Setup) -> Iterator[Change]:
     if has_fp8_cache and has_fp8_weights:
         both = {"quantization": "fp8", "kv_dtype": "fp8"}
         yield Change("FP8 weights and KV cache", f"{FP8_WEIGHTS} {FP8_CACHE}", both, model)
-    for name, (capability, settings) in CHECKPOINTS.items():
-        if is_plain and setup.capability >= capability:
-            yield Change(name, "", {}, replace(model, quantization=settings), True)
+    for checkpoint in tables().checkpoint:
+        if is_plain and setup.capability >= checkpoint.capability:
+            yield Change(checkpoint.name, "", {}, replace(model, quantization=checkpoint.config), True)
 
 
 def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]:

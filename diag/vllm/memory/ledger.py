@@ -12,7 +12,6 @@ from diag.vllm.memory import profiling
 from diag.vllm.memory.additions import adapter_bytes, draft_bytes
 from diag.vllm.memory.kv_layout import RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.profiling import Estimate
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check
 from diag.vllm.memory.setup import setup as setup_of
 from diag.vllm.memory.usage import Basis, ByteRange, Stage, weights
@@ -148,8 +147,8 @@ class _LedgerWriter:
         row = self.rows[-1]
         return row.computed if KV_CACHE in self.measured and name != KV_CACHE else row.size
 
-    def estimate(self, name: str, size: Estimate, source: str) -> ByteRange | None:
-        return self.write(name, size.size, "estimated", source, size.why)
+    def estimate(self, name: str, size: ByteRange, source: str) -> ByteRange | None:
+        return self.write(name, size, "estimated", source, size.why)
 
     def write_part(self, name: str, size: ByteRange, source: str, why: str) -> ByteRange | None:
         """Write a row that the logged weights contain: it is taken out of them."""

@@ -6,7 +6,6 @@ of vLLM's source, release by release; what the source cannot give is in estimate
 
 from collections.abc import Mapping
 from functools import cache
-from typing import NamedTuple
 
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import GIB, MIB
@@ -18,20 +17,13 @@ from diag.vllm.memory.usage import ByteRange
 from diag.vllm.memory.weights import feed_forward_width, has_head
 
 
-class Estimate(NamedTuple):
-    """A size with its bounds; `why` is the reason why the bounds are apart."""
-
-    size: ByteRange
-    why: str = ""
-
-
 @cache
 def _estimates() -> Mapping[str, tuple[float, ...]]:
     return read(PACKAGE / "vllm" / "memory" / "estimates.toml", dict[str, tuple[float, ...]])
 
 
-def _gib(name: str) -> ByteRange:
-    return ByteRange.gib(_estimates()[name])
+def _gib(name: str, why: str = "") -> ByteRange:
+    return ByteRange.gib(_estimates()[name], why)
 
 
 _V2_FIRST: Mapping[tuple[int, int, int], frozenset[str]] = {
@@ -95,7 +87,7 @@ def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
     return MASKED, (MASKED + SORTED) / 2, SORTED, why
 
 
-def activations(model: Model, setup: Setup) -> Estimate:
+def activations(model: Model, setup: Setup) -> ByteRange:
     """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, then sampling.
 
     The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step. If
@@ -127,18 +119,16 @@ def activations(model: Model, setup: Setup) -> Estimate:
     usual = max(forward, states + likely * logits + rows, encoder.central)
     largest = max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR)
     is_large = tokens >= _LARGE_STEP
-    peak = ByteRange(
-        round(max(forward * least, states + low * logits, encoder.low)),
-        round(largest + encoder.high if is_large else max(largest, encoder.high)),
-        round(max(usual, compiled)),
-    )
+    highest = round(largest + encoder.high if is_large else max(largest, encoder.high))
     if compiled > usual:
         why = "a start that finds the model in torch.compile's cache needs less than one that compiles it"
-    elif (2 if is_large else 1) * encoder.high >= peak.high:
+    elif (2 if is_large else 1) * encoder.high >= highest:
         why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
         if _has_long_video(model, setup):
             why = f"vLLM {setup.version} profiles a video of {_LONG_VIDEO:,} tokens unless the launch allows no video"
-    return Estimate(peak, why or "the peak of a step is estimated from the model's shape")
+    lowest = round(max(forward * least, states + low * logits, encoder.low))
+    why = why or "the peak of a step is estimated from the model's shape"
+    return ByteRange(lowest, highest, round(max(usual, compiled)), why=why)
 
 
 # -- encoders of images -----------------------------------------------------------------------------------------------
@@ -203,18 +193,18 @@ def captured_sizes(most: int) -> int:
     return sum(size <= most for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)))
 
 
-def graphs(model: Model, setup: Setup) -> Estimate:
+def graphs(model: Model, setup: Setup) -> ByteRange:
     """Estimate the CUDA graphs: what vLLM subtracts from the KV cache if it counts them, else what it captures."""
     if not setup.graphs_in_budget:
-        return Estimate(_gib("captured"))
+        return _gib("captured")
     if setup.captured == 0:
-        return Estimate(ByteRange.of(0))
+        return ByteRange.of(0)
     most = setup.captured or min(2 * setup.sequences, _MOST_CAPTURED)
     piecewise, full = captured_sizes(most), captured_sizes(min(most, setup.sequences))
     is_v2, fitted = uses_runner_v2(model, setup), _estimates()
     base = fitted["graph_base"][0] * MIB
     if is_v2 and not setup.since("v2_graphs"):
-        return Estimate(ByteRange(0, round(base), 0), "Model Runner V2 counts no graphs before 0.29.0")
+        return ByteRange(0, round(base), 0, why="Model Runner V2 counts no graphs before 0.29.0")
     if model.has_states and setup.since("recurrent_graphs"):
         size = base + full * fitted["recurrent_full_graph"][0] * MIB
     elif is_v2:
@@ -222,8 +212,7 @@ def graphs(model: Model, setup: Setup) -> Estimate:
     else:
         size = base + piecewise * fitted["piecewise_graph"][0] * MIB + full * fitted["full_graph"][0] * MIB
     least, largest = (round(size * error) for error in fitted["graphs"])
-    why = "vLLM extrapolates CUDA graphs from two that it captures"
-    return Estimate(ByteRange(least, largest, round(size)), why)
+    return ByteRange(least, largest, round(size), why="vLLM extrapolates CUDA graphs from two that it captures")
 
 
 # -- outside torch ----------------------------------------------------------------------------------------------------
@@ -232,7 +221,7 @@ _WITH_NVLINK, _SYMMETRIC, _INTEGRATED = (7.0, 8.0, 9.0, 10.0, 10.3), 9.0, (11.0,
 """Compute capabilities: of GPUs with NVLink, of the first with symmetric memory, and of GPUs without own memory."""
 
 
-def non_torch(setup: Setup, weights: int = 0) -> Estimate:
+def non_torch(setup: Setup, weights: int = 0) -> ByteRange:
     """Estimate the memory outside torch: the libraries' buffers, and since 0.27 all buffers beside the weights.
 
     `weights` are the bytes of the weights, whose files a host that shares its memory with the GPU may cache.
@@ -241,17 +230,15 @@ def non_torch(setup: Setup, weights: int = 0) -> Estimate:
     if setup.capability in _INTEGRATED:
         cached = (share * weights / GIB for share in _estimates()["cached_files"])
         bounds = tuple(map(sum, zip(_estimates()["shared_with_host"], cached, strict=True)))
-        return Estimate(ByteRange.gib(bounds), "the GPU shares its memory with the host, whose other uses count too")
+        return ByteRange.gib(bounds, "the GPU shares its memory with the host, whose other uses count too")
     if setup.since("all_counted"):
-        return (
-            Estimate(_gib("parallel_all_counted"), _BY_LINKS) if is_parallel else Estimate(_gib("single_all_counted"))
-        )
+        return _gib("parallel_all_counted", _BY_LINKS) if is_parallel else _gib("single_all_counted")
     if not is_parallel:
-        return Estimate(_gib("single_rocm" if setup.is_amd else "single"))
+        return _gib("single_rocm" if setup.is_amd else "single")
     link = "pcie"
     if setup.capability in _WITH_NVLINK:
         link = "nvlink" if setup.capability >= _SYMMETRIC else "older_nvlink"
-    return Estimate(_gib(link if setup.since("after_nccl") else f"{link}_with_nccl"), _BY_LINKS)
+    return _gib(link if setup.since("after_nccl") else f"{link}_with_nccl", _BY_LINKS)
 
 
 _BY_LINKS = "buffers between GPUs depend on their links"

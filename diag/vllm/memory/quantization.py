@@ -43,6 +43,14 @@ class Format(NamedTuple):
     weights: Mapping[str, Any] = {}
 
 
+class Checkpoint(NamedTuple):
+    """A quantized checkpoint that GPUs from a compute capability on run."""
+
+    name: str
+    capability: float
+    config: Mapping[str, Any]
+
+
 class Tables(NamedTuple):
     """The tables of quantization.toml."""
 
@@ -51,6 +59,7 @@ class Tables(NamedTuple):
     latent_bytes: Mapping[str, int]
     modules: _ModuleNames
     format: tuple[Format, ...]
+    checkpoint: tuple[Checkpoint, ...]
 
 
 @cache

@@ -47,10 +47,8 @@ class NamedShape(NamedTuple):
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
-    found: Mapping[str, Mapping[str, Any]] = json.loads(
-        (PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")
-    )
-    return found
+    text = (PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
 
 
 def repositories() -> tuple[str, ...]:
@@ -74,11 +72,9 @@ def _key(name: str) -> str:
 @cache
 def _index() -> Mapping[str, str]:
     """Return the repositories by their whole names, their last parts, and their keys; the first of a kind counts."""
-    found: dict[str, str] = {}
-    for spelled in (str.lower, lambda name: name.rpartition("/")[2].lower(), _key):
-        for repository in _rows():
-            found.setdefault(spelled(repository), repository)
-    return found
+    spellings = (str.lower, lambda name: name.rpartition("/")[2].lower(), _key)
+    pairs = [(spelled(repository), repository) for spelled in spellings for repository in _rows()]
+    return dict(reversed(pairs))
 
 
 def find_shape(name: str) -> NamedShape | None:
@@ -116,9 +112,7 @@ def _without_format(name: str) -> str:
 
 def closest(name: str) -> str:
     """Return the repository with the closest name, "" if none is close."""
-    keys, wanted = (
-        {_key(repository): repository for repository in reversed(repositories())},
-        _key(_without_format(name)),
-    )
+    keys = {_key(repository): repository for repository in reversed(repositories())}
+    wanted = _key(_without_format(name))
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""

@@ -18,20 +18,21 @@ from diag.vllm.memory.weights import absorbed, encoders, of_stage, rotary, stage
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes, at least and at most; `likely` is the central estimate, None for the middle."""
+    """Bytes, at least and at most; `likely` is the central estimate, None for the middle; `why` explains the bounds."""
 
     low: int
     high: int
     likely: int | None = field(default=None, compare=False)
+    why: str = field(default="", compare=False, kw_only=True)
 
     @property
     def central(self) -> int:
         return (self.low + self.high) // 2 if self.likely is None else self.likely
 
     @classmethod
-    def gib(cls, bounds: tuple[float, ...]) -> Self:
+    def gib(cls, bounds: tuple[float, ...], why: str = "") -> Self:
         """Return a range of GiB: least, most and perhaps likely."""
-        return cls(*(round(bound * GIB) for bound in bounds))
+        return cls(*(round(bound * GIB) for bound in bounds), why=why)
 
     @classmethod
     def of(cls, size: int) -> Self:
