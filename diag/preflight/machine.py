@@ -6,7 +6,7 @@ import re
 import resource
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,7 +92,13 @@ class Machine:
 
     def local_cpus(self, pci_bus_id: str) -> frozenset[int]:
         """Return the CPUs of the NUMA node of a PCI device; none if the kernel does not show them."""
-        return frozenset(_numbers(self._of_device(pci_bus_id, "local_cpulist")))
+        cpus = set[int]()
+        for part in filter(None, self._of_device(pci_bus_id, "local_cpulist").split(",")):  # of a list such as 0-3,8
+            first, _, last = part.partition("-")
+            start, end = whole([first]), whole([last or first])
+            if start is not None and end is not None:
+                cpus.update(range(start, min(end, start + 2**13) + 1))
+        return frozenset(cpus)
 
     def is_translated(self, pci_bus_id: str) -> bool:
         """Return True if an IOMMU translates the addresses of a PCI device; in pass-through mode it does not."""
@@ -198,15 +204,6 @@ def _acs_control(space: bytes) -> int:
         if at < _EXTENDED:
             break
     return 0
-
-
-def _numbers(text: str) -> Iterator[int]:
-    """Yield the numbers of a list such as 0-3,8."""
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        start, end = whole([first]), whole([last or first])
-        if start is not None and end is not None:
-            yield from range(start, min(end, start + 2**13) + 1)
 
 
 def prefixes(listed: str) -> tuple[Sequence[str], bool, bool]:

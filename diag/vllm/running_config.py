@@ -27,9 +27,7 @@ Kind = Literal["size", "share", "switch"]
 class _Settings(NamedTuple):
     """The tables of settings.toml."""
 
-    size: tuple[str, ...]
-    share: tuple[str, ...]
-    switch: tuple[str, ...]
+    kinds: Mapping[Kind, tuple[str, ...]]
     word: tuple[str, ...]
     own: tuple[str, ...]
     sections: tuple[str, ...]
@@ -37,11 +35,7 @@ class _Settings(NamedTuple):
 
 
 _SETTINGS = read(PACKAGE / "vllm" / "settings.toml", _Settings)
-FLAGS: Mapping[str, Kind] = {
-    **dict.fromkeys(_SETTINGS.size, "size"),
-    **dict.fromkeys(_SETTINGS.share, "share"),
-    **dict.fromkeys(_SETTINGS.switch, "switch"),
-}
+FLAGS: Mapping[str, Kind] = {name: kind for kind, names in _SETTINGS.kinds.items() for name in names}
 """Settings that may be published as `diag_vllm_config`."""
 WORDS = _SETTINGS.word
 """Settings that are a word; shown in reports, never published as a metric."""

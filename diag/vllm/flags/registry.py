@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, read
@@ -18,8 +17,6 @@ FILE = Path(__file__).parent / "flags.json"
 Takes = Literal["one", "optional", "many", "none"]
 Value = Literal["integer", "size", "number", "json", "object", "text"]
 """A size is a whole number, perhaps with a suffix: 8k is 8000, 8K is 8192; an object is one of JSON."""
-
-_NO_FORMS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Flag(NamedTuple):
@@ -72,12 +69,13 @@ def _content() -> dict[str, Any]:
     return content
 
 
-def _flag(name: str, versions: list[str], takes: Takes, until: Mapping[str, Any] = _NO_FORMS, **more: Any) -> Flag:
+def _flag(name: str, versions: list[str], until: Mapping[str, Any] | None = None, **more: Any) -> Flag:
     fields: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value for field, value in more.items()
     }
-    older = ((last, _flag(name, versions, **until[last])) for last in sorted(until, key=release))
-    return Flag(name, versions[0], versions[1], takes, until=tuple(older), **fields)
+    forms = sorted((until or {}).items(), key=lambda form: release(form[0]))
+    older = tuple((last, _flag(name, versions, **form)) for last, form in forms)
+    return Flag(name, versions[0], versions[1], until=older, **fields)
 
 
 @cache

@@ -51,24 +51,24 @@ def rounded(length: int, most: int) -> int:
     return length - length % next(step for start, step in _STEPS if length >= start)
 
 
-def safe_length(found: Ledger) -> int | None:
+def safe_length(page: Ledger) -> int | None:
     """Return the longest context that certainly fits; None if it is unknown."""
-    return rounded(found.longest.low, found.model.longest) if found.longest and not uncounted(found) else None
+    return rounded(page.longest.low, page.model.longest) if page.longest and not uncounted(page) else None
 
 
-def safe_sequences(found: Ledger) -> int | None:
+def safe_sequences(page: Ledger) -> int | None:
     """Return the requests of the longest context that certainly run at a time without preemption; None if unknown."""
-    return None if uncounted(found) else found.requests
+    return None if uncounted(page) else page.requests
 
 
-def suggestions(found: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:
+def suggestions(page: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:
     """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context.
 
     `judge` is what gave the ledger its verdict: with a suggestion it has to say "fits" too.
     """
-    model, start = found.model, Suggestion("", "", found.setup, measured)
+    model, start = page.model, Suggestion("", "", page.setup, measured)
     other = (_fp8_cache(model, start), _shorter(model, start, judge), _more_gpus(model, start))
-    kinds = (_fewer_requests(found, start), _larger_share(start), *other)
+    kinds = (_fewer_requests(page, start), _larger_share(start), *other)
     alone = [next((suggestion for suggestion in kind if _fits(model, suggestion, judge)), None) for kind in kinds]
     if any(alone):
         return [suggestion for suggestion in alone if suggestion]
@@ -90,11 +90,11 @@ def _shorter(model: Model, before: Suggestion, judge: Judge) -> Iterator[Suggest
         yield Suggestion(before.flag or "--max-model-len", value, setup, before.measured)
 
 
-def _fewer_requests(found: Ledger, start: Suggestion) -> Iterator[Suggestion]:
+def _fewer_requests(page: Ledger, start: Suggestion) -> Iterator[Suggestion]:
     """Yield as many requests as there are certainly blocks for their states."""
-    if found.blocks and 0 < found.blocks.low < state_blocks_needed(found.model, found.setup):
-        setup = replace(start.setup, sequences=found.blocks.low)
-        yield Suggestion("--max-num-seqs", str(found.blocks.low), setup, start.measured)
+    if page.blocks and 0 < page.blocks.low < state_blocks_needed(page.model, page.setup):
+        setup = replace(start.setup, sequences=page.blocks.low)
+        yield Suggestion("--max-num-seqs", str(page.blocks.low), setup, start.measured)
 
 
 def _larger_share(start: Suggestion) -> Iterator[Suggestion]:

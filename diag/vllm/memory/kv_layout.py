@@ -142,9 +142,10 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     # VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1; without it, windows and chunks keep every token
     is_hybrid = setup.hybrid and ("chunk" not in kinds or setup.hybrid_chunks)
     if not is_hybrid and kinds & {"full", "latent"}:
-        whole = [(at, cache._replace(kind="full", window=0)) for at, cache in caches]
-        pairs = zip(caches, whole, strict=True)
-        caches = [promoted if old[1].kind in ("window", "chunk") else old for old, promoted in pairs]
+        promoted = ("window", "chunk")
+        caches = [
+            (at, cache._replace(kind="full", window=0) if cache.kind in promoted else cache) for at, cache in caches
+        ]
     windows = [cache.window for _, cache in caches]
     if kinds == {"window"} and min(windows) < setup.length and not setup.since("size_by_requests"):
         window = f"a sliding window of {min(windows):,} tokens"

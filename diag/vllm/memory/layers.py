@@ -192,23 +192,23 @@ def feed_forward(config: Config, family: Architecture, width: int, block: str = 
         yield WeightPart(hidden)
 
 
-def routed(config: Config, family: Architecture, found: Experts) -> Iterator[WeightPart]:
+def routed(config: Config, family: Architecture, experts: Experts) -> Iterator[WeightPart]:
     """Yield the matrices of routed experts, of their router, and of the experts that see every token."""
     hidden, matrices = config.size("hidden_size"), 3 if family.gated else 2
     inside = config.count("moe_latent_size") or hidden  # Nemotron 3 routes in a smaller space
     module = "experts" if family.both and family.copies == 1 else "mlp.experts"  # Gemma 4: beside the dense part
-    yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", (module,))
-    yield WeightPart((found.total + config.count("zero_expert_num")) * hidden)
+    yield WeightPart(experts.total * matrices * inside * experts.width, MOST_WAYS, "expert", (module,))
+    yield WeightPart((experts.total + config.count("zero_expert_num")) * hidden)
     widths = config.get("moe_intermediate_size")
     is_sets = isinstance(widths, list) and len(widths) < config.size("num_hidden_layers")
     for width in [width for width in widths[1:] if isinstance(width, int)] if is_sets else []:  # images of ERNIE 4.5 VL
-        yield WeightPart(found.total * (matrices * inside * width + hidden), MOST_WAYS, "expert", ("mlp.experts",))
+        yield WeightPart(experts.total * (matrices * inside * width + hidden), MOST_WAYS, "expert", ("mlp.experts",))
     if inside != hidden:
         yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
     if family.sinks and family.mlp_bias:  # gpt-oss
-        yield WeightPart(found.total * (2 * found.width + hidden + 1))
+        yield WeightPart(experts.total * (2 * experts.width + hidden + 1))
     shared = config.first("shared_expert_intermediate_size")
-    shared = shared or found.width * config.first("n_shared_experts", int(family.shared))
+    shared = shared or experts.width * config.first("n_shared_experts", int(family.shared))
     if shared:
         names = ("gate", "up", "down")[-matrices:]
         yield linear(matrices * hidden * shared, *(f"mlp.shared_experts.{name}_proj" for name in names))
@@ -218,8 +218,8 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
 
 def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]:
     """Return all layers; UnknownLayers if the file has kinds of layers that are not known."""
-    of_kind, found = kinds(config, family, count), experts(config)
-    sparse = has_experts(config, count) if found else [False] * count
+    of_kind, expert_part = kinds(config, family, count), experts(config)
+    sparse = has_experts(config, count) if expert_part else [False] * count
     names = kind_names(config)
     is_single = bool({"mlp", "moe"} & set(names))  # Nemotron-H: a layer is a mixer or a feed-forward part
     width, hidden = dense_width(config, family), config.size("hidden_size")
@@ -249,8 +249,8 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             has_dense = False
         if has_dense:
             parts += [*feed_forward(mine, family, layer_width)] * family.copies
-        if sparse[at] and found:
-            parts += routed(mine, family, found)
+        if sparse[at] and expert_part:
+            parts += routed(mine, family, expert_part)
         if family.per_layer and (size := config.count("hidden_size_per_layer_input")):
             parts.append(WeightPart(2 * hidden * size + hidden))
         if streams := config.count("altup_num_inputs"):  # Gemma 3n: predicted streams, and a low-rank path beside

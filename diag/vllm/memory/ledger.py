@@ -1,6 +1,6 @@
 """The memory ledger of one GPU, its verdict, and flags that make a server fit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -200,7 +200,8 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     doubts += uncounted(tightest)
 
     if setup.savings:
-        certain, doubts = [], list(dict.fromkeys((*certain, *_uncounted_texts(setup.savings), *doubts)))
+        savings = [f"not counted: {reason}" for reason in setup.savings]
+        certain, doubts = [], list(dict.fromkeys((*certain, *savings, *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
     return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
 
@@ -221,22 +222,22 @@ def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
     )
 
 
-def with_kv_cache(found: Ledger, size: ByteRange, why: str = "") -> Ledger:
+def with_kv_cache(page: Ledger, size: ByteRange, why: str = "") -> Ledger:
     """Return a ledger with another size of the KV cache; what fitted may then be unknown, or not fit at all."""
-    rows = tuple(replace(row, computed=size, why=why or row.why) if row.name == KV_CACHE else row for row in found.rows)
-    if not found.blocks:
-        return replace(found, rows=rows)
-    blocks = _blocks(size, found.block_bytes)
-    wanted = state_blocks_needed(found.model, found.setup)
-    texts = {_few_state_blocks(wanted, found.blocks): _few_state_blocks(wanted, blocks)}
-    found = replace(found, rows=rows, blocks=blocks, reasons=tuple(texts.get(text, text) for text in found.reasons))
-    least = 1 if found.setup.auto_length else found.setup.length
-    needed = found.layout.blocks(least) + RESERVED if found.layout else 0
-    if found.verdict == "fits" and blocks.low < max(needed, wanted):
+    rows = tuple(replace(row, computed=size, why=why or row.why) if row.name == KV_CACHE else row for row in page.rows)
+    if not page.blocks:
+        return replace(page, rows=rows)
+    blocks = _blocks(size, page.block_bytes)
+    wanted = state_blocks_needed(page.model, page.setup)
+    texts = {_few_state_blocks(wanted, page.blocks): _few_state_blocks(wanted, blocks)}
+    page = replace(page, rows=rows, blocks=blocks, reasons=tuple(texts.get(text, text) for text in page.reasons))
+    least = 1 if page.setup.auto_length else page.setup.length
+    needed = page.layout.blocks(least) + RESERVED if page.layout else 0
+    if page.verdict == "fits" and blocks.low < max(needed, wanted):
         verdict: Verdict = "does not fit" if blocks.high < needed else "cannot tell"
         reason = why or "the KV cache is smaller than computed from the shape"
-        return replace(found, verdict=verdict, reasons=(f"whether the longest request fits is unknown: {reason}",))
-    return found
+        return replace(page, verdict=verdict, reasons=(f"whether the longest request fits is unknown: {reason}",))
+    return page
 
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
@@ -302,10 +303,10 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
     else:
         usage.append(writer.write(ACTIVATIONS, None, "unknown", step))
 
+    where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
     if setup.eager:
         captured = writer.write(GRAPHS, ByteRange.of(0), "exact", "none with --enforce-eager")
     else:
-        where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
         captured = writer.estimate(GRAPHS, profiling.graphs(model, setup), where)
     usage += [captured] if setup.graphs_in_budget else []
 
@@ -318,34 +319,31 @@ _CARDS_DIFFER = 0.002
 """Share by which the memory of cards of one name differs: 79.10 to 79.25 GiB of H100, 39.38 to 39.49 of A100."""
 
 
-def uncounted(found: Ledger) -> list[str]:
+def uncounted(page: Ledger) -> list[str]:
     """List memory that is in no row; [] if the log has the size of the KV cache."""
-    if any(row.name == KV_CACHE and row.logged for row in found.rows):
+    if any(row.name == KV_CACHE and row.logged for row in page.rows):
         return []
-    missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
-    setup, vision = found.setup, list[str]()
-    if found.model.encoders and not setup.text_only:  # 17.91 GiB instead of 1.41 in one report of an old release
-        is_known = profiling.encoder_peak(found.model, setup).high > 0 or setup.skips_encoder
+    missing = [f"{row.name} unknown: {row.source}" for row in page.rows if not row.size and row.name != KV_CACHE]
+    setup, vision = page.setup, list[str]()
+    if page.model.encoders and not setup.text_only:  # 17.91 GiB instead of 1.41 in one report of an old release
+        is_known = profiling.encoder_peak(page.model, setup).high > 0 or setup.skips_encoder
         if not is_known or not setup.since("encoder_budget"):
             vision = ["activations of the vision encoder"]
-    if not setup.text_only and not found.is_certain(WEIGHTS):
-        vision += [f"the weights of {name}, which names no layers" for name in unnamed_encoders(found.model)]
-    doubt = [found.model.doubt] if found.model.doubt else []
-    return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
+    if not setup.text_only and not page.is_certain(WEIGHTS):
+        vision += [f"the weights of {name}, which names no layers" for name in unnamed_encoders(page.model)]
+    doubt = [page.model.doubt] if page.model.doubt else []
+    reasons = (*setup.uncounted, *vision, *setup.savings)
+    return [*missing, *doubt, *(f"not counted: {reason}" for reason in reasons)]
 
 
-def _uncounted_texts(reasons: Sequence[str]) -> list[str]:
-    return [f"not counted: {reason}" for reason in reasons]
-
-
-def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
+def _outside_budget(page: Ledger) -> list[tuple[str, bool]]:
     """Return problems with the memory outside the budget, each with True if it is certain."""
-    setup = found.setup
+    setup = page.setup
     if setup.cpu or setup.total is None:
         return []
-    sizes = {row.name: row.size for row in found.rows if row.size}
+    sizes = {row.name: row.size for row in page.rows if row.size}
     budget, total = sizes.pop(BUDGET), ByteRange.of(setup.total)
-    is_fixed = setup.kv_cache_bytes is not None or setup.blocks is not None or not found.model.keeps_tokens
+    is_fixed = setup.kv_cache_bytes is not None or setup.blocks is not None or not page.model.keeps_tokens
     if setup.free is not None and not is_fixed and setup.free < budget.low:
         return [(f"only {gibibytes(setup.free)} were free when vLLM started; it wants {gibibytes(budget.low)}", True)]
     left = total.less(*sizes.values()) if is_fixed else total.less(budget)
@@ -375,23 +373,23 @@ def judge(started: Command, gpu: GpuSpec, version: str) -> Judge:
     return lambda model, setup, measured: over_releases(ledger(model, setup, measured), started, gpu)
 
 
-def over_releases(found: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
+def over_releases(page: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
     """Return the ledger with the KV cache that other releases would have too, since the release is not known.
 
     What its setup has otherwise than the command, such as a suggestion's value, it has with every release.
     """
-    kv_cache = found.kv_cache
-    if not kv_cache or found.is_certain(KV_CACHE):
-        return found
-    sizes, plain = [kv_cache], vars(setup_of(started, found.model, gpu, found.setup.version))
-    changed = {name: value for name, value in vars(found.setup).items() if value != plain[name]}
+    kv_cache = page.kv_cache
+    if not kv_cache or page.is_certain(KV_CACHE):
+        return page
+    sizes, plain = [kv_cache], vars(setup_of(started, page.model, gpu, page.setup.version))
+    changed = {name: value for name, value in vars(page.setup).items() if value != plain[name]}
     for version in TURNS:
         with suppress(BadUsage):  # a flag or value that the release refuses
-            other = replace(setup_of(started, found.model, gpu, version), **changed)
-            sizes.append(ledger(found.model, other).kv_cache or kv_cache)
+            other = replace(setup_of(started, page.model, gpu, version), **changed)
+            sizes.append(ledger(page.model, other).kv_cache or kv_cache)
     wide = ByteRange(min(size.low for size in sizes), max(size.high for size in sizes), kv_cache.central)
     differ = "sampling, CUDA graphs and compiling count differently since"
     if started.get("--gpu-memory-utilization") is None:
         differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
     why = f"the release is not named: {differ} {TURNS[0]}"
-    return with_kv_cache(found, wide, why)
+    return with_kv_cache(page, wide, why)
