@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from diag.core.declarations import PACKAGE, read
 from diag.core.errors import BadUsage
 from diag.vllm.command.free_text import hidden
 
+T = TypeVar("T")
 MOST = 2**30
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
 """Objects with the fields of the language part."""
@@ -75,10 +76,14 @@ class Config:
         return Config({name: value}, self.place).count(name, default)
 
     def switch(self, name: str, default: bool = False) -> bool:
-        value = self.fields.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected true or false")
+        value = self._of_type(name, bool, "true or false")
         return default if value is None else value
+
+    def _of_type(self, name: str, kind: type[T], expected: str) -> T | None:
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected {expected}")
+        return value
 
     def any_switch(self, *names: str) -> bool:
         """Return True if one of these fields is true."""
@@ -87,18 +92,12 @@ class Config:
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an object inside; {} if there is none."""
         self.asked.add(name)
-        value = self.fields.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected an object")
-        return value or {}
+        return self._of_type(name, dict, "an object") or {}
 
     def list(self, name: str) -> list[Any]:
         """Return a list; [] if there is none."""
         self.asked.add(name)
-        value = self.fields.get(name)
-        if value is not None and not isinstance(value, list):
-            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected a list")
-        return value or []
+        return self._of_type(name, list, "a list") or []
 
 
 _HARMLESS = re.compile(

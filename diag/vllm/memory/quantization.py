@@ -5,7 +5,7 @@ Bits are with a number's share of the scales and zero points.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -160,11 +160,7 @@ class Precision:
 
     def of(self, part: WeightPart) -> float:
         """Return the bits of one number of a part."""
-        if part.bits:
-            return part.bits
-        if part.kind == "linear":
-            return self.linear
-        return self.expert if part.kind == "expert" else self.plain
+        return part.bits or {"linear": self.linear, "expert": self.expert}.get(part.kind, self.plain)
 
 
 def with_experts(settings: Mapping[str, Any] | None, expert_dtype: object) -> Mapping[str, Any] | None:
@@ -174,10 +170,8 @@ def with_experts(settings: Mapping[str, Any] | None, expert_dtype: object) -> Ma
     """
     if not settings or not isinstance(expert_dtype, str):
         return settings
-    kept = settings
-    if settings.get("moe_quant_algo"):
-        kept = {name: value for name, value in settings.items() if name not in _OF_EXPERTS}
-    return {**kept, "expert_dtype": expert_dtype}
+    left_out = _OF_EXPERTS if settings.get("moe_quant_algo") else ()
+    return {name: value for name, value in settings.items() if name not in left_out} | {"expert_dtype": expert_dtype}
 
 
 _OF_EXPERTS = ("ignore", "quantized_layers", "config_groups", "quant_algo", "group_size")
@@ -236,23 +230,19 @@ def _packed(settings: Mapping[str, Any]) -> float | None:
 
 def mixed_precision(settings: Mapping[str, Any]) -> tuple[tuple[Modules, float], ...]:
     """Return the modules with bits of their own, of files that are quantized matrix by matrix; () of others."""
-    named = defaultdict[float, list[str]](list)
-    for bits, names in _named_bits(settings):
-        named[bits] += names
-    return tuple((modules(names), bits) for bits, names in named.items())
-
-
-def _named_bits(settings: Mapping[str, Any]) -> Iterator[tuple[float, list[str]]]:
     layers, groups = settings.get("quantized_layers"), settings.get("config_groups")
+    named = defaultdict[float, list[str]](list)
     if isinstance(layers, dict):
-        for name, own in layers.items():
-            algorithm = str(own.get("quant_algo", "")).lower() if isinstance(own, dict) else ""
-            yield tables().bits.get(algorithm, HALF), [str(name)]
+        for name in layers:
+            algorithm = str(inner(layers, name).get("quant_algo", "")).lower()
+            named[tables().bits.get(algorithm, HALF)].append(str(name))
     elif isinstance(groups, dict) and len(groups) > 1:
         for group in groups.values():
             targets = group.get("targets") if isinstance(group, dict) else None
             if isinstance(targets, list) and isinstance(group.get("weights"), dict):
-                yield _packed(group["weights"]) or HALF, ["*" if name == "Linear" else str(name) for name in targets]
+                names = ["*" if name == "Linear" else str(name) for name in targets]
+                named[_packed(group["weights"]) or HALF] += names
+    return tuple((modules(names), bits) for bits, names in named.items())
 
 
 def _group(settings: Mapping[str, Any]) -> Any:
