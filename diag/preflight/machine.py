@@ -46,7 +46,7 @@ class Wheel(NamedTuple):
 def wheel(python: str) -> Wheel:
     """Find the vLLM beside a Python by the files there; nothing of it is run."""
     prefix = Path(python).parent.parent
-    for packages in sorted(each for place in _PACKAGES for each in prefix.glob(place)):
+    for packages in sorted(folder for place in _PACKAGES for folder in prefix.glob(place)):
         if releases := sorted(packages.glob("vllm*.dist-info")):
             written = dict(_ASSIGNED.findall(read_file(f"{packages}/torch/version.py")))
             release = _DISTRIBUTION.sub("", releases[0].name).removesuffix(".dist-info")
@@ -114,7 +114,7 @@ class Machine:
 
     def redirecting_bridges(self) -> tuple[str, ...] | None:
         """Return PCI bridges whose access control (ACS) redirects peer-to-peer traffic; None if it cannot be read."""
-        found, readable = [], False
+        redirecting, readable = [], False
         for device in sorted((self.sys / "bus/pci/devices").glob("*")):
             if not read_file(f"{device}/class").startswith(_BRIDGE):
                 continue
@@ -122,12 +122,12 @@ class Machine:
                 space = (device / "config").read_bytes()  # a file of the kernel, of at most 4 KiB; beyond 64 B for root
                 readable |= len(space) > _EXTENDED
                 if _acs_control(space) & _REDIRECTS:
-                    found.append(device.name)
-        return tuple(found) if readable else None
+                    redirecting.append(device.name)
+        return tuple(redirecting) if readable else None
 
     def interfaces(self) -> dict[str, str]:
         """Return the network interfaces with their state, such as "up"."""
-        return {each.name: read_file(f"{each}/operstate") for each in sorted((self.sys / "class/net").glob("*"))}
+        return {link.name: read_file(f"{link}/operstate") for link in sorted((self.sys / "class/net").glob("*"))}
 
     def infiniband(self) -> tuple[InfiniBandPort, ...]:
         return tuple(read_ports(self.sys))
@@ -169,7 +169,7 @@ def port_problem(host: str, port: int) -> str:
 
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def disk_free(folder: Path) -> float:

@@ -96,9 +96,9 @@ def read_launch(text: str) -> Launch:
 
 def _flags(command: Command) -> Mapping[str, Value]:
     """Read the values of FLAGS and WORDS; the last one counts if a flag is repeated."""
-    found: dict[str, Value] = {}
-    for given in command.given:
-        option, text = given.option, "".join(given.values)
+    values: dict[str, Value] = {}
+    for written in command.given:
+        option, text = written.option, "".join(written.values)
         if option is None or option.key:
             continue
         name = option.flag.name.removeprefix("--").replace("-", "_")
@@ -113,11 +113,11 @@ def _flags(command: Command) -> Mapping[str, Value]:
             parsed = number(text) if FLAGS[name] == "share" else flag_integer(text)
             value = SET if parsed is None else parsed
         if value is not None:
-            found[name] = value
-    engine = (found.get(f"{kind}_parallel_size", 1.0) for kind in ("tensor", "pipeline"))
+            values[name] = value
+    engine = (values.get(f"{kind}_parallel_size", 1.0) for kind in ("tensor", "pipeline"))
     ranks = prod(size for size in engine if not isinstance(size, str))
     offloaded = connector_bytes(command, int(ranks)) / GIB
-    return {"kv_offloading_size": offloaded, **found} if offloaded else found
+    return {"kv_offloading_size": offloaded, **values} if offloaded else values
 
 
 CONNECTORS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
@@ -244,13 +244,12 @@ class RunningConfig(NamedTuple):
 
     def notes(self, instance: str) -> list[str]:
         """Return a sentence for each number on which the sources conflict."""
-        numbers = [setting for setting in self.settings.values() if not isinstance(setting.value, str)]
-        found = list(self.problems)
-        for setting in numbers:
-            used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
-            for other in setting.conflicts:
-                found.append(f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used")
-        return found
+        notes = list(self.problems)
+        for name, value in self.numbers.items():
+            used = f"{name} of {printable(instance)} is {value:g} ({self.settings[name].source})"
+            for other in self.settings[name].conflicts:
+                notes.append(f"{used} but {other.value:g} ({other.source}): {value:g} is used")
+        return notes
 
 
 def _agree(name: str, value: Value, other: Value) -> bool:
@@ -323,15 +322,15 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
     An exporter relays what it was given: if another source has the same value, that source counts.
     """
     process, process_problem = _read(facts.process)
-    given, launch_problem = _read(facts.launch)
-    command = process if facts.process else given
+    launch, launch_problem = _read(facts.launch)
+    command = process if facts.process else launch
     sources: dict[str, Values] = {
         SERVER_INFO: facts.server_info,
         PROCESS: process.flags,
         LOG: facts.log,
         PAGE: by_page,
         MODELS: {} if facts.max_model_len is None else {"max_model_len": facts.max_model_len},
-        LAUNCH: given.flags,
+        LAUNCH: launch.flags,
     }
     sources[EXPORTER] = {
         name: value
@@ -339,20 +338,20 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
         if not any(name in values and _agree(name, value, values[name]) for values in sources.values())
     }
 
-    found: dict[str, Setting] = {}
+    by_name: dict[str, Setting] = {}
     for name in sorted({name for values in sources.values() for name in values}):
         order = OWN_TRUST if name in _SETTINGS.own else TRUST
         values = [SourcedValue(sources[source][name], source) for source in order if name in sources[source]]
         first, *others = sorted(values, key=lambda sourced: sourced.value == SET)
-        found[name] = Setting(name, first.value, first.source, tuple(others))
+        by_name[name] = Setting(name, first.value, first.source, tuple(others))
 
     on_cpu = facts.version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in command.environment)
-    names = (facts.platform, facts.version, given.image)  # rocm, 0.14.0+rocm700, rocm/vllm or vllm/vllm-openai-rocm
+    names = (facts.platform, facts.version, launch.image)  # rocm, 0.14.0+rocm700, rocm/vllm or vllm/vllm-openai-rocm
     on_rocm = any("rocm" in name for name in names) or any(map(_ROCM, command.environment))
-    device = str(found["device"].value) if "device" in found else SET
+    device = str(by_name["device"].value) if "device" in by_name else SET
     own = "cpu" if on_cpu else "rocm" if on_rocm else facts.platform if facts.platform in _OTHERS else ""
     return RunningConfig(
-        settings=found,
+        settings=by_name,
         environment=command.environment,
         incomplete="" if facts.server_info or facts.log_whole else command.incomplete,
         problems=tuple(filter(None, (process_problem, launch_problem))),
