@@ -18,12 +18,13 @@ from diag.vllm.memory.weights import feed_forward_width, has_head
 
 
 @cache
-def _estimates() -> Mapping[str, tuple[float, ...]]:
+def estimates() -> Mapping[str, tuple[float, ...]]:
+    """Return the bounds that were fitted on logs, by name: least, most and likely."""
     return read(PACKAGE / "vllm" / "memory" / "estimates.toml", dict[str, tuple[float, ...]])
 
 
 def _gib(name: str, why: str = "") -> ByteRange:
-    return ByteRange.gib(_estimates()[name], why)
+    return ByteRange.gib(estimates()[name], why)
 
 
 _V2_FIRST: Mapping[tuple[int, int, int], frozenset[str]] = {
@@ -115,7 +116,7 @@ def activations(model: Model, setup: Setup) -> ByteRange:
     embedding = model.vocabulary // setup.tensor
     compiled = (embedding + tokens) * hidden * setup.number_bytes if is_compiled else 0
 
-    least, most = _estimates()["experts" if experts else "forward"]
+    least, most = estimates()["experts" if experts else "forward"]
     usual = max(forward, states + likely * logits + rows, encoder.central)
     largest = max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR)
     is_large = tokens >= _LARGE_STEP
@@ -156,7 +157,7 @@ def encoder_peak(model: Model, setup: Setup) -> ByteRange:
         max((_patches_peak(model, setup, fields, tokens) for fields in encoders), default=0)
         for tokens in (_LARGEST_ITEM, _LONG_VIDEO)
     )
-    least, most = _estimates()["encoder"]
+    least, most = estimates()["encoder"]
     high = max(round(most * likely), longest if _has_long_video(model, setup) else 0)
     return ByteRange(round(least * likely), high, likely)
 
@@ -201,7 +202,7 @@ def graphs(model: Model, setup: Setup) -> ByteRange:
         return ByteRange.of(0)
     most = setup.captured or min(2 * setup.sequences, _MOST_CAPTURED)
     piecewise, full = captured_sizes(most), captured_sizes(min(most, setup.sequences))
-    is_v2, fitted = uses_runner_v2(model, setup), _estimates()
+    is_v2, fitted = uses_runner_v2(model, setup), estimates()
     base = fitted["graph_base"][0] * MIB
     if is_v2 and not setup.since("v2_graphs"):
         return ByteRange(0, round(base), 0, why="Model Runner V2 counts no graphs before 0.29.0")
@@ -228,8 +229,8 @@ def non_torch(setup: Setup, weights: int = 0) -> ByteRange:
     """
     is_parallel = setup.gpus * setup.data > 1
     if setup.capability in _INTEGRATED:
-        cached = (share * weights / GIB for share in _estimates()["cached_files"])
-        bounds = tuple(map(sum, zip(_estimates()["shared_with_host"], cached, strict=True)))
+        cached = (share * weights / GIB for share in estimates()["cached_files"])
+        bounds = tuple(map(sum, zip(estimates()["shared_with_host"], cached, strict=True)))
         return ByteRange.gib(bounds, "the GPU shares its memory with the host, whose other uses count too")
     if setup.since("all_counted"):
         return _gib("parallel_all_counted", _BY_LINKS) if is_parallel else _gib("single_all_counted")
