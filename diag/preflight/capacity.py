@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.preflight.check import NotChecked, Outcome, PreflightFacts, failed, need, passed, warned
-from diag.ramp.kept import RampResult, settings
+from diag.ramp.kept import settings
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import release
 
 _OLD_DAYS = 90
+_NO_RAMP = "no ramp result is given: diag ramp URL --json > ramp.json, then --ramp ramp.json"
+_NO_LOAD = "the load to come is not known: [preflight] concurrency in diag.toml"
 
 
 def memory_estimate(facts: PreflightFacts) -> Iterator[Outcome]:
@@ -40,17 +42,8 @@ def memory_share(facts: PreflightFacts) -> Iterator[Outcome]:
     yield failed(message, f"{flag} {share:g}") if setup.utilization > share else passed(message)
 
 
-def _ramp(facts: PreflightFacts) -> RampResult:
-    return need(facts.ramp, "no ramp result is given: diag ramp URL --json > ramp.json, then --ramp ramp.json")
-
-
-def _wanted(facts: PreflightFacts) -> float:
-    unless = "the load to come is not known: [preflight] concurrency in diag.toml"
-    return need(facts.contract.preflight.concurrency, unless)
-
-
 def ramp_result(facts: PreflightFacts) -> Iterator[Outcome]:
-    ramp = _ramp(facts)
+    ramp = need(facts.ramp, _NO_RAMP)
     days = (datetime.now(UTC) - ramp.measured).days
     other = []
     if facts.command is not None:
@@ -76,7 +69,7 @@ def ramp_result(facts: PreflightFacts) -> Iterator[Outcome]:
 
 
 def concurrency(facts: PreflightFacts) -> Iterator[Outcome]:
-    ramp, wanted = _ramp(facts), _wanted(facts)
+    ramp, wanted = need(facts.ramp, _NO_RAMP), need(facts.contract.preflight.concurrency, _NO_LOAD)
     if ramp.ceiling is None:
         yield failed("the ramp served no load within the SLO", "Read the ramp's own advice (diag ramp)")
         return
@@ -89,7 +82,8 @@ def concurrency(facts: PreflightFacts) -> Iterator[Outcome]:
 
 
 def inter_token_latency(facts: PreflightFacts) -> Iterator[Outcome]:
-    ramp, wanted, slo = _ramp(facts), _wanted(facts), facts.contract.itl_seconds
+    ramp, wanted = need(facts.ramp, _NO_RAMP), need(facts.contract.preflight.concurrency, _NO_LOAD)
+    slo = facts.contract.itl_seconds
     step = min((step for step in ramp.steps if step.in_flight >= wanted), key=lambda step: step.in_flight, default=None)
     if step is None or step.itl.p99 is None:
         raise NotChecked(f"no step of the ramp has {number(wanted)} requests at a time and an inter-token latency")

@@ -131,12 +131,6 @@ def measure(ranks: int, python: str, *, on_cpu: bool) -> tuple[float, str]:
     if not python:
         raise NotChecked("neither all_reduce_perf nor a Python with PyTorch is named (--vllm-python)")
     backend = "gloo" if on_cpu else "nccl"
-    seconds = _by_torch(ranks, python, backend)
-    return 2 * (ranks - 1) / ranks * _BYTES / seconds, f"torch.distributed, {backend}"
-
-
-def _by_torch(ranks: int, python: str, backend: str) -> float:
-    """Return the seconds of one all-reduce of 64 MiB."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -146,13 +140,14 @@ def _by_torch(ranks: int, python: str, backend: str) -> float:
     nowhere = subprocess.DEVNULL
     peers = [subprocess.Popen(words, env=environment, stdout=nowhere, stderr=nowhere) for words in others]
     try:
-        return float(_output(first, environment))
+        seconds = float(_output(first, environment))  # of one all-reduce
     except ValueError as error:
         raise NotChecked("torch.distributed printed no result") from error
     finally:
         for peer in peers:
             peer.kill()
             peer.wait()
+    return 2 * (ranks - 1) / ranks * _BYTES / seconds, f"torch.distributed, {backend}"
 
 
 def _output(words: list[str], environment: dict[str, str] | None = None) -> str:

@@ -7,20 +7,17 @@ from typing import Any
 from diag.core.formatting import plural, printable
 from diag.core.yaml import parse_documents
 from diag.knowledge.formulas import GENERATION, rule_set
-from diag.preflight.check import Ask, NotChecked, Outcome, PreflightFacts, failed, need, passed, warned
+from diag.preflight.check import NotChecked, Outcome, PreflightFacts, failed, need, passed, warned
 
 _ALERT = {"alertname": "diag", "severity": "critical"}
 """The labels of diag's critical alerts that a route may match."""
 _MATCHER = re.compile(r'\s*"?([\w.]+)"?\s*(=~|!~|!=|=)\s*"?(.*?)"?\s*')
+_NO_PROMETHEUS = "no Prometheus is given (--prometheus URL)"
 _SHAPE = (LookupError, TypeError, ValueError, AttributeError)
 
 
-def _prometheus(facts: PreflightFacts) -> Ask:
-    return need(facts.prometheus, "no Prometheus is given (--prometheus URL)")
-
-
 def scraped(facts: PreflightFacts) -> Iterator[Outcome]:
-    targets = _prometheus(facts)("/api/v1/targets?state=active")
+    targets = need(facts.prometheus, _NO_PROMETHEUS)("/api/v1/targets?state=active")
     try:
         addresses = [(target["labels"].get("instance", ""), target) for target in targets["activeTargets"]]
         own = [
@@ -43,7 +40,7 @@ def scraped(facts: PreflightFacts) -> Iterator[Outcome]:
 
 
 def rules_loaded(facts: PreflightFacts) -> Iterator[Outcome]:
-    answer = _prometheus(facts)("/api/v1/rules")
+    answer = need(facts.prometheus, _NO_PROMETHEUS)("/api/v1/rules")
     try:
         groups = [group for group in answer["groups"] if group["name"].startswith("diag")]
         rules = [rule for group in groups for rule in group["rules"]]

@@ -67,18 +67,17 @@ def suggestions(page: Ledger, measured: Measured, judge: Judge = ledger) -> list
     `judge` is what gave the ledger its verdict: with a suggestion it has to say "fits" too.
     """
     model, start = page.model, Suggestion("", "", page.setup, measured)
+
+    def fits(one: Suggestion) -> bool:
+        return judge(model, one.setup, one.measured).verdict == "fits"
+
     other = (_fp8_cache(model, start), _shorter(model, start, judge), _more_gpus(model, start))
     kinds = (_fewer_requests(page, start), _larger_share(start), *other)
-    alone = [next((suggestion for suggestion in kind if _fits(model, suggestion, judge)), None) for kind in kinds]
-    if any(alone):
-        return [suggestion for suggestion in alone if suggestion]
+    if alone := [one for kind in kinds if (one := next(filter(fits, kind), None))]:
+        return alone
     first = chain(_fp8_cache(model, start), _more_gpus(model, start))
     pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion, judge))
-    return list(islice((pair for pair in pairs if _fits(model, pair, judge)), 2))
-
-
-def _fits(model: Model, suggestion: Suggestion, judge: Judge) -> bool:
-    return judge(model, suggestion.setup, suggestion.measured).verdict == "fits"
+    return list(islice(filter(fits, pairs), 2))
 
 
 def _shorter(model: Model, before: Suggestion, judge: Judge) -> Iterator[Suggestion]:

@@ -12,7 +12,6 @@ from diag.vllm.memory.mixers import (
     LayerKind,
     attention,
     compressed_attention,
-    compression,
     indexed,
     latent_attention,
     linear_kind,
@@ -224,7 +223,11 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
     is_single = bool({"mlp", "moe"} & set(names))  # Nemotron-H: a layer is a mixer or a feed-forward part
     width, hidden = dense_width(config, family), config.size("hidden_size")
     shares, blocks = config.count("num_kv_shared_layers"), config.list("block_configs")
-    sees_all = family.encoder_only or is_bidirectional(config)
+    # tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)
+    fields = config.fields
+    sees_all = (
+        family.encoder_only or fields.get("is_causal") is False or fields.get("use_bidirectional_attention") is True
+    )
     layers = []
     for at, kind in enumerate(of_kind):
         mine, layer_width = of_layer(config, kind, at), width
@@ -260,11 +263,6 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
     return tuple(layers)
 
 
-def is_bidirectional(config: Config) -> bool:
-    """Return True if tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)."""
-    return config.fields.get("is_causal") is False or config.fields.get("use_bidirectional_attention") is True
-
-
 def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> Iterator[Mixer]:
     if kind == "none":
         return
@@ -275,7 +273,7 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
     if kind == "both":
         yield replace(attention(config, family, "full"), parts=())  # the weights are shared: see `shared_blocks`
     if kind == "compressed":
-        yield compressed_attention(config, compression(config, kind_names(config), at))
+        yield compressed_attention(config, kind_names(config), at)
     elif kind in ("full", "window", "chunk", "parallel"):
         if config.count("kv_lora_rank"):
             types = config.list("indexer_types")

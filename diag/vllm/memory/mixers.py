@@ -113,17 +113,13 @@ def indexed(mixer: Mixer, config: Config, at: int) -> Mixer:
 # -- compressed attention (DeepSeek V4)
 
 
-def compression(config: Config, names: Sequence[str], at: int) -> int:
-    """Return the tokens that a layer joins to one; 0 if it keeps only a window. `names` are those of layers' kinds."""
+def compressed_attention(config: Config, names: Sequence[str], at: int) -> Mixer:
+    """Return a layer's compressed attention; the way down is copied to every GPU. `names` are those of the layers."""
     ratios, rates = config.list("compress_ratios"), config.part("compress_rates")
-    found = ratios[at] if at < len(ratios) else rates.get(names[at], 0) if at < len(names) else 0
-    if found not in (0, *STATE_BLOCKS):
-        raise UnknownLayers(f"layers that compress {quote(found)} tokens to one are not covered")
-    return int(found)
-
-
-def compressed_attention(config: Config, ratio: int) -> Mixer:
-    """Return a layer's compressed attention; the way down is copied to every GPU."""
+    ratio = ratios[at] if at < len(ratios) else rates.get(names[at], 0) if at < len(names) else 0  # 0: only a window
+    if ratio not in (0, *STATE_BLOCKS):
+        raise UnknownLayers(f"layers that compress {quote(ratio)} tokens to one are not covered")
+    ratio = int(ratio)
     hidden, heads, size = config.size("hidden_size"), config.size("num_attention_heads"), config.size("head_dim")
     down, streams = config.size("q_lora_rank"), config.size("hc_mult", 4)
     out = config.size("o_groups", 8) * config.size("o_lora_rank", 1024)
