@@ -18,10 +18,9 @@ from diag.vllm.command.command import Command
 from diag.vllm.deployments import offers
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
-from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured
+from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
 from diag.vllm.memory.model import Model, is_folder, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
-from diag.vllm.memory.unknown_release import judge
 from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}

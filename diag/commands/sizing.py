@@ -18,17 +18,16 @@ from diag.core.formatting import printable
 from diag.report.gpu_sizing import render_sizing, render_sizing_json
 from diag.sources.observation import Observation
 from diag.vllm import work
-from diag.vllm.choices import answer, choices
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.shown import masked
-from diag.vllm.deployments import TENSORS, Deployment, Sizing, changes, chosen, layouts
+from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, choices, chosen, layouts
 from diag.vllm.flags.registry import versions
 from diag.vllm.gpus import GpuModel, gpus
 from diag.vllm.gpus import named as gpu_named
+from diag.vllm.memory.ledger import judge
 from diag.vllm.memory.model import Model, is_folder
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, setup, size
-from diag.vllm.memory.unknown_release import judge
 
 _MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
 _RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"

@@ -17,8 +17,8 @@ from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
 from diag.vllm.memory.ledger import Ledger, state_blocks_needed
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
-from diag.vllm.memory.unknown_release import judge
-from diag.vllm.offloading import connector_bytes
+from diag.vllm.memory.ledger import judge
+from diag.vllm.running_config import connector_bytes
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OTHER_FILES = ("params.json", "*.gguf")

@@ -1,37 +1,43 @@
 """The declaration of a preflight check, the facts that it reads, and its outcomes."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from diag.core.contract import Contract
-from diag.core.errors import DiagError
-from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.lint.rule import LintReport, number
 from diag.preflight.machine import Machine, Wheel
 from diag.ramp.kept import RampResult
 from diag.vllm.command.command import Command
-from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.ledger import Ledger
 
 Group = Literal["launch", "memory", "host", "network", "telemetry", "capacity"]
-GROUPS: tuple[Group, ...] = ("launch", "memory", "host", "network", "telemetry", "capacity")
+GROUPS: tuple[Group, ...] = get_args(Group)
 State = Literal["fail", "warn", "not checked", "pass"]
-STATES: tuple[State, ...] = ("fail", "warn", "not checked", "pass")
+STATES: tuple[State, ...] = get_args(State)
 """The worst first. A fail: the server does not start, or harms others. A warn: it starts, and something is at risk."""
 GpuSamples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 """Samples of the exporter's GPU families: labels and value, by family."""
 PORT = 8000
 _MOST_COUNT = 2**16
+T = TypeVar("T")
 Ask = Callable[[str], Any]
 """Gets a path of an HTTP API and returns its decoded answer; raises Unreachable."""
 
 
 class NotChecked(Exception):
     """A fact that a check reads is missing; the message completes "not checked, because"."""
+
+
+def need(fact: T | None, unless: str) -> T:
+    """Return a fact that a check reads; NotChecked with the reason if it is missing."""
+    if fact is None:
+        raise NotChecked(unless)
+    return fact
 
 
 class Outcome(NamedTuple):
@@ -42,16 +48,7 @@ class Outcome(NamedTuple):
     do: str = ""
 
 
-def passed(message: str) -> Outcome:
-    return Outcome("pass", message)
-
-
-def warned(message: str, do: str) -> Outcome:
-    return Outcome("warn", message, do)
-
-
-def failed(message: str, do: str) -> Outcome:
-    return Outcome("fail", message, do)
+passed, warned, failed = partial(Outcome, "pass"), partial(Outcome, "warn"), partial(Outcome, "fail")
 
 
 @dataclass(frozen=True)
@@ -93,26 +90,19 @@ class PreflightFacts:
 
     def on_host(self) -> Machine:
         """Return this host; NotChecked if the launch starts elsewhere."""
-        if self.machine is None:
-            raise NotChecked(self.elsewhere)
-        return self.machine
+        return need(self.machine, self.elsewhere)
 
     def launch(self) -> Command:
         """Return the launch command; NotChecked if it is unknown."""
-        if self.command is None:
-            raise NotChecked("the server's launch command is not known: give it with --launch")
-        return self.command
+        return need(self.command, "the server's launch command is not known: give it with --launch")
 
-    def each_gpu(self, family: str, **labels: str) -> Iterator[tuple[str, float]]:
-        """Yield GPU and value of the samples of a family that have these labels."""
-        for found, value in self.gpus.get(family, ()):
-            if labels.items() <= found.items():
-                yield found.get("gpu", ""), value
+    def by_gpu(self, family: str, **labels: str) -> dict[str, float]:
+        """Return the values of a family by GPU, of the samples that have these labels."""
+        return {of.get("gpu", ""): value for of, value in self.gpus.get(family, ()) if labels.items() <= of.items()}
 
-    def need_gpus(self) -> None:
-        """Raise NotChecked if there is no GPU to look at."""
-        if not self.gpus.get("diag_gpu_info"):
-            raise NotChecked(self.no_gpus)
+    def gpu_info(self) -> Sequence[Mapping[str, str]]:
+        """Return the properties of each GPU; NotChecked if there is no GPU to look at."""
+        return need([labels for labels, _ in self.gpus.get("diag_gpu_info", ())] or None, self.no_gpus)
 
     def ranks(self, *kinds: str) -> int:
         """Return the product of the parallel sizes of these kinds, such as "tensor"; 1 if no command is known."""
@@ -120,8 +110,8 @@ class PreflightFacts:
 
     def count(self, flag: str, usual: int = 1) -> int:
         """Return the number that a flag gives, at least 1; `usual` if it gives none, or more than any server has."""
-        given = number(self.command.get(flag)) if self.command else None
-        return max(1, int(given)) if given is not None and given <= _MOST_COUNT else usual
+        value = number(self.command.get(flag)) if self.command else None
+        return max(1, int(value)) if value is not None and value <= _MOST_COUNT else usual
 
     @property
     def gpu_name(self) -> str:
@@ -146,12 +136,8 @@ class PreflightFacts:
         return release(self.version) >= release(version)
 
 
-Look = Callable[[PreflightFacts], Iterator[Outcome]]
-
-
-@dataclass(frozen=True)
-class PreflightCheck:
-    """A check: what it reads, why it matters with the source of that, and the function that looks."""
+class PreflightCheck(NamedTuple):
+    """A check as checks.toml declares it: what it reads, why it matters with the source of that, and when it looks."""
 
     id: str
     group: Group
@@ -159,7 +145,8 @@ class PreflightCheck:
     reads: str
     why: str
     source: str
-    look: Look
+    of_launch: bool = False
+    needs: tuple[Literal["host", "gpus"], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,22 +159,3 @@ class CheckResult:
     message: str
     why: str = ""
     do: str = ""
-
-
-def check(group: Group, title: str, *, reads: str, why: str, source: str) -> Callable[[Look], PreflightCheck]:
-    """Make the decorated function a check; its name is the check's id."""
-    return lambda look: PreflightCheck(look.__name__, group, title, reads, why, source, look)
-
-
-def results(declared: PreflightCheck, facts: PreflightFacts) -> Iterator[CheckResult]:
-    """Yield what a check finds; nothing if it does not concern this launch."""
-    try:
-        outcomes = list(declared.look(facts))
-    except NotChecked as reason:
-        outcomes = [Outcome("not checked", str(reason))]
-    except (DiagError, OSError) as error:
-        text = (error.strerror if isinstance(error, OSError) else "") or str(error)
-        outcomes = [Outcome("not checked", printable(text, 300))]
-    for outcome in outcomes:
-        message, do = hidden(outcome.message), hidden(outcome.do)
-        yield CheckResult(declared.id, declared.group, outcome.state, message, declared.why, do)

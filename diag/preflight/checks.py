@@ -1,25 +1,33 @@
 """All preflight checks, their outcomes for a launch, and the answer: go, warnings, no go, or nothing decisive."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from diag.core.declarations import PACKAGE, read
+from diag.core.errors import DiagError
+from diag.core.formatting import printable
 from diag.lint.rules import RULES
 from diag.preflight import capacity, gpus, host, network, telemetry
-from diag.preflight.check import GROUPS, STATES, CheckResult, Group, PreflightCheck, PreflightFacts, State, results
+from diag.preflight.check import (
+    GROUPS,
+    STATES,
+    CheckResult,
+    Group,
+    NotChecked,
+    Outcome,
+    PreflightCheck,
+    PreflightFacts,
+    State,
+)
+from diag.vllm.command.free_text import hidden
 
-CHECKS: Mapping[str, PreflightCheck] = {
-    each.id: each
-    for each in (
-        *capacity.MEMORY_CHECKS,
-        *host.CHECKS,
-        *gpus.CHECKS,
-        *network.CHECKS,
-        *telemetry.CHECKS,
-        *capacity.CHECKS,
-    )
+CHECKS = read(PACKAGE / "preflight" / "checks.toml", dict[str, PreflightCheck])
+"""All checks by id, in the order in which they run."""
+_LOOKS: Mapping[str, Callable[[PreflightFacts], Iterator[Outcome]]] = {
+    id: next(vars(module)[id] for module in (capacity, host, gpus, network, telemetry) if id in vars(module))
+    for id in CHECKS
 }
-"""All checks by id."""
 Answer = Literal["go", "warnings", "no go", "cannot tell"]
 STATUS: Mapping[Answer, int] = {"go": 0, "warnings": 1, "no go": 2, "cannot tell": 3}
 _STATES: Mapping[str, State] = {"error": "fail", "warning": "warn"}
@@ -63,14 +71,33 @@ class Preflight:
 
 def preflight(facts: PreflightFacts, target: str) -> Preflight:
     """Run every check; results that diag.toml ignores are dropped."""
-    chosen = [each for each in CHECKS.values() if not (facts.on_cpu and each in gpus.CHECKS)]
-    found = [*_lint_results(facts), *(result for each in chosen for result in results(each, facts))]
+    chosen = [check for check in CHECKS.values() if not (facts.on_cpu and "gpus" in check.needs)]
+    every = [*_lint_results(facts), *(result for check in chosen for result in results(check, facts))]
     ignore = facts.contract.preflight.ignore
-    kept = [result for result in found if result.id not in ignore]
-    ignored = {result.id: ignore[result.id] for result in found if result.id in ignore}
+    kept = [result for result in every if result.id not in ignore]
+    ignored = {result.id: ignore[result.id] for result in every if result.id in ignore}
     order = sorted(kept, key=lambda result: (STATES.index(result.state), GROUPS.index(result.group)))
     decisive = _DECISIVE_OF_A_SERVER if facts.running else _DECISIVE
     return Preflight(target, facts.version, tuple(order), ignored, decisive)
+
+
+def results(check: PreflightCheck, facts: PreflightFacts) -> Iterator[CheckResult]:
+    """Yield what a check finds; nothing if it does not concern this launch."""
+    if check.of_launch and facts.running:
+        return
+    try:
+        if "host" in check.needs:
+            facts.on_host()
+        if "gpus" in check.needs:
+            facts.gpu_info()
+        outcomes = list(_LOOKS[check.id](facts))
+    except NotChecked as reason:
+        outcomes = [Outcome("not checked", str(reason))]
+    except (DiagError, OSError) as error:
+        text = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        outcomes = [Outcome("not checked", printable(text, 300))]
+    for state, message, do in outcomes:
+        yield CheckResult(check.id, check.group, state, hidden(message), check.why, hidden(do))
 
 
 def _lint_results(facts: PreflightFacts) -> Iterator[CheckResult]:
@@ -81,17 +108,19 @@ def _lint_results(facts: PreflightFacts) -> Iterator[CheckResult]:
     report = facts.lint
     if report is None:
         return
-    found: set[str] = set()
+    failing: set[str] = set()
     for finding in report.findings:
         state = "fail" if finding.rule in _NOW else _STATES.get(finding.severity)
         if state and not (facts.machine and finding.rule in _COVERED):
-            found.add(finding.rule)
+            failing.add(finding.rule)
             group: Group = "memory" if finding.rule in _MEMORY else "launch"
             yield CheckResult(finding.rule, group, state, finding.message, finding.why, finding.fix)
-    hints = len({finding.rule for finding in report.findings} - found)
+    hints = len({finding.rule for finding in report.findings} - failing)
     also = f", {hints} more to consider (diag lint)" if hints else ""
-    yield CheckResult(RULES_AS_A_WHOLE, "launch", "pass", f"{len(RULES) - len(found)} of {len(RULES)} lint rules{also}")
+    yield CheckResult(
+        RULES_AS_A_WHOLE, "launch", "pass", f"{len(RULES) - len(failing)} of {len(RULES)} lint rules{also}"
+    )
     told = [reason for reason in (facts.no_ledger, facts.no_gpus) if reason]
     for reason in report.not_checked:
-        if not any(each in reason for each in told):
+        if not any(text in reason for text in told):
             yield CheckResult(RULES_AS_A_WHOLE, "launch", "not checked", reason)

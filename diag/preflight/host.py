@@ -9,9 +9,10 @@ from diag.core.formatting import GIB, MIB, gibibytes, plural, quantity
 from diag.lint.host import offloaded
 from diag.lint.rule import LintTarget, is_open, number
 from diag.preflight import machine
-from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
+from diag.preflight.check import NotChecked, Outcome, PreflightFacts, failed, need, passed, warned
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.ledger import WEIGHTS
+from diag.vllm.memory.usage import ByteRange
 
 _CHUNK, _QUEUE = 24 * MIB, 240 * MIB
 """A message queue of vLLM and its first chunk (shm_broadcast.py); each executor has a queue, and each worker."""
@@ -24,7 +25,7 @@ _PER_COMPILER = 8 * GIB
 """The peak of one nvcc of FlashInfer's largest kernels, which its own build assumes."""
 _LEAST_CACHE = 2 * GIB
 _SLOW_LOAD = 600.0
-_TORCH = "https://docs.vllm.ai/en/stable/usage/troubleshooting/"
+_NO_MEMORY = "the kernel does not show the memory of this host"
 
 
 def _processes(facts: PreflightFacts) -> tuple[int, int, int]:
@@ -35,17 +36,12 @@ def _processes(facts: PreflightFacts) -> tuple[int, int, int]:
     return servers, engines, engines * max(1, facts.ranks("tensor", "pipeline") // facts.nodes)
 
 
-@check(
-    "host",
-    "The port is free",
-    reads="a socket that is bound to --host and --port and closed at once",
-    why='vLLM loads the model first in some releases and then exits with "address already in use"',
-    source="man 2 bind",
-)
+def _weights(facts: PreflightFacts) -> ByteRange | None:
+    """Return the weights on one GPU by the estimate; None if it does not have them."""
+    return next((row.size for row in facts.ledger.rows if row.name == WEIGHTS), None) if facts.ledger else None
+
+
 def port_free(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running:
-        return
-    facts.on_host()
     command = facts.launch()
     if is_open(command.get("--port") or "") or command.get("--uds") is not None or command.switched("--headless"):
         return
@@ -58,19 +54,9 @@ def port_free(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"port {facts.port} is free")
 
 
-@check(
-    "host",
-    "Shared memory",
-    reads="the free bytes of /dev/shm",
-    why="the engine and its workers exchange every step through /dev/shm, and so does NCCL; a write beyond its end"
-    " kills the process (SIGBUS)",
-    source=f"{_TORCH} and shm_broadcast.py of the installed release",
-)
 def shared_memory(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running:
-        return
-    free = facts.on_host().shared_memory_free()
     _, engines, workers = _processes(facts)
+    free = facts.on_host().shared_memory_free()
     if workers <= engines and not facts.on_cpu:
         return  # one process: nothing is shared
     queues = engines + workers
@@ -86,13 +72,6 @@ def shared_memory(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"/dev/shm has {gibibytes(free, 1)} free")
 
 
-@check(
-    "host",
-    "Locked memory",
-    reads="RLIMIT_MEMLOCK and the capability CAP_IPC_LOCK of this process, and whether the launch uses InfiniBand",
-    why="RDMA registers its buffers as locked memory: below a few MiB ibv_reg_mr fails and NCCL aborts",
-    source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
-)
 def locked_memory(facts: PreflightFacts) -> Iterator[Outcome]:
     transfers = facts.command is not None and facts.command.get("--kv-transfer-config") is not None
     if facts.nodes < 2 and not transfers:
@@ -100,23 +79,12 @@ def locked_memory(facts: PreflightFacts) -> Iterator[Outcome]:
     if not facts.on_host().infiniband():
         return
     limit = machine.lockable_bytes()
-    if limit < _LEAST_MEMLOCK:
-        yield failed(f"{limit / 1024:,.0f} KiB may be locked", "ulimit -l unlimited, or docker run --ulimit memlock=-1")
-    else:
-        yield passed("memory may be locked")
+    do = "ulimit -l unlimited, or docker run --ulimit memlock=-1"
+    is_low = limit < _LEAST_MEMLOCK
+    yield failed(f"{limit / 1024:,.0f} KiB may be locked", do) if is_low else passed("memory may be locked")
 
 
-@check(
-    "host",
-    "Open files",
-    reads="the hard limit RLIMIT_NOFILE of this process",
-    why=f'vLLM raises its own limit to {_FILES:,}; with a lower hard limit many clients get "Too many open files"',
-    source="set_ulimit in vllm/utils of the installed release",
-)
 def open_files(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running:
-        return
-    facts.on_host()
     limit = machine.hard_limit(resource.RLIMIT_NOFILE)
     if limit < _FILES:
         yield warned(f"at most {limit:,.0f} files may be open", f"ulimit -Hn {_FILES}, or LimitNOFILE= of the unit")
@@ -124,23 +92,11 @@ def open_files(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"{limit:,.0f} files may be open" if limit < float("inf") else "any number of files may be open")
 
 
-@check(
-    "host",
-    "Host memory",
-    reads="the memory limit and use of the control group, or of the host",
-    why="the kernel kills the process that exceeds it, and the log ends without a word",
-    source="https://docs.kernel.org/admin-guide/cgroup-v2.html#memory",
-)
 def host_memory(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running:
-        return
-    free, command = facts.on_host().memory_free, facts.launch()
     servers, engines, workers = _processes(facts)
-    if free is None:
-        raise NotChecked("the kernel does not show the memory of this host")
-    pinned, flags = offloaded(LintTarget(command, facts.version))
-    rows = {row.name: row.size for row in facts.ledger.rows} if facts.ledger else {}
-    weights = rows.get(WEIGHTS) if facts.on_cpu else None
+    free = need(facts.on_host().memory_free, _NO_MEMORY)
+    pinned, flags = offloaded(LintTarget(facts.launch(), facts.version))
+    weights = _weights(facts) if facts.on_cpu else None
     parts = {
         "pinned offload": pinned,
         "weights": float(weights.low * workers) if weights else 0.0,
@@ -156,21 +112,11 @@ def host_memory(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"{gibibytes(free, 1)} of host memory are free")
 
 
-@check(
-    "memory",
-    "Memory of vLLM on a CPU",
-    reads="MemAvailable of the host, --gpu-memory-utilization, --kv-cache-memory-bytes and VLLM_CPU_KVCACHE_SPACE",
-    why="vLLM for CPUs takes the share --gpu-memory-utilization of the host's memory, and refuses to start if other"
-    " processes leave less",
-    source="v1/worker/cpu_worker.py of vLLM 0.32",
-)
 def cpu_memory_free(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running or not facts.on_cpu or facts.ledger is None or not facts.since("0.32.0"):
+    if not facts.on_cpu or facts.ledger is None or not facts.since("0.32.0"):
         return
     host, setup = facts.on_host(), facts.ledger.setup
-    free, total = host.memory_free, host.memory_total
-    if free is None or total is None:
-        raise NotChecked("the kernel does not show the memory of this host")
+    free, total = (need(size, _NO_MEMORY) for size in (host.memory_free, host.memory_total))
     wanted = setup.kv_cache_bytes if setup.kv_cache_bytes is not None else setup.utilization * total
     what = "the KV cache" if setup.kv_cache_bytes is not None else f"a share of {setup.utilization:g}"
     if wanted > free:
@@ -182,41 +128,22 @@ def cpu_memory_free(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"{what} takes {gibibytes(wanted, 1)} of {gibibytes(free, 1)} that are free")
 
 
-@check(
-    "host",
-    "CPU cores",
-    reads="the CPU affinity and the CPU quota of the control group",
-    why="API servers, engines and workers each keep a core busy: with fewer, the GPU waits for the scheduler",
-    source="https://docs.vllm.ai/en/stable/configuration/optimization/#cpu-resources-for-gpu-deployments",
-)
 def cpu_cores(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running or facts.on_cpu:  # on a CPU the workers take all cores there are
+    if facts.on_cpu:  # on a CPU the workers take all cores there are
         return
     cores, (servers, engines, workers) = facts.on_host().cores, _processes(facts)
     needed = servers + engines + workers
     named = f"{plural(servers, 'API server')}, {plural(engines, 'engine')}, {plural(workers, 'worker')}"
-    if cores < needed:
-        yield warned(f"{cores:g} CPU cores for {named}", f"Give the server {needed} cores or more")
-    else:
-        yield passed(f"{cores:g} CPU cores for {named}")
+    message = f"{cores:g} CPU cores for {named}"
+    yield warned(message, f"Give the server {needed} cores or more") if cores < needed else passed(message)
 
 
-@check(
-    "host",
-    "Compilers at the first start",
-    reads="the compute capability, MAX_JOBS of the launch, the CPU cores and the free host memory",
-    why="on GPUs of capability 12 FlashInfer compiles its largest kernels at the first start, with one job for each"
-    " core, and each takes up to 8 GiB: the kernel kills the compilers, or the server",
-    source="https://github.com/flashinfer-ai/flashinfer/issues/3634",
-)
 def compiler_jobs(facts: PreflightFacts) -> Iterator[Outcome]:
     capabilities = (labels.get("compute_capability", "") for labels, _ in facts.gpus.get("diag_gpu_info", ()))
-    if facts.running or not any(release(each) >= (12,) for each in capabilities):
+    if not any(release(capability) >= (12,) for capability in capabilities):
         return
     host, command = facts.on_host(), facts.launch()
-    free, jobs = host.memory_free, number(command.environment.get("MAX_JOBS")) or host.cores
-    if free is None:
-        raise NotChecked("the kernel does not show the memory of this host")
+    free, jobs = need(host.memory_free, _NO_MEMORY), number(command.environment.get("MAX_JOBS")) or host.cores
     if jobs * _PER_COMPILER > free:
         message = (
             f"{jobs:g} compiler jobs may take {gibibytes(jobs * _PER_COMPILER, 0)}, and {gibibytes(free, 0)} are free"
@@ -226,15 +153,8 @@ def compiler_jobs(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"{jobs:g} compiler jobs fit")
 
 
-@check(
-    "host",
-    "The files of the weights",
-    reads="the names in model.safetensors.index.json against the files of the folder, and the links of the cache",
-    why="an interrupted download leaves an index and some of its files: vLLM fails after the GPUs are up",
-    source="https://huggingface.co/docs/huggingface_hub/guides/manage-cache",
-)
 def weight_files(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running or not (facts.weight_files or facts.missing_files or facts.no_folder):
+    if not (facts.weight_files or facts.missing_files or facts.no_folder):
         return
     if facts.no_folder:
         yield failed(f"the model's folder {facts.no_folder} does not exist", "Name the folder that holds config.json")
@@ -246,24 +166,15 @@ def weight_files(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"{plural(len(facts.weight_files), 'file')} of weights")
 
 
-@check(
-    "host",
-    "Room on the disk for the weights",
-    reads="the free bytes of the download folder (--download-dir, HF_HUB_CACHE, HF_HOME) and the size of the weights",
-    why="a download that fills the disk fails at its end, and every process of the host that writes fails with it",
-    source="https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
-)
 def disk_room(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running or facts.weight_files or facts.no_folder:
+    if facts.weight_files or facts.no_folder:
         return
     facts.on_host()
     command = facts.launch()
     home = command.environment.get("HF_HOME") or "~/.cache/huggingface"
     folder = expanded(command.get("--download-dir") or command.environment.get("HF_HUB_CACHE") or f"{home}/hub")
-    rows = {row.name: row.size for row in facts.ledger.rows} if facts.ledger else {}
-    weights, free = rows.get(WEIGHTS), machine.disk_free(folder)
-    if weights is None:
-        raise NotChecked("the size of the weights is not known, and they are not on this host")
+    free = machine.disk_free(folder)
+    weights = need(_weights(facts), "the size of the weights is not known, and they are not on this host")
     size = weights.low * facts.ranks("tensor", "pipeline")
     if size > free:
         message = f"the weights take {gibibytes(size, 0)}, and {folder} has {gibibytes(free, 0)} free"
@@ -272,15 +183,8 @@ def disk_room(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"{gibibytes(free, 0)} free for weights of {gibibytes(size, 0)}")
 
 
-@check(
-    "host",
-    "The speed at which the weights are read",
-    reads="up to 256 MiB of the largest weight file, for a second at most",
-    why="the load time of a start is the size of the weights divided by it",
-    source="man 2 posix_fadvise",
-)
 def read_speed(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running or not facts.weight_files:
+    if not facts.weight_files:
         return
     facts.on_host()
     files = [Path(name) for name in facts.weight_files]
@@ -294,18 +198,7 @@ def read_speed(facts: PreflightFacts) -> Iterator[Outcome]:
     yield warned(message, "Keep the weights on a local SSD") if seconds > _SLOW_LOAD else passed(message)
 
 
-@check(
-    "host",
-    "The user's name",
-    reads="the passwd entry of this user id, LOGNAME, USER, LNAME and USERNAME, and PyTorch's release",
-    why="PyTorch before 2.13 asks for the user's name while it is imported, and vLLM ends with \"getpwuid(): uid not"
-    ' found"',
-    source="https://github.com/vllm-project/vllm/issues/44548",
-)
 def user_name(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running:
-        return
-    facts.on_host()
     if machine.has_user_name() or "USER" in facts.launch().environment:
         yield passed("the user has a name")
     else:
@@ -314,17 +207,7 @@ def user_name(facts: PreflightFacts) -> Iterator[Outcome]:
         yield (failed if is_old else warned)(message, "USER=vllm in the launch's environment")
 
 
-@check(
-    "host",
-    "The compile cache",
-    reads="whether VLLM_CACHE_ROOT (~/.cache/vllm) may be written, and its free bytes",
-    why="without a cache that lasts, every start compiles again, for a minute or more",
-    source="https://docs.vllm.ai/en/stable/design/torch_compile/",
-)
 def compile_cache(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running:
-        return
-    facts.on_host()
     environment = facts.launch().environment
     folder = expanded(environment.get("VLLM_CACHE_ROOT") or "~/.cache/vllm")
     above, free = machine.existing(folder), machine.disk_free(folder)
@@ -334,20 +217,3 @@ def compile_cache(facts: PreflightFacts) -> Iterator[Outcome]:
         yield warned(f"{folder} has {gibibytes(free, 1)} free", "VLLM_CACHE_ROOT=FOLDER on a larger disk")
     else:
         yield passed(f"{folder} may be written")
-
-
-CHECKS = (
-    port_free,
-    shared_memory,
-    weight_files,
-    host_memory,
-    cpu_memory_free,
-    user_name,
-    compile_cache,
-    disk_room,
-    read_speed,
-    locked_memory,
-    open_files,
-    cpu_cores,
-    compiler_jobs,
-)

@@ -6,7 +6,7 @@ import re
 import resource
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,7 +46,7 @@ class Wheel(NamedTuple):
 def wheel(python: str) -> Wheel:
     """Find the vLLM beside a Python by the files there; nothing of it is run."""
     prefix = Path(python).parent.parent
-    for packages in sorted(each for place in _PACKAGES for each in prefix.glob(place)):
+    for packages in sorted(folder for place in _PACKAGES for folder in prefix.glob(place)):
         if releases := sorted(packages.glob("vllm*.dist-info")):
             written = dict(_ASSIGNED.findall(read_file(f"{packages}/torch/version.py")))
             release = _DISTRIBUTION.sub("", releases[0].name).removesuffix(".dist-info")
@@ -92,7 +92,13 @@ class Machine:
 
     def local_cpus(self, pci_bus_id: str) -> frozenset[int]:
         """Return the CPUs of the NUMA node of a PCI device; none if the kernel does not show them."""
-        return frozenset(_numbers(self._of_device(pci_bus_id, "local_cpulist")))
+        cpus = set[int]()
+        for part in filter(None, self._of_device(pci_bus_id, "local_cpulist").split(",")):  # of a list such as 0-3,8
+            first, _, last = part.partition("-")
+            start, end = whole([first]), whole([last or first])
+            if start is not None and end is not None:
+                cpus.update(range(start, min(end, start + 2**13) + 1))
+        return frozenset(cpus)
 
     def is_translated(self, pci_bus_id: str) -> bool:
         """Return True if an IOMMU translates the addresses of a PCI device; in pass-through mode it does not."""
@@ -108,7 +114,7 @@ class Machine:
 
     def redirecting_bridges(self) -> tuple[str, ...] | None:
         """Return PCI bridges whose access control (ACS) redirects peer-to-peer traffic; None if it cannot be read."""
-        found, readable = [], False
+        redirecting, readable = [], False
         for device in sorted((self.sys / "bus/pci/devices").glob("*")):
             if not read_file(f"{device}/class").startswith(_BRIDGE):
                 continue
@@ -116,12 +122,12 @@ class Machine:
                 space = (device / "config").read_bytes()  # a file of the kernel, of at most 4 KiB; beyond 64 B for root
                 readable |= len(space) > _EXTENDED
                 if _acs_control(space) & _REDIRECTS:
-                    found.append(device.name)
-        return tuple(found) if readable else None
+                    redirecting.append(device.name)
+        return tuple(redirecting) if readable else None
 
     def interfaces(self) -> dict[str, str]:
         """Return the network interfaces with their state, such as "up"."""
-        return {each.name: read_file(f"{each}/operstate") for each in sorted((self.sys / "class/net").glob("*"))}
+        return {link.name: read_file(f"{link}/operstate") for link in sorted((self.sys / "class/net").glob("*"))}
 
     def infiniband(self) -> tuple[InfiniBandPort, ...]:
         return tuple(read_ports(self.sys))
@@ -163,7 +169,7 @@ def port_problem(host: str, port: int) -> str:
 
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def disk_free(folder: Path) -> float:
@@ -198,15 +204,6 @@ def _acs_control(space: bytes) -> int:
         if at < _EXTENDED:
             break
     return 0
-
-
-def _numbers(text: str) -> Iterator[int]:
-    """Yield the numbers of a list such as 0-3,8."""
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        start, end = whole([first]), whole([last or first])
-        if start is not None and end is not None:
-            yield from range(start, min(end, start + 2**13) + 1)
 
 
 def prefixes(listed: str) -> tuple[Sequence[str], bool, bool]:

@@ -7,15 +7,13 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
-from typing import NamedTuple
 
 from diag.core.formatting import MIB, listed, plural, printable, quantity
 from diag.lint.rule import is_open
 from diag.preflight import machine
-from diag.preflight.check import NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
+from diag.preflight.check import NotChecked, Outcome, PreflightFacts, failed, need, passed, warned
 from diag.vllm import gpus
 
-_NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 _GLOO = "GLOO_SOCKET_IFNAME"
 _VARIABLES = ("NCCL_SOCKET_IFNAME", _GLOO)
 _LOCAL = ("lo", "docker", "br-", "veth", "virbr")
@@ -43,39 +41,29 @@ dist.destroy_process_group()
 _ROW = re.compile(r"^\s*\d+\s+\d+\s+float.*$", re.MULTILINE)
 
 
-@check(
-    "network",
-    "The network interfaces of NCCL and Gloo",
-    reads="NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME of the launch, and /sys/class/net",
-    why="over the wrong interface the ranks wait for each other until a timeout, or talk through the loopback of each"
-    " node",
-    source=_NCCL,
-)
 def socket_interfaces(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running or facts.command is None:
+    if facts.command is None:
         return
     environment = facts.command.environment
     named = {name: text for name in _VARIABLES if (text := environment.get(name)) and not is_open(text)}
     if facts.nodes < 2 and not named:
         return
-    found = facts.on_host().interfaces()
-    outside = [name for name, state in found.items() if not name.startswith(_LOCAL) and state != "down"]
+    states = facts.on_host().interfaces()
+    outside = [name for name, state in states.items() if not name.startswith(_LOCAL) and state != "down"]
     bad = False
     for variable, listed_names in named.items():
         names, excluded, exact = machine.prefixes(listed_names)
         exact = exact or variable == _GLOO  # it takes whole names only
-        chosen = [
-            each for each in found if any(each == name or (not exact and each.startswith(name)) for name in names)
-        ]
-        chosen = [each for each in found if each not in chosen] if excluded else chosen
+        matching = {one for one in states for name in names if one == name or (not exact and one.startswith(name))}
+        chosen = [one for one in states if (one in matching) != excluded]
         advice = f"{variable}={outside[0]}" if outside else f"Remove {variable}"
         if not chosen:
             bad = True
-            yield failed(f"{variable} names {listed_names[:60]}, and this host has {listed(list(found))}", advice)
-        elif facts.nodes > 1 and all(each.startswith(_LOCAL) for each in chosen):
+            yield failed(f"{variable} names {listed_names[:60]}, and this host has {listed(list(states))}", advice)
+        elif facts.nodes > 1 and all(name.startswith(_LOCAL) for name in chosen):
             bad = True
             yield failed(f"{variable} names {listed(chosen)}, which no other node reaches", advice)
-        elif all(found[each] == "down" for each in chosen):
+        elif all(states[name] == "down" for name in chosen):
             bad = True
             yield failed(f"{variable} names {listed(chosen)}, which is down", advice)
     if not named and len(outside) > 1:
@@ -85,15 +73,8 @@ def socket_interfaces(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"interface {listed(list(named.values()) or outside)}")
 
 
-@check(
-    "network",
-    "InfiniBand ports",
-    reads="state, rate and error counters in /sys/class/infiniband",
-    why="NCCL leaves out a port that is not active and runs at the rate of the others; errors are sent again",
-    source="https://docs.kernel.org/infiniband/sysfs.html",
-)
 def infiniband_ports(facts: PreflightFacts) -> Iterator[Outcome]:
-    if facts.running or facts.nodes < 2:
+    if facts.nodes < 2:
         return
     ports = facts.on_host().infiniband()
     if not ports:
@@ -116,100 +97,66 @@ def infiniband_ports(facts: PreflightFacts) -> Iterator[Outcome]:
         yield passed(f"{plural(len(ports), 'port')} at {listed(sorted(rates))}")
 
 
-@check(
-    "network",
-    "The measured all-reduce",
-    reads="with --bench: nccl-tests' all_reduce_perf if it is installed, else torch.distributed of --vllm-python",
-    why="every layer ends in an all-reduce: at half of the nominal bandwidth the server is as slow as its network",
-    source="https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md",
-)
 def all_reduce(facts: PreflightFacts) -> Iterator[Outcome]:
     ranks = facts.ranks("tensor", "pipeline") // facts.nodes
-    if facts.running or ranks < 2:
+    if ranks < 2:
         return
     facts.on_host()
     if not facts.bench:
         raise NotChecked("it puts load on this host: --bench measures it")
-    found = measure(ranks, facts.python, on_cpu=facts.on_cpu, gpu=facts.gpu_name)
-    rate = f"{quantity(found.bytes_per_second, 'bytes')}/s"
-    message = f"{rate} bus bandwidth of {plural(ranks, 'rank')} ({found.tool})"
-    if found.nominal is None:
+    speed, tool = measure(ranks, facts.python, on_cpu=facts.on_cpu)
+    message = f"{quantity(speed, 'bytes')}/s bus bandwidth of {plural(ranks, 'rank')} ({tool})"
+    model = gpus.find(facts.gpu_name) if facts.gpu_name and not facts.on_cpu else None
+    if model is None:
         yield passed(f"{message}; the nominal bandwidth is not known")
-    elif found.bytes_per_second < _LEAST_SHARE * found.nominal:
-        share = quantity(found.bytes_per_second / found.nominal, "share")
-        yield failed(
-            f"{message}: {share} of {quantity(found.nominal, 'bytes')}/s", "NCCL_DEBUG=INFO shows the transport"
-        )
+        return
+    nominal = (model.nvlink or model.pcie) / 2  # of a link in one direction
+    share = quantity(speed / nominal, "share")
+    if speed < _LEAST_SHARE * nominal:
+        yield failed(f"{message}: {share} of {quantity(nominal, 'bytes')}/s", "NCCL_DEBUG=INFO shows the transport")
     else:
-        yield passed(f"{message}, {quantity(found.bytes_per_second / found.nominal, 'share')} of nominal")
+        yield passed(f"{message}, {share} of nominal")
 
 
-CHECKS = (socket_interfaces, infiniband_ports, all_reduce)
+def measure(ranks: int, python: str, *, on_cpu: bool) -> tuple[float, str]:
+    """Measure the bus bandwidth, as nccl-tests defines it, for a few seconds; also return the tool that did.
 
-
-class MeasuredBandwidth(NamedTuple):
-    """The bus bandwidth as nccl-tests defines it, and the nominal one of a link in one direction, None if unknown."""
-
-    bytes_per_second: float
-    nominal: float | None
-    tool: str
-
-
-def measure(ranks: int, python: str, *, on_cpu: bool, gpu: str) -> MeasuredBandwidth:
-    """Measure for a few seconds; NotChecked if nothing that can measure is installed, or it fails."""
-    model = gpus.find(gpu) if gpu and not on_cpu else None
-    nominal = (model.nvlink or model.pcie) / 2 if model else None
+    NotChecked if nothing that can measure is installed, or it fails.
+    """
     perf = shutil.which("all_reduce_perf")
     if perf and not on_cpu:
         size = str(_BYTES)
-        found = _ROW.search(_output([perf, "-b", size, "-e", size, "-g", str(ranks)]))
-        if not found:
-            raise NotChecked("all_reduce_perf printed no result")
-        return MeasuredBandwidth(float(found[0].split()[7]) * 1e9, nominal, "nccl-tests")
+        row = _ROW.search(_output([perf, "-b", size, "-e", size, "-g", str(ranks)]))
+        return float(need(row, "all_reduce_perf printed no result")[0].split()[7]) * 1e9, "nccl-tests"
     if not python:
         raise NotChecked("neither all_reduce_perf nor a Python with PyTorch is named (--vllm-python)")
     backend = "gloo" if on_cpu else "nccl"
-    seconds = _by_torch(ranks, python, backend)
-    return MeasuredBandwidth(2 * (ranks - 1) / ranks * _BYTES / seconds, nominal, f"torch.distributed, {backend}")
-
-
-def _by_torch(ranks: int, python: str, backend: str) -> float:
-    """Return the seconds of one all-reduce of 64 MiB."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    words = [python, "-c", _SCRIPT]
-    peers = [
-        subprocess.Popen(
-            [*words, str(rank), *_arguments(ranks, backend)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(1, ranks)
-    ]
+    arguments = [str(ranks), str(_BYTES), str(_ROUNDS), backend]
+    first, *others = ([python, "-c", _SCRIPT, str(rank), *arguments] for rank in range(ranks))
+    nowhere = subprocess.DEVNULL
+    peers = [subprocess.Popen(words, env=environment, stdout=nowhere, stderr=nowhere) for words in others]
     try:
-        return float(_output([*words, "0", *_arguments(ranks, backend)], environment))
+        seconds = float(_output(first, environment))  # of one all-reduce
     except ValueError as error:
         raise NotChecked("torch.distributed printed no result") from error
     finally:
         for peer in peers:
             peer.kill()
             peer.wait()
-
-
-def _arguments(ranks: int, backend: str) -> list[str]:
-    return [str(ranks), str(_BYTES), str(_ROUNDS), backend]
+    return 2 * (ranks - 1) / ranks * _BYTES / seconds, f"torch.distributed, {backend}"
 
 
 def _output(words: list[str], environment: dict[str, str] | None = None) -> str:
     try:
-        found = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=True)
+        run = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=True)
     except subprocess.TimeoutExpired as error:
         raise NotChecked(f"the measurement did not end within {_SECONDS:g} s") from error
     except (OSError, subprocess.CalledProcessError) as error:
         output = getattr(error, "stderr", "") or str(error)
         last = (output.strip().splitlines() or [""])[-1]
         raise NotChecked(f"the measurement failed: {printable(last, 120)}") from error
-    return found.stdout
+    return run.stdout

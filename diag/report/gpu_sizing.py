@@ -14,7 +14,7 @@ from diag.report.layout import paragraph, table
 from diag.vllm.deployments import Deployment, Sizing
 from diag.vllm.memory.ledger import Ledger
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.roofline import REACHED, Ceiling
+from diag.vllm.work import REACHED, Ceiling
 
 BUDGET_SCHEMA = "diag.budget/2"
 SIZING_SCHEMA = "diag.sizing/2"

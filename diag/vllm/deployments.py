@@ -1,20 +1,20 @@
 """Deployments of a model: a launch and its changes, or the layouts on GPUs that hold a load, by one computation."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
+from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm.gpus import GpuModel
-from diag.vllm.memory.fitting import rounded, supports_fp8_cache
-from diag.vllm.memory.kv_layout import NUMBER_BYTES
-from diag.vllm.memory.ledger import Ledger, ledger, state_blocks_needed, with_kv_cache
+from diag.vllm.memory.fitting import halves_cache, rounded
+from diag.vllm.memory.ledger import Judge, Ledger, ledger, state_blocks_needed, with_kv_cache
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup, check
-from diag.vllm.memory.unknown_release import Judge
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.roofline import Ceiling, Replica, cost_per_million, decode, prefill
+from diag.vllm.work import Ceiling, Replica, cost_per_million, link
 
 TENSORS = (1, 2, 4, 8)
 NOW = "as it is"
@@ -22,13 +22,8 @@ _SHORTER = 2
 """A shorter context is the half of the present one."""
 _LEAST = 4096
 """Contexts shorter than this are not offered."""
-_FP8, _FP4 = 8.0, 10.0
-"""CUDA's compute capability from which vLLM runs FP8 weights (with Marlin, weights alone), and NVFP4 in hardware."""
-CHECKPOINTS: Mapping[str, tuple[float, Mapping[str, Any]]] = {
-    "AWQ or GPTQ weights, 4 bits": (7.5, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
-    "NVFP4 weights": (_FP4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-}
-"""Quantized checkpoints of a model: the least compute capability, and the quantization_config of such a file."""
+_FP8 = 8.0
+"""CUDA's compute capability from which vLLM runs FP8 weights (with Marlin, weights alone)."""
 FP8_CACHE, FP8_WEIGHTS = "--kv-cache-dtype fp8", "--quantization fp8"
 
 
@@ -88,11 +83,9 @@ class Deployment:
         return cost_per_million(price, self.gpus, self.output_rate) if price and self.decode else None
 
 
-def held(found: Ledger) -> int:
+def held(page: Ledger) -> int:
     """Return the requests of the longest context that one engine certainly holds; 0 if it may hold none."""
-    if found.verdict == "does not fit" or not (found.layout and found.blocks):
-        return 0
-    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
+    return 0 if page.verdict == "does not fit" else page.requests or 0
 
 
 def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledger) -> Ledger:
@@ -100,31 +93,31 @@ def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledge
 
     That is the largest that starts if vLLM refuses the default, and what an engine holds of the load if it is more.
     """
-    found = judge(model, setup, {})
-    least, share = found.blocks.low if found.blocks else 0, min(held(found), -(-concurrency // setup.data))
+    page = judge(model, setup, {})
+    least, share = page.blocks.low if page.blocks else 0, min(held(page), -(-concurrency // setup.data))
     if setup.default_sequences and 0 < least < state_blocks_needed(model, setup):
         return judge(model, replace(setup, sequences=least), {})
-    return judge(model, replace(setup, sequences=share), {}) if setup.sequences < share else found
+    return judge(model, replace(setup, sequences=share), {}) if setup.sequences < share else page
 
 
 def deployment(
-    model: Model, found: Ledger, gpu: GpuModel | None, concurrency: int | None, replicas: int = 1, **changed: Any
+    model: Model, page: Ledger, gpu: GpuModel | None, concurrency: int | None, replicas: int = 1, **changed: Any
 ) -> Deployment:
     """Return a deployment with the ceilings of a load; `concurrency` None: as many requests as it holds."""
-    setup = found.setup
+    setup = page.setup
     engines = replicas * setup.data
-    requests = held(found) * engines
+    requests = held(page) * engines
     batch = min(requests, setup.sequences * engines, concurrency or requests)
-    plain = Deployment(gpu, setup, found, requests, batch, replicas=replicas, **changed)
+    plain = Deployment(gpu, setup, page, requests, batch, replicas=replicas, **changed)
     is_spread = setup.pipeline > 1 or (bool(model.experts) and setup.data > 1)  # all-to-all is not modelled
     if not batch or gpu is None or is_spread:
         return plain
     with suppress(BadUsage):  # its ceilings are unknown
-        one, share = Replica(model, setup, gpu), -(-batch // engines)
-        rates = decode(one, share, setup.length), prefill(one, setup.length)
-        output = rates[0]._replace(tokens_per_second=batch / rates[0].step)
-        prompt = rates[1]._replace(tokens_per_second=rates[1].tokens_per_second * engines)
-        return replace(plain, decode=output, prefill=prompt)
+        one = Replica(model, setup, gpu)
+        decode, prefill = one.decode(-(-batch // engines), setup.length), one.prefill(setup.length)
+        decode = decode._replace(tokens_per_second=batch / decode.step)
+        prefill = prefill._replace(tokens_per_second=prefill.tokens_per_second * engines)
+        return replace(plain, decode=decode, prefill=prefill)
     return plain
 
 
@@ -140,14 +133,19 @@ class Change(NamedTuple):
     model: Model
     checkpoint: bool = False
 
-    def labels(self) -> dict[str, Any]:
-        return {"change": self.name, "flags": self.flags, "checkpoint": self.checkpoint}
+    def labels(self, *flags: str) -> dict[str, Any]:
+        """Return how a deployment with the change is called; `flags` are those beside its own."""
+        return {
+            "change": self.name,
+            "flags": " ".join(filter(None, (self.flags, *flags))),
+            "checkpoint": self.checkpoint,
+        }
 
 
 def changes(model: Model, setup: Setup) -> Iterator[Change]:
     """Yield the changes of weights and KV cache that a GPU of the setup can run: flags first, other files last."""
     is_plain = not model.quantization and not setup.quantization and not setup.float32
-    has_fp8_cache = NUMBER_BYTES.get(setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, setup)
+    has_fp8_cache = halves_cache(model, setup)
     has_fp8_weights = is_plain and setup.capability >= _FP8
     if has_fp8_cache:
         yield Change("FP8 KV cache", FP8_CACHE, {"kv_dtype": "fp8"}, model)
@@ -156,9 +154,9 @@ def changes(model: Model, setup: Setup) -> Iterator[Change]:
     if has_fp8_cache and has_fp8_weights:
         both = {"quantization": "fp8", "kv_dtype": "fp8"}
         yield Change("FP8 weights and KV cache", f"{FP8_WEIGHTS} {FP8_CACHE}", both, model)
-    for name, (capability, settings) in CHECKPOINTS.items():
-        if is_plain and setup.capability >= capability:
-            yield Change(name, "", {}, replace(model, quantization=settings), True)
+    for checkpoint in tables().checkpoint:
+        if is_plain and setup.capability >= checkpoint.capability:
+            yield Change(checkpoint.name, "", {}, replace(model, quantization=checkpoint.config), True)
 
 
 def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]:
@@ -178,45 +176,37 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
             with suppress(BadUsage):
                 changed = replace(setup, tensor=tensor, **change.fields)
                 check(change.model, changed)
-                found = _shifted(sized(change.model, changed), shift)
-                if found.verdict == "fits" and held(found):
-                    flags = [change.flags, "" if tensor == setup.tensor else f"-tp {tensor}", _sequences(found, setup)]
-                    labels = change.labels() | {"flags": " ".join(filter(None, flags))}
-                    return deployment(change.model, found, gpu, None, **labels)
+                fitting = sized(change.model, changed)
+                if (size := fitting.kv_cache) and shift != (0, 0, 0):
+                    bounds = (bound + by for bound, by in zip((size.low, size.high, size.central), shift, strict=True))
+                    fitting = with_kv_cache(fitting, ByteRange(*bounds))
+                if fitting.verdict == "fits" and held(fitting):
+                    other = "" if tensor == setup.tensor else f"-tp {tensor}"
+                    labels = change.labels(other, _sequences(fitting, setup))
+                    return deployment(change.model, fitting, gpu, None, **labels)
         return None
 
     fewer = [tensor for tensor in TENSORS if tensor <= setup.tensor]
-    kinds = list(changes(model, setup))
-    made = [tried(kind, (setup.tensor,) if kind.flags == FP8_CACHE else fewer) for kind in kinds]
+    made = [tried(kind, (setup.tensor,) if kind.flags == FP8_CACHE else fewer) for kind in changes(model, setup)]
     shorter = rounded(setup.length // _SHORTER, setup.length)
     if shorter >= _LEAST:
         fields = {"length": shorter, "auto_length": False}
         half = Change("half the context", f"--max-model-len {shorter}", fields, model)
         made.append(tried(half, (setup.tensor,)))
-    found = sorted(filter(None, made), key=lambda one: -one.tokens_per_gpu)
+    fitting = sorted(filter(None, made), key=lambda one: -one.tokens_per_gpu)
     first = [deployment(model, page, gpu, None)] if page.verdict == "fits" and held(page) else []
     more = tried(Change("more GPUs", "", {}, model), (one for one in TENSORS if one > setup.tensor))
     if first and (not more or more.requests * first[0].gpus < first[0].requests * more.gpus):
         more = deployment(model, page, gpu, None, 2, change="more GPUs", flags="a second replica")
-    return [*first, *found, *filter(None, (more,))] if found or more else []
+    return [*first, *fitting, *filter(None, (more,))] if fitting or more else []
 
 
-def _sequences(found: Ledger, setup: Setup) -> str:
-    return f"--max-num-seqs {found.setup.sequences}" if found.setup.sequences != setup.sequences else ""
-
-
-def _shifted(found: Ledger, shift: tuple[int, int, int]) -> Ledger:
-    size = found.kv_cache
-    if not size or shift == (0, 0, 0):
-        return found
-    low, high, central = shift
-    return with_kv_cache(found, ByteRange(size.low + low, size.high + high, size.central + central))
+def _sequences(page: Ledger, setup: Setup) -> str:
+    return f"--max-num-seqs {page.setup.sequences}" if page.setup.sequences != setup.sequences else ""
 
 
 # -- layouts for a load -----------------------------------------------------------------------------------------------
 
-SetupOfGpu = Callable[[GpuModel], Setup]
-"""The setup of a command on one kind of GPU."""
 _USUAL = (1, 2, 4, 8)
 """Counts of engines without a load: each is one row."""
 _MOST_REPLICAS = 4096
@@ -240,9 +230,9 @@ def layouts(
     for setup in setups:
         with suppress(BadUsage):
             check(kind.model, setup)
-            found = sized(kind.model, replace(setup, **kind.fields), concurrency or 0, judge)
-            labels = kind.labels() | {"flags": " ".join(filter(None, (kind.flags, _sequences(found, setup))))}
-            engines.append(deployment(kind.model, found, gpu, concurrency, **labels))
+            page = sized(kind.model, replace(setup, **kind.fields), concurrency or 0, judge)
+            labels = kind.labels(_sequences(page, setup))
+            engines.append(deployment(kind.model, page, gpu, concurrency, **labels))
     able = [one for one in engines if one.requests]
     if not able:
         return engines if change is None else []
@@ -262,12 +252,12 @@ def layouts(
     return made
 
 
-def chosen(found: Iterable[Deployment], concurrency: int | None, prices: Mapping[str, float]) -> Deployment | None:
+def chosen(rows: Iterable[Deployment], concurrency: int | None, prices: Mapping[str, float]) -> Deployment | None:
     """Choose what holds the load with the cheapest output token, without prices on the least GPU memory.
 
     One that may not fit is chosen only if none fits for certain; among equals the one with fewer changes.
     """
-    able = [one for one in found if one.gpu and one.requests and one.holds(concurrency) and not one.checkpoint]
+    able = [one for one in rows if one.gpu and one.requests and one.holds(concurrency) and not one.checkpoint]
     certain = [one for one in able if one.ledger.verdict == "fits"] or able
     costs = {id(one): one.cost(prices.get(one.gpu.name)) for one in certain if one.gpu}
     if priced := [one for one in certain if costs.get(id(one))]:
@@ -313,3 +303,100 @@ class Sizing:
             else None
             for share in shares
         ]
+
+
+# -- the sentences of a sizing: what holds the load, and what changes most ---------------------------------------------
+
+_SHARE = 0.05
+"""Share of a step from which all-reduces are worth a sentence."""
+_SHORT = 8
+"""Requests of an eighth of the context are short."""
+_HOST = 8
+"""GPUs of one host; between hosts all-reduces go over the network."""
+
+
+def answer(
+    rows: Sequence[Deployment], best: Deployment | None, concurrency: int | None, prices: Mapping[str, float]
+) -> str:
+    """Return the first line: the GPUs, their layout and flags, the requests that they hold, and the least cost."""
+    if best is None:
+        largest = max(rows, key=lambda one: (one.requests, (one.gpu.memory if one.gpu else 0) * one.gpus), default=None)
+        if largest and largest.requests and concurrency:
+            asked = f"{plural(concurrency, 'request')} of {plural(largest.setup.length, 'token')}"
+            return (
+                f"No configuration holds {asked}: the largest that diag tries, {largest.name} ({_how(largest)}), holds"
+                f" {largest.requests:,}"
+            )
+        reasons = largest.ledger.reasons if largest else ()
+        why = f"; on {largest.name}: {reasons[0]}" if largest and reasons else ""
+        return f"None holds one request for certain{why}"
+    context, how = plural(best.setup.length, "token"), _how(best)
+    cost = best.cost(prices.get(best.gpu.name)) if best.gpu else None
+    price = f", at least ${cost:.2f} per million output tokens" if cost else ""
+    doubt = "" if best.ledger.verdict == "fits" else f"; it may not fit: {best.ledger.reasons[0]}"
+    if not concurrency:
+        memory = gibibytes(best.gpu.memory * best.gpus, 0) if best.gpu else ""
+        return f"{best.name} ({how}), {memory}, holds {plural(best.requests, 'request')} of {context}{price}{doubt}"
+    plain = [one for one in rows if one.change == NOW and one.gpu == best.gpu and one.holds(concurrency)]
+    least = min(plain, key=lambda one: one.gpus, default=None)
+    without = ""
+    if best.change != NOW and (least is None or least.gpus > best.gpus):
+        without = f"; without {best.flags.partition(' --max-num-seqs')[0]}: {least.name if least else 'no layout fits'}"
+    asked = plural(concurrency, "request")
+    return f"{best.name} ({how}) holds {asked} of {context}, with room for {best.requests:,}{price}{without}{doubt}"
+
+
+def _how(one: Deployment) -> str:
+    return ", ".join(filter(None, (one.layout, one.flags)))
+
+
+def choices(model: Model, best: Deployment | None, concurrency: int | None) -> list[str]:
+    """Return sentences with the numbers that decide, about the chosen deployment."""
+    if best is None or not best.gpu or not best.decode:
+        return []
+    sentences = [_replica_sentence(model, best, concurrency or best.batch), _link_sentence(model, best, best.gpu)]
+    length, engines = best.setup.length, best.replicas * best.setup.data
+    if best.prefill:
+        seconds = quantity(length / (best.prefill.tokens_per_second / engines), "seconds")
+        sentences.append(
+            f"A prompt of {plural(length, 'token')} takes at least {seconds} of prefill on one replica;"
+            " a prefix cache hit saves its share of that."
+        )
+    short = max(length // _SHORT, 1)
+    quick = Replica(model, best.setup, best.gpu).decode(-(-best.batch // engines), short)
+    if best.decode.step >= 2 * quick.step:
+        times = number(best.decode.step / quick.step)
+        sentences.append(
+            f"A token takes {times} times as long as with {short:,} tokens each: route long requests apart."
+        )
+    return [sentence for sentence in sentences if sentence]
+
+
+def _replica_sentence(model: Model, best: Deployment, wanted: int) -> str:
+    """Compare twice the GPUs in two replicas and in one."""
+    tensor = 2 * best.setup.tensor
+    if wanted < 2 or tensor > _HOST or model.heads % tensor or best.replicas * best.setup.data > 1:
+        return ""
+    doubled = deployment(model, sized(model, replace(best.setup, tensor=tensor)), best.gpu, wanted)
+    halves = deployment(model, best.ledger, best.gpu, wanted, 2)
+    if not (doubled.decode and halves.decode and doubled.batch == halves.batch):
+        return ""
+    steps = [quantity(one.decode.step, "seconds") for one in (halves, doubled) if one.decode]
+    return (
+        f"Twice the GPUs: 2 replicas decode at most {number(halves.output_rate)} tokens/s at {steps[0]} a token,"
+        f" one with --tensor-parallel-size {tensor} {number(doubled.output_rate)} at {steps[1]}."
+    )
+
+
+def _link_sentence(model: Model, best: Deployment, gpu: GpuModel) -> str:
+    """Compare the shares of prefill that all-reduces take over NVLink and over PCIe, on at least two GPUs."""
+    setup = replace(best.setup, tensor=max(best.setup.tensor, 2))
+    if model.heads % setup.tensor:
+        return ""
+    name, _ = link(gpu, setup.tensor)
+    shares = [Replica(model, setup, gpu, pcie).prefill(setup.length).link_share for pcie in (False, True)]
+    if max(shares) < _SHARE:
+        return ""
+    instead = f", {quantity(shares[1], 'share')} over PCIe" if name == "NVLink" else ""
+    on = f"--tensor-parallel-size {setup.tensor} on {gpu.name}"
+    return f"With {on} all-reduces take {quantity(shares[0], 'share')} of prefill over {name}{instead}."

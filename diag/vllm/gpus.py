@@ -9,37 +9,6 @@ from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 
-_ALIASES = {
-    "dgx-spark": "gb10",
-    "spark": "gb10",
-    "agx-thor": "thor",
-    "jetson-thor": "thor",
-    "a100": "a100-80",
-    "v100": "v100-16",
-    "3090": "rtx3090",
-    "4090": "rtx4090",
-    "5090": "rtx5090",
-}
-_WITHOUT_SHEET: Mapping[str, tuple[float, float]] = {
-    "h20": (9.0, 95.1),
-    "h800": (9.0, 79.1),
-    "a800": (8.0, 79.14),
-    "l20": (8.9, 44.5),
-    "a30": (8.0, 23.5),
-    "a5000": (8.6, 23.67),
-    "a4000": (8.6, 15.73),
-    "rtx2080ti": (7.5, 10.75),
-    "rtx3080": (8.6, 9.77),
-    "rtx3090ti": (8.6, 23.68),
-    "rtx4060ti": (8.9, 15.6),
-    "rtx4080": (8.9, 15.7),
-    "rtx5080": (12.0, 15.45),
-    "p100": (6.0, 15.89),
-    "mi50": (0.0, 15.98),
-    "mi210": (0.0, 63.98),
-    "mi250x": (0.0, 63.98),
-}
-"""GPUs whose ceilings are not computed: CUDA's compute capability, 0 for AMD, and GiB as processes report the total."""
 _BRANDS = ("nvidia", "amd", "tesla", "instinct", "geforce", "radeon")
 
 
@@ -62,6 +31,15 @@ class GpuModel(NamedTuple):
     capability: float
     source: str
     nvlink_gpus: int = 0
+    aliases: tuple[str, ...] = ()
+
+
+class BareGpu(NamedTuple):
+    """A GPU without a data sheet here: CUDA's compute capability, and its memory in bytes."""
+
+    name: str
+    capability: float
+    memory: Annotated[int, GIB]
 
 
 @cache
@@ -70,11 +48,22 @@ def gpus() -> Mapping[str, GpuModel]:
     return read(PACKAGE / "vllm" / "gpus.toml", dict[str, GpuModel])
 
 
+@cache
+def bare_gpus() -> Mapping[str, BareGpu]:
+    """Return the GPUs whose ceilings are not computed."""
+    return read(PACKAGE / "vllm" / "gpus_without_sheet.toml", dict[str, BareGpu])
+
+
+@cache
+def _aliases() -> Mapping[str, str]:
+    return {alias: gpu.name for gpu in gpus().values() for alias in gpu.aliases}
+
+
 def find(name: str) -> GpuModel | None:
     """Find a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None if it is unknown or a part of a GPU (MIG)."""
     key = _normalized(name)
     product = next((gpu.name for gpu in gpus().values() if key in map(_normalized, gpu.nvml)), None)
-    return gpus().get(product or _ALIASES.get(key, key)) or _found_by_words(key)
+    return gpus().get(product or _aliases().get(key, key)) or _found_by_words(key)
 
 
 def _found_by_words(key: str) -> GpuModel | None:
@@ -89,18 +78,17 @@ def _found_by_words(key: str) -> GpuModel | None:
 
 def named(name: str) -> GpuModel:
     """Find a GPU by its name; BadUsage with the known names if there is none."""
-    found = find(name)
-    if found:
-        return found
+    if gpu := find(name):
+        return gpu
     hint = did_you_mean(_normalized(name), gpus()) or f" (known: {', '.join(gpus())})"
     raise BadUsage(f"unknown GPU {name[:60]!r}{hint}")
 
 
 def memory(name: str) -> int:
     """Return the bytes of a GPU by its name; BadUsage with the known names if there is none."""
-    known = _without_sheet(name)
-    if known and not find(name):
-        return round(known[1] * GIB)
+    gpu = find(name) or _without_sheet(name)
+    if gpu:
+        return gpu.memory
     try:
         return named(name).memory
     except BadUsage as error:
@@ -110,25 +98,22 @@ def memory(name: str) -> int:
 def other_sizes(name: str) -> tuple[str, ...]:
     """Return the names of GPUs of other sizes that a name without a size, "a100", may mean too; () for a clear name."""
     key = _normalized(name)
-    taken = gpus().get(_ALIASES.get(key, ""))
+    taken = gpus().get(_aliases().get(key, ""))
     kin = (gpu for gpu in gpus().values() if gpu.name.startswith(f"{key}-"))
     return tuple(gpu.name for gpu in kin if taken and gpu.memory != taken.memory)
 
 
 def capability(name: str) -> float:
     """Return CUDA's compute capability of a GPU, or of a part of one, by its name; 0 if it is unknown."""
-    found, family = find(name), _normalized(name).partition("-")[0]
-    if found:
-        return found.capability
-    kin = (gpu.capability for gpu in gpus().values() if gpu.name.partition("-")[0] == family)
-    known = _without_sheet(name)
-    return next(kin, known[0] if known else 0.0)
+    family = _normalized(name).partition("-")[0]
+    kin = next((gpu for gpu in gpus().values() if gpu.name.partition("-")[0] == family), None)
+    gpu = find(name) or kin or _without_sheet(name)
+    return gpu.capability if gpu else 0.0
 
 
-def _without_sheet(name: str) -> tuple[float, float] | None:
-    key = _normalized(name).replace("-ti", "ti")
-    known = _WITHOUT_SHEET.get(key) or _WITHOUT_SHEET.get(key.removeprefix("rtx"))
-    return known or _WITHOUT_SHEET.get(key.partition("-")[0])
+def _without_sheet(name: str) -> BareGpu | None:
+    key, bare = _normalized(name).replace("-ti", "ti"), bare_gpus()
+    return bare.get(key) or bare.get(key.removeprefix("rtx")) or bare.get(key.partition("-")[0])
 
 
 def visible_gpus(environment: Mapping[str, str]) -> str | None:

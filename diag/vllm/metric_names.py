@@ -24,11 +24,11 @@ Releases = tuple[str, str]
 @cache
 def known() -> Mapping[str, Releases]:
     """Return every metric of vLLM without its suffix, with the first and the last release that exports it."""
-    found: dict[str, Releases] = {}
+    metrics: dict[str, Releases] = {}
     for name, releases in _read().items():
         bare = SUFFIX.sub("", name)
-        found[bare] = _joined(found.get(bare, releases), releases)
-    return found
+        metrics[bare] = _joined(metrics.get(bare, releases), releases)
+    return metrics
 
 
 def in_source(package: Path) -> set[str]:

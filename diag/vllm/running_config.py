@@ -2,69 +2,45 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, flag_integer, printable
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
+from diag.vllm.command.container import inner, items
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER
-from diag.vllm.offloading import connector_bytes
 
 Value = float | str
 Config = dict[str, float]
 Labels = Mapping[str, str]
 Values = Mapping[str, Value]
 Kind = Literal["size", "share", "switch"]
-"""A whole number (perhaps with a suffix k, m, g), a plain number, or a boolean."""
 
-FLAGS: Mapping[str, Kind] = {
-    **dict.fromkeys(
-        (
-            *("max_num_seqs", "max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_active_seqs"),
-            *("max_num_queued_reqs", "max_num_queued_tokens", "max_num_partial_prefills"),
-            *("max_long_partial_prefills", "long_prefill_token_threshold", "max_model_len"),
-            *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-            *("data_parallel_size_local", "api_server_count", "max_loras", "max_cpu_loras", "stream_interval"),
-            *("block_size", "num_gpu_blocks", "num_gpu_blocks_override", "kv_cache_memory_bytes"),
-            *("kv_cache_size_tokens", "enlarged_block_size", "prefix_match_unit"),
-        ),
-        "size",
-    ),
-    **dict.fromkeys(
-        (
-            *("kv_cache_max_concurrency", "gpu_memory_utilization", "watermark", "cpu_offload_gb"),
-            *("swap_space", "kv_offloading_size"),
-        ),
-        "share",
-    ),
-    **dict.fromkeys(
-        (
-            *("enforce_eager", "enable_chunked_prefill", "enable_prefix_caching", "async_scheduling"),
-            *("disable_custom_all_reduce", "headless"),
-        ),
-        "switch",
-    ),
-}
-"""Settings that may be published as `diag_vllm_config`; no others of a configuration are read, recorded or printed."""
+
+class _Settings(NamedTuple):
+    """The tables of settings.toml."""
+
+    kinds: Mapping[Kind, tuple[str, ...]]
+    word: tuple[str, ...]
+    own: tuple[str, ...]
+    sections: tuple[str, ...]
+    names: Mapping[str, str]
+
+
+_SETTINGS = read(PACKAGE / "vllm" / "settings.toml", _Settings)
+FLAGS: Mapping[str, Kind] = {name: kind for kind, names in _SETTINGS.kinds.items() for name in names}
+"""Settings that may be published as `diag_vllm_config`."""
+WORDS = _SETTINGS.word
+"""Settings that are a word; shown in reports, never published as a metric."""
 _SMALLEST, _LARGEST = 1e-9, 1e18
 """Bounds of a setting: vLLM writes no number beyond them, and two such numbers have no quotient or product."""
-WORDS = (
-    "attention_backend",
-    "device",
-    "distributed_executor_backend",
-    "dtype",
-    "kv_cache_dtype",
-    "performance_mode",
-    "quantization",
-    "scheduling_policy",
-)
-"""Settings that are a word, harmless if they look like one; shown in reports, never published as a metric."""
 _FLAG_ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 _WORD_VALUE = re.compile(r"[A-Za-z0-9_.:-]{1,40}")
 _VARIABLES = ("VLLM_", "NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_", "OMP_", "GLOO_", "HF_HUB_OFFLINE", "HIP_", "ROCR_")
@@ -120,9 +96,9 @@ def read_launch(text: str) -> Launch:
 
 def _flags(command: Command) -> Mapping[str, Value]:
     """Read the values of FLAGS and WORDS; the last one counts if a flag is repeated."""
-    found: dict[str, Value] = {}
-    for given in command.given:
-        option, text = given.option, "".join(given.values)
+    values: dict[str, Value] = {}
+    for written in command.given:
+        option, text = written.option, "".join(written.values)
         if option is None or option.key:
             continue
         name = option.flag.name.removeprefix("--").replace("-", "_")
@@ -137,11 +113,37 @@ def _flags(command: Command) -> Mapping[str, Value]:
             parsed = number(text) if FLAGS[name] == "share" else flag_integer(text)
             value = SET if parsed is None else parsed
         if value is not None:
-            found[name] = value
-    engine = (found.get(f"{kind}_parallel_size", 1.0) for kind in ("tensor", "pipeline"))
+            values[name] = value
+    engine = (values.get(f"{kind}_parallel_size", 1.0) for kind in ("tensor", "pipeline"))
     ranks = prod(size for size in engine if not isinstance(size, str))
     offloaded = connector_bytes(command, int(ranks)) / GIB
-    return {"kv_offloading_size": offloaded, **found} if offloaded else found
+    return {"kv_offloading_size": offloaded, **values} if offloaded else values
+
+
+CONNECTORS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+
+
+def connector_bytes(command: Command, ranks: int) -> float:
+    """Return the host memory of one engine for the offloading connectors of --kv-transfer-config, in bytes.
+
+    `ranks` are its tensor and pipeline parallel ranks. `cpu_bytes_to_use` counts for all ranks together,
+    `cpu_bytes_to_use_per_rank` (SimpleCPUOffloadConnector) for each. A MultiConnector holds the configurations of
+    several connectors.
+    """
+    config = command.keys("--kv-transfer-config")
+    total = 0.0
+    for connector in (config, *items(inner(config, "kv_connector_extra_config"), "connectors")):
+        if connector.get("kv_connector") in CONNECTORS:
+            extra = inner(connector, "kv_connector_extra_config")
+            whole, of_a_rank = (extra.get(f"cpu_bytes_to_use{suffix}") for suffix in ("", "_per_rank"))
+            total += _above_zero(of_a_rank) * ranks or _above_zero(whole)
+    return total
+
+
+def _above_zero(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    return float(value) if 0 < value < float("inf") else 0.0
 
 
 def word(value: object) -> str | None:
@@ -167,19 +169,6 @@ def number(text: object) -> float | None:
 _CLOSE = 0.01
 _OPEN = ("dtype", "quantization")
 """Words that are "auto" until a source has read the model."""
-_SECTIONS = (
-    *("model_config", "cache_config", "parallel_config", "scheduler_config", "attention_config", "lora_config"),
-    *("offload_config", "offload_config.uva", "device_config"),
-)
-_NAMES = {
-    "cache_dtype": "kv_cache_dtype",
-    "policy": "scheduling_policy",
-    "backend": "attention_backend",
-    "device_config": "device",
-    "device_type": "device",
-    "_api_process_count": "api_server_count",
-}
-"""Names of vLLM's own configuration that differ from the flag's."""
 
 SERVER_INFO, PROCESS, LOG, PAGE = "/server_info", "process command line", "log", "/metrics"
 EXPORTER, MODELS, LAUNCH = "exporter", "/v1/models", "launch command"
@@ -188,16 +177,7 @@ TRUST = (SERVER_INFO, PROCESS, PAGE, LOG, EXPORTER, MODELS, LAUNCH)
 write, and the command from the user.
 """
 OWN_TRUST = (SERVER_INFO, PAGE, LOG, EXPORTER, MODELS, PROCESS, LAUNCH)
-"""Sources of a setting in OWN: a command has only the requested value."""
-OWN = frozenset(
-    {
-        *("num_gpu_blocks", "num_gpu_blocks_override", "block_size", "kv_cache_memory_bytes"),  # of one KV cache
-        *("kv_cache_size_tokens", "kv_cache_max_concurrency", "data_parallel_size"),
-        *("max_model_len", "max_num_batched_tokens", "enforce_eager", "async_scheduling"),
-        *("enable_prefix_caching", "enable_chunked_prefill", "dtype", "attention_backend"),
-    }
-)
-"""Settings that vLLM may change: larger blocks for a hybrid model, more tokens for an image."""
+"""Sources of a setting that vLLM may change: a command has only the requested value."""
 
 
 class ServerFacts(NamedTuple):
@@ -264,13 +244,12 @@ class RunningConfig(NamedTuple):
 
     def notes(self, instance: str) -> list[str]:
         """Return a sentence for each number on which the sources conflict."""
-        numbers = [setting for setting in self.settings.values() if not isinstance(setting.value, str)]
-        found = list(self.problems)
-        for setting in numbers:
-            used = f"{setting.name} of {printable(instance)} is {setting.value:g} ({setting.source})"
-            for other in setting.conflicts:
-                found.append(f"{used} but {other.value:g} ({other.source}): {setting.value:g} is used")
-        return found
+        notes = list(self.problems)
+        for name, value in self.numbers.items():
+            used = f"{name} of {printable(instance)} is {value:g} ({self.settings[name].source})"
+            for other in self.settings[name].conflicts:
+                notes.append(f"{used} but {other.value:g} ({other.source}): {value:g} is used")
+        return notes
 
 
 def _agree(name: str, value: Value, other: Value) -> bool:
@@ -313,13 +292,13 @@ def numbers(texts: Mapping[str, object]) -> Config:
 
 def words(texts: Mapping[str, object]) -> dict[str, str]:
     """Return the settings in WORDS that are set, under the name of their flag."""
-    read = ((_NAMES.get(name, name), word(value)) for name, value in texts.items())
+    read = ((_SETTINGS.names.get(name, name), word(value)) for name, value in texts.items())
     return {name: value for name, value in read if name in WORDS and value is not None}
 
 
 def settings(texts: Mapping[str, object]) -> dict[str, Value]:
     """Return the settings in FLAGS and WORDS, out of vLLM's own names."""
-    named = {_NAMES.get(name, name): value for name, value in texts.items()}
+    named = {_SETTINGS.names.get(name, name): value for name, value in texts.items()}
     return {**numbers(named), **words(named)}
 
 
@@ -330,16 +309,11 @@ def words_of_page(infos: Sequence[Labels]) -> dict[str, str]:
 
 def from_server_info(answer: Any) -> dict[str, Value]:
     """Read the flags from the answer of /server_info?config_format=json (vLLM >= 0.11, development mode)."""
-    whole = _inside(answer, "vllm_config")
+    whole = inner(answer, "vllm_config")
     config = settings(whole)
-    for path in _SECTIONS:
-        config |= settings(reduce(_inside, path.split("."), whole))
+    for path in _SETTINGS.sections:
+        config |= settings(inner(whole, *path.split(".")))
     return config
-
-
-def _inside(node: Any, name: str) -> dict[str, Any]:
-    found = node.get(name) if isinstance(node, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = None) -> RunningConfig:
@@ -348,15 +322,15 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
     An exporter relays what it was given: if another source has the same value, that source counts.
     """
     process, process_problem = _read(facts.process)
-    given, launch_problem = _read(facts.launch)
-    command = process if facts.process else given
+    launch, launch_problem = _read(facts.launch)
+    command = process if facts.process else launch
     sources: dict[str, Values] = {
         SERVER_INFO: facts.server_info,
         PROCESS: process.flags,
         LOG: facts.log,
         PAGE: by_page,
         MODELS: {} if facts.max_model_len is None else {"max_model_len": facts.max_model_len},
-        LAUNCH: given.flags,
+        LAUNCH: launch.flags,
     }
     sources[EXPORTER] = {
         name: value
@@ -364,20 +338,20 @@ def settle(by_page: Values, facts: ServerFacts, by_exporter: Config | None = Non
         if not any(name in values and _agree(name, value, values[name]) for values in sources.values())
     }
 
-    found: dict[str, Setting] = {}
+    by_name: dict[str, Setting] = {}
     for name in sorted({name for values in sources.values() for name in values}):
-        order = OWN_TRUST if name in OWN else TRUST
+        order = OWN_TRUST if name in _SETTINGS.own else TRUST
         values = [SourcedValue(sources[source][name], source) for source in order if name in sources[source]]
         first, *others = sorted(values, key=lambda sourced: sourced.value == SET)
-        found[name] = Setting(name, first.value, first.source, tuple(others))
+        by_name[name] = Setting(name, first.value, first.source, tuple(others))
 
     on_cpu = facts.version.endswith("+cpu") or any(name.startswith("VLLM_CPU_") for name in command.environment)
-    names = (facts.platform, facts.version, given.image)  # rocm, 0.14.0+rocm700, rocm/vllm or vllm/vllm-openai-rocm
+    names = (facts.platform, facts.version, launch.image)  # rocm, 0.14.0+rocm700, rocm/vllm or vllm/vllm-openai-rocm
     on_rocm = any("rocm" in name for name in names) or any(map(_ROCM, command.environment))
-    device = str(found["device"].value) if "device" in found else SET
+    device = str(by_name["device"].value) if "device" in by_name else SET
     own = "cpu" if on_cpu else "rocm" if on_rocm else facts.platform if facts.platform in _OTHERS else ""
     return RunningConfig(
-        settings=found,
+        settings=by_name,
         environment=command.environment,
         incomplete="" if facts.server_info or facts.log_whole else command.incomplete,
         problems=tuple(filter(None, (process_problem, launch_problem))),

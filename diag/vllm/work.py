@@ -1,4 +1,6 @@
-"""The work of a server, by the model's shape: bytes read, operations, and bytes sent to other GPUs in one step.
+"""The work of a server by the model's shape, and the ceilings of its GPUs: the most tokens a second by data sheets.
+
+Work is the bytes read, the operations, and the bytes sent to other GPUs in one step.
 
 Only unavoidable work is counted. Every weight is read once a step, of a mixture of experts only the experts that the
 tokens of the step reach if routing is even; each request's KV cache is read once, a state of fixed size is read and
@@ -9,19 +11,18 @@ routing: if the tokens of a step prefer the same experts, fewer are read.
 
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.metric_families import Sample
 from diag.vllm import gpus
 from diag.vllm.command.parse import parse
 from diag.vllm.gpus import GpuModel
-from diag.vllm.memory.compressed import bytes_read, entries
-from diag.vllm.memory.kv_layout import NotCovered, state_bytes, token_bytes
+from diag.vllm.memory.kv_layout import NotCovered, bytes_read, entries, state_bytes, token_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.parts import Mixer, WeightPart
 from diag.vllm.memory.quantization import compressed_weights, precision
@@ -54,9 +55,9 @@ def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:
     matrices, head = _layers(model), [embedding(model)]
     return Work(
         _bytes(model, setup, [*matrices, *head], batch),
-        batch * sum(_cache_bytes(model, setup, mixer, context) for mixer in mixers(model)),
+        batch * sum(_cache_bytes(model, setup, mixer, context) for mixer in model.mixers),
         2 * batch * _operands(model, setup, [*matrices, *head]),
-        batch * sum(reach(mixer, context) * _flops(mixer, True) for mixer in mixers(model)) / setup.tensor,
+        batch * sum(reach(mixer, context) * _flops(mixer, True) for mixer in model.mixers) / setup.tensor,
         _all_reduce_bytes(model, setup, batch),
     )
 
@@ -65,10 +66,10 @@ def prefill(model: Model, setup: Setup, tokens: float, length: float) -> Work:
     """Return the work of a step of `tokens` prompt tokens, of prompts of `length` tokens."""
     matrices = _layers(model)
     flops = 0.0
-    for mixer in mixers(model):
+    for mixer in model.mixers:
         most = reach(mixer, length)
         flops += (most - most**2 / (2 * length)) * _flops(mixer, False)  # the first tokens have few before them
-    written = sum(token_bytes(model, mixer, setup) for mixer in mixers(model) if mixer.kind != "state" and mixer.cached)
+    written = sum(token_bytes(model, mixer, setup) for mixer in model.mixers if mixer.kind != "state" and mixer.cached)
     return Work(
         _bytes(model, setup, matrices, tokens),
         tokens * written,
@@ -83,16 +84,6 @@ def weights(model: Model, setup: Setup) -> tuple[float, float]:
     parts = [*_layers(model), embedding(model)]
     every = _bytes(model, setup, parts, 0)
     return every, _bytes(model, setup, parts, math.inf) - every
-
-
-def experts_share(model: Model) -> float:
-    """Return the share of a layer's experts that one token goes to; 1 without experts."""
-    return _experts_hit(model, 1)
-
-
-def mixers(model: Model) -> list[Mixer]:
-    """Return the attention and the states of all layers."""
-    return [mixer for layer in model.stack for mixer in layer.mixers]
 
 
 def reach(mixer: Mixer, context: float) -> float:
@@ -114,7 +105,7 @@ def _cache_bytes(model: Model, setup: Setup, mixer: Mixer, context: float) -> fl
 
 
 def _layers(model: Model) -> list[WeightPart]:
-    if model.stack and not any(mixer.cached for mixer in mixers(model)):
+    if not model.keeps_tokens:
         raise BadUsage("the model gives vectors and decodes no tokens: it has no ceilings of decoding")
     if model.family is None or not model.stack:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
@@ -123,24 +114,21 @@ def _layers(model: Model) -> list[WeightPart]:
 
 def _bytes(model: Model, setup: Setup, parts: list[WeightPart], tokens: float) -> float:
     """Return the bytes of the weights that a step of `tokens` tokens reads."""
-    bits, hit = precision(model.quantization or {}, setup.quantization, setup.float32), _experts_hit(model, tokens)
+    bits, hit = precision(model.quantization or {}, setup.quantization, setup.float32), experts_hit(model, tokens)
     if bits is None:
         raise BadUsage("the quantization of the model is unknown: diag cannot compute its ceilings")
-    return _per_gpu(setup, parts, lambda part: bits.of(part) / 8 * (hit if part.kind == "expert" else 1))
+    shares = ((part, hit if part.kind == "expert" else 1) for part in parts)
+    return sum(part.elements * (bits.of(part) / 8 * share) / min(part.ways, setup.tensor) for part, share in shares)
 
 
 def _operands(model: Model, setup: Setup, parts: list[WeightPart]) -> float:
     """Return the count of numbers that one token is multiplied with."""
-    share = _experts_hit(model, 1)
-    return _per_gpu(setup, parts, lambda part: share if part.kind == "expert" else 1)
+    hit = experts_hit(model, 1)
+    return sum(part.elements * (hit if part.kind == "expert" else 1) / min(part.ways, setup.tensor) for part in parts)
 
 
-def _per_gpu(setup: Setup, parts: list[WeightPart], each: Callable[[WeightPart], float]) -> float:
-    return sum(part.elements * each(part) / min(part.ways, setup.tensor) for part in parts)
-
-
-def _experts_hit(model: Model, tokens: float) -> float:
-    """Return the expected share of a layer's experts that at least one of `tokens` tokens reaches."""
+def experts_hit(model: Model, tokens: float) -> float:
+    """Return the expected share of a layer's experts that at least one of `tokens` tokens reaches; 1 without any."""
     if not model.experts:
         return 1.0
     missed: float = (1 - min(model.experts.active / model.experts.total, 1.0)) ** tokens
@@ -158,7 +146,7 @@ def _all_reduce_bytes(model: Model, setup: Setup, tokens: float) -> float:
     """Return the bytes that a GPU sends: an all-reduce after attention and one after the feed-forward."""
     ring = 2 * (setup.tensor - 1) / setup.tensor
     sums = sum(len(layer.mixers) + bool(layer.dense or layer.has_experts) for layer in model.stack)
-    return tokens * sums * model.hidden * (4 if setup.float32 else 2) * ring
+    return tokens * sums * model.hidden * setup.number_bytes * ring
 
 
 def matrix_rate(gpu: GpuModel, kind: str) -> float:
@@ -179,6 +167,76 @@ def matrix_type(model: Model, setup: Setup) -> str:
         return method
     written = f"{method} {settings.get('quant_algo', '')}".lower()
     return next((kind for kind in ("fp8", "fp4", "int8") if kind in written), "bf16")
+
+
+# -- ceilings of a replica, by the roofline of its GPUs
+
+REACHED = 0.2, 0.85
+"""Lowest and highest share of the ceiling that servers in public figures reach (bench/capacity.md)."""
+Binder = Literal["weights", "KV cache", "compute", "NVLink", "PCIe"]
+
+
+class Ceiling(NamedTuple):
+    """The most tokens a second of one replica, and the seconds of a step: to read, to compute, to send over `link`.
+
+    `binds` names the longest part: reading weights, reading KV cache, computing, or the link between GPUs.
+    """
+
+    tokens_per_second: float
+    read: float
+    compute: float
+    send: float
+    binds: Binder
+
+    @property
+    def step(self) -> float:
+        return max(self.read, self.compute) + self.send
+
+    @property
+    def link_share(self) -> float:
+        """Return the share of a step that is spent in all-reduces."""
+        return self.send / self.step
+
+
+class Replica(NamedTuple):
+    """A server on GPUs of one kind; `pcie` leaves NVLink unused."""
+
+    model: Model
+    setup: Setup
+    gpu: GpuModel
+    pcie: bool = False
+
+    def decode(self, batch: int, context: int) -> Ceiling:
+        """Return the ceiling of output tokens a second of `batch` requests of `context` tokens each."""
+        return self._ceiling(decode(self.model, self.setup, batch, context), batch)
+
+    def prefill(self, length: int) -> Ceiling:
+        """Return the ceiling of prompt tokens a second of prompts of `length`, in steps of --max-num-batched-tokens."""
+        tokens = self.setup.batched_tokens
+        return self._ceiling(prefill(self.model, self.setup, tokens, length), tokens)
+
+    def _ceiling(self, work: Work, tokens: float) -> Ceiling:
+        gpu, setup = self.gpu, self.setup
+        name, speed = link(gpu, setup.tensor, self.pcie)
+        matrices = matrix_rate(gpu, matrix_type(self.model, setup))
+        attention = matrix_rate(gpu, "fp8" if setup.kv_dtype.startswith("fp8") else "bf16")
+        read = (work.weight_bytes + work.cache_bytes) / gpu.bandwidth
+        compute = work.matrix_flops / matrices + work.attention_flops / attention
+        send = work.sent_bytes / speed
+        reading: Binder = "weights" if work.weight_bytes >= work.cache_bytes else "KV cache"
+        binds: Binder = name if send > max(read, compute) else "compute" if compute > read else reading
+        return Ceiling(tokens / (max(read, compute) + send), read, compute, send, binds)
+
+
+def link(gpu: GpuModel, tensor: int, pcie: bool = False) -> tuple[Literal["NVLink", "PCIe"], float]:
+    """Return the link between `tensor` GPUs, and its bytes a second in one direction."""
+    joined = gpu.nvlink and tensor <= gpu.nvlink_gpus and not pcie
+    return ("NVLink", gpu.nvlink / 2) if joined else ("PCIe", gpu.pcie / 2)
+
+
+def cost_per_million(price: float, gpus: int, tokens_per_second: float, utilisation: float = 1.0) -> float:
+    """Return the cost of a million tokens at a price per GPU-hour, at a share `utilisation` of the ceiling."""
+    return price * gpus / 3600 / (tokens_per_second * utilisation) * 1e6
 
 
 # -- samples, from which PromQL computes shares of ceilings; all are of one GPU
@@ -235,8 +293,8 @@ def _command_samples(command: str, version: str, known: Known) -> tuple[Sample, 
         if started.elsewhere or planned.savings:
             return ()
         every, experts = weights(model, planned)
-        token, kind, share = prefill(model, planned, 1, 1), matrix_type(model, planned), experts_share(model)
-        growing = [mixer for mixer in mixers(model) if mixer.kind in ("full", "latent") and mixer.cached]
+        token, kind, share = prefill(model, planned, 1, 1), matrix_type(model, planned), experts_hit(model, 1)
+        growing = [mixer for mixer in model.mixers if mixer.kind in ("full", "latent") and mixer.cached]
         cached = sum(token_bytes(model, mixer, planned) + mixer.index for mixer in growing)
     except (BadUsage, NotCovered, ArithmeticError):
         return ()

@@ -15,7 +15,7 @@ from support.paths import MODELS, TESTS
 from diag.log.memory_sizes import read_memory_log
 from diag.vllm.command.parse import parse
 from diag.vllm.memory import kv_layout, weights
-from diag.vllm.memory.ledger import keeps_tokens, ledger, state_blocks_needed
+from diag.vllm.memory.ledger import ledger, state_blocks_needed
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.parts import Mixer
 from diag.vllm.memory.setup import GpuSpec, Setup
@@ -95,7 +95,7 @@ def caches(shape: Model, setup: Setup, mixer: Mixer) -> Iterator[dict[str, objec
 def test_kv_cache_plan_equals_vllms() -> None:
     """Every model twice, with contexts, memories and settings at random."""
     chance = random.Random(1)
-    names = sorted(each.name for each in MODELS.iterdir() if keeps_tokens(read(each))) * 2
+    names = sorted(each.name for each in MODELS.iterdir() if read(each).keeps_tokens) * 2
     pairs = [case(chance, name) for name in names]
     answers = asked("kv_cache.py", [each for each, _ in pairs])
     for name, (question, kept), planned in zip(names, pairs, answers, strict=True):

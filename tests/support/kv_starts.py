@@ -24,10 +24,9 @@ from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
-from diag.vllm.memory.ledger import KV_CACHE, WEIGHTS, Ledger, ledger
+from diag.vllm.memory.ledger import KV_CACHE, WEIGHTS, Ledger, ledger, over_releases
 from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
-from diag.vllm.memory.unknown_release import over_releases
 from diag.vllm.memory.usage import ByteRange
 
 _DATA = MODELS.parent

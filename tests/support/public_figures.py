@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 from support.paths import MODELS
 
-from diag.vllm import gpus, roofline
+from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.flags.registry import versions
 from diag.vllm.memory.ledger import ledger
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import GpuSpec, setup
 from diag.vllm.memory.usage import ByteRange
-from diag.vllm.roofline import Replica, cost_per_million
+from diag.vllm.work import Replica, cost_per_million
 
 _DATA: dict[str, Any] = tomllib.loads((MODELS.parent / "public_figures.toml").read_text(encoding="utf-8"))
 
@@ -79,7 +79,7 @@ def _replica(row: dict[str, Any], version: str) -> Replica:
 def _bound(kind: str, row: dict[str, Any], batch: int, prompt: int, answer: int) -> float:
     """The whole answer takes `answer` steps with the context that it has in the middle."""
     replica = _replica(row, versions()[-1])
-    prefill, decode = roofline.prefill(replica, prompt), roofline.decode(replica, batch, prompt + answer // 2)
+    prefill, decode = replica.prefill(prompt), replica.decode(batch, prompt + answer // 2)
     if kind == "prefill":
         return prefill.tokens_per_second
     if kind == "decode":

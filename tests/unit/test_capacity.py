@@ -7,14 +7,13 @@ from support.paths import MODELS
 from support.public_figures import cache_figures, figures
 
 from diag.core.errors import BadUsage
-from diag.vllm import roofline, work
-from diag.vllm.choices import choices
+from diag.vllm import work
 from diag.vllm.command import parse as command
-from diag.vllm.deployments import TENSORS, Deployment, layouts
+from diag.vllm.deployments import TENSORS, Deployment, choices, layouts
 from diag.vllm.gpus import named
 from diag.vllm.memory.model import read
 from diag.vllm.memory.setup import GpuSpec, setup
-from diag.vllm.roofline import REACHED, Replica, cost_per_million
+from diag.vllm.work import REACHED, Replica, cost_per_million
 
 
 def replica(name: str, gpu: str = "h100", flags: str = "") -> Replica:
@@ -48,7 +47,7 @@ def test_logged_kv_caches_are_within_their_estimates() -> None:
 
 def test_a_single_request_reads_every_weight_but_the_embedding_once() -> None:
     """Llama 3.1 8B: 8.03e9 parameters, 525e6 of them are the input embedding, 2 bytes each, at 1,555 GB/s."""
-    found = roofline.decode(replica("llama-3.1-8b", "a100-40"), 1, 1)
+    found = replica("llama-3.1-8b", "a100-40").decode(1, 1)
     assert found.tokens_per_second == pytest.approx(1555e9 / (2 * (8.03e9 - 128_256 * 4096)), rel=0.001)
     assert found.binds == "weights"
 
@@ -57,7 +56,7 @@ def test_kv_cache_is_read_for_each_request() -> None:
     """Llama 3.1 8B keeps 131,072 bytes for a token."""
     one = replica("llama-3.1-8b")
     assert work.decode(one.model, one.setup, 40, 10_000).cache_bytes == 40 * 10_000 * 131_072
-    assert roofline.decode(one, 40, 10_000).binds == "KV cache"
+    assert one.decode(40, 10_000).binds == "KV cache"
 
 
 def test_sliding_windows_are_read_no_further() -> None:
@@ -69,7 +68,7 @@ def test_sliding_windows_are_read_no_further() -> None:
 
 def test_chunks_of_llama_4_are_read_no_further() -> None:
     model = replica("llama-4-scout").model
-    assert [work.reach(mixer, 100_000) for mixer in work.mixers(model)[:4]] == [
+    assert [work.reach(mixer, 100_000) for mixer in model.mixers[:4]] == [
         8192,
         8192,
         8192,
@@ -110,7 +109,7 @@ def test_mla_is_replicated_and_experts_are_divided_among_gpus() -> None:
 
 def test_prefill_computes_two_operations_for_each_parameter() -> None:
     """A short prompt has little attention: 989.5e12 / (2 x 6.98e9 without embedding and head)."""
-    found = roofline.prefill(replica("llama-3.1-8b"), 16)
+    found = replica("llama-3.1-8b").prefill(16)
     assert found.tokens_per_second == pytest.approx(989.5e12 / (2 * 6.98e9), rel=0.002)
     assert found.binds == "compute"
 
@@ -124,14 +123,14 @@ def test_a_prompt_attends_to_half_of_itself_and_to_no_more_than_its_windows() ->
 
 def test_an_all_reduce_goes_around_a_ring() -> None:
     """Two of them in each of 80 layers, of 8,192 numbers of 2 bytes, 3/4 of them sent twice, at 450 GB/s."""
-    found = roofline.decode(replica("llama-3-70b", "h100", "-tp 4"), 64, 1024)
+    found = replica("llama-3-70b", "h100", "-tp 4").decode(64, 1024)
     assert found.send == pytest.approx(64 * 2 * 80 * 8192 * 2 * 2 * 3 / 4 / 450e9)
 
 
 def test_pcie_replaces_nvlink_beyond_what_it_joins() -> None:
-    assert roofline.link(named("h100-pcie"), 2) == ("NVLink", 300e9)
-    assert roofline.link(named("h100-pcie"), 4) == ("PCIe", 64e9)
-    assert roofline.decode(replica("llama-3-70b", "l40s", "-tp 8"), 256, 128).binds == "PCIe"
+    assert work.link(named("h100-pcie"), 2) == ("NVLink", 300e9)
+    assert work.link(named("h100-pcie"), 4) == ("PCIe", 64e9)
+    assert replica("llama-3-70b", "l40s", "-tp 8").decode(256, 128).binds == "PCIe"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,7 @@ def test_matrices_are_multiplied_in_a_type_that_the_gpu_has(name: str, gpu: str,
     one = replica(name, gpu, flags)
     done = work.prefill(one.model, one.setup, one.setup.batched_tokens, 16)
     matrices = done.matrix_flops / one.gpu.flops[kind] + done.attention_flops / one.gpu.flops["bf16"]
-    assert roofline.prefill(one, 16).compute == pytest.approx(matrices)
+    assert one.prefill(16).compute == pytest.approx(matrices)
 
 
 # -- deployments and choices ------------------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """The defaults of a release: by version, by GPU, and none where something decides that is not known."""
 
-import pytest
+import re
 
-from diag.vllm.flags.registry import UNSET, default, known, versions
+import pytest
+from support.paths import ROOT
+
+from diag.vllm.flags.registry import UNSET, changes, default, known, versions
 
 GIB = 2**30
 A100, H100, H200, B200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"
@@ -88,3 +91,8 @@ def test_unset_flag_without_default_has_no_number() -> None:
     at_times = {"--api-server-count"}  # 1 up to 0.14, then one for each data-parallel rank
     assert {default(flag, version) for flag in UNSET - at_times for version in versions()} == {None}
     assert {default(*at_times, version) for version in ("0.14.1", "0.15.0")} == {1.0, None}
+
+
+def test_each_change_of_a_release_is_asked_for_and_each_one_that_is_asked_for_exists() -> None:
+    source = "".join(file.read_text() for file in (ROOT / "diag" / "vllm").rglob("*.py"))
+    assert set(re.findall(r'since\((?:[\w.]+, )?"([a-z]\w+)"\)', source)) == set(changes())

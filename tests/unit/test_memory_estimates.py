@@ -107,7 +107,7 @@ def test_sampler_sorts_masks_or_skips_by_release(version: str, bytes_of_a_logit:
     """Few tokens in a step and many requests: the sampler is the peak."""
     flags = "--max-num-batched-tokens 1024 --max-num-seqs 1024 --enforce-eager"
     model, found = planned(LLAMA, flags, version)
-    peak = profiling.activations(model, found).size.central
+    peak = profiling.activations(model, found).central
     rows = 132 if bytes_of_a_logit == 14 else 0
     assert peak == (1024 * bytes_of_a_logit + rows * 4) * 128_256 + 1024 * 4096 * 2
 
@@ -123,9 +123,9 @@ def test_range_names_the_unknown_that_makes_it_wide() -> None:
 def test_compiling_takes_a_copy_of_the_embedding(flags: str, likely: float) -> None:
     """Qwen3 8B, vLLM 0.27.1: 1.18 GiB for a start that compiles, 0.19 for one that finds the compiled model."""
     peak = profiling.activations(*planned(model_folder("qwen3-8b"), flags, "0.27.1", "rtx4090"))
-    assert peak.size.central / GIB == pytest.approx(likely, abs=0.02)
-    assert peak.size.low / GIB < 0.25
-    assert (peak.size.high / GIB > 1.18) == ("cache" in peak.why) == (not flags)
+    assert peak.central / GIB == pytest.approx(likely, abs=0.02)
+    assert peak.low / GIB < 0.25
+    assert (peak.high / GIB > 1.18) == ("cache" in peak.why) == (not flags)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_compiling_takes_a_copy_of_the_embedding(flags: str, likely: float) -> N
 )
 def test_graphs_are_counted_as_the_runner_of_the_release_does(version: str, flags: str, counted: float) -> None:
     """0.25 - 0.28: https://github.com/vllm-project/vllm/issues/49224; since 0.29 0.38 MiB for a layer of a graph."""
-    graphs = profiling.graphs(*planned(LLAMA, flags, version)).size.central
+    graphs = profiling.graphs(*planned(LLAMA, flags, version)).central
     assert graphs / GIB == pytest.approx(counted, abs=0.02)
 
 
@@ -157,9 +157,9 @@ def test_a_long_video_may_be_profiled_before_0_11_1() -> None:
     """https://github.com/vllm-project/vllm/issues/27992; about 4 GiB on each of four GPUs with 0.11.0."""
     folder = MODELS / "qwen3-vl-30b-a3b"
     old = profiling.activations(*planned(folder, "-tp 4", "0.11.0", "rtx3090"))
-    assert 4 < old.size.high / GIB < 6 and "a video of 153,600 tokens" in old.why
+    assert 4 < old.high / GIB < 6 and "a video of 153,600 tokens" in old.why
     new = profiling.activations(*planned(folder, "-tp 4", "0.11.1", "rtx3090"))
-    assert new.size.high < old.size.high and "video" not in new.why
+    assert new.high < old.high and "video" not in new.why
 
 
 def test_ends_of_large_tensors_count() -> None:

@@ -13,9 +13,8 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
-from diag.vllm.memory import compressed
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
-from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, cache_layout
+from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, bytes_read, cache_layout
 from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger, state_blocks_needed
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, check, setup, size
@@ -768,7 +767,7 @@ def test_compressed_attention_packs_its_caches_in_one_pool() -> None:
     ]
     assert layout.block_bytes() == 1_002_240
     (indexed,) = read(MODELS / "deepseek-v4-flash").stack[2].mixers
-    assert compressed.bytes_read(indexed, 65_536) == (128 + 512) * 584 + 16_384 * 132
+    assert bytes_read(indexed, 65_536) == (128 + 512) * 584 + 16_384 * 132
     with pytest.raises(NotCovered, match="not with 'bfloat16'"):
         cache_layout(read(MODELS / "deepseek-v4-flash"), planned("deepseek-v4-flash", "--kv-cache-dtype bfloat16"))
 

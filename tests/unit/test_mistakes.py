@@ -16,7 +16,14 @@ FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
 ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
 DEFECTS = "report/defects.toml"
+<<<<<<< HEAD
 ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "log/patterns.toml"
+||||||| ae34495f
+ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
+=======
+SETTINGS, DEFAULTS, CHECKS = "vllm/settings.toml", "vllm/flags/defaults.toml", "preflight/checks.toml"
+ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
+>>>>>>> h-d
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
     (
@@ -60,6 +67,9 @@ MISTAKES = [
     (WAITS, 'id = "next_step"', "", ":11: wait lacks the key 'id'"),
     (GPUS, "\nbandwidth =", "\nbandwith =", "has no key 'bandwith'; its keys are name, nvml, memory, bandwidth"),
     (GPUS, "\nmemory = 15.77", "\nmemory = '16'", "v100-16.memory must be a number, not '16'"),
+    (SETTINGS, "\nword = [", "\nwrd = [", "has no key 'wrd'; its keys are kinds, word, own, sections, names"),
+    (DEFAULTS, "\nunset = ", "\nunst = ", "has no key 'unst'; its keys are unset, numbers, words"),
+    (CHECKS, 'group = "memory"', 'group = "memry"', "not 'memry' (did you mean memory?)"),
     (ADVICE, '\ntruth = "', '\ntruht = "', "advice has no key 'truht'"),
     (ADVICE, '\nnames = ["', '\nnames = [3, "', "advice.names must be a text, not 3"),
     (ROCM, "[words]", "[wordes]", "has no key 'wordes'; its keys are commands, words (did you mean words?)"),

@@ -8,17 +8,15 @@ import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import GIB
 
 FILE = Path(__file__).parent / "flags.json"
 Takes = Literal["one", "optional", "many", "none"]
 Value = Literal["integer", "size", "number", "json", "object", "text"]
 """A size is a whole number, perhaps with a suffix: 8k is 8000, 8K is 8192; an object is one of JSON."""
-
-_NO_FORMS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Flag(NamedTuple):
@@ -71,12 +69,13 @@ def _content() -> dict[str, Any]:
     return content
 
 
-def _flag(name: str, versions: list[str], takes: Takes, until: Mapping[str, Any] = _NO_FORMS, **more: Any) -> Flag:
+def _flag(name: str, versions: list[str], until: Mapping[str, Any] | None = None, **more: Any) -> Flag:
     fields: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value for field, value in more.items()
     }
-    older = ((last, _flag(name, versions, **until[last])) for last in sorted(until, key=release))
-    return Flag(name, versions[0], versions[1], takes, until=tuple(older), **fields)
+    forms = sorted((until or {}).items(), key=lambda form: release(form[0]))
+    older = tuple((last, _flag(name, versions, **form)) for last, form in forms)
+    return Flag(name, versions[0], versions[1], until=older, **fields)
 
 
 @cache
@@ -179,57 +178,28 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
-Since = tuple[tuple[str, float | None], ...]
-"""Releases and the default from each on, the oldest first; None if it depends on the model or the host."""
+@cache
+def changes() -> Mapping[str, str]:
+    """Return the first release with each change of vLLM that changes the memory of a server."""
+    return read(PACKAGE / "vllm" / "changes.toml", dict[str, str])
 
-_ALWAYS = "0.0.0"
-_DEFAULTS: Mapping[str, Since] = {
-    "--gpu-memory-utilization": ((_ALWAYS, 0.90), ("0.20.0", 0.92)),
-    "--tensor-parallel-size": ((_ALWAYS, 1.0),),
-    "--pipeline-parallel-size": ((_ALWAYS, 1.0),),
-    "--data-parallel-size": ((_ALWAYS, 1.0),),
-    "--decode-context-parallel-size": ((_ALWAYS, 1.0),),
-    "--max-num-partial-prefills": ((_ALWAYS, 1.0),),
-    "--max-long-partial-prefills": ((_ALWAYS, 1.0),),
-    "--long-prefill-token-threshold": ((_ALWAYS, 0.0),),
-    "--long-prefill-token-threshold-adaptive": ((_ALWAYS, 0.0),),
-    "--prefill-schedule-interval": ((_ALWAYS, 1.0),),
-    "--scheduler-reserve-full-isl": ((_ALWAYS, 1.0),),
-    "--watermark": ((_ALWAYS, 0.0),),
-    "--max-loras": ((_ALWAYS, 1.0),),
-    "--stream-interval": ((_ALWAYS, 1.0),),
-    "--swap-space": ((_ALWAYS, 4.0),),
-    "--cpu-offload-gb": ((_ALWAYS, 0.0),),
-    "--enforce-eager": ((_ALWAYS, 0.0),),
-    "--disable-custom-all-reduce": ((_ALWAYS, 0.0),),
-    "--api-server-count": ((_ALWAYS, 1.0), ("0.15.0", None)),  # then one for each data-parallel rank
-    "--async-scheduling": ((_ALWAYS, 0.0), ("0.14.0", None)),  # then on if the executor supports it
-    "--enable-chunked-prefill": ((_ALWAYS, None), ("0.8.0", 1.0), ("0.11.0", None)),
-    "--enable-prefix-caching": ((_ALWAYS, 0.0), ("0.8.0", None)),
-}
-WORD_DEFAULTS: Mapping[str, str] = {
-    "--dtype": "auto",
-    "--kv-cache-dtype": "auto",
-    "--performance-mode": "balanced",
-    "--scheduling-policy": "fcfs",
-}
-UNSET = frozenset(
-    {
-        "--api-server-count",
-        "--attention-backend",
-        "--data-parallel-size-local",
-        "--distributed-executor-backend",
-        "--kv-cache-memory-bytes",
-        "--kv-offloading-size",
-        "--max-cpu-loras",
-        "--max-num-active-seqs",
-        "--max-num-scheduled-tokens",
-        "--max-num-queued-reqs",
-        "--max-num-queued-tokens",
-        "--num-gpu-blocks-override",
-        "--quantization",
-    }
-)
+
+def since(version: str, change: str) -> bool:
+    """Return True if a release has a change; False if the release is unknown."""
+    return release(version) >= release(changes()[change])
+
+
+class _Defaults(NamedTuple):
+    """The tables of defaults.toml."""
+
+    unset: tuple[str, ...]
+    numbers: Mapping[str, Mapping[str, float | Literal["open"]]]
+    words: Mapping[str, str]
+
+
+_TABLES = read(FILE.with_name("defaults.toml"), _Defaults)
+WORD_DEFAULTS = _TABLES.words
+UNSET = frozenset(_TABLES.unset)
 """Flags without a default of their own: if they are not set, there is no such bound, or it follows from other flags."""
 
 _BIG, _HUGE = 70 * GIB, 160 * GIB
@@ -253,11 +223,11 @@ def default(flag: str, version: str, gpu_bytes: float | None = None, gpu_name: s
         return None  # vLLM for CPUs disables it itself
     if flag in _SMALL_BATCH:
         return _batch(flag, version, gpu_bytes, gpu_name.lower())
-    since = _DEFAULTS.get(flag, ())
-    if not release(version):
-        return since[0][1] if len(since) == 1 else None
-    reached = [value for first, value in since if release(first) <= release(version)]
-    return reached[-1] if reached else None
+    by_release = _TABLES.numbers.get(flag, {})
+    if not release(version) and len(by_release) != 1:
+        return None
+    reached = [value for first, value in by_release.items() if release(first) <= (release(version) or release(first))]
+    return float(reached[-1]) if reached and reached[-1] != "open" else None
 
 
 def _batch(flag: str, version: str, gpu_bytes: float | None, gpu_name: str) -> float | None:

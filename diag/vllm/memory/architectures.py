@@ -1,4 +1,4 @@
-"""Architectures: the properties that are in vLLM's code and not in config.json (architectures.toml).
+"""Architectures and encoders: the properties that are in vLLM's code and not in config.json, and what encoders hold.
 
 A model is found by the name of its architecture, Qwen3MoeForCausalLM, or by the `model_type` of its language part,
 "qwen3_moe": both are written as `qwen3moe` here. A model that is not in the table is read as `LLAMA` is.
@@ -7,62 +7,44 @@ A model is found by the name of its architecture, Qwen3MoeForCausalLM, or by the
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, read
+from diag.vllm.command.container import inner
+from diag.vllm.memory.config import MOST, Config
 
 
 class Architecture(NamedTuple):
-    """Properties of an architecture that are in vLLM's code and not in config.json; `names` are stems."""
+    """Properties of an architecture, as architectures.toml describes them; None: as config.json says."""
 
     names: tuple[str, ...] = ()
     qkv_bias: bool | None = None
-    """None: as config.json says."""
     out_bias: bool | None = None
     mlp_bias: bool | None = None
     qk_norm: Literal["", "head", "full"] = ""
-    """Norms of queries and keys: of one head's size, or over all heads."""
     norms: int = 2
-    """The number of norms of a layer, each of the hidden size."""
     norm_bias: bool = False
     final_norm: bool = True
     gated: bool = True
-    """True for a feed-forward part of three matrices, False for two."""
     gate: Literal["", "full", "head"] = ""
-    """The gate on the output of attention: a number for each number, or for each head."""
     sinks: bool = False
     tied: bool = False
-    """True if the head is the embedding's matrix, unless the file has the field."""
     shared: bool = False
-    """True if one expert sees every token, although the file does not say so."""
     shared_gate: bool = False
     both: bool = False
-    """True if a layer with routed experts has a dense feed-forward part too."""
     every: int = 0
-    """One layer in so many attends to everything, the others to a window; 0 if the file has the field."""
     linear: str = ""
-    """The kind of all layers that keep a state; "" if it is seen by the fields."""
     parallel: bool = False
-    """True if every layer has attention and Mamba side by side (Falcon H1)."""
     bare: bool = False
-    """True if layers that keep a state have no feed-forward part."""
     encoder_only: bool = False
-    """True if tokens see those that follow too, so that nothing is cached; the embeddings have a norm (BERT)."""
     copies: int = 1
-    """Attention and feed-forward parts of a layer (LongCat Flash: 2)."""
     positions: int | None = None
-    """Rows beside the longest context in a learned embedding of positions; None for rotary positions."""
     crossed: bool = False
-    """True if every layer attends to an encoder's output too (Whisper)."""
     adjusted: bool = False
-    """True if `block_auto_adjust_ff_dim` changes the width of the feed-forward part (LFM2)."""
     per_layer: bool = False
-    """True if tokens have an embedding for each layer (Gemma 3n, Gemma 4)."""
     head_bias: bool = False
     state_type: str = ""
-    """The type of recurrent states with --mamba-ssm-cache-dtype auto; "" for that of the model."""
     defaults: Mapping[str, object] = {}
-    """Defaults of Transformers for fields that the official files leave out."""
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         yield from (
@@ -93,3 +75,107 @@ def families() -> Mapping[str, Architecture]:
     """Return the architectures by the stems of their names."""
     rows = read(PACKAGE / "vllm" / "memory" / "architectures.toml", tuple[Architecture, ...], "family")
     return {name: row for row in rows for name in row.names}
+
+
+# -- vision and audio encoders
+
+Connector = Literal["merger", "projector", "merge and project", "linear", "none"]
+
+
+class Encoder(NamedTuple):
+    """Properties of an encoder, as encoders.toml describes them."""
+
+    names: tuple[str, ...] = ()
+    gated: bool = False
+    connector: Connector = "projector"
+    merge: int = 1
+    conformer: bool = False
+    numbers: int = 0
+    defaults: Mapping[str, int] = {}
+
+
+_MOST_RATIO = 64
+_CONFORMER = 24
+"""Squares of the hidden size in a conformer's block: 16 feed-forward, 5 attention, 3 around the convolution."""
+_SQUARE = ("init_pos_emb_height", "pos_emb_height")
+"""Sides of a square of positions (Kimi)."""
+
+
+class _EncoderTables(NamedTuple):
+    """The tables of encoders.toml."""
+
+    encoder: tuple[Encoder, ...]
+    fields: Mapping[str, tuple[str, ...]]
+    timm: Mapping[str, Mapping[str, int]]
+
+
+@cache
+def encoder_tables() -> _EncoderTables:
+    """Return the encoders, the names of their fields, and sizes by timm model."""
+    return read(PACKAGE / "vllm" / "memory" / "encoders.toml", _EncoderTables)
+
+
+@cache
+def encoders() -> Mapping[str, Encoder]:
+    """Return the encoders by the stem of their model_type, or else of the model's; others are read like Llava's."""
+    return {name: row for row in encoder_tables().encoder for name in row.names}
+
+
+def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: int) -> int:
+    """Return the count of an encoder's numbers, with its way to the language part; 0 if it names no layers."""
+    kind = encoders().get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
+    named = encoder_tables().timm.get(str(inner(fields, "args").get("model")), {})
+    config = Config({**kind.defaults, **named, **fields}, outer.place)
+
+    def size(name: str, default: int = 0) -> int:
+        names = encoder_tables().fields.get(name, (name,))
+        value = next((value for other in names if (value := config.get(other)) is not None), default)
+        value = value[0] if isinstance(value, list) and value else value
+        return value if isinstance(value, int) and 0 <= value <= MOST else default
+
+    hidden, layers, out = size("hidden"), size("layers"), size("out") or hidden_of_text
+    ratio = config.get("mlp_ratio")
+    ratio = ratio if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO else 4
+    width = size("width") or round(hidden * ratio)
+    if config.has("embed_dim") and not config.has("out_hidden_size"):
+        out = config.count("hidden_size", out)  # Qwen 2 VL
+    if kind.numbers:
+        return kind.numbers + hidden * hidden_of_text
+    if not (hidden and layers):
+        return 0
+    if kind.conformer:
+        return layers * _CONFORMER * hidden**2 + (size("output_proj_dims") or hidden) * (hidden + hidden_of_text)
+    middle = config.count("out_hidden_size", width) if _stem(fields).startswith("glm4") else width
+    blocks = layers * (4 * hidden**2 + (3 if kind.gated else 2) * hidden * middle + 9 * hidden + middle)
+    patch, temporal = size("patch_size"), config.get("temporal_patch_size")
+    temporal = temporal if isinstance(temporal, int) else 1
+    first = size("channels", 3) * patch**2 * hidden * temporal
+    positions = size("positions") or (size("image_size") // patch) ** 2 if patch and not kind.gated else 0
+    if config.has(*_SQUARE):
+        positions **= 2
+    if size("num_mel_bins"):  # two convolutions over the spectrum
+        first, positions = 3 * hidden * (size("num_mel_bins") + hidden), size("positions")
+    merge = config.get("spatial_merge_size") or outer.get("spatial_merge_size") or kind.merge
+    merged = hidden * (merge if isinstance(merge, int) else 1) ** 2
+    square = hidden_of_text**2
+    ways: Mapping[Connector, int] = {
+        "merger": merged**2 + merged * out,
+        "projector": merged * hidden_of_text + square,
+        "merge and project": (merged * hidden if merged > hidden else 0) + hidden * hidden_of_text + square,
+        "linear": hidden * hidden_of_text,
+        "none": 0,
+    }
+    connector = ways[kind.connector] * (1 + len(config.list("deepstack_visual_indexes")))
+    if projector := outer.count("projector_hidden_size"):  # a projector with a width of its own
+        ratio = outer.get("downsample_ratio")  # of a side: so many patches are joined to one
+        is_joined = isinstance(ratio, int | float) and 1 / _MOST_RATIO < ratio <= 1
+        connector = (hidden * (round(1 / ratio**2) if is_joined else 1) + hidden_of_text) * projector
+    if _stem(fields).startswith(("glm4", "glmocr")):
+        middle = width if _stem(fields).startswith("glm4") else out * size("channels", 3)
+        connector = out**2 + 3 * out * middle + merged * out
+    return blocks + first + positions * hidden + connector
+
+
+def _stem(fields: Mapping[str, Any]) -> str:
+    named = str(fields.get("model_type", ""))
+    return stem(named.removesuffix("_vision"))

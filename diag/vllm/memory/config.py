@@ -1,17 +1,15 @@
-"""The fields of a config.json, under one name each; modules that a quantization leaves out."""
+"""The fields of a config.json, under one name each."""
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from functools import cache
-from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from diag.core.declarations import PACKAGE, read
 from diag.core.errors import BadUsage
 from diag.vllm.command.free_text import hidden
 
+T = TypeVar("T")
 MOST = 2**30
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder_config")
 """Objects with the fields of the language part."""
@@ -78,10 +76,14 @@ class Config:
         return Config({name: value}, self.place).count(name, default)
 
     def switch(self, name: str, default: bool = False) -> bool:
-        value = self.fields.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected true or false")
+        value = self._of_type(name, bool, "true or false")
         return default if value is None else value
+
+    def _of_type(self, name: str, kind: type[T], expected: str) -> T | None:
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected {expected}")
+        return value
 
     def any_switch(self, *names: str) -> bool:
         """Return True if one of these fields is true."""
@@ -90,18 +92,12 @@ class Config:
     def part(self, name: str) -> Mapping[str, Any]:
         """Return an object inside; {} if there is none."""
         self.asked.add(name)
-        value = self.fields.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected an object")
-        return value or {}
+        return self._of_type(name, dict, "an object") or {}
 
     def list(self, name: str) -> list[Any]:
         """Return a list; [] if there is none."""
         self.asked.add(name)
-        value = self.fields.get(name)
-        if value is not None and not isinstance(value, list):
-            raise BadUsage(f"{self.place}: {name!r} is {quote(value)}, expected a list")
-        return value or []
+        return self._of_type(name, list, "a list") or []
 
 
 _HARMLESS = re.compile(
@@ -130,108 +126,3 @@ def quote(value: object) -> str:
     """Quote a value of a file or a command, short, without terminal escapes and without secrets."""
     text = hidden(repr(value))
     return text if len(text) <= 80 else f"{text[:76]} ..."
-
-
-_LISTS = ("modules_to_not_convert", "ignore", "ignored_layers", "llm_int8_skip_modules", "exclude_modules", "exclude")
-MOST_PATTERNS = 256
-_SPECIAL = frozenset("\\[](){}+?|^$")
-_RENAMED: Mapping[str, str] = {
-    "language_model": "",
-    "block_sparse_moe": "mlp",
-    "feed_forward": "mlp",
-    "shared_expert": "shared_experts",
-    "backbone": "model",
-    **dict.fromkeys(("in_proj_qkv", "in_proj_z"), "in_proj_qkvz"),
-    **dict.fromkeys(("in_proj_b", "in_proj_a"), "in_proj_ba"),
-}
-"""Parts of a module's name that some architectures name otherwise."""
-FUSED: Mapping[str, str] = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
-    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
-}
-
-
-@dataclass(frozen=True)
-class Modules:
-    """Modules by whole names, by patterns with a *, and by regular expressions that diag cannot read."""
-
-    names: frozenset[str] = frozenset()
-    patterns: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-    known: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
-    """Answers by module: a ledger asks for each of them many times."""
-
-    def has(self, module: str) -> bool:
-        """Return True if a module, model.layers.0.mlp.up_proj, is listed by its name or by whole words of it."""
-        if not self.names and not self.patterns:
-            return False
-        if module not in self.known:
-            self.known[module] = self._lists(module)
-        return self.known[module]
-
-    def _lists(self, module: str) -> bool:
-        before, _, last = module.rpartition(".")
-        for name in {module, f"{before}.{FUSED.get(last, last)}"}:
-            words = name.split(".")
-            runs = (".".join(words[start:end]) for start, end in combinations(range(len(words) + 1), 2))
-            if any(run in self.names for run in runs):
-                return True
-            if any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in self.patterns):
-                return True
-        return False
-
-
-def unquantized(settings: Mapping[str, Any]) -> Modules:
-    """Read the unquantized modules of a quantization_config."""
-    lists = [names for field in _LISTS if isinstance(names := settings.get(field), list)]
-    texts = [text for names in lists for text in names if isinstance(text, str)]
-    dynamic, extra = settings.get("dynamic"), settings.get("extra_config")
-    if isinstance(dynamic, dict):  # GPTQModel: a name that begins with - is left out
-        texts += [f"re:{name[2:]}" for name in dynamic if isinstance(name, str) and name.startswith("-:")]
-    if isinstance(extra, dict):  # AutoRound
-        texts += [str(name) for name, own in extra.items() if isinstance(own, dict) and own.get("bits", 0) >= _UNPACKED]
-    return modules(texts)
-
-
-_UNPACKED = 16
-_CHOICE = re.compile(r"\(([\w.|]+)\)(?![?+*{])")
-
-
-def modules(texts: Iterable[str]) -> Modules:
-    """Read names of modules as quantization_config writes them."""
-    names, patterns, unread = set[str](), dict[str, None](), dict[str, None]()
-    for text in (choice for given in texts for choice in _choices(given)):
-        # vLLM matches a regular expression from the start; one with only .* and \. in it is a pattern
-        regex = text[3:].removeprefix("^").removesuffix("$").replace("\\.", ".").replace(".*", "*")
-        if not text.startswith("re:") and "*" not in text:
-            names.add(_canonical(text))
-        elif not text.startswith("re:"):
-            patterns[_canonical(text)] = None
-        elif _SPECIAL & set(regex):
-            unread[text] = None
-        else:
-            patterns[_canonical(regex) + ("" if text.endswith("$") else "*")] = None
-    return Modules(frozenset(names), tuple(patterns)[:MOST_PATTERNS], (*unread, *tuple(patterns)[MOST_PATTERNS:]))
-
-
-def _choices(text: str) -> list[str]:
-    """Return the expressions that a regular expression with one choice, (gate|up), stands for."""
-    found = _CHOICE.search(text) if text.startswith("re:") else None
-    if not found:
-        return [text]
-    return [text[: found.start()] + choice + text[found.end() :] for choice in found[1].split("|")]
-
-
-def _canonical(name: str) -> str:
-    words = name.split(".")
-    if "mixer" in words:  # Nemotron-H: the last word tells attention and feed-forward parts
-        words = [_MIXERS.get(words[-1].strip("*"), "mixer") if word == "mixer" else word for word in words]
-    if "experts" in words:
-        words = words[: words.index("experts") + 1]
-    return ".".join(filter(None, (_RENAMED.get(word, word) for word in words)))
-
-
-_MIXERS: Mapping[str, str] = {
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "self_attn"),
-    **dict.fromkeys(("up_proj", "down_proj", "gate_proj"), "mlp"),
-}

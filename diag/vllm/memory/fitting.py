@@ -9,12 +9,12 @@ from math import floor
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.kv_layout import NUMBER_BYTES
 from diag.vllm.memory.ledger import (
     BUDGET,
     CONTEXT_GIB,
     KV_CACHE,
     USUAL_GRAPHS_GIB,
+    Judge,
     Ledger,
     Measured,
     ledger,
@@ -22,8 +22,8 @@ from diag.vllm.memory.ledger import (
     uncounted,
 )
 from diag.vllm.memory.model import Model
+from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup, check
-from diag.vllm.memory.unknown_release import Judge
 from diag.vllm.memory.usage import ByteRange
 
 MOST_GPUS = 64
@@ -51,36 +51,33 @@ def rounded(length: int, most: int) -> int:
     return length - length % next(step for start, step in _STEPS if length >= start)
 
 
-def safe_length(found: Ledger) -> int | None:
+def safe_length(page: Ledger) -> int | None:
     """Return the longest context that certainly fits; None if it is unknown."""
-    return rounded(found.longest.low, found.model.longest) if found.longest and not uncounted(found) else None
+    return rounded(page.longest.low, page.model.longest) if page.longest and not uncounted(page) else None
 
 
-def safe_sequences(found: Ledger) -> int | None:
+def safe_sequences(page: Ledger) -> int | None:
     """Return the requests of the longest context that certainly run at a time without preemption; None if unknown."""
-    if not (found.layout and found.blocks) or uncounted(found):
-        return None
-    return max(found.blocks.low - 1, 0) // found.layout.blocks(found.setup.length)
+    return None if uncounted(page) else page.requests
 
 
-def suggestions(found: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:
+def suggestions(page: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:
     """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context.
 
     `judge` is what gave the ledger its verdict: with a suggestion it has to say "fits" too.
     """
-    model, start = found.model, Suggestion("", "", found.setup, measured)
+    model, start = page.model, Suggestion("", "", page.setup, measured)
+
+    def fits(one: Suggestion) -> bool:
+        return judge(model, one.setup, one.measured).verdict == "fits"
+
     other = (_fp8_cache(model, start), _shorter(model, start, judge), _more_gpus(model, start))
-    kinds = (_fewer_requests(found, start), _larger_share(start), *other)
-    alone = [next((suggestion for suggestion in kind if _fits(model, suggestion, judge)), None) for kind in kinds]
-    if any(alone):
-        return [suggestion for suggestion in alone if suggestion]
+    kinds = (_fewer_requests(page, start), _larger_share(start), *other)
+    if alone := [one for kind in kinds if (one := next(filter(fits, kind), None))]:
+        return alone
     first = chain(_fp8_cache(model, start), _more_gpus(model, start))
     pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion, judge))
-    return list(islice((pair for pair in pairs if _fits(model, pair, judge)), 2))
-
-
-def _fits(model: Model, suggestion: Suggestion, judge: Judge) -> bool:
-    return judge(model, suggestion.setup, suggestion.measured).verdict == "fits"
+    return list(islice(filter(fits, pairs), 2))
 
 
 def _shorter(model: Model, before: Suggestion, judge: Judge) -> Iterator[Suggestion]:
@@ -92,11 +89,11 @@ def _shorter(model: Model, before: Suggestion, judge: Judge) -> Iterator[Suggest
         yield Suggestion(before.flag or "--max-model-len", value, setup, before.measured)
 
 
-def _fewer_requests(found: Ledger, start: Suggestion) -> Iterator[Suggestion]:
+def _fewer_requests(page: Ledger, start: Suggestion) -> Iterator[Suggestion]:
     """Yield as many requests as there are certainly blocks for their states."""
-    if found.blocks and 0 < found.blocks.low < state_blocks_needed(found.model, found.setup):
-        setup = replace(start.setup, sequences=found.blocks.low)
-        yield Suggestion("--max-num-seqs", str(found.blocks.low), setup, start.measured)
+    if page.blocks and 0 < page.blocks.low < state_blocks_needed(page.model, page.setup):
+        setup = replace(start.setup, sequences=page.blocks.low)
+        yield Suggestion("--max-num-seqs", str(page.blocks.low), setup, start.measured)
 
 
 def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
@@ -117,12 +114,12 @@ def _larger_share(start: Suggestion) -> Iterator[Suggestion]:
 
 
 def _fp8_cache(model: Model, start: Suggestion) -> Iterator[Suggestion]:
-    if NUMBER_BYTES.get(start.setup.kv_dtype, 2) >= 2 and supports_fp8_cache(model, start.setup):
+    if halves_cache(model, start.setup):
         yield Suggestion("--kv-cache-dtype", "fp8", replace(start.setup, kv_dtype="fp8"), start.measured)
 
 
-def supports_fp8_cache(model: Model, setup: Setup) -> bool:
-    """Return True if vLLM finds kernels by itself for an fp8 cache on this GPU; False if that is unknown.
+def halves_cache(model: Model, setup: Setup) -> bool:
+    """Return True if an fp8 cache is smaller and vLLM finds kernels for it by itself; False if that is unknown.
 
     Read off platforms/cuda.py and v1/attention/backends of 0.8.5, 0.11 - 0.16 and 0.32. Since 0.11.1 it takes the first
     backend that can, FlashInfer from compute capability 8.0 on; before, Hopper's or Blackwell's own, or none
@@ -130,6 +127,8 @@ def supports_fp8_cache(model: Model, setup: Setup) -> bool:
     on Hopper and datacentre Blackwell only.
     """
     version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0, 10.3)
+    if tables().number_bytes.get(setup.kv_dtype, 2) < 2:
+        return False
     if model.latent:
         return is_datacentre and version >= (0, 11, 0)
     if model.architecture == "GptOssForCausalLM":

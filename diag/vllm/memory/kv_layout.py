@@ -1,47 +1,36 @@
 """The KV cache as vLLM lays it out: groups of layers, the tokens of a block, and the blocks that a request takes.
 
 Read off v1/core/kv_cache_utils.py, v1/kv_cache_interface.py and platforms/interface.py of 0.32.0. Other layouts that
-VLLM_KV_CACHE_LAYOUT can ask for are left out.
+VLLM_KV_CACHE_LAYOUT can ask for are left out. With compressed attention (DeepSeek V4) a layer keeps a window of tokens,
+an entry for each `ratio` of tokens, and the state of the compressor that makes entries; at a ratio of 4 an indexer with
+entries of its own chooses among them.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from diag.vllm.command import redaction
 from diag.vllm.flags.registry import release
-from diag.vllm.memory import compressed
+from diag.vllm.memory.mixers import INDEXED, OVERLAP, STATE_BLOCKS
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import Kind, Mixer
-from diag.vllm.memory.setup import HYBRID_PREFIXES, Setup
+from diag.vllm.memory.quantization import tables
+from diag.vllm.memory.setup import Setup
 
-NUMBER_BYTES: Mapping[str, float] = {
-    "bfloat16": 2,
-    "float16": 2,
-    "half": 2,
-    "float32": 4,
-    "float": 4,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8_inc": 1,
-    "nvfp4": 1 / 2 + 1 / 16,
-}
-"""Bytes of a number in the cache by --kv-cache-dtype; other types have scales of their own."""
-LATENT_BYTES: Mapping[str, int] = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-"""Bytes of a token in a sparse MLA layer, which packs numbers, scales and rotary part (mla_attention.py)."""
 RESERVED = 1
 """The null block, which no request gets. 0.32 counts it when it checks that one request fits."""
 LATENT_ALIGNMENT = 128
 """Blocks of layers with MLA beside layers that keep a state are a multiple of this (platforms/interface.py)."""
 UNEVEN_FROM = 1.5
 """vLLM pads groups to the largest kind of layers if it has less than so many times the layers of the smallest."""
-FOLLOWS_FILES = (0, 14, 0)
-"""The first release that takes the KV cache's type from files of ModelOpt (vllm-project/vllm#29980)."""
-_FOUR_BITS = 4
-BY_REQUESTS = (0, 20, 2)
-"""The first release whose "KV cache size" in tokens is the concurrency times the longest context for hybrid models."""
+COMPRESSED_BLOCK, _WINDOW_BLOCK = 256, 64
+"""Tokens of a block of compressed entries, and of a block of their window."""
+_ENTRY, _ALIGNMENT = 584, 576
+"""Bytes of an entry in the type fp8_ds_mla, and of the unit that pages are rounded up to."""
+_SCALE = 4
+"""Bytes of the scale of an indexer's entry."""
 
 
 class NotCovered(Exception):
@@ -140,22 +129,29 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
     if any(mixer.kind == "compressed" for _, _, layer in stack for mixer in layer.mixers):
         return _compressed_layout(model, setup)
     block, padded = block_tokens(model, setup)
+    mixers = [(at, entry, mixer) for at, entry in enumerate(stack) for mixer in entry[2].mixers]
     caches = [
         (at, cache)
-        for at, (owner, owner_setup, layer) in enumerate(stack)
-        for cache in _layer_caches(owner, owner_setup, layer.mixers, block, padded)
+        for at, (owner, owner_setup, _), mixer in mixers
+        for cache in _caches(owner, owner_setup, mixer, block, padded)
     ]
     if not caches:
         raise NotCovered("the model keeps nothing of a request in a KV cache")
-    found = _promoted([cache for _, cache in caches], setup)
-    windows = {cache.window for cache in found if cache.kind == "window"}
-    if windows and not any(cache.kind in ("full", "latent") for cache in found) and min(windows) < setup.length:
+    kinds = {cache.kind for _, cache in caches}
+    # vLLM switches the hybrid manager off for models with chunks, unless
+    # VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1; without it, windows and chunks keep every token
+    is_hybrid = setup.hybrid and ("chunk" not in kinds or setup.hybrid_chunks)
+    if not is_hybrid and kinds & {"full", "latent"}:
+        promoted = ("window", "chunk")
+        caches = [
+            (at, cache._replace(kind="full", window=0) if cache.kind in promoted else cache) for at, cache in caches
+        ]
+    windows = [cache.window for _, cache in caches]
+    if kinds == {"window"} and min(windows) < setup.length and not setup.since("size_by_requests"):
         window = f"a sliding window of {min(windows):,} tokens"
-        if {cache.kind for cache in found} == {"window"} and release(setup.version) < BY_REQUESTS:
-            raise NotCovered(f"all layers have {window}, which releases treat differently")
-    groups = tuple(_groups([(at, cache) for (at, _), cache in zip(caches, found, strict=True)]))
-    block = max((cache.block for cache in found if cache.kind != "state"), default=setup.block)
-    return CacheLayout(block, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
+        raise NotCovered(f"all layers have {window}, which releases treat differently")
+    block = max((cache.block for _, cache in caches if cache.kind != "state"), default=setup.block)
+    return CacheLayout(block, tuple(_groups(caches)), setup.in_flight, setup.since("size_by_requests"))
 
 
 def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
@@ -167,48 +163,29 @@ def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
     if not setup.kv_dtype.startswith(("fp8", "auto")):
         kind = redaction.name(setup.kv_dtype)[:40]
         raise NotCovered(f"compressed attention is covered with --kv-cache-dtype fp8, not with {kind!r}")
-    caches = [
-        (at, cache)
-        for at, layer in enumerate(model.stack)
-        for mixer in layer.mixers
-        for cache in compressed.compressed_caches(mixer)
-    ]
-    groups = tuple(
-        CacheGroup(
-            first.kind,
-            first.block,
-            tuple(at for at, _ in found),
-            tuple(cache.page for _, cache in found),
-            first.window,
-        )
-        for found in compressed.packed(caches)
-        for first in [found[0][1]]
-    )
-    return CacheLayout(compressed.BLOCK, groups, setup.in_flight, release(setup.version) >= BY_REQUESTS)
+    mixers = [(at, mixer) for at, layer in enumerate(model.stack) for mixer in layer.mixers]
+    caches = [(at, cache) for at, mixer in mixers for cache in _compressed_caches(mixer)]
+    groups = tuple(map(_group, _packed(caches)))
+    return CacheLayout(COMPRESSED_BLOCK, groups, setup.in_flight, setup.since("size_by_requests"))
 
 
-def _layer_caches(model: Model, setup: Setup, mixers: Iterable[Mixer], block: int, padded: int) -> Iterable[_Cache]:
-    """Yield what the mixers of a layer keep, in blocks of so many tokens and states of so many bytes."""
-    for mixer in mixers:
-        if not mixer.cached:
-            continue
-        if mixer.kind == "state":
-            yield _Cache("state", block, padded or state_bytes(model, mixer, setup), _states(mixer, setup))
-        else:
-            yield _Cache(mixer.kind, block, round(block * token_bytes(model, mixer, setup)), mixer.window)
-            if mixer.index:
-                yield _Cache(mixer.kind, block, block * mixer.index)
-
-
-def _states(mixer: Mixer, setup: Setup) -> int:
-    """Return the states that a request has in a layer; 0 for one in each block."""
-    if not setup.prefix_caching:
-        return 1
-    mode = setup.mamba_mode
-    if not mode and mixer.is_mamba and release(setup.version) < HYBRID_PREFIXES:
-        mode = "all"  # where the model's code can
-    checkpoint = mixer.checkpoint and release(setup.version) >= release(mixer.checkpoint)
-    return 0 if mode == "all" else 2 + bool(checkpoint)
+def _caches(model: Model, setup: Setup, mixer: Mixer, block: int, padded: int) -> Iterator[_Cache]:
+    """Yield what a mixer keeps, in blocks of so many tokens and states of so many bytes."""
+    if not mixer.cached:
+        return
+    if mixer.kind == "state":
+        mode = setup.mamba_mode
+        if not mode and mixer.is_mamba and not setup.since("hybrid_prefixes"):
+            mode = "all"  # where the model's code can
+        checkpoint = mixer.checkpoint and release(setup.version) >= release(mixer.checkpoint)
+        # the states that a request has, 0 for one in each block
+        states = 0 if mode == "all" else 2 + bool(checkpoint)
+        page = padded or state_bytes(model, mixer, setup)
+        yield _Cache("state", block, page, states if setup.prefix_caching else 1)
+    else:
+        yield _Cache(mixer.kind, block, round(block * token_bytes(model, mixer, setup)), mixer.window)
+        if mixer.index:
+            yield _Cache(mixer.kind, block, block * mixer.index)
 
 
 def block_tokens(model: Model, setup: Setup) -> tuple[int, int]:
@@ -216,7 +193,7 @@ def block_tokens(model: Model, setup: Setup) -> tuple[int, int]:
 
     Of a model with attention and states, the block of attention is large enough for a state.
     """
-    mixers = [mixer for layer in model.stack for mixer in layer.mixers if mixer.cached]
+    mixers = [mixer for mixer in model.mixers if mixer.cached]
     states = [state_bytes(model, mixer, setup) for mixer in mixers if mixer.kind == "state"]
     tokens = [token_bytes(model, mixer, setup) for mixer in mixers if mixer.kind not in ("state", "cross")]
     if not states or not tokens:
@@ -238,17 +215,19 @@ def state_bytes(model: Model, mixer: Mixer, setup: Setup) -> int:
 def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
     """Return the bytes of a token in one layer of attention on one GPU; NotCovered if they are unknown."""
     if mixer.kind == "compressed":
-        return compressed.token_bytes(mixer)
+        # a token's place in the window, and its share of an entry and of an indexer's
+        entry = (_ENTRY + (mixer.index + _SCALE if mixer.index else 0)) / mixer.ratio if mixer.ratio else 0
+        return _ENTRY + entry
     kind = _cache_type(model, setup)
     if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk"):
-        return LATENT_BYTES["fp8_ds_mla"]
-    if mixer.kind == "latent" and kind in LATENT_BYTES:
-        return LATENT_BYTES[kind]
-    number: float = 4 if setup.float32 else 2
+        return tables().latent_bytes["fp8_ds_mla"]
+    if mixer.kind == "latent" and kind in tables().latent_bytes:
+        return tables().latent_bytes[kind]
+    number: float = setup.number_bytes
     if kind != "auto":
-        if kind not in NUMBER_BYTES:
+        if kind not in tables().number_bytes:
             raise NotCovered(f"how many bytes --kv-cache-dtype {redaction.name(kind)[:40]!r} takes is unknown to diag")
-        number = NUMBER_BYTES[kind]
+        number = tables().number_bytes[kind]
     if mixer.kind == "latent":
         return mixer.head_dim * number  # one vector for keys and values, on every GPU
     return max(1, mixer.kv_heads // setup.tensor) * (mixer.head_dim + mixer.value_dim) * number
@@ -261,26 +240,14 @@ def _cache_type(model: Model, setup: Setup) -> str:
     asked = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
     if setup.kv_dtype != "auto" or not asked or not method.startswith(("modelopt", "compressed-tensors")):
         return setup.kv_dtype
-    if release(setup.version) < FOLLOWS_FILES:
+    if not setup.since("cache_follows_files"):
         raise NotCovered(
             "the model's files ask for a quantized KV cache, which not every release follows: give"
             " --kv-cache-dtype fp8 or bfloat16"
         )
     if isinstance(asked, dict):
-        return "nvfp4" if asked.get("num_bits") == _FOUR_BITS else "fp8"
-    return str(asked).lower() if str(asked).lower() in NUMBER_BYTES else "auto"
-
-
-def _promoted(caches: list[_Cache], setup: Setup) -> list[_Cache]:
-    """Return caches as they are allocated: without the hybrid manager, windows and chunks keep every token.
-
-    vLLM switches the manager off for models with chunks, unless VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1.
-    """
-    kinds = {cache.kind for cache in caches}
-    is_hybrid = setup.hybrid and ("chunk" not in kinds or setup.hybrid_chunks)
-    if is_hybrid or not kinds & {"full", "latent"}:
-        return caches
-    return [cache._replace(kind="full", window=0) if cache.kind in ("window", "chunk") else cache for cache in caches]
+        return "nvfp4" if asked.get("num_bits") == 4 else "fp8"
+    return str(asked).lower() if str(asked).lower() in tables().number_bytes else "auto"
 
 
 def _groups(caches: list[tuple[int, _Cache]]) -> Iterable[CacheGroup]:
@@ -312,3 +279,60 @@ def _group(caches: list[tuple[int, _Cache]]) -> CacheGroup:
     first = caches[0][1]
     layers, pages = tuple(at for at, _ in caches), tuple(cache.page for _, cache in caches)
     return CacheGroup(first.kind, first.block, layers, pages, first.window)
+
+
+# -- compressed attention
+
+
+def _compressed_caches(mixer: Mixer) -> Iterator[_Cache]:
+    """Yield the caches of a layer of compressed attention, in the type fp8_ds_mla."""
+    yield _Cache("window", _WINDOW_BLOCK, _page(_WINDOW_BLOCK * _ENTRY), mixer.window)
+    if not mixer.ratio:
+        return
+    sizes = [(_ENTRY, mixer.head_dim)] + [(mixer.index + _SCALE, mixer.index)] * bool(mixer.index)
+    overlap = OVERLAP if mixer.ratio == INDEXED else 1
+    block = STATE_BLOCKS[mixer.ratio]
+    for entry, size in sizes:
+        yield _Cache("latent", COMPRESSED_BLOCK, _page(COMPRESSED_BLOCK // mixer.ratio * entry))
+        state = 2 * overlap * size * 4  # of float32, for keys and scores
+        yield _Cache("window", block, _page(block * state), overlap * mixer.ratio)
+
+
+def entries(mixer: Mixer, context: float) -> float:
+    """Return the entries that a token of a context attends to: all of them, or those that the indexer chooses."""
+    return min(context / mixer.ratio, mixer.sparse or context) if mixer.ratio else 0
+
+
+def bytes_read(mixer: Mixer, context: float) -> float:
+    """Return the bytes of a request's caches that a step reads: window and entries, and all keys of the indexer."""
+    keys = context / mixer.ratio * (mixer.index + _SCALE) if mixer.index else 0
+    return (min(context, mixer.window) + entries(mixer, context)) * _ENTRY + keys
+
+
+def _page(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _packed(caches: Sequence[tuple[int, _Cache]]) -> Iterator[list[tuple[int, _Cache]]]:
+    """Yield the groups of a pool that packs pages of several sizes in a block.
+
+    Caches of one kind, block and window are divided into groups of about equally many layers; a set with pages
+    of several sizes, of which some are rarer than others, stays whole.
+    """
+    sets: dict[tuple[object, ...], dict[int, list[tuple[int, _Cache]]]] = {}
+    for at, cache in caches:
+        pages = sets.setdefault((cache.kind, cache.block, cache.window), defaultdict(list))
+        pages[cache.page].append((at, cache))
+    balanced = {key: pages for key, pages in sets.items() if len(Counter(map(len, pages.values()))) == 1}
+    counts = [len(next(iter(pages.values()))) for pages in balanced.values()]
+    floor = max((len(next(iter(pages.values()))) for pages in balanced.values() if len(pages) > 1), default=0)
+    # the number to whose multiples all counts are rounded up with the least padding; the largest such
+    sizes = range(floor, max(counts, default=0) + 1) if floor else ()
+    share = min(sizes, key=lambda size: (sum(-count % size for count in counts), -size), default=0)
+    for key, pages in sets.items():
+        if key not in balanced or not share:
+            yield [cache for layers in pages.values() for cache in layers]
+            continue
+        number = -(-len(next(iter(pages.values()))) // share)
+        for first in range(number):
+            yield [cache for layers in pages.values() for cache in layers[first::number]]

@@ -2,26 +2,25 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
+from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.architectures import Architecture
-from diag.vllm.memory.compressed import compressed_attention, compression
 from diag.vllm.memory.config import Config, quote
+from diag.vllm.memory.mixers import (
+    STATES,
+    LayerKind,
+    attention,
+    compressed_attention,
+    indexed,
+    latent_attention,
+    linear_kind,
+    window,
+)
 from diag.vllm.memory.parts import MOST_WAYS, Experts, Layer, Mixer, UnknownLayers, WeightPart, linear
-from diag.vllm.memory.states import STATES, linear_kind
 
-LayerKind = Literal["full", "window", "chunk", "linear", "conv", "both", "parallel", "compressed", "none"]
-_NAMES: Mapping[str, LayerKind] = {
-    **dict.fromkeys(("full_attention", "attention", "global_attention", "indexed_attention", "global"), "full"),
-    "deepseek_sparse_attention": "full",
-    **dict.fromkeys(("sliding_attention", "sliding_window_attention", "local_attention", "swa", "local"), "window"),
-    "chunked_attention": "chunk",
-    **dict.fromkeys(("linear_attention", "mamba", "mamba2", "recurrent", "kda", "gated_delta_net"), "linear"),
-    **dict.fromkeys(("conv", "short_conv"), "conv"),
-    "hybrid": "both",
-    **dict.fromkeys(("mlp", "moe"), "none"),
-}
-"""Kinds of layers by their names in `layer_types` and `layers_block_type`; "both" is Mamba with shared attention."""
+_TABLE = read(PACKAGE / "vllm" / "memory" / "layers.toml", dict[LayerKind, tuple[str, ...]])
+_NAMES: Mapping[str, LayerKind] = {name: kind for kind, names in _TABLE.items() for name in names}
 _LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of hybrid_override_pattern (Nemotron-H)."""
 _BY_NUMBER = ("attn_layer_indices", "hybrid_layer_ids", "attn_layer_period", "full_attn_idxs")
@@ -49,17 +48,15 @@ def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
         if other or len(names) < count:
             why = f"layers of the kind {quote(other[0])}" if other else f"{len(names)} layer_types for {count} layers"
             raise UnknownLayers(f"{why} are not covered")
-        found = [_NAMES[name] for name in names[:count]]
+        by_layer = [_NAMES[name] for name in names[:count]]
+    elif chosen := _chosen(config, family, count):
+        by_layer = [chosen(at) for at in range(count)]
     else:
-        chosen = _chosen(config, family, count)
-        usual: LayerKind = "window" if _window(config, "window") else "full"
-        found = [chosen(at) for at in range(count)] if chosen else [usual] * count
-        if not chosen and usual == "window":
-            every = config.count("sliding_window_pattern", family.every)
-            found = ["full" if every and (at + 1) % every == 0 else "window" for at in range(count)]
+        every = config.count("sliding_window_pattern", family.every) if window(config, "window") else 0
+        by_layer = ["full" if every and (at + 1) % every == 0 else "window" for at in range(count)]
     if family.parallel:
         return ["parallel"] * count
-    return found if _window(config, "window") else ["full" if kind == "window" else kind for kind in found]
+    return by_layer if window(config, "window") else ["full" if kind == "window" else kind for kind in by_layer]
 
 
 def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int], LayerKind] | None:
@@ -97,18 +94,6 @@ def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int],
     return None
 
 
-def _window(config: Config, kind: LayerKind) -> int:
-    """Return the tokens that a layer of a kind attends to, 0 for all."""
-    if kind == "chunk":
-        return config.count("attention_chunk_size")
-    is_off = kind != "window" or config.fields.get("use_sliding_window") is False
-    config.asked.update(("sliding_window_size", "sliding_window"))
-    value = config.fields.get("sliding_window_size", config.fields.get("sliding_window"))
-    if isinstance(value, list):  # one for each layer
-        value = next((size for size in value if size), 0)
-    return 0 if is_off or not value else Config({"sliding_window": value}, config.place).count("sliding_window")
-
-
 def of_layer(config: Config, kind: LayerKind, at: int) -> Config:
     """Return the fields of one layer: those of the model with what the file changes for the layer or for its kind."""
     changed: dict[str, Any] = {}
@@ -144,91 +129,6 @@ def of_block(config: Config, block: Mapping[str, Any]) -> tuple[Config, bool, in
 
 _BLOCK_WIDTH = 256
 """Nemotron's NAS models round a feed-forward width up to a multiple of this (nemotron_nas.py)."""
-
-
-def attention(config: Config, family: Architecture, kind: LayerKind) -> Mixer:
-    """Return a layer's attention with keys and values for each head."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    kv_heads = 1 if config.any_switch("multi_query") else config.size("num_key_value_heads", heads)
-    size = config.size("head_dim", max(hidden // heads, 1))
-    value = config.size("v_head_dim", size)
-    queries, keys, values = heads * size, kv_heads * size, kv_heads * value
-    if kind == "full" and config.fields.get("attention_k_eq_v"):
-        values = 0  # keys are the values too
-    wide = {"": 0, "full": queries, "head": heads}[_gate(config, family)]
-    parts = [
-        linear(hidden * (queries + wide), "self_attn.q_proj"),
-        linear(hidden * heads * value, "self_attn.o_proj"),
-        linear(hidden * keys, "self_attn.k_proj", ways=kv_heads),
-        linear(hidden * values, "self_attn.v_proj", ways=kv_heads),
-    ]
-    has_bias = config.any_switch("attention_bias", "use_bias", "qkv_bias", "bias", "add_qkv_bias", "use_qkv_bias")
-    if has_bias if family.qkv_bias is None else family.qkv_bias:
-        parts += [WeightPart(queries, MOST_WAYS), WeightPart(keys + values, kv_heads)]
-    if family.out_bias or (family.out_bias is None and has_bias):
-        parts.append(WeightPart(hidden))
-    norm = family.qk_norm or ("head" if config.any_switch("use_qk_norm", "qk_layernorm", "add_qk_norm") else "")
-    if norm:
-        parts.append(WeightPart(queries + keys if norm == "full" else 2 * size))
-    if family.sinks:
-        parts.append(WeightPart(heads, MOST_WAYS))
-    name: Literal["full", "window", "chunk"] = kind if kind in ("window", "chunk") else "full"
-    return Mixer(name, tuple(parts), heads, kv_heads, size, value, _window(config, kind))
-
-
-def _gate(config: Config, family: Architecture) -> Literal["", "full", "head"]:
-    """Return how the output of attention is gated: by a number for each number, for each head, or not at all."""
-    if config.has("attn_output_gate"):
-        return "full" if config.switch("attn_output_gate") else ""
-    if config.any_switch("use_head_wise_attn_gate", "gating"):
-        return "head"
-    return family.gate
-
-
-def latent_attention(config: Config, has_indexer: bool) -> Mixer:
-    """Return DeepSeek's multi-head latent attention; down copied to every GPU, up divided by heads."""
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    rank, rope = config.size("kv_lora_rank"), config.count("qk_rope_head_dim", 64)
-    nope, value = config.size("qk_nope_head_dim", 128), config.size("v_head_dim", 128)
-    down = config.count("q_lora_rank")
-    first = "self_attn.q_a_proj" if down else "self_attn.q_proj"
-    parts = [
-        linear((down or heads * (nope + rope)) * hidden, first, ways=1 if down else MOST_WAYS),
-        linear(hidden * (rank + rope), "self_attn.kv_a_proj_with_mqa", ways=1),
-        linear(rank * heads * (nope + value), "self_attn.kv_b_proj"),
-        linear(heads * value * hidden, "self_attn.o_proj"),
-        WeightPart(down + rank),
-    ]
-    if down:
-        parts.append(linear(down * heads * (nope + rope), "self_attn.q_b_proj"))
-    if config.switch("mla_use_output_gate"):
-        parts.append(linear(hidden * heads * value, "self_attn.g_proj"))
-    index, sparse = 0, config.count("index_topk")
-    if has_indexer:
-        count, size = config.size("index_n_heads", 64), config.size("index_head_dim", 128)
-        parts.append(linear(down * count * size, "self_attn.indexer.wq_b", ways=1))
-        parts.append(WeightPart(hidden * (size + count) + 2 * size))
-        index = size + size // INDEX_SCALE * 4
-    return Mixer(
-        "latent", tuple(parts), heads, 1, rank + rope, value, index=index, sparse=sparse, rank=rank, key_dim=nope + rope
-    )
-
-
-def indexed(mixer: Mixer, config: Config, at: int) -> Mixer:
-    """Return attention with the indexer that `sparse_attention_config` gives a layer (MiniMax M3), keys in 16 bits."""
-    nested = Config(config.part("sparse_attention_config"), config.place)
-    layers = nested.list("sparse_attention_freq")
-    if not nested.has("sparse_index_dim") or (at < len(layers) and not layers[at]):
-        return mixer
-    size, heads = nested.size("sparse_index_dim"), nested.size("sparse_num_index_heads", 1)
-    part = linear(config.size("hidden_size") * (heads + 1) * size, "self_attn.index_q_proj", ways=heads)
-    chosen = nested.count("sparse_topk_blocks") * nested.size("sparse_block_size", 128)
-    parts = (*mixer.parts, part, WeightPart(2 * size))
-    return replace(mixer, parts=parts, index=2 * size, sparse=chosen)
-
-
-INDEX_SCALE = 128
-"""Numbers of an indexer's key that share a scale of 4 bytes (deepseek_v2.py, quant_block_size)."""
 
 
 def experts(config: Config) -> Experts | None:
@@ -291,21 +191,23 @@ def feed_forward(config: Config, family: Architecture, width: int, block: str = 
         yield WeightPart(hidden)
 
 
-def routed(config: Config, family: Architecture, found: Experts) -> Iterator[WeightPart]:
+def routed(config: Config, family: Architecture, experts: Experts) -> Iterator[WeightPart]:
     """Yield the matrices of routed experts, of their router, and of the experts that see every token."""
     hidden, matrices = config.size("hidden_size"), 3 if family.gated else 2
     inside = config.count("moe_latent_size") or hidden  # Nemotron 3 routes in a smaller space
     module = "experts" if family.both and family.copies == 1 else "mlp.experts"  # Gemma 4: beside the dense part
-    yield WeightPart(found.total * matrices * inside * found.width, MOST_WAYS, "expert", (module,))
-    yield WeightPart((found.total + config.count("zero_expert_num")) * hidden)
-    for width in _further_widths(config):
-        yield WeightPart(found.total * (matrices * inside * width + hidden), MOST_WAYS, "expert", ("mlp.experts",))
+    yield WeightPart(experts.total * matrices * inside * experts.width, MOST_WAYS, "expert", (module,))
+    yield WeightPart((experts.total + config.count("zero_expert_num")) * hidden)
+    widths = config.get("moe_intermediate_size")
+    is_sets = isinstance(widths, list) and len(widths) < config.size("num_hidden_layers")
+    for width in [width for width in widths[1:] if isinstance(width, int)] if is_sets else []:  # images of ERNIE 4.5 VL
+        yield WeightPart(experts.total * (matrices * inside * width + hidden), MOST_WAYS, "expert", ("mlp.experts",))
     if inside != hidden:
         yield linear(2 * inside * hidden, "mlp.fc1_latent_proj", "mlp.fc2_latent_proj", ways=1)
     if family.sinks and family.mlp_bias:  # gpt-oss
-        yield WeightPart(found.total * (2 * found.width + hidden + 1))
+        yield WeightPart(experts.total * (2 * experts.width + hidden + 1))
     shared = config.first("shared_expert_intermediate_size")
-    shared = shared or found.width * config.first("n_shared_experts", int(family.shared))
+    shared = shared or experts.width * config.first("n_shared_experts", int(family.shared))
     if shared:
         names = ("gate", "up", "down")[-matrices:]
         yield linear(matrices * hidden * shared, *(f"mlp.shared_experts.{name}_proj" for name in names))
@@ -313,22 +215,19 @@ def routed(config: Config, family: Architecture, found: Experts) -> Iterator[Wei
         yield WeightPart(hidden)
 
 
-def _further_widths(config: Config) -> list[int]:
-    """Return the widths of further sets of experts: those for images of ERNIE 4.5 VL."""
-    widths = config.get("moe_intermediate_size")
-    is_sets = isinstance(widths, list) and len(widths) < config.size("num_hidden_layers")
-    return [width for width in widths[1:] if isinstance(width, int)] if is_sets else []
-
-
 def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]:
     """Return all layers; UnknownLayers if the file has kinds of layers that are not known."""
-    of_kind, found = kinds(config, family, count), experts(config)
-    sparse = has_experts(config, count) if found else [False] * count
+    of_kind, expert_part = kinds(config, family, count), experts(config)
+    sparse = has_experts(config, count) if expert_part else [False] * count
     names = kind_names(config)
     is_single = bool({"mlp", "moe"} & set(names))  # Nemotron-H: a layer is a mixer or a feed-forward part
     width, hidden = dense_width(config, family), config.size("hidden_size")
     shares, blocks = config.count("num_kv_shared_layers"), config.list("block_configs")
-    sees_all = family.encoder_only or is_bidirectional(config)
+    # tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)
+    fields = config.fields
+    sees_all = (
+        family.encoder_only or fields.get("is_causal") is False or fields.get("use_bidirectional_attention") is True
+    )
     layers = []
     for at, kind in enumerate(of_kind):
         mine, layer_width = of_layer(config, kind, at), width
@@ -338,8 +237,11 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
         mixers = tuple(_mixers(mine, family, kind, at)) * family.copies
         if sees_all:
             mixers = tuple(replace(mixer, cached=False) for mixer in mixers)
-        if at >= count - shares > 0:
-            mixers = tuple(_sharing(mixer) for mixer in mixers)
+        if at >= count - shares > 0:  # attention that reads the keys and values of an earlier layer (Gemma 4)
+            shared = ("self_attn.k_proj",), ("self_attn.v_proj",)
+            rests = [tuple(part for part in mixer.parts if part.modules not in shared) for mixer in mixers]
+            pairs = zip(mixers, rests, strict=True)
+            mixers = tuple(replace(mixer, cached=False, parts=rest) for mixer, rest in pairs)
         parts: list[WeightPart] = [WeightPart(family.norms * family.copies * hidden * (2 if family.norm_bias else 1))]
         has_dense = layer_width > 0 and (not sparse[at] or family.both) and (not is_single or names[at] == "mlp")
         if is_single:
@@ -350,8 +252,8 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             has_dense = False
         if has_dense:
             parts += [*feed_forward(mine, family, layer_width)] * family.copies
-        if sparse[at] and found:
-            parts += routed(mine, family, found)
+        if sparse[at] and expert_part:
+            parts += routed(mine, family, expert_part)
         if family.per_layer and (size := config.count("hidden_size_per_layer_input")):
             parts.append(WeightPart(2 * hidden * size + hidden))
         if streams := config.count("altup_num_inputs"):  # Gemma 3n: predicted streams, and a low-rank path beside
@@ -359,17 +261,6 @@ def stack(config: Config, family: Architecture, count: int) -> tuple[Layer, ...]
             parts.append(WeightPart((streams + 3 + 2 * rank) * hidden + streams**2 * (streams + 1)))
         layers.append(Layer(mixers, tuple(parts), sparse[at], layer_width if has_dense else 0))
     return tuple(layers)
-
-
-def is_bidirectional(config: Config) -> bool:
-    """Return True if tokens see those that follow, so that vLLM keeps no KV cache (EncoderOnlyAttention)."""
-    return config.fields.get("is_causal") is False or config.fields.get("use_bidirectional_attention") is True
-
-
-def _sharing(mixer: Mixer) -> Mixer:
-    """Return attention that reads the keys and values of an earlier layer (Gemma 4)."""
-    own = tuple(part for part in mixer.parts if part.modules not in (("self_attn.k_proj",), ("self_attn.v_proj",)))
-    return replace(mixer, cached=False, parts=own)
 
 
 def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> Iterator[Mixer]:
@@ -382,7 +273,7 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
     if kind == "both":
         yield replace(attention(config, family, "full"), parts=())  # the weights are shared: see `shared_blocks`
     if kind == "compressed":
-        yield compressed_attention(config, compression(config, kind_names(config), at))
+        yield compressed_attention(config, kind_names(config), at)
     elif kind in ("full", "window", "chunk", "parallel"):
         if config.count("kv_lora_rank"):
             types = config.list("indexer_types")

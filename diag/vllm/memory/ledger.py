@@ -1,17 +1,19 @@
 """The memory ledger of one GPU, its verdict, and flags that make a server fit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, quantity
-from diag.vllm.flags.registry import release
+from diag.vllm.command.command import Command
 from diag.vllm.memory import profiling
 from diag.vllm.memory.additions import adapter_bytes, draft_bytes
 from diag.vllm.memory.kv_layout import RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model
-from diag.vllm.memory.profiling import Estimate
-from diag.vllm.memory.setup import CPU_SPACE, Setup, check
+from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check
+from diag.vllm.memory.setup import setup as setup_of
 from diag.vllm.memory.usage import Basis, ByteRange, Stage, weights
 from diag.vllm.memory.weights import unnamed_encoders
 
@@ -84,6 +86,13 @@ class Ledger:
         return self.layout.token_bytes(self.block_bytes) if self.layout else None
 
     @property
+    def requests(self) -> int | None:
+        """Return the requests of the longest context that certainly run at a time without preemption."""
+        if not (self.layout and self.blocks):
+            return None
+        return max(self.blocks.low - 1, 0) // self.layout.blocks(self.setup.length)
+
+    @property
     def concurrency(self) -> tuple[float, float] | None:
         """Return the requests of the longest context that the KV cache holds, as vLLM counts them."""
         if not (self.layout and self.blocks):
@@ -99,10 +108,14 @@ class Ledger:
         sizes = (self.blocks.low, self.blocks.high, self.blocks.central)
         return ByteRange(*(self.layout.logged_tokens(blocks, self.setup.length) for blocks in sizes))
 
+    def is_certain(self, name: str) -> bool:
+        """Return True if a row is exact or logged."""
+        return any(row.name == name and (row.logged or row.basis == "exact") for row in self.rows)
+
     @property
     def doubt(self) -> str:
         """Return the reason why the KV cache has a range: that of the widest estimate; "" for an exact size."""
-        if any(row.name == KV_CACHE and (row.logged or row.basis == "exact") for row in self.rows):
+        if self.is_certain(KV_CACHE):
             return ""
         counted = [row for row in self.rows if row.size and not row.logged and row.basis == "estimated" and row.why]
         widest = max(counted, key=lambda row: row.size.high - row.size.low if row.size else 0, default=None)
@@ -134,6 +147,9 @@ class _LedgerWriter:
         row = self.rows[-1]
         return row.computed if KV_CACHE in self.measured and name != KV_CACHE else row.size
 
+    def estimate(self, name: str, size: ByteRange, source: str) -> ByteRange | None:
+        return self.write(name, size, "estimated", source, size.why)
+
     def write_part(self, name: str, size: ByteRange, source: str, why: str) -> ByteRange | None:
         """Write a row that the logged weights contain: it is taken out of them."""
         logged = next((row.logged for row in self.rows if row.name == WEIGHTS), None)
@@ -142,12 +158,16 @@ class _LedgerWriter:
         return ByteRange.of(0) if logged and KV_CACHE not in self.measured else used
 
 
+def _blocks(size: ByteRange, block_bytes: int) -> ByteRange:
+    return ByteRange(*(max(bound, 0) // block_bytes for bound in (size.low, size.high, size.central)))
+
+
 def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledger:
     """Return the ledger of one GPU, of the fullest pipeline stage; BadUsage if vLLM refuses the setup."""
     check(model, setup)
     layout, unknown = None, ""
     try:
-        layout = cache_layout(model, setup) if keeps_tokens(model) else None
+        layout = cache_layout(model, setup) if model.keeps_tokens else None
     except NotCovered as error:
         unknown = str(error)
     stages = [_stage_ledger(model, setup, measured or {}, layout, stage) for stage in weights(model, setup)]
@@ -158,7 +178,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     outside = _outside_budget(tightest)
 
     certain = [reason for reason, is_certain in outside if is_certain]
-    if kv_cache and kv_cache.high <= 0 and keeps_tokens(model):
+    if kv_cache and kv_cache.high <= 0 and model.keeps_tokens:
         certain = [f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little"]
     elif blocks and blocks.high < needed:
         takes, room = (gibibytes(count * tightest.block_bytes) for count in (needed - RESERVED, blocks.high))
@@ -180,20 +200,17 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     doubts += uncounted(tightest)
 
     if setup.savings:
-        certain, doubts = [], list(dict.fromkeys((*certain, *_uncounted_texts(setup.savings), *doubts)))
+        savings = [f"not counted: {reason}" for reason in setup.savings]
+        certain, doubts = [], list(dict.fromkeys((*certain, *savings, *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
     return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
-
-
-_STATE_BLOCKS = (0, 19, 0)
-"""First release that refuses more requests than blocks of states (vllm-project/vllm#38270, config/compilation.py)."""
 
 
 def state_blocks_needed(model: Model, setup: Setup) -> int:
     """Return the least blocks with which vLLM captures decoding steps of a model with states; 0 if it does not ask."""
     captures = setup.full_graphs and not setup.eager and setup.captured != 0
-    has_states = any(mixer.kind == "state" and mixer.cached for layer in model.stack for mixer in layer.mixers)
-    return setup.sequences if captures and has_states and release(setup.version) >= _STATE_BLOCKS else 0
+    keeps_states = any(mixer.kind == "state" and mixer.cached for mixer in model.mixers)
+    return setup.sequences if captures and keeps_states and setup.since("state_blocks") else 0
 
 
 def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
@@ -205,27 +222,22 @@ def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
     )
 
 
-def keeps_tokens(model: Model) -> bool:
-    """Return False for a model of which vLLM caches nothing: BERT, EmbeddingGemma."""
-    return not model.stack or any(mixer.cached for layer in model.stack for mixer in layer.mixers)
-
-
-def with_kv_cache(found: Ledger, size: ByteRange, why: str = "") -> Ledger:
+def with_kv_cache(page: Ledger, size: ByteRange, why: str = "") -> Ledger:
     """Return a ledger with another size of the KV cache; what fitted may then be unknown, or not fit at all."""
-    rows = tuple(replace(row, computed=size, why=why or row.why) if row.name == KV_CACHE else row for row in found.rows)
-    if not found.blocks:
-        return replace(found, rows=rows)
-    blocks = ByteRange(*(max(bound, 0) // found.block_bytes for bound in (size.low, size.high, size.central)))
-    wanted = state_blocks_needed(found.model, found.setup)
-    texts = {_few_state_blocks(wanted, found.blocks): _few_state_blocks(wanted, blocks)}
-    found = replace(found, rows=rows, blocks=blocks, reasons=tuple(texts.get(text, text) for text in found.reasons))
-    least = 1 if found.setup.auto_length else found.setup.length
-    needed = found.layout.blocks(least) + RESERVED if found.layout else 0
-    if found.verdict == "fits" and blocks.low < max(needed, wanted):
+    rows = tuple(replace(row, computed=size, why=why or row.why) if row.name == KV_CACHE else row for row in page.rows)
+    if not page.blocks:
+        return replace(page, rows=rows)
+    blocks = _blocks(size, page.block_bytes)
+    wanted = state_blocks_needed(page.model, page.setup)
+    texts = {_few_state_blocks(wanted, page.blocks): _few_state_blocks(wanted, blocks)}
+    page = replace(page, rows=rows, blocks=blocks, reasons=tuple(texts.get(text, text) for text in page.reasons))
+    least = 1 if page.setup.auto_length else page.setup.length
+    needed = page.layout.blocks(least) + RESERVED if page.layout else 0
+    if page.verdict == "fits" and blocks.low < max(needed, wanted):
         verdict: Verdict = "does not fit" if blocks.high < needed else "cannot tell"
         reason = why or "the KV cache is smaller than computed from the shape"
-        return replace(found, verdict=verdict, reasons=(f"whether the longest request fits is unknown: {reason}",))
-    return found
+        return replace(page, verdict=verdict, reasons=(f"whether the longest request fits is unknown: {reason}",))
+    return page
 
 
 def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheLayout | None, stage: Stage) -> Ledger:
@@ -243,7 +255,7 @@ def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheL
         usage = _usage(writer, model, setup, stage)
 
     known = [size for size in usage if size]
-    if not keeps_tokens(model):
+    if not model.keeps_tokens:
         size = writer.write(KV_CACHE, ByteRange.of(0), "exact", "none: tokens see those that follow, nothing is kept")
     elif setup.blocks and block_bytes:
         fixed = ByteRange.of(setup.blocks * block_bytes)
@@ -256,9 +268,7 @@ def _stage_ledger(model: Model, setup: Setup, measured: Measured, layout: CacheL
     else:
         size = writer.write(KV_CACHE, None, "unknown", source)
 
-    blocks = None
-    if size and block_bytes:
-        blocks = ByteRange(*(max(bound, 0) // block_bytes for bound in (size.low, size.high, size.central)))
+    blocks = _blocks(size, block_bytes) if size and block_bytes else None
     return Ledger(setup, model, tuple(writer.rows), layout, block_bytes, blocks, "cannot tell")
 
 
@@ -273,88 +283,67 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
         budget = writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")
         slack = 0 if BUDGET in writer.measured else round(size.low * _CARDS_DIFFER)
         usage = [budget and ByteRange(budget.low - slack, budget.high + slack, budget.central)]
-    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, _WEIGHTS_DOUBT))
-
-    usage += _additions(writer, model, setup)
-
-    step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
-    if model.stack:
-        usage.append(writer.write(ACTIVATIONS, *_estimated(profiling.activations(model, setup), step)))
-    else:
-        usage.append(writer.write(ACTIVATIONS, None, "unknown", step))
-
-    if setup.eager:
-        captured = writer.write(GRAPHS, ByteRange.of(0), "exact", "none with --enforce-eager")
-    else:
-        where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
-        captured = writer.write(GRAPHS, *_estimated(profiling.graphs(model, setup), where))
-    usage += [captured] if setup.graphs_in_budget else []
-
-    is_parallel = setup.gpus * setup.data > 1
-    buffers = "buffers of NCCL and CUDA libraries" if is_parallel else "buffers of CUDA libraries"
-    usage.append(
-        writer.write(
-            NON_TORCH, *_estimated(profiling.non_torch(setup, stage.weights.central if stage.weights else 0), buffers)
-        )
-    )
-    return usage
-
-
-_WEIGHTS_DOUBT = "the bytes of scales and of layers that stay in 16 bits are estimated"
-
-
-def _additions(writer: _LedgerWriter, model: Model, setup: Setup) -> Iterator[ByteRange | None]:
-    """Write the rows of a draft model and of adapters; the weights in a log contain both."""
+    doubt = "the bytes of scales and of layers that stay in 16 bits are estimated"
+    usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, doubt))
+    # the weights in a log contain a draft model and adapters
     if setup.draft:
         size = ByteRange(*draft_bytes(setup.draft, setup.float32))
         sources = {"model": "the draft model's shape", "eagle": "the head's layers", "mtp": "the model's MTP layers"}
-        yield writer.write_part(DRAFT, size, sources[setup.draft.kind], "a draft may share the embedding and the head")
+        why = "a draft may share the embedding and the head"
+        usage.append(writer.write_part(DRAFT, size, sources[setup.draft.kind], why))
     if setup.adapters:
         low, high = adapter_bytes(model, setup.adapters, setup.tensor, setup.version)
         slots, rank = setup.adapters
-        source = f"--max-loras {slots}, --max-lora-rank {rank}"
-        yield writer.write_part(ADAPTERS, ByteRange(low, high, low), source, "not every release adapts every layer")
+        source, why = f"--max-loras {slots}, --max-lora-rank {rank}", "not every release adapts every layer"
+        usage.append(writer.write_part(ADAPTERS, ByteRange(low, high, low), source, why))
 
+    step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
+    if model.stack:
+        usage.append(writer.estimate(ACTIVATIONS, profiling.activations(model, setup), step))
+    else:
+        usage.append(writer.write(ACTIVATIONS, None, "unknown", step))
 
-def _estimated(found: Estimate, source: str) -> tuple[ByteRange, Basis, str, str]:
-    return found.size, "estimated", source, found.why
+    where = "counted since vLLM 0.20.0" if setup.graphs_in_budget else "outside the budget up to vLLM 0.19.1"
+    if setup.eager:
+        captured = writer.write(GRAPHS, ByteRange.of(0), "exact", "none with --enforce-eager")
+    else:
+        captured = writer.estimate(GRAPHS, profiling.graphs(model, setup), where)
+    usage += [captured] if setup.graphs_in_budget else []
+
+    libraries = "NCCL and CUDA libraries" if setup.gpus * setup.data > 1 else "CUDA libraries"
+    other = profiling.non_torch(setup, stage.weights.central if stage.weights else 0)
+    return [*usage, writer.estimate(NON_TORCH, other, f"buffers of {libraries}")]
 
 
 _CARDS_DIFFER = 0.002
 """Share by which the memory of cards of one name differs: 79.10 to 79.25 GiB of H100, 39.38 to 39.49 of A100."""
-_PROFILED_ENCODERS = (0, 9, 0)
-"""Releases before this profile as many images as --limit-mm-per-prompt allows, whatever a step may have."""
 
 
-def uncounted(found: Ledger) -> list[str]:
+def uncounted(page: Ledger) -> list[str]:
     """List memory that is in no row; [] if the log has the size of the KV cache."""
-    if any(row.name == KV_CACHE and row.logged for row in found.rows):
+    if any(row.name == KV_CACHE and row.logged for row in page.rows):
         return []
-    missing = [f"{row.name} unknown: {row.source}" for row in found.rows if not row.size and row.name != KV_CACHE]
-    setup, vision = found.setup, list[str]()
-    if found.model.encoders and not setup.text_only:  # 17.91 GiB instead of 1.41 in one report of an old release
-        is_known = profiling.encoder_peak(found.model, setup).high > 0 or setup.skips_encoder
-        if not is_known or release(setup.version) < _PROFILED_ENCODERS:
+    missing = [f"{row.name} unknown: {row.source}" for row in page.rows if not row.size and row.name != KV_CACHE]
+    setup, vision = page.setup, list[str]()
+    if page.model.encoders and not setup.text_only:  # 17.91 GiB instead of 1.41 in one report of an old release
+        is_known = profiling.encoder_peak(page.model, setup).high > 0 or setup.skips_encoder
+        if not is_known or not setup.since("encoder_budget"):
             vision = ["activations of the vision encoder"]
-    is_weighed = any(row.name == WEIGHTS and (row.logged or row.basis == "exact") for row in found.rows)
-    if not setup.text_only and not is_weighed:
-        vision += [f"the weights of {name}, which names no layers" for name in unnamed_encoders(found.model)]
-    doubt = [found.model.doubt] if found.model.doubt else []
-    return missing + doubt + _uncounted_texts((*found.setup.uncounted, *vision, *found.setup.savings))
+    if not setup.text_only and not page.is_certain(WEIGHTS):
+        vision += [f"the weights of {name}, which names no layers" for name in unnamed_encoders(page.model)]
+    doubt = [page.model.doubt] if page.model.doubt else []
+    reasons = (*setup.uncounted, *vision, *setup.savings)
+    return [*missing, *doubt, *(f"not counted: {reason}" for reason in reasons)]
 
 
-def _uncounted_texts(reasons: Sequence[str]) -> list[str]:
-    return [f"not counted: {reason}" for reason in reasons]
-
-
-def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
+def _outside_budget(page: Ledger) -> list[tuple[str, bool]]:
     """Return problems with the memory outside the budget, each with True if it is certain."""
-    setup = found.setup
+    setup = page.setup
     if setup.cpu or setup.total is None:
         return []
-    sizes = {row.name: row.size for row in found.rows if row.size}
+    sizes = {row.name: row.size for row in page.rows if row.size}
     budget, total = sizes.pop(BUDGET), ByteRange.of(setup.total)
-    is_fixed = setup.kv_cache_bytes is not None or setup.blocks is not None or not keeps_tokens(found.model)
+    is_fixed = setup.kv_cache_bytes is not None or setup.blocks is not None or not page.model.keeps_tokens
     if setup.free is not None and not is_fixed and setup.free < budget.low:
         return [(f"only {gibibytes(setup.free)} were free when vLLM started; it wants {gibibytes(budget.low)}", True)]
     left = total.less(*sizes.values()) if is_fixed else total.less(budget)
@@ -366,3 +355,41 @@ def _outside_budget(found: Ledger) -> list[tuple[str, bool]]:
     outside = gibibytes(max(left.low, 0))
     reason = f"{outside} of the GPU remain for {what}, which may take {usual:.1f} GiB"
     return [(reason, left.high < CONTEXT_GIB[0] * GIB)] if left.low < usual * GIB else []
+
+
+# -- the KV cache of a server whose release is not known: that of the releases that count differently ------------------
+
+TURNS = ("0.9.2", "0.16.0", "0.19.1", "0.24.0", "0.28.0")
+"""Releases between which the sampler, CUDA graphs, compiling or the memory outside torch count differently."""
+
+Judge = Callable[[Model, Setup, Measured], Ledger]
+"""The ledger of a setup with its verdict: of one release, or over all of them."""
+
+
+def judge(started: Command, gpu: GpuSpec, version: str) -> Judge:
+    """Return the ledger's function: over all releases if `version` is "", so a setup has one verdict."""
+    if version:
+        return ledger
+    return lambda model, setup, measured: over_releases(ledger(model, setup, measured), started, gpu)
+
+
+def over_releases(page: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
+    """Return the ledger with the KV cache that other releases would have too, since the release is not known.
+
+    What its setup has otherwise than the command, such as a suggestion's value, it has with every release.
+    """
+    kv_cache = page.kv_cache
+    if not kv_cache or page.is_certain(KV_CACHE):
+        return page
+    sizes, plain = [kv_cache], vars(setup_of(started, page.model, gpu, page.setup.version))
+    changed = {name: value for name, value in vars(page.setup).items() if value != plain[name]}
+    for version in TURNS:
+        with suppress(BadUsage):  # a flag or value that the release refuses
+            other = replace(setup_of(started, page.model, gpu, version), **changed)
+            sizes.append(ledger(page.model, other).kv_cache or kv_cache)
+    wide = ByteRange(min(size.low for size in sizes), max(size.high for size in sizes), kv_cache.central)
+    differ = "sampling, CUDA graphs and compiling count differently since"
+    if started.get("--gpu-memory-utilization") is None:
+        differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
+    why = f"the release is not named: {differ} {TURNS[0]}"
+    return with_kv_cache(page, wide, why)

@@ -17,12 +17,13 @@ from diag.core.files import expanded, parse_json, read_bytes, read_json, read_te
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
-from diag.vllm.flags.registry import release
+from diag.vllm.command.container import inner
+from diag.vllm.flags.registry import since
 from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_vectors, stem
-from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, Modules, quote, unquantized, unread_fields
+from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, quote, unread_fields
 from diag.vllm.memory.layers import experts, kind_names, stack
-from diag.vllm.memory.parts import Experts, Layer, UnknownLayers
-from diag.vllm.memory.quantization import mixed_precision, with_experts
+from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers
+from diag.vllm.memory.quantization import Modules, mixed_precision, unquantized, with_experts
 from diag.vllm.memory.shapes import closest, find_shape
 
 MOST_BYTES = 4 * MIB
@@ -37,8 +38,6 @@ _LENGTHS = ("n_positions", "max_seq_len", "seq_length", "model_max_length", "max
 """Fields in which vLLM finds the longest context of a model without `max_position_embeddings`."""
 _UNSCALED = ("default", "llama3", "longrope", "su", "mrope")
 """With these no release multiplies `max_position_embeddings` by `factor` (config/model.py)."""
-YARN_UNSCALED, LONGROPE_SHORT = (0, 30, 0), (0, 11, 1)
-"""First release that does not multiply for YaRN either; first whose default for LongRoPE is the original context."""
 
 
 class NoFolder(BadUsage):
@@ -90,6 +89,20 @@ class Model:
         return self.family or LLAMA
 
     @property
+    def mixers(self) -> list[Mixer]:
+        """Return the attention and the states of all layers."""
+        return [mixer for layer in self.stack for mixer in layer.mixers]
+
+    @property
+    def has_states(self) -> bool:
+        return any(mixer.kind == "state" for mixer in self.mixers)
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Return False for a model of which vLLM caches nothing: BERT, EmbeddingGemma."""
+        return not self.stack or any(mixer.cached for mixer in self.mixers)
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """Return for each layer the tokens that it attends to, 0 for all."""
         return tuple(max((mixer.window for mixer in layer.mixers), default=0) for layer in self.stack)
@@ -123,10 +136,10 @@ def find(name: str, command: Command, revision: str = "") -> Path:
     snapshot = kept / "snapshots" / wanted
     if _REVISION.fullmatch(wanted) and is_folder(str(snapshot)):
         return snapshot
-    shown = redaction.name(name)
-    fetch = f"fetch it with `hf download {shown} config.json`, or " if _HUB_ID.fullmatch(shown) else ""
+    harmless = redaction.name(name)
+    fetch = f"fetch it with `hf download {harmless} config.json`, or " if _HUB_ID.fullmatch(harmless) else ""
     raise NoFolder(
-        f"the model {quote(shown or '...')} is neither a folder nor in the local cache {quote(str(hub))};"
+        f"the model {quote(harmless or '...')} is neither a folder nor in the local cache {quote(str(hub))};"
         f" diag downloads nothing: {fetch}give a folder with its config.json"
     )
 
@@ -148,13 +161,13 @@ def read(folder: Path, name: str = "", version: str = "") -> Model:
     except OSError as error:
         raise BadUsage(f"{place} cannot be read: {error.strerror}") from error
     try:
-        found = parse_json(content)
+        fields = parse_json(content)
     except ValueError as error:
         what = "an HTML page" if content.lstrip()[:1] == b"<" else "cut off or not JSON"
         raise BadUsage(f"{place} is {what}: download it again") from error
-    if not isinstance(found, dict):
-        raise BadUsage(f"{place} holds {quote(found)} instead of an object: it is not a model's config.json")
-    return parse(found, name or folder.name, folder, place, version)
+    if not isinstance(fields, dict):
+        raise BadUsage(f"{place} holds {quote(fields)} instead of an object: it is not a model's config.json")
+    return parse(fields, name or folder.name, folder, place, version)
 
 
 def load(name: str, command: Command, revision: str = "", version: str = "") -> Model:
@@ -162,32 +175,31 @@ def load(name: str, command: Command, revision: str = "", version: str = "") -> 
     try:
         return read(find(name, command, revision), name, version)
     except NoFolder as error:
-        found = find_shape(name)
-        if found is None:
+        shape = find_shape(name)
+        if shape is None:
             near = closest(name)
             raise BadUsage(f"{error}{f'; the closest shape that diag knows is {near}' if near else ''}") from error
-    model = parse(found.config, name, Path(name), found.repository, version)
-    has_states = any(mixer.kind == "state" for layer in model.stack for mixer in layer.mixers)
-    doubt = f"which modules of a checkpoint in {found.format} stay in 16 bits is unknown"
-    is_doubtful = found.format and (found.irregular or has_states)
-    return replace(model, facts=found.note, doubt=model.doubt or (doubt if is_doubtful else ""))
+    model = parse(shape.config, name, Path(name), shape.repository, version)
+    doubt = f"which modules of a checkpoint in {shape.format} stay in 16 bits is unknown"
+    is_doubtful = shape.format and (shape.irregular or model.has_states)
+    return replace(model, facts=shape.note, doubt=model.doubt or (doubt if is_doubtful else ""))
 
 
-def parse(found: Mapping[str, Any], name: str, folder: Path, place: str, version: str) -> Model:
+def parse(fields: Mapping[str, Any], name: str, folder: Path, place: str, version: str) -> Model:
     """Return the model that the fields of a config.json describe; `place` names their origin in errors."""
-    outer = Config({**found, **thinker} if isinstance(thinker := found.get("thinker_config"), dict) else found, place)
-    inner = _language_part(outer)
+    outer = Config({**fields, **inner(fields, "thinker_config")}, place)
+    text = _language_part(outer)
     named = [name for name in outer.list("architectures") if isinstance(name, str)]
     architecture = named[0] if named else str(outer.fields.get("model_type", ""))
     # the language part of a model with encoders, or the model that JinaEmbeddingsV5Model extends
-    kinds = [*inner.list("architectures")[:1], inner.fields.get("model_type")]
+    kinds = [*text.list("architectures")[:1], text.fields.get("model_type")]
     kinds += [outer.fields.get("model_type")] if gives_vectors(architecture) else []
-    known = (families().get(stem(str(kind))) for kind in (architecture, *kinds))
-    family = next((each for each in known if each), None)
-    given = {name: value for name, value in {**outer.fields, **inner.fields}.items() if value is not None}
-    if given.get("head_dim") == 0:  # latent attention without rotary keys: GLM 5 Next
-        del given["head_dim"]
-    config = Config({**family.defaults, **given} if family else given, place)
+    stems = (stem(str(kind)) for kind in (architecture, *kinds))
+    family = next((families()[name] for name in stems if name in families()), None)
+    values = {name: value for name, value in {**outer.fields, **text.fields}.items() if value is not None}
+    if values.get("head_dim") == 0:  # latent attention without rotary keys: GLM 5 Next
+        del values["head_dim"]
+    config = Config({**family.defaults, **values} if family else values, place)
     return _model(name, folder, architecture, config, outer, family, version)
 
 
@@ -195,9 +207,7 @@ def _language_part(outer: Config) -> Config:
     """Return the fields of the language part of a model with encoders; without fields if there is no such part."""
     for name in TEXT_PARTS:
         if part := outer.part(name):
-            nested = Config(part, outer.place)
-            inner = _language_part(nested)
-            return Config({**part, **inner.fields}, outer.place) if inner.fields else nested
+            return Config({**part, **_language_part(Config(part, outer.place)).fields}, outer.place)
     return Config({}, outer.place)
 
 
@@ -220,33 +230,11 @@ def _model(
         raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")
     longest = _longest_context(config, version)
     usual, is_long = longest, _scaling(config)[1] in ("longrope", "su")
-    if is_long and (not version or release(version) >= LONGROPE_SHORT):  # long factors cost short prompts
+    if is_long and (not version or since(version, "longrope_short")):  # long factors cost short prompts
         usual = config.size("original_max_position_embeddings", longest)
-    names = ("quantization_config", "compression_config")  # modelopt writes the latter
-    quantization = next((part for fields in (outer, config) for name in names if (part := fields.part(name))), None)
-    quantization = with_experts(quantization or _beside(folder), config.get("expert_dtype"))
-
-    found: tuple[Layer, ...] = ()
-    unknown, doubt = "", "" if family else f"the architecture {quote(architecture)} is unknown: it is read like Llama"
+    quantization = with_experts(_quantization(outer, config, folder), config.get("expert_dtype"))
     sizes = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": layers}
-    absent = [name for name, size in sizes.items() if not size]
-    if absent and not (family and family.bare):
-        fields = " and ".join(filter(None, (", ".join(absent[:-1]), absent[-1])))
-        known = "" if family else f"the architecture {quote(architecture)} is unknown, and "
-        unknown = f"{known}{'' if family else 'its '}config.json has no {fields}"
-    else:
-        try:
-            found = stack(config, family or LLAMA, layers)
-        except UnknownLayers as error:
-            unknown = str(error)
-        except _ODD as error:
-            raise BadUsage(f"{config.place}: the fields of the layers cannot be read: {quote(str(error))}") from error
-    strange = [] if family or unknown else unread_fields(config)
-    if strange:
-        more = f" and {len(strange) - _MOST_NAMED} more" if len(strange) > _MOST_NAMED else ""
-        named = ", ".join(quote(name) for name in strange[:_MOST_NAMED])
-        unknown = f"the architecture {quote(architecture)} is unknown, and so are its fields {named}{more}"
-        found = ()
+    every, unknown = _stack(config, family, architecture, sizes)
     parts = (config.fields, *(config.part(part) for part in TEXT_PARTS), outer.fields)
     encoders = {name: part for fields in parts for name, part in fields.items() if _ENCODERS.fullmatch(name)}
     if family and family.crossed:
@@ -273,17 +261,41 @@ def _model(
         mixed=mixed_precision(quantization or {}),
         encoders={name: part for name, part in encoders.items() if isinstance(part, dict) and part},
         unknown=unknown,
-        doubt="" if unknown else doubt,
-        stack=found,
-        experts=experts(config) if found else None,
+        doubt="" if family or unknown else f"the architecture {quote(architecture)} is unknown: it is read like Llama",
+        stack=every,
+        experts=experts(config) if every else None,
     )
 
 
-def _beside(folder: Path) -> Mapping[str, Any] | None:
-    """Return the quantization in hf_quant_config.json, where ModelOpt writes it; None without such a file."""
+def _stack(
+    config: Config, family: Architecture | None, architecture: str, sizes: Mapping[str, int]
+) -> tuple[tuple[Layer, ...], str]:
+    """Return the layers of a model, or none and the reason why they are unknown; `sizes` must not be 0."""
+    unknown = f"the architecture {quote(architecture)} is unknown, and"
+    absent = [name for name, size in sizes.items() if not size]
+    if absent and not (family and family.bare):
+        fields = " and ".join(filter(None, (", ".join(absent[:-1]), absent[-1])))
+        return (), f"config.json has no {fields}" if family else f"{unknown} its config.json has no {fields}"
+    try:
+        layers = stack(config, family or LLAMA, sizes["num_hidden_layers"])
+    except UnknownLayers as error:
+        return (), str(error)
+    except _ODD as error:
+        raise BadUsage(f"{config.place}: the fields of the layers cannot be read: {quote(str(error))}") from error
+    if strange := [] if family else unread_fields(config):
+        more = f" and {len(strange) - _MOST_NAMED} more" if len(strange) > _MOST_NAMED else ""
+        return (), f"{unknown} so are its fields {', '.join(map(quote, strange[:_MOST_NAMED]))}{more}"
+    return layers, ""
+
+
+def _quantization(outer: Config, config: Config, folder: Path) -> Mapping[str, Any] | None:
+    """Return the quantization in config.json, or in hf_quant_config.json, where ModelOpt writes it."""
+    names = ("quantization_config", "compression_config")  # modelopt writes the latter
+    if settings := next((part for fields in (outer, config) for name in names if (part := fields.part(name))), None):
+        return settings
     with suppress(OSError, ValueError):
-        found = read_json(folder / "hf_quant_config.json", MOST_BYTES)
-        settings = found.get("quantization") if isinstance(found, dict) else None
+        beside = read_json(folder / "hf_quant_config.json", MOST_BYTES)
+        settings = beside.get("quantization") if isinstance(beside, dict) else None
         return {"quant_method": "modelopt", **settings} if isinstance(settings, dict) else None
     return None
 
@@ -299,7 +311,7 @@ def _longest_context(config: Config, version: str = "") -> int:
     longest = _declared_context(config) or 2048
     scaling, kind = _scaling(config)
     factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
-    unscaled = kind in _UNSCALED or ("yarn" in kind and release(version) >= YARN_UNSCALED)
+    unscaled = kind in _UNSCALED or ("yarn" in kind and since(version, "yarn_unscaled"))
     if unscaled or "gemma3" in str(config.fields.get("model_type")):
         return longest
     if not isinstance(factor, int | float) or not 1 <= factor <= 2**16:

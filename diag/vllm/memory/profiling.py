@@ -1,13 +1,14 @@
 """Memory that vLLM measures when it starts: the profiling run, CUDA graphs, and buffers outside torch.
 
 Each estimate is a central figure with bounds, and the reason for the distance of the bounds. The mechanisms are those
-of vLLM's source, release by release; a constant that the source cannot give names the logs that it was fitted on.
+of vLLM's source, release by release; what the source cannot give is in estimates.toml, with the logs.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from functools import cache
 
-from diag.core.formatting import GIB
+from diag.core.declarations import PACKAGE, read
+from diag.core.formatting import GIB, MIB
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.model import Model
@@ -15,18 +16,15 @@ from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.usage import ByteRange
 from diag.vllm.memory.weights import feed_forward_width, has_head
 
-_MIB = 2**20
+
+@cache
+def estimates() -> Mapping[str, tuple[float, ...]]:
+    """Return the bounds that were fitted on logs, by name: least, most and likely."""
+    return read(PACKAGE / "vllm" / "memory" / "estimates.toml", dict[str, tuple[float, ...]])
 
 
-class Estimate(NamedTuple):
-    """A size with its bounds; `why` is the reason why the bounds are apart."""
-
-    size: ByteRange
-    why: str = ""
-
-
-def _is_hybrid(model: Model) -> bool:
-    return any(mixer.kind == "state" for layer in model.stack for mixer in layer.mixers)
+def _gib(name: str, why: str = "") -> ByteRange:
+    return ByteRange.gib(estimates()[name], why)
 
 
 _V2_FIRST: Mapping[tuple[int, int, int], frozenset[str]] = {
@@ -40,11 +38,11 @@ _V2_MORE = frozenset({"DeepseekV4ForCausalLM", "KimiK3ForConditionalGeneration",
 def uses_runner_v2(model: Model, setup: Setup) -> bool:
     """Return True if vLLM runs a model with Model Runner V2 unless told otherwise (config/vllm.py of each release)."""
     version, name, is_dense = release(setup.version), model.architecture, not model.experts
-    if version >= (0, 32, 0):
+    if setup.since("runner_v2"):
         return True
     if version >= (0, 25, 0):
         named = _V2_MIXTURES | (_V2_MORE if version >= (0, 28, 0) else frozenset())
-        return name in named or (is_dense and not _is_hybrid(model))
+        return name in named or (is_dense and not model.has_states)
     if version >= (0, 24, 0):
         return name in _V2_FIRST[0, 23, 0] | _V2_MIXTURES
     first = next((names for since, names in reversed(list(_V2_FIRST.items())) if version >= since), frozenset[str]())
@@ -59,111 +57,90 @@ MASKED = 14
 """Bytes of a logit in FlashInfer's or Triton's kernels: 2, 4 in float32, 4 masked, 4 as a probability."""
 PLAIN = 6
 """Bytes of a logit in Model Runner V2, whose profiling run skips top-k and top-p (gpu/model_runner.py)."""
-_TRITON, _TRITON_ROWS = (0, 17, 0), 132
-"""First release whose top-k runs in Triton, with a row of logits for each multiprocessor (topk_topp_triton.py)."""
-_BY_ITSELF, _OPT_IN, _FLASHINFER = (0, 9, 0), (0, 11, 1), 8.0
-"""Releases that sample with FlashInfer where it is installed, which their packages leave to the user; since the latter
-they do with VLLM_USE_FLASHINFER_SAMPLER=1 only. Least compute capability of FlashInfer."""
+_TRITON_ROWS = 132
+"""Rows of logits in Triton's top-k."""
+_FLASHINFER = 8.0
+"""Least compute capability of FlashInfer."""
 _HIDDEN_COPIES = 5
 """Streams of the hidden size that live beside a layer's products: residual, normed, queries, keys and output of
 attention. Fitted on 1.97 GiB for Llava 1.5 7B in steps of 16,384 tokens (vLLM 0.10.2, H100)."""
-_WORKSPACES = (0, 10, 0)
-"""First release whose experts have two workspaces of the hidden size (fused_moe/modular_kernel.py)."""
-_FORWARD_ERROR, _EXPERTS_ERROR = (0.75, 1.4), (0.3, 1.6)
-_COMPILED, _COMPILE_ERROR = (0, 24, 0), 1.2
-"""First release with logs in which torch.compile adds a copy of the embedding to the peak, unless its cache has the
-model from an earlier start: Qwen3 8B had 1.18 and 0.19 GiB with 0.27.1, where the embedding has 1.16 and a step 0.22
-(36,992 and 43,888 tokens of KV cache with 0.24.0). Inductor measures combined kernels on arguments of their full
-size. Models with encoders get vectors instead of tokens, so that the embedding is not compiled."""
+_COMPILE_ERROR = 1.2
+"""A start compiles unless torch.compile's cache has the model from an earlier one: Qwen3 8B had 1.18 and 0.19 GiB with
+0.27.1, where the embedding has 1.16 and a step 0.22 (36,992 and 43,888 tokens of KV cache with 0.24.0). Inductor
+measures combined kernels on arguments of their full size. Models with encoders get vectors instead of tokens, so that
+the embedding is not compiled."""
 
 
 def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
     """Return the bytes that the sampler takes for a logit: least, likely and most, and why they differ."""
-    version = release(setup.version)
     if uses_runner_v2(model, setup):
         return PLAIN, PLAIN, MASKED, ""
-    if version >= _TRITON:
+    if setup.since("triton_sampler"):
         return MASKED, MASKED, MASKED, ""
     runs_flashinfer = not setup.is_amd and (not setup.capability or setup.capability >= _FLASHINFER)
     if setup.flashinfer and runs_flashinfer:
         return MASKED, MASKED, MASKED, ""
-    if version >= _OPT_IN or setup.flashinfer is False or not runs_flashinfer:
+    if setup.since("flashinfer_opt_in") or setup.flashinfer is False or not runs_flashinfer:
         return SORTED, SORTED, SORTED, ""
-    if version < _BY_ITSELF:
+    if not setup.since("flashinfer_by_itself"):
         return 0, SORTED, SORTED, f"vLLM {setup.version} has two engines, and the older one may sample nothing"
     why = f"vLLM {setup.version} sorts all logits unless FlashInfer is installed"
     return MASKED, (MASKED + SORTED) / 2, SORTED, why
 
 
-def _forward(model: Model, setup: Setup) -> float:
-    """Return the peak bytes of a step of --max-num-batched-tokens in one layer.
-
-    A dense layer holds the two products of gate and up beside their product. Experts have two workspaces with a row for
-    each expert that a token goes to (fused_moe, workspace_shapes), which stay when the layer ends.
-    """
-    hidden, experts = model.hidden, model.experts
-    dense = 3 * feed_forward_width(model) / setup.tensor
-    if experts:
-        width = experts.width / (1 if setup.expert_parallel else setup.tensor)
-        inner = width if release(setup.version) < _WORKSPACES else max(width, hidden)
-        routed = experts.active * (inner + max(2 * width, hidden)) + hidden
-        dense = max(dense, routed)
-    number = 4 if setup.float32 else 2
-    return setup.batched_tokens * number * (dense + _HIDDEN_COPIES * hidden)
-
-
-def _compiled(model: Model, setup: Setup) -> int:
-    """Return the peak bytes of a start that compiles the model; 0 if compiling takes no more than a step."""
-    is_whole = not model.encoders or setup.text_only
-    if setup.eager or not is_whole or release(setup.version) < _COMPILED:
-        return 0
-    number = 4 if setup.float32 else 2
-    return (model.vocabulary // setup.tensor + setup.batched_tokens) * model.hidden * number
-
-
-def activations(model: Model, setup: Setup) -> Estimate:
+def activations(model: Model, setup: Setup) -> ByteRange:
     """Estimate the peak memory of the profiling run: a step of --max-num-batched-tokens, then sampling.
 
     The larger of both counts. Samples are taken for --max-num-seqs requests, beside the hidden states of the step. If
     compiling takes more, that is the likely peak: the first start on a host finds no compiled model. In large steps the
     encoders' memory may still be held when the step has its peak.
     """
-    number = 4 if setup.float32 else 2
+    hidden, experts, tokens = model.hidden, model.experts, setup.batched_tokens
+    # a dense layer holds the two products of gate and up beside their product; experts have two workspaces with a row
+    # for each expert that a token goes to (fused_moe, workspace_shapes), which stay when the layer ends
+    wide = 3 * feed_forward_width(model) / setup.tensor
+    if experts:
+        width = experts.width / (1 if setup.expert_parallel else setup.tensor)
+        inner = max(width, hidden) if setup.since("expert_workspaces") else width
+        wide = max(wide, experts.active * (inner + max(2 * width, hidden)) + hidden)
+    forward = tokens * setup.number_bytes * (wide + _HIDDEN_COPIES * hidden)
+
     samples = not setup.pooling and has_head(model)
-    logits = min(setup.sequences, setup.batched_tokens) * model.vocabulary if samples else 0
-    states = setup.batched_tokens * model.hidden * number
-    forward = _forward(model, setup)
+    logits = min(setup.sequences, tokens) * model.vocabulary if samples else 0
+    states = tokens * hidden * setup.number_bytes
     low, likely, high, why = _logit_bytes(model, setup)
-    rows = _TRITON_ROWS * model.vocabulary * 4 if release(setup.version) >= _TRITON and likely == MASKED else 0
+    in_triton = setup.since("triton_sampler") and likely == MASKED
+    rows = _TRITON_ROWS * model.vocabulary * 4 if in_triton else 0
     encoder = encoder_peak(model, setup)
-    least, most = _EXPERTS_ERROR if model.experts else _FORWARD_ERROR
-    usual, compiled = max(forward, states + likely * logits + rows, encoder.central), _compiled(model, setup)
+    is_compiled = not setup.eager and (not model.encoders or setup.text_only) and setup.since("compile_peak")
+    embedding = model.vocabulary // setup.tensor
+    compiled = (embedding + tokens) * hidden * setup.number_bytes if is_compiled else 0
+
+    least, most = estimates()["experts" if experts else "forward"]
+    usual = max(forward, states + likely * logits + rows, encoder.central)
     largest = max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR)
-    is_large = setup.batched_tokens >= _LARGE_STEP
-    peak = ByteRange(
-        round(max(forward * least, states + low * logits, encoder.low)),
-        round(largest + encoder.high if is_large else max(largest, encoder.high)),
-        round(max(usual, compiled)),
-    )
+    is_large = tokens >= _LARGE_STEP
+    highest = round(largest + encoder.high if is_large else max(largest, encoder.high))
     if compiled > usual:
         why = "a start that finds the model in torch.compile's cache needs less than one that compiles it"
-    elif (2 if is_large else 1) * encoder.high >= peak.high:
+    elif (2 if is_large else 1) * encoder.high >= highest:
         why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
         if _has_long_video(model, setup):
             why = f"vLLM {setup.version} profiles a video of {_LONG_VIDEO:,} tokens unless the launch allows no video"
-    return Estimate(peak, why or "the peak of a step is estimated from the model's shape")
+    lowest = round(max(forward * least, states + low * logits, encoder.low))
+    why = why or "the peak of a step is estimated from the model's shape"
+    return ByteRange(lowest, highest, round(max(usual, compiled)), why=why)
 
 
 # -- encoders of images -----------------------------------------------------------------------------------------------
 
 _LARGEST_ITEM = 16_384
 """Tokens of the largest image in models of any resolution: max_pixels of Qwen's preprocessors, 28 x 28 or 32 x 32."""
-_ENCODER_ERROR = 0.5, 2.2
 _LARGE_STEP = 16_384
 """Tokens of a step from which the peaks of encoders and of the step may add up: 20.4 GiB were gone for Gemma 3 27B in
 steps of 16,384 (vLLM 0.11.2, B200); in smaller steps no log needs the sum."""
-_LONG_VIDEO, _LONG_VIDEO_END, _WITH_LONG_VIDEO = 153_600, (0, 11, 1), frozenset({"qwen3vl", "qwen3vlmoe"})
-"""Tokens of the video with which releases before that profile these models, unless the launch allows no video: about 10
+_LONG_VIDEO, _WITH_LONG_VIDEO = 153_600, frozenset({"qwen3vl", "qwen3vlmoe"})
+"""Tokens of the video with which old releases profile these models, unless the launch allows no video: about 10
 GB for Qwen3-VL 8B (https://github.com/vllm-project/vllm/issues/27992), 4 GiB on each of four GPUs for the 30B."""
 
 
@@ -175,17 +152,18 @@ def encoder_peak(model: Model, setup: Setup) -> ByteRange:
     queries, keys and values.
     """
     is_out = setup.text_only or setup.skips_encoder
+    encoders = [] if is_out else list(model.encoders.values())
     likely, longest = (
-        max((_patches_peak(model, setup, one, tokens) for one in model.encoders.values() if not is_out), default=0)
+        max((_patches_peak(model, setup, fields, tokens) for fields in encoders), default=0)
         for tokens in (_LARGEST_ITEM, _LONG_VIDEO)
     )
-    least, most = _ENCODER_ERROR
+    least, most = estimates()["encoder"]
     high = max(round(most * likely), longest if _has_long_video(model, setup) else 0)
     return ByteRange(round(least * likely), high, likely)
 
 
 def _has_long_video(model: Model, setup: Setup) -> bool:
-    return release(setup.version) < _LONG_VIDEO_END and stem(model.architecture) in _WITH_LONG_VIDEO
+    return not setup.since("no_long_video") and stem(model.architecture) in _WITH_LONG_VIDEO
 
 
 def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object], largest: int) -> int:
@@ -209,21 +187,6 @@ def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object], larg
 # -- CUDA graphs ------------------------------------------------------------------------------------------------------
 
 _MOST_CAPTURED = 512
-_ESTIMATED_V2 = (0, 29, 0)
-"""First release that estimates graphs of Model Runner V2; before it counts none
-(https://github.com/vllm-project/vllm/issues/49224)."""
-_LAYER_GRAPH_V2 = 0.38 * _MIB
-"""One layer of a full graph in the estimate of Model Runner V2: about 0.44 GiB for 35 graphs of Llama 3.1 8B and 0.35
-for Qwen2.5 1.5B, if the rest of the logged peaks is what compiling takes (vLLM 0.31)."""
-_FULL_GRAPH_RECURRENT, _TRANSIENT = 24 * _MIB, (0, 26, 0)
-"""One full graph of a model with recurrent layers since 0.26
-(https://github.com/vllm-project/vllm/issues/50780): 1.11 GiB for 35 of them in logs of Qwen3.8 27B."""
-_GRAPH_BASE, _PIECEWISE_GRAPH, _FULL_GRAPH = 300 * _MIB, 4 * _MIB, 6 * _MIB
-"""The estimate of Model Runner V1: fitted on 0.31 to 0.79 GiB in eleven logs with 51 + 35, 35 + 19, 5 + 4 and 1 + 1
-graphs (vLLM 0.18 - 0.26)."""
-_GRAPH_ERROR = 0.3, 2.2
-CAPTURED_GIB = 0.1, 2.0, 0.5
-"""Captured graphs that are not counted: 0.23 (8B), 0.37 (0.6B), 0.67 (7B), 1.62 estimated (35B MoE)."""
 
 
 def captured_sizes(most: int) -> int:
@@ -231,79 +194,52 @@ def captured_sizes(most: int) -> int:
     return sum(size <= most for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)))
 
 
-def graphs(model: Model, setup: Setup) -> Estimate:
+def graphs(model: Model, setup: Setup) -> ByteRange:
     """Estimate the CUDA graphs: what vLLM subtracts from the KV cache if it counts them, else what it captures."""
     if not setup.graphs_in_budget:
-        low, high, likely = (round(gib * GIB) for gib in CAPTURED_GIB)
-        return Estimate(ByteRange(low, high, likely))
+        return _gib("captured")
     if setup.captured == 0:
-        return Estimate(ByteRange(0, 0, 0))
+        return ByteRange.of(0)
     most = setup.captured or min(2 * setup.sequences, _MOST_CAPTURED)
     piecewise, full = captured_sizes(most), captured_sizes(min(most, setup.sequences))
-    version, is_v2 = release(setup.version), uses_runner_v2(model, setup)
-    if is_v2 and version < _ESTIMATED_V2:
-        return Estimate(ByteRange(0, _GRAPH_BASE, 0), "Model Runner V2 counts no graphs before 0.29.0")
-    if _is_hybrid(model) and version >= _TRANSIENT:
-        size = _GRAPH_BASE + full * _FULL_GRAPH_RECURRENT
+    is_v2, fitted = uses_runner_v2(model, setup), estimates()
+    base = fitted["graph_base"][0] * MIB
+    if is_v2 and not setup.since("v2_graphs"):
+        return ByteRange(0, round(base), 0, why="Model Runner V2 counts no graphs before 0.29.0")
+    if model.has_states and setup.since("recurrent_graphs"):
+        size = base + full * fitted["recurrent_full_graph"][0] * MIB
     elif is_v2:
-        size = round(full * model.layers * _LAYER_GRAPH_V2)
+        size = round(full * model.layers * (fitted["layer_of_a_graph"][0] * MIB))
     else:
-        size = _GRAPH_BASE + piecewise * _PIECEWISE_GRAPH + full * _FULL_GRAPH
-    least, most_size = (round(size * error) for error in _GRAPH_ERROR)
-    return Estimate(ByteRange(least, most_size, size), "vLLM extrapolates CUDA graphs from two that it captures")
+        size = base + piecewise * fitted["piecewise_graph"][0] * MIB + full * fitted["full_graph"][0] * MIB
+    least, largest = (round(size * error) for error in fitted["graphs"])
+    return ByteRange(least, largest, round(size), why="vLLM extrapolates CUDA graphs from two that it captures")
 
 
 # -- outside torch ----------------------------------------------------------------------------------------------------
 
-_CONSUMED = (0, 27, 0)
-"""First release that counts all memory that is gone since the start, with the runner's buffers and workspaces."""
-_AFTER_NCCL = (0, 11, 1)
-"""First release that looks at the free memory after NCCL has started, so that NCCL is not counted."""
-_SINGLE = (0.0, 0.55, 0.07)
-"""One GPU up to 0.26: 0.02 to 0.07 in logs of 0.10.2 - 0.25, 0.26 with a vision encoder, 0.5 on a workstation."""
-_SINGLE_ROCM = (0.0, 1.2, 0.5)
-"""One GPU of AMD up to 0.26: 0.26 and 0.94 with the MI300X in two starts of 0.17.1."""
-_SINGLE_CONSUMED = (0.2, 0.7, 0.32)
-"""One GPU since 0.27: 0.26 to 0.33 in six logs of 0.27 - 0.31, 0.56 in two of Qwen3.8 27B."""
-_SHARED_WITH_HOST, _CACHED_FILES = (0.3, 5.0, 1.7), (0.0, 0.1, 0.07)
-"""A GPU without memory of its own, where the memory of the server's processes counts too, and a share of the weights,
-whose files stay in the host's page cache: 2.2 GiB with 1 GiB of weights, 1.7 with 14, 5.0 and 6.4 with 51 (GB10, vLLM
-0.13 and 0.27.1)."""
-_NVLINK_NCCL, _PCIE_NCCL = (0.3, 1.9, 0.8), (0.1, 0.5, 0.25)
-"""Several GPUs up to 0.11.0: 1.38 for two H200, 1.84 for four H100; 0.21 and 0.30 for eight and two L40S."""
-_NVLINK, _PCIE = (0.1, 1.2, 0.5), (0.05, 0.5, 0.15)
-"""Several GPUs from 0.11.1 to 0.26: 0.95 for four GB200; 0.09 for two L40S."""
-_OLDER_NVLINK, _OLDER_NVLINK_LATER = (0.1, 1.5, 0.4), (0.05, 1.0, 0.3)
-"""Several GPUs before Hopper, which have no symmetric memory (symm_mem.py): 0.13 for two A100 without peer access."""
-_PARALLEL_CONSUMED = (0.3, 1.8, 0.7)
-"""Several GPUs since 0.27: 1.70 for four RTX PRO 6000, 1.74 for eight H200, of which about 1.0 are experts' workspaces,
-which are in the profiling run here."""
 _WITH_NVLINK, _SYMMETRIC, _INTEGRATED = (7.0, 8.0, 9.0, 10.0, 10.3), 9.0, (11.0, 12.1)
 """Compute capabilities: of GPUs with NVLink, of the first with symmetric memory, and of GPUs without own memory."""
 
 
-def non_torch(setup: Setup, weights: int = 0) -> Estimate:
+def non_torch(setup: Setup, weights: int = 0) -> ByteRange:
     """Estimate the memory outside torch: the libraries' buffers, and since 0.27 all buffers beside the weights.
 
     `weights` are the bytes of the weights, whose files a host that shares its memory with the GPU may cache.
     """
-    version = release(setup.version)
-    is_shared = setup.capability in _INTEGRATED
-    if is_shared:
-        cached = (share * weights / GIB for share in _CACHED_FILES)
-        bounds = tuple(map(sum, zip(_SHARED_WITH_HOST, cached, strict=True)))
-    elif setup.gpus * setup.data == 1:
-        bounds = _SINGLE_CONSUMED if version >= _CONSUMED else _SINGLE_ROCM if setup.is_amd else _SINGLE
-    elif version >= _CONSUMED:
-        bounds = _PARALLEL_CONSUMED
-    else:
-        has_nvlink = setup.capability in _WITH_NVLINK
-        counted, left = (_NVLINK_NCCL, _NVLINK) if has_nvlink else (_PCIE_NCCL, _PCIE)
-        if has_nvlink and setup.capability < _SYMMETRIC:
-            counted, left = _OLDER_NVLINK, _OLDER_NVLINK_LATER
-        bounds = left if version >= _AFTER_NCCL else counted
-    low, high, likely = (round(gib * GIB) for gib in bounds)
-    why = "buffers between GPUs depend on their links" if setup.gpus * setup.data > 1 else ""
-    if is_shared:
-        why = "the GPU shares its memory with the host, whose other uses count too"
-    return Estimate(ByteRange(low, high, likely), why)
+    is_parallel = setup.gpus * setup.data > 1
+    if setup.capability in _INTEGRATED:
+        cached = (share * weights / GIB for share in estimates()["cached_files"])
+        bounds = tuple(map(sum, zip(estimates()["shared_with_host"], cached, strict=True)))
+        return ByteRange.gib(bounds, "the GPU shares its memory with the host, whose other uses count too")
+    if setup.since("all_counted"):
+        return _gib("parallel_all_counted", _BY_LINKS) if is_parallel else _gib("single_all_counted")
+    if not is_parallel:
+        return _gib("single_rocm" if setup.is_amd else "single")
+    link = "pcie"
+    if setup.capability in _WITH_NVLINK:
+        link = "nvlink" if setup.capability >= _SYMMETRIC else "older_nvlink"
+    return _gib(link if setup.since("after_nccl") else f"{link}_with_nccl", _BY_LINKS)
+
+
+_BY_LINKS = "buffers between GPUs depend on their links"

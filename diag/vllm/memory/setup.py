@@ -3,13 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, parse_size
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
-from diag.vllm.flags.registry import default, release, versions
+from diag.vllm.flags.registry import default, release, since, versions
 from diag.vllm.gpus import capability
 from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
 from diag.vllm.memory.model import Model
@@ -34,11 +34,6 @@ _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--n
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
 FLASHINFER = "VLLM_USE_FLASHINFER_SAMPLER"
-HYBRID_PREFIXES = (0, 27, 0)
-"""The first release that caches prefixes of models with states by default (vllm-project/vllm#50991)."""
-CPU_WINDOWS = (0, 32, 0)
-"""A release whose CPU backend drops what is before a window; earlier ones were not looked at."""
-PREFIXES = "--enable-prefix-caching"
 CHUNKS = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE"
 _CPU_BLOCK, _BLOCK = 128, 16
 _CPU_DEFAULTS = {"--max-num-batched-tokens": 2048, "--max-num-seqs": 128}
@@ -117,7 +112,7 @@ class Setup:
     @property
     def in_flight(self) -> int:
         """Return the tokens that may be in flight: two steps of them since scheduling is asynchronous."""
-        steps = 2 if release(self.version) >= (0, 14, 0) and not self.cpu else 1  # platforms/cpu.py
+        steps = 2 if self.since("steps_in_flight") and not self.cpu else 1  # platforms/cpu.py
         return max(steps, self.pipeline) * self.batched_tokens
 
     @property
@@ -125,11 +120,20 @@ class Setup:
         """Return the number of GPUs that share the work of one replica."""
         return self.tensor * self.pipeline
 
+    @property
+    def number_bytes(self) -> int:
+        """Return the bytes of a number that is not quantized."""
+        return 4 if self.float32 else 2
+
+    def since(self, change: str) -> bool:
+        """Return True if the release has a change of changes.toml."""
+        return since(self.version, change)
+
 
 def invalid(what: str, text: str, expected: str) -> str:
     """Return the sentence about an invalid value, without secrets."""
-    given = redaction.number(text)
-    return f"invalid value for {what}{f': {given}' if given else ''} (expected {expected})"
+    value = redaction.number(text)
+    return f"invalid value for {what}{f': {value}' if value else ''} (expected {expected})"
 
 
 def size(text: str, what: str, least: int = 1, most: int = MOST) -> int:
@@ -147,12 +151,12 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     if not release(version):
         named = redaction.name(version)[:40]
         raise BadUsage(f"invalid value for --vllm-version: {named!r} (expected a vLLM release such as 0.32.0)")
-    number, cpu = release(version), CPU_SPACE in command.environment or gpu.name == "cpu"
+    cpu = CPU_SPACE in command.environment or gpu.name == "cpu"
 
-    given = command.get("--max-model-len")
-    auto_length, length = given in ("auto", "-1"), model.usual
-    if given is not None and not auto_length:
-        length = size(given, "--max-model-len", most=2**30)
+    text = command.get("--max-model-len")
+    auto_length, length = text in ("auto", "-1"), model.usual
+    if text is not None and not auto_length:
+        length = size(text, "--max-model-len", most=2**30)
 
     fixed, space, kv_cache_bytes = command.get("--kv-cache-memory-bytes"), command.environment.get(CPU_SPACE), None
     if fixed is not None:
@@ -162,59 +166,78 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
 
     flag, expected = "--gpu-memory-utilization", "a number above 0 and up to 1"
     share = _number(command, flag, default(flag, version) or 0.92, lambda share: 0 < share <= 1, expected)
-    estimates = command.environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-    graphs_in_budget = estimates == "1" if estimates in ("0", "1") else number >= (0, 20, 0)
-    overlong = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
-    overlong = overlong or command.environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
-    savings = [why for flag, why in _SAVINGS.items() if _mentions(command, flag)]
-    if PARTITION in command.environment and _count(command, "--pipeline-parallel-size") > 1:
-        savings.append(f"how {PARTITION} divides the layers")
-
-    drafting, unknown = draft(command, model, _count(command, "--tensor-parallel-size"), version)
-    return Setup(
+    tensor, pipeline, data = (_count(command, f"--{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
+    drafting, unknown = draft(command, model, tensor, version)
+    limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
+    is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
+    planned = Setup(
         version=version,
         total=gpu.total,
         length=length,
         auto_length=auto_length,
         utilization=share,
-        tensor=_count(command, "--tensor-parallel-size"),
-        pipeline=_count(command, "--pipeline-parallel-size"),
-        data=_count(command, "--data-parallel-size"),
+        tensor=tensor,
+        pipeline=pipeline,
+        data=data,
         block=_whole(command, "--block-size") or (_CPU_BLOCK if cpu and not model.latent else _BLOCK),
         batched_tokens=_batched_tokens(command, version, gpu, length),
         default_sequences=command.get("--max-num-seqs") is None,
         sequences=_whole(command, "--max-num-seqs") or _default("--max-num-seqs", version, gpu, 1024),
-        kv_dtype=command.get("--kv-cache-dtype") or "auto",
         float32=command.get("--dtype") in ("float32", "float"),
         quantization=command.get("--quantization") or "",
         kv_cache_bytes=kv_cache_bytes,
         blocks=_whole(command, "--num-gpu-blocks-override"),
         offload=int(_number(command, "--cpu-offload-gb", 0, lambda gib: 0 <= gib < 2**20, "a size in GiB") * GIB),
-        eager=bool(command.switched("--enforce-eager")) or cpu,
-        graphs_in_budget=graphs_in_budget,
-        hybrid=number >= (0, 9, 1)
-        and not command.switched("--disable-hybrid-kv-cache-manager")
-        and (not cpu or number >= CPU_WINDOWS),
-        hybrid_chunks=command.environment.get(CHUNKS) == "1",
-        prefix_caching=number >= HYBRID_PREFIXES if (asked := command.switched(PREFIXES)) is None else asked,
-        mamba_mode=command.get("--mamba-cache-mode") or "",
-        state_type=(command.get("--mamba-ssm-cache-dtype") or "").replace("auto", ""),
-        mamba_type=(command.get("--mamba-cache-dtype") or "").replace("auto", ""),
+        eager=is_on["--enforce-eager"] or cpu,
         cpu=cpu,
-        text_only=bool(command.switched("--language-model-only")) or _has_no_items(command),
-        flashinfer={"0": False, "1": True}.get(command.environment.get(FLASHINFER, "")),
+        text_only=is_on["--language-model-only"] or limits == {"0"},
         pooling=command.get("--runner") == "pooling" or command.get("--task") in _POOLING_TASKS,
-        skips_encoder=bool(command.switched("--skip-mm-profiling")),
-        allows_overlong=overlong,
+        skips_encoder=is_on["--skip-mm-profiling"],
         uncounted=tuple(dict.fromkeys((*filter(None, (unknown,)), *_uncounted(command, model)))),
-        savings=tuple(savings),
         capability=capability(gpu.name),
-        expert_parallel=bool(command.switched("--enable-expert-parallel")),
+        expert_parallel=is_on["--enable-expert-parallel"],
         captured=_captured(command),
         full_graphs=_graph_mode(command) not in ("NONE", "PIECEWISE"),
         adapters=adapters(command),
         draft=drafting,
         is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
+    )
+    return _with_cache(_with_variables(planned, command), command)
+
+
+_SWITCHES = ("--enforce-eager", "--language-model-only", "--skip-mm-profiling", "--enable-expert-parallel")
+
+
+def _with_variables(planned: Setup, command: Command) -> Setup:
+    """Return a setup with what the environment of the command and the flags that change the model say."""
+    environment = command.environment
+    estimates = environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    is_changed = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
+    savings = [why for flag, why in _SAVINGS.items() if _mentions(command, flag)]
+    if PARTITION in environment and planned.pipeline > 1:
+        savings.append(f"how {PARTITION} divides the layers")
+    return replace(
+        planned,
+        graphs_in_budget=estimates == "1" if estimates in ("0", "1") else planned.since("graphs_in_budget"),
+        allows_overlong=is_changed or environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1",
+        savings=tuple(savings),
+        flashinfer={"0": False, "1": True}.get(environment.get(FLASHINFER, "")),
+        hybrid_chunks=environment.get(CHUNKS) == "1",
+    )
+
+
+def _with_cache(planned: Setup, command: Command) -> Setup:
+    """Return a setup with the settings of what a server keeps of a request."""
+    is_hybrid = planned.since("hybrid_cache") and not command.switched("--disable-hybrid-kv-cache-manager")
+    prefixes = command.switched("--enable-prefix-caching")
+    return replace(
+        planned,
+        kv_dtype=command.get("--kv-cache-dtype") or "auto",
+        hybrid=is_hybrid and (not planned.cpu or planned.since("cpu_windows")),
+        prefix_caching=planned.since("hybrid_prefixes") if prefixes is None else prefixes,
+        mamba_mode=command.get("--mamba-cache-mode") or "",
+        state_type=(command.get("--mamba-ssm-cache-dtype") or "").replace("auto", ""),
+        mamba_type=(command.get("--mamba-cache-dtype") or "").replace("auto", ""),
     )
 
 
@@ -227,8 +250,8 @@ _LEVEL_MODES = {"0": "NONE", "1": "PIECEWISE"}
 
 def _graph_mode(command: Command) -> str:
     """Return the mode of CUDA graphs, "NONE" or "PIECEWISE"; "" for the default."""
-    given = command.keys("--compilation-config").get("cudagraph_mode")
-    return str(given or _LEVEL_MODES.get(command.get("--optimization-level") or "", "")).upper()
+    mode = command.keys("--compilation-config").get("cudagraph_mode")
+    return str(mode or _LEVEL_MODES.get(command.get("--optimization-level") or "", "")).upper()
 
 
 def _captured(command: Command) -> int | None:
@@ -236,27 +259,21 @@ def _captured(command: Command) -> int | None:
     keys = command.keys("--compilation-config")
     if _graph_mode(command) == "NONE":
         return 0
-    given = command.get("--max-cudagraph-capture-size") or keys.get("max_cudagraph_capture_size")
+    most = command.get("--max-cudagraph-capture-size") or keys.get("max_cudagraph_capture_size")
     sizes = keys.get("cudagraph_capture_sizes")
     if isinstance(sizes, list) and sizes and all(isinstance(one, int) for one in sizes):
         return int(max(sizes))
-    return size(str(given), "--max-cudagraph-capture-size", least=0, most=MOST_TOKENS) if given is not None else None
-
-
-def _has_no_items(command: Command) -> bool:
-    """Return True if no image, video or audio is allowed: vLLM then loads no encoder."""
-    limits = [str(limit) for limit in command.keys("--limit-mm-per-prompt").values()]
-    return bool(limits) and set(limits) == {"0"}
+    return size(str(most), "--max-cudagraph-capture-size", least=0, most=MOST_TOKENS) if most is not None else None
 
 
 def _mentions(command: Command, flag: str) -> bool:
     """Return True if a flag is given, whole or by one of its keys, and not switched off."""
-    return any(given.name == flag and " ".join(given.values) != _OFF.get(flag) for given in command.given)
+    return any(one.name == flag and " ".join(one.values) != _OFF.get(flag) for one in command.given)
 
 
 def _uncounted(command: Command, model: Model) -> Iterator[str]:
     yield from (why for flag, why in _UNCOUNTED.items() if _mentions(command, flag))
-    if any(_REDUNDANT.search(f"{given.spelled} {' '.join(given.values)}") for given in command.given):
+    if any(_REDUNDANT.search(f"{one.spelled} {' '.join(one.values)}") for one in command.given):
         yield "redundant experts"
     if any(model.windows) and 0 in model.windows and _mentions(command, "--kv-transfer-config"):
         yield "whether layers keep their windows with the connector of --kv-transfer-config"  # not all support it
@@ -265,25 +282,25 @@ def _uncounted(command: Command, model: Model) -> Iterator[str]:
 
 
 def _whole(command: Command, flag: str) -> int | None:
-    given = command.get(flag)
-    return None if given is None else size(given, flag, most=MOST_TOKENS)
+    text = command.get(flag)
+    return None if text is None else size(text, flag, most=MOST_TOKENS)
 
 
 def _count(command: Command, flag: str) -> int:
-    given = _whole(command, flag) or 1
-    if given > 2**12:
-        raise BadUsage(f"{flag} {given} is more than any server has")
-    return given
+    count = _whole(command, flag) or 1
+    if count > 2**12:
+        raise BadUsage(f"{flag} {count} is more than any server has")
+    return count
 
 
 def _number(command: Command, flag: str, usual: float, is_valid: Callable[[float], bool], expected: str) -> float:
-    given = command.get(flag)
+    text = command.get(flag)
     try:
-        value = usual if given is None else float(given)
+        value = usual if text is None else float(text)
     except ValueError:
         value = math.nan
     if not is_valid(value):
-        raise BadUsage(invalid(flag, str(given), expected))
+        raise BadUsage(invalid(flag, str(text), expected))
     return value
 
 
@@ -295,17 +312,17 @@ def _default(flag: str, version: str, gpu: GpuSpec, worst: int) -> int:
 
 
 def _batched_tokens(command: Command, version: str, gpu: GpuSpec, length: int) -> int:
-    given = _whole(command, "--max-num-batched-tokens")
-    if given is not None:
-        return given
+    tokens = _whole(command, "--max-num-batched-tokens")
+    if tokens is not None:
+        return tokens
     chunked = command.switched("--enable-chunked-prefill")
     usual = _default("--max-num-batched-tokens", version, gpu, 8192)
-    is_whole_prompt = chunked is False or (release(version) < (0, 8, 0) and not chunked and length <= 2**15)
+    is_whole_prompt = chunked is False or (not since(version, "usual_chunks") and not chunked and length <= 2**15)
     return max(length, 2048) if is_whole_prompt else usual
 
 
-_FINER_BLOCKS, _LEAST_BLOCK = (0, 29, 0), 32
-"""The first release that cuts blocks of fp8 experts, and the smallest block then."""
+_LEAST_BLOCK = 32
+"""The smallest block of fp8 experts in releases that cut them."""
 
 
 def check(model: Model, setup: Setup) -> None:
@@ -331,8 +348,7 @@ def check(model: Model, setup: Setup) -> None:
         block = block_size(model.quantization or {})  # of fp8 experts
         if model.experts and block and not setup.expert_parallel:
             share = model.experts.width // (setup.tensor * setup.data)
-            # newer releases cut the blocks down to 32 (fused_moe/oracle/fp8.py)
-            is_cut = release(setup.version) >= _FINER_BLOCKS and math.gcd(block, share, model.hidden) >= _LEAST_BLOCK
+            is_cut = setup.since("finer_blocks") and math.gcd(block, share, model.hidden) >= _LEAST_BLOCK
             if share % block and not is_cut:
                 raise BadUsage(_splits_scale(setup, f"{share:,} columns of an expert", f"blocks of {block}"))
 

@@ -12,43 +12,17 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from diag.core.declarations import PACKAGE
+from diag.vllm.memory.quantization import Format, tables
 
 _NOISE = frozenset(
     ("instruct", "it", "chat", "hf", "base", "meta", "thinking", "reasoning", "bf16", "inst", "pt", "preview", "think")
 )
 """Words of a name that do not change the shape."""
-_GROUPED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True}
-_INT8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
-_FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
-
-
-def _compressed(weights: Mapping[str, object]) -> Mapping[str, Any]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    return {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": groups}
-
-
-_GPTQ = {"quant_method": "gptq", "group_size": 128, "sym": True, "desc_act": False}
-_FORMATS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
-    (r"nvfp4|fp4", "NVFP4", {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}),
-    (r"mxfp4", "MXFP4", {"quant_method": "mxfp4"}),
-    (r"awq\b.*(int8|8bit)", "8-bit integers", _compressed(_INT8)),
-    (r"awq", "AWQ, 4 bits in groups of 128", {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
-    (r"gptq\b.*(int8|8bit)", "GPTQ, 8 bits", {**_GPTQ, "bits": 8}),
-    (r"gptq", "GPTQ, 4 bits in groups of 128", {**_GPTQ, "bits": 4}),
-    (r"autoround|auto-round", "AutoRound, 4 bits", {**_GPTQ, "quant_method": "auto-round", "bits": 4}),
-    (r"bnb", "bitsandbytes, 4 bits", {"quant_method": "bitsandbytes", "load_in_4bit": True}),
-    (r"w4a16|int4", "4-bit integers in groups of 128", _compressed(_GROUPED)),
-    (r"w8a8|w8a16|int8", "8-bit integers", _compressed(_INT8)),
-    (r"fp8", "FP8", _compressed(_FLOAT8)),
-)
-"""Quantized formats by the words of a name: as published checkpoints of that name usually are."""
 _FORMAT_WORDS = re.compile(
     r"(nvfp4|fp4|mxfp4|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
     r"quantized|marlin|static|pertensor|sym)"
 )
 _UNREADABLE = re.compile(r"\b(gguf|exl2|exl3|mlx|onnx)\b")
-_IRREGULAR = ("NVFP4", "MXFP4", "AutoRound, 4 bits")
-"""Formats whose checkpoints differ in the modules that they leave in 16 bits."""
 
 
 class NamedShape(NamedTuple):
@@ -73,10 +47,8 @@ class NamedShape(NamedTuple):
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
-    found: Mapping[str, Mapping[str, Any]] = json.loads(
-        (PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")
-    )
-    return found
+    text = (PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
 
 
 def repositories() -> tuple[str, ...]:
@@ -100,11 +72,9 @@ def _key(name: str) -> str:
 @cache
 def _index() -> Mapping[str, str]:
     """Return the repositories by their whole names, their last parts, and their keys; the first of a kind counts."""
-    found: dict[str, str] = {}
-    for spelled in (str.lower, lambda name: name.rpartition("/")[2].lower(), _key):
-        for repository in _rows():
-            found.setdefault(spelled(repository), repository)
-    return found
+    spellings = (str.lower, lambda name: name.rpartition("/")[2].lower(), _key)
+    pairs = [(spelled(repository), repository) for spelled in spellings for repository in _rows()]
+    return dict(reversed(pairs))
 
 
 def find_shape(name: str) -> NamedShape | None:
@@ -115,16 +85,21 @@ def find_shape(name: str) -> NamedShape | None:
         if repository := _index().get(spelling):
             return NamedShape(repository, _rows()[repository]["source"], _fields(repository))
     plain = _without_format(name)
-    if plain == name or not (found := find_shape(plain)):
+    if plain == name or not (shape := find_shape(plain)):
         return None
-    words, own = name.rpartition("/")[2].lower().replace("_", "-"), found.config.get("quantization_config", {})
-    label, settings = next((label, own) for pattern, label, own in _FORMATS if re.search(pattern, words))
-    if "fp8" in str(own.get("quant_method")) and label == "FP8":
-        return found
-    if label == "MXFP4" and own.get("quant_method") == "mxfp4":
-        return found
-    config = {**found.config, "quantization_config": settings}
-    return found._replace(config=config, format=label, irregular=label in _IRREGULAR)
+    words, method = name.rpartition("/")[2], str(shape.config.get("quantization_config", {}).get("quant_method"))
+    format = next(filter(None, (_format(words),)))
+    if (format.label == "FP8" and "fp8" in method) or (format.label == "MXFP4" and method == "mxfp4"):
+        return shape
+    groups = {"group_0": {"targets": ["Linear"], "weights": format.weights}}
+    compressed = {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": groups}
+    config = {**shape.config, "quantization_config": format.config or compressed}
+    return shape._replace(config=config, format=format.label, irregular=format.irregular)
+
+
+def _format(words: str) -> Format | None:
+    words = words.lower().replace("_", "-")
+    return next((format for format in tables().format if format.words.search(words)), None)
 
 
 def _without_format(name: str) -> str:
@@ -132,15 +107,12 @@ def _without_format(name: str) -> str:
     owner, slash, last = name.rpartition("/")
     words = re.split(r"[-_]", last)
     kept = [word for word in words if not re.fullmatch(_FORMAT_WORDS.pattern + r"(\.\w+)?", word.lower())]
-    has_format = any(re.search(pattern, last.lower().replace("_", "-")) for pattern, _, _ in _FORMATS)
-    return f"{owner}{slash}{'-'.join(kept)}" if has_format and len(kept) < len(words) and kept else name
+    return f"{owner}{slash}{'-'.join(kept)}" if _format(last) and len(kept) < len(words) and kept else name
 
 
 def closest(name: str) -> str:
     """Return the repository with the closest name, "" if none is close."""
-    keys, wanted = (
-        {_key(repository): repository for repository in reversed(repositories())},
-        _key(_without_format(name)),
-    )
+    keys = {_key(repository): repository for repository in reversed(repositories())}
+    wanted = _key(_without_format(name))
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""

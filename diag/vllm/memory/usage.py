@@ -13,32 +13,26 @@ from diag.vllm.command import redaction
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import Precision, precision
 from diag.vllm.memory.setup import Setup
-from diag.vllm.memory.weights import (
-    absorbed,
-    encoders,
-    of_stage,
-    rotary,
-    stages,
-    unused,
-    weigh,
-)
+from diag.vllm.memory.weights import absorbed, encoders, of_stage, rotary, stages, unused, weigh
 
 
 @dataclass(frozen=True)
 class ByteRange:
-    """Bytes, at least and at most; `likely` is the central estimate, None for the middle."""
+    """Bytes, at least and at most; `likely` is the central estimate, None for the middle; `why` explains the bounds."""
 
     low: int
     high: int
     likely: int | None = field(default=None, compare=False)
+    why: str = field(default="", compare=False, kw_only=True)
 
     @property
     def central(self) -> int:
         return (self.low + self.high) // 2 if self.likely is None else self.likely
 
     @classmethod
-    def gib(cls, bounds: tuple[float, float]) -> Self:
-        return cls(round(bounds[0] * GIB), round(bounds[1] * GIB))
+    def gib(cls, bounds: tuple[float, ...], why: str = "") -> Self:
+        """Return a range of GiB: least, most and perhaps likely."""
+        return cls(*(round(bound * GIB) for bound in bounds), why=why)
 
     @classmethod
     def of(cls, size: int) -> Self:
@@ -78,9 +72,9 @@ def on_disk(model: Model, float32: bool = False) -> int | None:
     """
     files = sorted(model.folder / name for name in indexed(model.folder))
     if not files:
-        found = sorted(model.folder.glob("*.safetensors"))
+        every = sorted(model.folder.glob("*.safetensors"))
         # "consolidated" is a second copy in Mistral's own format
-        files = [file for file in found if not file.name.startswith("consolidated")] or found
+        files = [file for file in every if not file.name.startswith("consolidated")] or every
 
     total = 0
     for file in files:
@@ -106,17 +100,17 @@ def _header(file: Path) -> dict[str, Any] | None:
         with opened(file) as stream:
             room = os.fstat(stream.fileno()).st_size - 8
             length = struct.unpack("<Q", stream.read(8))[0]
-            found = parse_json(stream.read(length)) if length <= min(MOST_HEADER, room) else None
-        if not isinstance(found, dict):
+            tensors = parse_json(stream.read(length)) if length <= min(MOST_HEADER, room) else None
+        if not isinstance(tensors, dict):
             return None
-        found.pop("__metadata__", None)
-        for entry in found.values():
+        tensors.pop("__metadata__", None)
+        for entry in tensors.values():
             start, end = entry["data_offsets"]
             if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end <= room - length):
                 return None
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
-    return found
+    return tensors
 
 
 Basis = Literal["exact", "estimated", "unknown"]
@@ -154,9 +148,8 @@ def weights(model: Model, setup: Setup) -> list[Stage]:
     if not files:
         named = (model.quantization or {}).get("quant_method") or setup.quantization
         method = f"diag does not know the bits of the quantization {redaction.name(str(named))[:40]!r}"
-        source = method if model.stack and not bits else "neither the model's shape nor its files are known"
-        source += ": give --log"
-        return [Stage(span, None, "unknown", source) for span in spans]
+        why = method if model.stack and not bits else "neither the model's shape nor its files are known"
+        return [Stage(span, None, "unknown", f"{why}: give --log") for span in spans]
     bounds = ByteRange(max(files // setup.gpus - setup.offload, 0), files)
     exact = setup.gpus == 1 and not setup.offload
     basis: Basis = "exact" if exact else "estimated"
@@ -166,8 +159,8 @@ def weights(model: Model, setup: Setup) -> list[Stage]:
 def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) -> list[Stage]:
     """Return every stage by the shape; the bytes of the files are divided among the stages as the shape's are."""
     gpus = setup.gpus * setup.data
-    known = gpus == 1 if files else bits.exact and not model.encoders and not model.doubt
-    exact = bool(known) and not model.latent and not setup.offload and not bits.padded
+    is_known = gpus == 1 if files else bits.exact and not model.encoders and not model.doubt
+    exact = bool(is_known) and not model.latent and not setup.offload and not bits.padded
     slack = BY_FILES if files else DOUBT if model.doubt else BY_FILES if bits.exact else QUANTIZED
     slack = 0 if exact else slack
     doubtful = 0 if files else round(encoders(model).elements * 2 * ENCODER / setup.tensor)
@@ -187,7 +180,7 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
     parts = [of_stage(model, span) for span in spans]
     total = sum(weigh(stage, bits, 1, 1) for stage in parts)
     copies = weigh([absorbed(model)], bits, setup.tensor, 1) // setup.pipeline + weigh([rotary(model)], bits, 1, 1)
-    found = []
+    rows = []
     for span, stage in zip(spans, parts, strict=True):
         low, high = (weigh(stage, width, setup.tensor, ways) for width in (bits, padded))
         if files:
@@ -197,5 +190,5 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
         beside = doubtful if span.start == 0 else 0
         likely = round(low + (high - low) * (_HOPPER_PADS if setup.capability == _HOPPER else 1))
         bounds = ByteRange(round(low * (1 - slack)) - beside, round(high * (1 + slack)) + beside, likely)
-        found.append(Stage(span, bounds, "exact" if exact else "estimated", source))
-    return found
+        rows.append(Stage(span, bounds, "exact" if exact else "estimated", source))
+    return rows

@@ -4,16 +4,13 @@ A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 
-from diag.vllm.memory.architectures import gives_vectors
-from diag.vllm.memory.config import FUSED, Modules
-from diag.vllm.memory.encoders import encoder_numbers
+from diag.vllm.memory.architectures import encoder_numbers, gives_vectors
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.parts import MOST_WAYS, PartKind, WeightPart, linear
-from diag.vllm.memory.quantization import HALF, Precision
+from diag.vllm.memory.quantization import HALF, Modules, Precision, tables
 
 VOCABULARY_PADDING = 64
 """vLLM's vocab_parallel_embedding.py."""
@@ -26,32 +23,25 @@ def layer(model: Model, at: int) -> list[WeightPart]:
     parts = [*chain.from_iterable(mixer.parts for mixer in model.stack[at].mixers), *model.stack[at].parts]
     if not model.mixed and model.unquantized == EVERY_QUANTIZED:
         return parts
-    found = []
+    by_bits = [(model.unquantized, HALF), *model.mixed]  # 0 for the bits of the model's quantization
+    split = []
     for part in parts:
-        counts = Counter(_module_bits(model, f"model.layers.{at}.{module}") for module in part.modules)
+        modules = [f"model.layers.{at}.{module}" for module in part.modules]
+        counts = Counter(next((bits for names, bits in by_bits if names.has(module)), 0.0) for module in modules)
         if not counts or set(counts) == {0}:
-            found.append(part)
+            split.append(part)
             continue
-        every = len(part.modules)
         for bits, count in counts.items():
             kind: PartKind = "plain" if bits == HALF else part.kind
-            found.append(
-                replace(part, elements=part.elements * count // every, kind=kind, modules=(), bits=bits % HALF)
-            )
-    return found
-
-
-def _module_bits(model: Model, module: str) -> float:
-    """Return the bits of a module's weights; 0 for those of the model's quantization, 16 for unquantized ones."""
-    if model.unquantized.has(module):
-        return HALF
-    return next((bits for names, bits in model.mixed if names.has(module)), 0.0)
+            elements = part.elements * count // len(modules)
+            split.append(replace(part, elements=elements, kind=kind, modules=(), bits=bits % HALF))
+    return split
 
 
 def absorbed(model: Model) -> WeightPart:
     """Return the copy of kv_b_proj that vLLM's MLA makes after loading, in the model's own type; empty without MLA."""
     names = ("self_attn.kv_b_proj",)
-    copied = (part for layer in model.stack for mixer in layer.mixers for part in mixer.parts if part.modules == names)
+    copied = (part for mixer in model.mixers for part in mixer.parts if part.modules == names)
     return WeightPart(sum(part.elements for part in copied), MOST_WAYS)
 
 
@@ -77,24 +67,24 @@ def rotary(model: Model) -> WeightPart:
 def beside(model: Model) -> list[WeightPart]:
     """Return the matrices of the language part that are in no layer: positions, embeddings by layer, shared blocks."""
     config, traits = model.config, model.traits
-    found = []
+    parts = []
     if traits.positions is not None and config.get("position_embedding_type") in (None, "absolute"):
-        found.append(WeightPart((config.size("positions") + traits.positions) * model.hidden))
+        parts.append(WeightPart((config.size("positions") + traits.positions) * model.hidden))
     if traits.per_layer and (size := config.count("hidden_size_per_layer_input")):
         rows = config.size("vocab_size_per_layer_input", model.vocabulary)
-        found.append(WeightPart(rows * model.layers * size, MOST_WAYS, "vocabulary"))
-        found.append(WeightPart(model.hidden * model.layers * size + size))
+        parts.append(WeightPart(rows * model.layers * size, MOST_WAYS, "vocabulary"))
+        parts.append(WeightPart(model.hidden * model.layers * size + size))
     if streams := config.count("altup_num_inputs"):
-        found.append(WeightPart(2 * (streams - 1) * model.hidden**2))
+        parts.append(WeightPart(2 * (streams - 1) * model.hidden**2))
     if traits.encoder_only:
         norm = model.hidden * (2 if traits.norm_bias else 1)
-        found.append(WeightPart(config.count("type_vocab_size") * model.hidden + norm))
+        parts.append(WeightPart(config.count("type_vocab_size") * model.hidden + norm))
     if traits.head_bias:
-        found.append(WeightPart(model.vocabulary, MOST_WAYS))
+        parts.append(WeightPart(model.vocabulary, MOST_WAYS))
     mixed = any({"state", "full"} <= {mixer.kind for mixer in layer.mixers} for layer in model.stack)
     if mixed and not traits.parallel:
-        found += shared_blocks(model)
-    return found
+        parts += shared_blocks(model)
+    return parts
 
 
 def shared_blocks(model: Model) -> list[WeightPart]:
@@ -126,8 +116,8 @@ def stages(model: Model, count: int) -> list[range]:
     """Return the layers of each pipeline stage; vLLM adds the remainder to the stages before the last one."""
     share, rest = divmod(model.layers, count)
     sizes = [share + (1 if count - 1 - rest <= at < count - 1 else 0) for at in range(count)]
-    starts = [sum(sizes[:at]) for at in range(count)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    ends = accumulate(sizes)
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
 def of_stage(model: Model, layers: range) -> list[WeightPart]:
@@ -152,14 +142,14 @@ def parameters(model: Model) -> int:
     return sum(part.elements for part in of_stage(model, range(model.layers))) - encoders(model).elements
 
 
+def share(part: WeightPart, precision: Precision, tensor: int, experts: int) -> float:
+    """Return the bytes of a part on one GPU: matrices divided `tensor` ways, experts `experts` ways."""
+    return part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
+
+
 def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> int:
-    """Return the bytes on one GPU: matrices divided `tensor` ways, experts `experts` ways."""
-    return round(
-        sum(
-            part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
-            for part in parts
-        )
-    )
+    """Return the bytes of parts on one GPU."""
+    return round(sum(share(part, precision, tensor, experts) for part in parts))
 
 
 _LARGE, _STEP, _KEPT = 10 * 2**20, 2 * 2**20, 2**20
@@ -168,26 +158,19 @@ _LARGE, _STEP, _KEPT = 10 * 2**20, 2 * 2**20, 2**20
 
 def unused(model: Model, span: range, precision: Precision, tensor: int, experts: int) -> int:
     """Return the bytes at the end of large tensors that torch's allocator counts: 54 MiB for Qwen3 4B."""
-    layers = [_tensors(layer(model, at), precision, tensor, experts) for at in span]
     is_head = span.stop == model.layers and has_head(model) and not model.tied
     ends = [embedding(model)] * ((span.start == 0) + is_head)
-    return sum(_end(size) for size in (*chain.from_iterable(layers), *_tensors(ends, precision, tensor, experts)))
-
-
-def _tensors(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> Iterable[float]:
-    """Return the bytes of each tensor of a layer on one GPU: matrices that vLLM loads into one tensor are one."""
-    sizes: dict[str, float] = defaultdict(float)
-    for at, part in enumerate(parts):
-        share = part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
-        if part.kind == "expert":  # gate and up in one, down in the other
-            sizes[f"{at} in"], sizes[f"{at} out"] = share * 2 / 3, share / 3
-            continue
-        for module in part.modules or (str(at),):
-            before, _, last = module.rpartition(".")
-            sizes[f"{before}.{FUSED.get(last, last)}"] += share / max(len(part.modules), 1)
-    return sizes.values()
-
-
-def _end(size: float) -> int:
-    rest = -round(size) % _STEP
-    return rest if size >= _LARGE and rest <= _KEPT else 0
+    fused, total = tables().modules.fused, 0
+    for parts in (*(layer(model, at) for at in span), ends):
+        sizes: dict[str, float] = defaultdict(float)  # matrices that vLLM loads into one tensor are one
+        for at, part in enumerate(parts):
+            size = share(part, precision, tensor, experts)
+            if part.kind == "expert":  # gate and up in one, down in the other
+                sizes[f"{at} in"], sizes[f"{at} out"] = size * 2 / 3, size / 3
+                continue
+            for module in part.modules or (str(at),):
+                before, _, last = module.rpartition(".")
+                sizes[f"{before}.{fused.get(last, last)}"] += size / max(len(part.modules), 1)
+        rests = [-round(size) % _STEP for size in sizes.values() if size >= _LARGE]
+        total += sum(rest for rest in rests if rest <= _KEPT)
+    return total
