@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from diag.core.files import parse_yaml
 from diag.core.formatting import plural, printable
-from diag.core.yaml import parse_documents
 from diag.knowledge.formulas import GENERATION, rule_set
 from diag.preflight.check import Ask, NotChecked, Outcome, PreflightFacts, check, failed, passed, warned
 
@@ -106,7 +106,7 @@ def pager_route(facts: PreflightFacts) -> Iterator[Outcome]:
     if facts.alertmanager is None:
         raise NotChecked("no Alertmanager is given (--alertmanager URL)")
     try:
-        config = parse_documents(facts.alertmanager("/api/v2/status")["config"]["original"], "its configuration")[0]
+        config = parse_yaml(facts.alertmanager("/api/v2/status")["config"]["original"], "its configuration")[0]
         receiver = _receiver(config["route"])
         destinations = next(each for each in config["receivers"] if each["name"] == receiver)
     except _SHAPE:

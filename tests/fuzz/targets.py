@@ -40,8 +40,8 @@ from diag.commands.sizing import SizingOptions
 from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
+from diag.core.files import read_yaml
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
-from diag.core.yaml import load as load_yaml
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
@@ -501,7 +501,7 @@ def _models() -> Iterator[bytes]:
 
 def _launches() -> Iterator[bytes]:
     for file in sorted((ROOT / "tests" / "data" / "launches").glob("*.yaml")):
-        yield from (entry["text"].encode() for entry in load_yaml(file))
+        yield from (entry["text"].encode() for entry in read_yaml(file))
 
 
 TARGETS: Mapping[str, Target] = {

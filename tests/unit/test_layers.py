@@ -17,7 +17,7 @@ ONE_FILE: dict[str, str | tuple[str, ...]] = {
     "kubernetes": "sources/kubernetes/cluster.py",
     "mcp": "commands/mcp/server.py",
     "pydantic": "commands/mcp/",
-    "yaml": "core/yaml.py",
+    "yaml": "core/files.py",
     "vllm": "vllm/flags/parser.py",
     "typer": "cli/",
     "rich": ("report/terminal.py", "top/app.py"),
