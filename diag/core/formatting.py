@@ -85,6 +85,11 @@ def printable(text: str, most: int = 160) -> str:
     return escaped(text, most)
 
 
+def in_python(value: object) -> str:
+    """Return a value as Python writes it, escaped and shortened, for a sentence about a file in which it is wrong."""
+    return printable(repr(value), 60)
+
+
 def pasted(text: str) -> str:
     """Escape a command that is going to be pasted: in one line, and never shortened."""
     return escaped(text, len(text))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from diag.core.errors import BadRecording
 from diag.core.files import FLUSHED, STEP, Gunzip, cut_at_flushes, exists, opened, read_toml
-from diag.core.formatting import moment, plural, printable
+from diag.core.formatting import in_python, moment, plural, printable
 from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Reading, Target
 from diag.sources.log.files import NAMED, PAGES
@@ -133,7 +133,7 @@ def _typed(kind: type[T], value: object, file: Path) -> T:
     if isinstance(value, float) and not 0 <= value < math.inf:
         raise BadRecording(f"{file.parent / ABOUT}: {value} should be a number from 0 on")
     if not isinstance(value, kind):
-        raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
+        raise BadRecording(f"{file.parent / ABOUT}: {in_python(value)} should be a {kind.__name__}")
     return value
 
 
