@@ -297,10 +297,10 @@ class _File(NamedTuple):
 
     def _ignored(self, incident: str) -> Ignored:
         table = f"ignore.{incident}"
-        entry = self._table(table, Ignored._fields)
-        reason, until = str(entry.get("reason")), entry.get("until")
+        entry: Mapping[str, Any] = dict.fromkeys(Ignored._fields) | self._table(table, Ignored._fields)
+        reason, until = entry["reason"], entry["until"]
         is_reason = isinstance(reason, str) and bool(reason.strip())
-        self._must(is_reason, table, "reason", "a text that says why", entry.get("reason"))
+        self._must(is_reason, table, "reason", "a text that says why", reason)
         is_day = isinstance(until, date) and not isinstance(until, datetime)
         self._must(is_day, table, "until", "the last day, such as 2027-01-31", until)
         return Ignored(" ".join(reason.split()), until)

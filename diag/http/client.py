@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection, IncompleteRead
 from types import SimpleNamespace
@@ -28,8 +28,8 @@ from diag.core.files import Gunzip
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES
 from diag.http import failure
-from diag.http.address import PAGE, PORTS, Address, Credentials, basic, is_within, tls, without_user
-from diag.http.failure import VLLM, Failure, Hints
+from diag.http.address import PAGE, PORTS, WAYS, Address, Credentials, basic, is_within, tls, without_user
+from diag.http.failure import MUTUAL, VLLM, Failure, Hints, WrongAnswer
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0
@@ -197,14 +197,15 @@ class Client:
 
     def __init__(self, address: Address, credentials: Credentials, manner: Manner) -> None:
         self._address, self._manner = address, manner
-        own = {"Authorization": address.authorization} if address.authorization else {}
-        both = (credentials.headers, own) if address.has_password else (own, credentials.headers)
+        of_url = {"Authorization": address.authorization} if address.authorization else {}
+        both = (credentials.headers, of_url) if address.has_password else (of_url, credentials.headers)
         secrets = _merged(*both)
         self._has_credentials = bool(secrets)
         standard = {"User-Agent": f"diag/{__version__}", "Accept": "*/*", "Accept-Encoding": manner.encoding}
         self._headers = _merged(standard, secrets)
         self._context = tls(credentials) if address.scheme == "https" else None
-        self.hints = failure.for_server(manner.hints, address.scheme == "https", bool(credentials.client_cert))
+        mutual = "" if credentials.client_cert else f"if it requires a client certificate, {MUTUAL}"
+        self.hints = replace(manner.hints, cut=mutual if self._context else "is it https?")
         self._idle: list[HTTPConnection] = []
         self.sent = threading.Event()
         """Set from the time a request is sent until its response has arrived."""
@@ -235,9 +236,12 @@ class Client:
         raise Failure("redirects in a loop", "use the address where the redirects should end")
 
     def refusal(self, status: int) -> Failure:
-        if status in (401, 403):
-            return failure.refused_credentials(status, self._has_credentials)
-        return failure.WrongAnswer(f"answered HTTP {status}", self.hints.address)
+        """Return the failure for a response with an error status."""
+        if status not in (401, 403):
+            return WrongAnswer(f"answered HTTP {status}", self.hints.address)
+        if self._has_credentials:
+            return WrongAnswer(f"rejects the credentials (HTTP {status})", f"check {WAYS}")
+        return WrongAnswer(f"requires credentials (HTTP {status})", f"set {WAYS}")
 
     def _exchange(self, request: Request, path: str, deadline: Deadline) -> Response:
         """Send one request and read its response; retry on a new connection if the server has closed a kept one."""
@@ -355,5 +359,4 @@ def _read(raw: HTTPResponse, most_bytes: int, deadline: Deadline) -> Response:
 
 def _merged(*headers: Mapping[str, str]) -> dict[str, str]:
     """Merge headers, whose names are case-insensitive; the last value counts."""
-    found = {name.lower(): (name, value) for mapping in headers for name, value in mapping.items()}
-    return dict(found.values())
+    return dict({name.lower(): (name, value) for mapping in headers for name, value in mapping.items()}.values())
