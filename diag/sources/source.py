@@ -24,8 +24,8 @@ from diag.sources.prometheus.scope import Scope
 
 if TYPE_CHECKING:
     from diag.http.vllm_server import VllmServer
-    from diag.sources.live.joined_pages import JoinedPages
     from diag.sources.live.scrape import ScrapePlan
+    from diag.sources.live.server import JoinedPages
     from diag.sources.observation import Observation
     from diag.sources.prometheus.servers import PrometheusSource
 
@@ -201,7 +201,7 @@ def _host_pages(options: SourceOptions, server: "VllmServer") -> "JoinedPages | 
     from diag.exporter.nccl import parse_address
     from diag.exporter.page import host_collectors
     from diag.http.address import is_here
-    from diag.sources.live.joined_pages import JoinedPages
+    from diag.sources.live.server import JoinedPages
 
     if not options.log and not is_here(server.address):
         return None

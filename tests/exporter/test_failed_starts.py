@@ -11,7 +11,7 @@ from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import LogTail
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
-from diag.exposition.rendering import render
+from diag.exposition import render
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
 SERVING = [

@@ -23,7 +23,7 @@ from diag.exporter.log.patterns import EVENTS, PHASES
 from diag.exporter.log.server_log import ServerLog
 from diag.exporter.log.tail import MOST_LINE, LineSplitter, LogTail
 from diag.exporter.log.trackers import parse_settings
-from diag.exposition.rendering import render
+from diag.exposition import render
 from diag.vllm.running_config import ServerFacts
 
 QUOTE = "diag_vllm_log_error_timestamp_seconds"

@@ -53,8 +53,7 @@ from diag.exporter.process.kernel import control_group, last_vllm_kill
 from diag.exporter.process.table import ProcessEntry
 from diag.exporter.vllm_page import PageReader
 from diag.exporter.web_config import AccessFiles
-from diag.exposition import NotMetrics
-from diag.exposition.rendering import plain
+from diag.exposition import NotMetrics, plain
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.address import Credentials, parse
@@ -69,8 +68,7 @@ from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
 from diag.sources.kubernetes.cluster import Api, Cluster, Place
-from diag.sources.kubernetes.pod_evidence import gather
-from diag.sources.kubernetes.servers import find_with
+from diag.sources.kubernetes.servers import find_with, gather
 from diag.sources.recording.bundle import MAGIC, pack, unpacked
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
@@ -230,8 +228,8 @@ def k8s(text: bytes) -> str:
         servers = find_with(api, Place("", "inference", ""))
         told = [*servers.notes, *(note for found in servers.servers.values() for note in found.notes())]
         for found in servers.servers.values():
-            found.view.log._looked_at = 0.0
-            told.append(plain(found.view.log.collect().samples).decode())
+            found.log._looked_at = 0.0
+            told.append(plain(found.log.collect().samples).decode())
         told += [json.dumps([kept.facts, kept.summary, kept.missing]) for kept in gather(servers, 2**16)]
         return "".join(told)
 

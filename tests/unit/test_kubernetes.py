@@ -14,9 +14,8 @@ from diag.core.errors import BadUsage, Unreachable
 from diag.http.address import Credentials, parse
 from diag.http.failure import Failure
 from diag.sources.kubernetes.cluster import Api, Cluster, Place, place
-from diag.sources.kubernetes.pod_evidence import MOST_EVENTS, PodEvidence, gather
 from diag.sources.kubernetes.pod_object import candidates, container_status, failed_probes, not_started, note
-from diag.sources.kubernetes.servers import ContainerLog, find_with
+from diag.sources.kubernetes.servers import MOST_EVENTS, ContainerLog, PodEvidence, find_with, gather
 
 CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
 NOW = 1_800_000_000.0

@@ -23,7 +23,7 @@ ONE_FILE: dict[str, str | tuple[str, ...]] = {
     "rich": ("report/terminal.py", "top/app.py"),
     "textual": "top/app.py",
     "promql_parser": "promql/",
-    "prometheus_client": "exposition/rendering.py",
+    "prometheus_client": "exposition/__init__.py",
     "jinja2": "report/html.py",
     "pandas": ("report/dataframe.py", "library.py"),
     "prometheus_api_client": "sources/prometheus/client.py",

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import contextmanager
 from functools import partial
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -57,25 +59,20 @@ class Cluster(NamedTuple):
 
 def place(text: str, contexts: Sequence[str]) -> Place:
     """Parse [CONTEXT/]NAMESPACE[/SELECTOR]; names of contexts and labels may contain slashes."""
-    found = [_parse_rest(context, text[len(context) + 1 :]) for context in contexts if text.startswith(f"{context}/")]
-    readings = [reading for reading in (*found, _parse_rest("", text)) if reading]
-    if readings:
-        return max(readings, key=lambda reading: len(reading.context))
+    longest_first = sorted((context for context in contexts if text.startswith(f"{context}/")), key=len, reverse=True)
+    readings = [(context, text.removeprefix(f"{context}/")) for context in longest_first]
+    for context, rest in (*readings, ("", text)):
+        namespace, slash, selector = rest.partition("/")
+        if _NAMESPACE.fullmatch(namespace) and (_SELECTS.search(selector) or not slash):
+            return Place(context, namespace, selector)
     first, slash, rest = text.partition("/")
     if slash and _NAMESPACE.fullmatch(rest.partition("/")[0]) and first not in contexts:
-        known = listed([printable(context, 60) for context in contexts], most=5) or "none"
+        names = listed([printable(context, 60) for context in contexts], most=5) or "none"
         raise BadUsage(
-            f"the kubeconfig has no context {printable(first, 60)} (it has: {known}); a selector has an operator, as in"
+            f"the kubeconfig has no context {printable(first, 60)} (it has: {names}); a selector has an operator, as in"
             " app=vllm"
         )
     raise BadUsage(f"--k8s takes {FORM}, for example inference/app=vllm; {printable(text, 80)} is not of that form")
-
-
-def _parse_rest(context: str, text: str) -> Place | None:
-    """Parse NAMESPACE[/SELECTOR] of a context; None if the text is not of that form."""
-    namespace, slash, selector = text.partition("/")
-    is_selector = bool(_SELECTS.search(selector)) or not slash
-    return Place(context, namespace, selector) if _NAMESPACE.fullmatch(namespace) and is_selector else None
 
 
 def cluster_of(text: str) -> tuple[Place, Cluster]:
@@ -138,7 +135,9 @@ def _loader_errors(files: str) -> Iterator[None]:
         first = hidden(why.strip().split("\n")[0]) or "it is not a kubeconfig"
         return BadUsage(f"the kubeconfig {printable(files)} cannot be used: {printable(first)}")
 
-    heard = _LoggedErrors()
+    logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    heard = QueueHandler(logged)
+    heard.setLevel(logging.ERROR)
     root, propagated = logging.getLogger(), logging.getLogger().handlers[:]
     root.handlers[:] = [heard]
     try:
@@ -149,19 +148,8 @@ def _loader_errors(files: str) -> Iterator[None]:
         raise unusable(f"{error}") from error
     finally:
         root.handlers[:] = propagated
-    if heard.errors:
-        raise unusable(heard.errors[0])
-
-
-class _LoggedErrors(logging.Handler):
-    """Keeps the errors that the loader logs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.errors: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.errors.append(record.getMessage())
+    if not logged.empty():
+        raise unusable(logged.get().getMessage())
 
 
 class ProxyClient(Client):
@@ -181,9 +169,8 @@ class ProxyClient(Client):
             response = super().send(request)
         except Failure:
             try:
-                super().send(
-                    Request(f"{self._address.path.rstrip('/')}/version")
-                )  # any answer shows that the API server works
+                # any answer shows that the API server works
+                super().send(Request(f"{self._address.path.rstrip('/')}/version"))
             except Failure as error:
                 error.hint = "check the certificates of the kubeconfig" if "DIAG_C" in error.hint else error.hint
                 raise Unreachable(sentence(self._shown, error)) from error
@@ -243,8 +230,8 @@ class Api:
     def events(self, namespace: str, pod: str) -> list[Mapping[str, Any]]:
         """List the recent events of a pod; Failure if the account may not read them."""
         query = {"fieldSelector": f"involvedObject.name={pod}"}
-        found = self._json(f"{namespaced(namespace)}/events", "list events", namespace, query, _EVENTS)
-        return list(found.get("items", ()))
+        page = self._json(f"{namespaced(namespace)}/events", "list events", namespace, query, _EVENTS)
+        return list(page.get("items", ()))
 
     def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> bytes:
         """Read a part of a container's log, each line after its time; Failure if it cannot be read."""
@@ -256,14 +243,14 @@ class Api:
     ) -> Mapping[str, Any]:
         body = self._get(path, needs, namespace, query)
         try:
-            found = parse_json(body)
+            document = parse_json(body)
         except ValueError as error:
             raise WrongAnswer("answered something other than JSON", HINTS.address) from error
-        return conforming(found, shape, self.odd) or {}
+        return conforming(document, shape, self.odd) or {}
 
     def _get(self, path: str, needs: str, namespace: str, query: Mapping[str, str]) -> bytes:
-        given = urlencode({name: value for name, value in query.items() if value})
-        response = self.client.get(self.cluster.address.path.rstrip("/") + path + (f"?{given}" if given else ""))
+        form = urlencode({name: value for name, value in query.items() if value})
+        response = self.client.get(self.cluster.address.path.rstrip("/") + path + (f"?{form}" if form else ""))
         if response.status == 200:
             return response.body
         verb, resource = needs.split()
@@ -295,10 +282,10 @@ def _message(body: bytes) -> str:
     """Return the message of an API server's Status, or the body's text if it is not JSON."""
     text = body[:4096].decode("utf-8", "replace")
     try:
-        found = parse_json(text)
+        document = parse_json(text)
     except ValueError:
         return text
-    return str(found.get("message", "")) if isinstance(found, dict) else ""
+    return str(document.get("message", "")) if isinstance(document, dict) else ""
 
 
 def _short_reason(why: str) -> str:

@@ -15,7 +15,7 @@ from diag.core.formatting import printable
 from diag.exporter.log.corroboration import RESOLUTION
 from diag.exporter.log.parse_line import LONGEST, LineParser, first_time, split_redrawn
 from diag.exporter.log.server_log import ServerLog
-from diag.exposition.rendering import labelled
+from diag.exposition import labelled
 from diag.exposition.scrapes import Reading, Target
 from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.sources.log.export import as_lines

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
@@ -120,11 +121,15 @@ class Member:
     models: frozenset[str]
     prefix: str
 
+    def is_among(self, instances: Container[str]) -> bool:
+        """Return True if one of its targets is: it was scraped within the time range, not only on the day before."""
+        return any(instance in instances for _, instance in self.targets)
+
 
 def member(series: Sequence[Mapping[str, str]], usual: str) -> Member:
     """Build a server from its series; if they have several prefixes, `usual` is preferred."""
-    found = (_VLLM_NAME.match(label_value(labels, "__name__")) for labels in series)
-    prefixes = sorted({name[0] for name in found if name})
+    names = (_VLLM_NAME.match(label_value(labels, "__name__")) for labels in series)
+    prefixes = sorted({name[0] for name in names if name})
     return Member(
         prefix=usual if usual in prefixes or not prefixes else prefixes[0],
         targets=frozenset((label_value(labels, "job"), label_value(labels, "instance")) for labels in series),
@@ -140,14 +145,9 @@ def described(name: str, member: Member) -> str:
     return printable(f"{name} ({', '.join([*sorted(jobs), *sorted(models)])})")
 
 
-def is_among(counts: Mapping[str, float], member: Member) -> bool:
-    """Return True if the server was scraped within the time range, not only on the day before."""
-    return any(instance in counts for _, instance in member.targets)
-
-
 def by_prefix(members: Mapping[str, Member]) -> dict[str, frozenset[str]]:
     """Group the servers by the prefix of their metrics."""
-    prefixes = sorted({member.prefix for member in members.values()})
-    return {
-        prefix: frozenset(name for name, member in members.items() if member.prefix == prefix) for prefix in prefixes
-    }
+    names = defaultdict(set)
+    for name, member in members.items():
+        names[member.prefix].add(name)
+    return {prefix: frozenset(names[prefix]) for prefix in sorted(names)}
