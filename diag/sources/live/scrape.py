@@ -112,7 +112,8 @@ class Scraper:
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self._start = 0.0
-        self._scrapes = self._failed = 0
+        self.scrapes = self._failed = 0
+        """Finished scrapes of all servers so far, and those of them that failed."""
 
     @property
     def facts(self) -> dict[str, ServerFacts]:
@@ -127,7 +128,14 @@ class Scraper:
 
     def run(self) -> Observation:
         """Scrape to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""
-        with on_interrupt(self._interrupt):
+
+        def interrupt() -> None:
+            """Stop; a second Ctrl-C does not wait for what hangs, such as a name server, and loses no scrape either."""
+            if self._stopped:
+                raise KeyboardInterrupt
+            self.stop()
+
+        with on_interrupt(interrupt):
             try:
                 asyncio.run(self._run())
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -143,17 +151,6 @@ class Scraper:
         self._stopped = True
         if self._task and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-    def _interrupt(self) -> None:
-        """Stop; a second Ctrl-C does not wait for what hangs, such as a name server, and loses no scrape either."""
-        if self._stopped:
-            raise KeyboardInterrupt
-        self.stop()
-
-    @property
-    def scrapes(self) -> int:
-        """Finished scrapes of all servers so far."""
-        return self._scrapes
 
     def last_failures(self, count: int) -> str:
         """Return why the last `count` scrapes of every server failed; "" if one succeeded or there are fewer."""
@@ -210,23 +207,25 @@ class Scraper:
             scraping.cancel()
 
     async def _scrape_until(self, until: float) -> None:
-        """Scrape every target until `until` seconds after the start."""
-        await _gather(self._scrape_on_cadence(server, until) for server in self._servers)
+        """Scrape every target until `until` seconds after the start.
 
-    async def _scrape_on_cadence(self, server: ScrapedServer, until: float) -> None:
-        """Scrape one target at whole multiples of the interval; a slow response skips those that it covers."""
-        every = self._plan.every
-        while server.tick * every <= until + _SLACK:
-            await asyncio.sleep(self._start + server.tick * every - _now())
-            await server.scrape()
-            server.tick = max(server.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
-            self._after_scrape(server)
+        Each at whole multiples of the interval; a slow response skips those that it covers.
+        """
+
+        async def on_cadence(server: ScrapedServer, every: float) -> None:
+            while server.tick * every <= until + _SLACK:
+                await asyncio.sleep(self._start + server.tick * every - _now())
+                await server.scrape()
+                server.tick = max(server.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
+                self._after_scrape(server)
+
+        await _gather(on_cadence(server, self._plan.every) for server in self._servers)
 
     def _after_scrape(self, server: ScrapedServer) -> None:
         if len(server.target.scrapes) == 1:
             self._untried -= 1
             if not self._untried and not any(server.answered for server in self._servers):
-                failures = [(each.server.address.shown, each.failure) for each in self._servers if each.failure]
+                failures = [(one.server.address.shown, one.failure) for one in self._servers if one.failure]
                 unknown = any(isinstance(failure, UnknownName) for _, failure in failures)
                 kind, (shown, failure) = UnknownHost if unknown else Unreachable, failures[0]
                 if len(failures) == 1:
@@ -239,10 +238,10 @@ class Scraper:
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))
-        self._scrapes += 1
+        self.scrapes += 1
         self._failed += server.failure is not None
         seconds = _now() - self._start
-        self._plan.on_progress(ScrapeProgress(self._scrapes, self._failed, seconds, self._plan.duration))
+        self._plan.on_progress(ScrapeProgress(self.scrapes, self._failed, seconds, self._plan.duration))
 
 
 def _now() -> float:

@@ -70,7 +70,7 @@ class JoinedPages:
         self._host = host
         self._host_page = HostPage[list[Sample]](self._host, list)
         self._reader = PageReader()
-        self._seen = False
+        self._is_shown = False
         self._host.start()
 
     def page(self) -> ServerPage:
@@ -85,14 +85,14 @@ class JoinedPages:
                 return ServerPage(page)
             scraped = self._reader.read(page, self._server.facts, self._server.health)
         except (Failure, NotMetrics) as error:
-            self._seen = self._seen or (self._host.has_server and not is_answer(error))
-            if not self._seen:
+            self._is_shown = self._is_shown or (self._host.has_server and not is_answer(error))
+            if not self._is_shown:
                 raise
             health = None if self._server.health is None else health_alone(str(error), self._server)
             answered = is_answer(error) or health is not None
             nothing = CollectionResult[Scraped](health, str(error), time.monotonic() - begin, answered)
             raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, SECONDS)))) from error
-        self._seen = True
+        self._is_shown = True
         parts = self._host_page.parts(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
         return ServerPage(scraped.page, list(chain(*parts)))
 

@@ -84,10 +84,8 @@ class Prometheus:
 
     def now(self) -> int:
         """Return the server's own time: samples are stamped by its clock, or by one that it trusts."""
-        (_, text) = self._read(
-            lambda: _checked_series(self._library.custom_query("vector(time())"), "value")[0]["value"]
-        )
-        seconds = float(text)
+        series = self._read(lambda: _checked_series(self._library.custom_query("vector(time())"), "value")[0])
+        seconds = float(series["value"][1])
         if not 0 < seconds < _LATEST:
             raise self._unusable("returned an invalid time")
         return round(seconds * 1000)

@@ -108,17 +108,17 @@ def read_about(folder: Path) -> tuple[str, Mapping[str, Any]]:
 def _server_facts(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
     """Return the facts about one server; [config] applies to all servers, [config."host:port"] to one."""
     config = _typed(dict, about.get("config", {}), file)
-    own = _typed(dict, config.get(instance, {}), file)
-    longest = own.get("max_model_len")
+    server = _typed(dict, config.get(instance, {}), file)
+    longest = server.get("max_model_len")
     flags = {name: value for name, value in config.items() if name in FLAGS}
-    server_info = flags | _typed(dict, own.get("server_info", {}), file)
+    server_info = flags | _typed(dict, server.get("server_info", {}), file)
     return ServerFacts(
-        version=_typed(str, own.get("version", about.get("vllm", "")), file),
-        models=_texts(own.get("models", []), file),
+        version=_typed(str, server.get("version", about.get("vllm", "")), file),
+        models=_texts(server.get("models", []), file),
         max_model_len=None if longest is None else _typed(float, longest, file),
         server_info=settings(server_info),
-        launch=launch or _typed(str, own.get("launch", about.get("launch", "")), file),
-        process=_typed(str, own.get("process", ""), file),
+        launch=launch or _typed(str, server.get("launch", about.get("launch", "")), file),
+        process=_typed(str, server.get("process", ""), file),
     )
 
 
@@ -173,14 +173,14 @@ class RecordedLog:
         from diag.exporter.log.corroboration import Measurement, measure
         from diag.exposition import labelled
 
-        seen = measure(at, named_as_ours(page)[0]) if page else Measurement(at, page=False, answers=False)
+        measured = measure(at, named_as_ours(page)[0]) if page else Measurement(at, page=False, answers=False)
         if not self._begun:  # the lines before the first scrape are judged by what it measured
-            self.state.page(seen, live=False)
+            self.state.page(measured, live=False)
         self._begun = True
         while self._rest and self._rest[0].at <= at:
             entry = self._rest.popleft()
             self.state.feed(entry.text, entry.at, live=False, number=entry.number)
-        self.state.page(seen, live=False)
+        self.state.page(measured, live=False)
         return list(labelled(self.state.samples(at))) if self.state.latest is not None else ()
 
 
@@ -415,7 +415,7 @@ class Replay:
         """Growth of each series from the first page to the last one; 0 if the server was restarted."""
 
         def values(page: bytes) -> dict[bytes, float]:
-            return {found[1]: found[2] for line in page.split(b"\n") if (found := _sample(line))}
+            return {sample[1]: sample[2] for line in page.split(b"\n") if (sample := _sample(line))}
 
         pages = [scrape.page for scrape in self._scrapes if not scrape.failed]
         first, last = (values(pages[0]), values(pages[-1])) if pages else ({}, {})
@@ -424,9 +424,9 @@ class Replay:
 
 def _sample(line: bytes) -> tuple[bytes, bytes, float] | None:
     """Return name, name with labels, and value; None for a comment or a line in another format."""
-    found = _SAMPLE.fullmatch(line)
+    match = _SAMPLE.fullmatch(line)
     try:
-        return (found[2], found[1], float(found[3])) if found else None
+        return (match[2], match[1], float(match[3])) if match else None
     except ValueError:
         return None
 
