@@ -309,7 +309,7 @@ class _File(NamedTuple):
         """Return the entries of [site] by their names in `Site`; each key may also have the chart's spelling."""
         site: dict[str, Any] = {}
         for written, value in self._table("site").items():
-            name = re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", written)
+            name = re.sub(r"(?<=[a-z])[A-Z]", lambda capital: f"_{capital[0].lower()}", written)
             name = "labels" if name == _SITE_LABELS else name
             if name not in Site._fields:
                 raise self.bad("site", written, f"has no key '{written}'; its keys are {', '.join(Site._fields)}")

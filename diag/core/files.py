@@ -136,8 +136,8 @@ def parse_json(text: str | bytes, deepest: int = MOST_JSON_LEVELS) -> Any:
     for _ in range(deepest):
         level = [
             inside
-            for each in level
-            for inside in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            for outer in level
+            for inside in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
             if isinstance(inside, dict | list)
         ]
     if level:

@@ -53,8 +53,8 @@ def addresses_without_secrets(text: str) -> str:
     return _QUERY.sub("", _USER.sub("", text))
 
 
-def _without_secrets(found: re.Match[str]) -> str:
-    scheme, address = found.groups()
+def _without_secrets(match: re.Match[str]) -> str:
+    scheme, address = match.groups()
     _, at, rest = address.rpartition("@")
     authority = _AUTHORITY.match(address)
     if at and authority and "@" not in authority[0]:
@@ -186,8 +186,9 @@ def flag_integer(text: str) -> float | None:
 def resource_quantity(text: str) -> float | None:
     """Parse a quantity as Kubernetes writes it, 64Gi or 500m; None if invalid."""
     match = _WRITTEN.fullmatch(text)
-    known = match and not match[2] and match[3] in QUANTITY_SUFFIXES
-    return float(match[1]) * QUANTITY_SUFFIXES[match[3]] if match and known else None
+    if not match or match[2] or match[3] not in QUANTITY_SUFFIXES:
+        return None
+    return float(match[1]) * QUANTITY_SUFFIXES[match[3]]
 
 
 def parse_size(text: str) -> float | None:

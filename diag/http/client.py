@@ -102,7 +102,7 @@ class TimedReads(io.RawIOBase):
         except TimeoutError as error:
             if seconds < wait:
                 raise self._deadline.late from error
-            raise (failure.stopped if self._begun else failure.silent)(wait) from error
+            raise failure.silent(wait, self._begun) from error
         self._begun = True
         return count
 

@@ -89,18 +89,11 @@ def no_connection(seconds: float) -> Failure:
     return Failure(f"no connection within {seconds:g} s", "is the host up, does its name resolve?", reached=False)
 
 
-def silent(seconds: float) -> Failure:
-    """The server accepted the connection and sent no byte."""
-    return Failure(
-        f"accepted the connection but sent nothing for {seconds:g} s", "is the server overloaded or stopped?"
-    )
-
-
-def stopped(seconds: float) -> Failure:
-    """The response began, then stalled."""
-    return Failure(
-        f"stopped sending for {seconds:g} s in the middle of its response", "is the server overloaded or stopped?"
-    )
+def silent(seconds: float, has_begun: bool = False) -> Failure:
+    """The server accepted the connection and sent no byte, or its response has begun, then stalled."""
+    nothing = f"accepted the connection but sent nothing for {seconds:g} s"
+    stalled = f"stopped sending for {seconds:g} s in the middle of its response"
+    return Failure(stalled if has_begun else nothing, "is the server overloaded or stopped?")
 
 
 def too_long(seconds: float, hints: Hints) -> Failure:

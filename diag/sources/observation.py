@@ -14,18 +14,8 @@ from diag import promql
 from diag.core.formatting import clock, listed, plural, printable
 from diag.core.log_events import LogEnding
 from diag.core.metric_prefix import relabelling
-from diag.core.subjects import LARGEST, Instants, Subject
-from diag.exposition.scrapes import (
-    MOST_SERIES,
-    FaultKind,
-    Floats,
-    Millis,
-    Scrape,
-    ScrapeTable,
-    Target,
-    median_interval,
-    rounds,
-)
+from diag.core.subjects import LARGEST, Floats, Instants, Subject
+from diag.exposition.scrapes import MOST_SERIES, FaultKind, Scrape, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples, is_stale
 from diag.vllm import running_config
 from diag.vllm.command.shown import shown
@@ -304,7 +294,7 @@ def _restarts(table: ScrapeTable) -> Iterator[str]:
         with np.errstate(invalid="ignore"):
             return np.nan_to_num(np.diff(np.where(is_stale(values), np.nan, values), axis=1), nan=0.0)
 
-    def at(times: Millis) -> str:
+    def at(times: Instants) -> str:
         return listed([clock(int(time) / 1000) for time in times])
 
     host, starts = printable(table.instance), table.rows("process_start_time_seconds")

@@ -137,12 +137,12 @@ class ContainerLog:
             others = [sample for sample in samples if sample[0] != CRASHES]
             return Collected([*others, (CRASHES, (), crashes), *self.status.samples()], self.problem)
 
-    def scraped(self, seen: Measurement) -> None:
+    def scraped(self, measured: Measurement) -> None:
         """Take what a scrape has measured of the server: it decides which claims of the log are believed."""
         since = self.status.running_since
         by_kubelet = {"container status": since} if since else {}
         with self._lock:
-            self.state.page(seen._replace(started={**seen.started, **by_kubelet}))
+            self.state.page(measured._replace(started={**measured.started, **by_kubelet}))
 
     def completed(self, facts: ServerFacts) -> ServerFacts:
         """Complete the facts that the server reports by its log and the command of its container."""
@@ -232,7 +232,7 @@ class ServersOfNamespace(NamedTuple):
         """Return the plan with each server joined with its container's log and status, and with the notes on both."""
 
         def beside(asked: VllmServer) -> JoinedPages:
-            return JoinedPages(asked, next(known.log for known in servers if known.address == asked.address))
+            return JoinedPages(asked, next(server.log for server in servers if server.address == asked.address))
 
         def all_notes() -> Sequence[str]:
             return [*(note for server in servers for note in server.notes()), *self.notes]

@@ -17,7 +17,7 @@ from diag.http.address import Address, Credentials, from_environment, parse_all
 from diag.http.client import Client, Manner
 from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
-from diag.sources.live.server import Pages, ScrapeClock, ScrapedServer, Sink
+from diag.sources.live.server import JoinedPages, ScrapeClock, ScrapedServer, Sink
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import ServerFacts
 
@@ -61,7 +61,7 @@ class ScrapePlan:
     launch: str = ""
     probe: float | None = None
     client: Callable[[Address, Credentials, Manner], Client] = Client
-    beside: Callable[[VllmServer], Pages | None] = lambda _: None
+    beside: Callable[[VllmServer], JoinedPages | None] = lambda _: None
     on_progress: Callable[[ScrapeProgress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
     is_decided: Callable[[Observation], bool] = lambda _: False

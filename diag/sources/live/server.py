@@ -52,18 +52,8 @@ class Unanswered(Failure):
         self.beside = beside
 
 
-class Pages(Protocol):
-    """A source of pages that adds the samples of the server's host or pod."""
-
-    def page(self) -> ServerPage:
-        """Return the page; Failure or NotMetrics if there is none, Unanswered if only its host shows the server."""
-
-    def facts(self) -> ServerFacts:
-        """Return the facts about the server that its pages lack."""
-
-
 class JoinedPages:
-    """Implements `Pages`: the server's page, joined with metrics of its host or pod."""
+    """A server's page, joined with the samples of its host or pod that `diag exporter` would add."""
 
     def __init__(self, server: VllmServer, host: ServerView) -> None:
         self._server = server
@@ -138,7 +128,7 @@ class ScrapedServer:
 
     target: Target
     server: VllmServer
-    beside: Pages | None
+    beside: JoinedPages | None
     clock: ScrapeClock
     sink: Sink | None
     tick: int = 0

@@ -103,16 +103,12 @@ def _flags(remote: "PrometheusSource", least: int, most: int) -> Properties:
     ]
     published = remote.at_end(of_servers(any_of("flag", flags)))
     rows += [(label_value(labels, "flag"), name, value) for name, labels, value in published]
-    return {
-        Property("flag", flag): _by_server((name, _format_flag(flag, value)) for of, name, value in rows if of == flag)
-        for flag in flags
-    }
-
-
-def _format_flag(flag: str, value: float) -> str:
-    if FLAGS[flag] == "switch":
-        return "true" if value else "false"
-    return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    pairs: dict[str, list[tuple[str, str]]] = {flag: [] for flag in flags}
+    for flag, name, value in rows:
+        text = f"{value:.0f}" if value.is_integer() else f"{value:g}"
+        if flag in pairs:
+            pairs[flag].append((name, str(bool(value)).lower() if FLAGS[flag] == "switch" else text))
+    return {Property("flag", flag): _by_server(of_flag) for flag, of_flag in pairs.items()}
 
 
 def _job_matcher(remote: "PrometheusSource") -> str:
