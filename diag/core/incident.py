@@ -371,6 +371,8 @@ class Incident(NamedTuple):
         return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
 
 
+SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+"""PromQL's units of time."""
 GROUP = ("job", "namespace")
 """Labels within which servers of the same model are peers."""
 OF_ONE_SERVER = ("instance", "pod", "host", "hostname", "node", "nodename")
@@ -402,4 +404,5 @@ def regroup(promql: str, labels: tuple[str, ...]) -> str:
 
 def seconds(duration: str) -> float:
     """Convert a PromQL duration of one unit, "30s" or "5m", to seconds."""
-    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]
+    number = duration.rstrip("smhdw")
+    return float(number) * SECONDS[duration[len(number) :]]

@@ -118,20 +118,6 @@ def timed_response(deadline: Deadline, connected: socket.socket, *args: Any, **o
 
 
 @dataclass(frozen=True)
-class Manner:
-    """Settings for all requests to a server.
-
-    wait: seconds for a connection (at most CONNECT_SECONDS), and then for every next byte; a whole request may take
-    twice as long. keep: keep connections open for the next request. encoding: accepted encodings of a body.
-    """
-
-    wait: float
-    hints: Hints = VLLM
-    keep: bool = False
-    encoding: str = "gzip"
-
-
-@dataclass(frozen=True)
 class Request:
     """One request: `path` includes the query; `seconds` limits the whole request, 0 for twice the wait."""
 
@@ -191,21 +177,31 @@ def proxy_for(address: Address) -> Proxy | None:
 class Client:
     """Requests to one server, from any thread.
 
+    wait: seconds for a connection (at most CONNECT_SECONDS), and then for every next byte; a whole request may take
+    twice as long. keep: keep connections open for the next request. encoding: accepted encodings of a body.
     Credentials belong to a path of the server: a redirect is followed only if it stays within `prefix`, or within the
     requested path.
     """
 
-    def __init__(self, address: Address, credentials: Credentials, manner: Manner) -> None:
-        self._address, self._manner = address, manner
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials,
+        wait: float,
+        hints: Hints = VLLM,
+        keep: bool = False,
+        encoding: str = "gzip",
+    ) -> None:
+        self._address, self._wait, self._keep = address, wait, keep
         of_url = {"Authorization": address.authorization} if address.authorization else {}
         both = (credentials.headers, of_url) if address.has_password else (of_url, credentials.headers)
         secrets = _merged(*both)
         self._has_credentials = bool(secrets)
-        standard = {"User-Agent": f"diag/{__version__}", "Accept": "*/*", "Accept-Encoding": manner.encoding}
+        standard = {"User-Agent": f"diag/{__version__}", "Accept": "*/*", "Accept-Encoding": encoding}
         self._headers = _merged(standard, secrets)
         self._context = tls(credentials) if address.scheme == "https" else None
         mutual = "" if credentials.client_cert else f"if it requires a client certificate, {MUTUAL}"
-        self.hints = replace(manner.hints, cut=mutual if self._context else "is it https?")
+        self.hints = replace(hints, cut=mutual if self._context else "is it https?")
         self._idle: list[HTTPConnection] = []
         self.sent = threading.Event()
         """Set from the time a request is sent until its response has arrived."""
@@ -221,8 +217,8 @@ class Client:
 
     def send(self, request: Request) -> Response:
         """Send a request; Failure if there is no complete response."""
-        seconds = request.seconds or 2 * self._manner.wait
-        deadline = Deadline(request.seconds or self._manner.wait, seconds, self.hints)
+        seconds = request.seconds or 2 * self._wait
+        deadline = Deadline(request.seconds or self._wait, seconds, self.hints)
         path = request.path
         try:
             for _ in range(_HOPS):
@@ -268,7 +264,7 @@ class Client:
             self.sent.set()
             raw = connection.getresponse()
             response = _read(raw, request.most_bytes, deadline)
-            reusable = self._manner.keep and not raw.will_close and not response.location
+            reusable = self._keep and not raw.will_close and not response.location
             raw.close()  # the connection accepts the next request only after this
             return response
         except TimeoutError as error:

@@ -13,7 +13,7 @@ from diag.core.files import parse_json
 from diag.core.formatting import printable
 from diag.http import failure
 from diag.http.address import Address, Credentials, from_environment, parse, without_user
-from diag.http.client import Client, Manner, Request, Response
+from diag.http.client import Client, Request, Response
 from diag.http.failure import PROMETHEUS, Failure, Hints
 
 MOST_BYTES = 32 * 2**20
@@ -75,7 +75,7 @@ class PrometheusApi:
     def __init__(self, shown: str, address: Address, credentials: Credentials, seconds: float) -> None:
         self.warnings: dict[str, None] = {}
         self._shown, self._takes_forms = shown, True
-        self._client = Client(address, credentials, Manner(seconds, PROMETHEUS, keep=True))
+        self._client = Client(address, credentials, seconds, PROMETHEUS, keep=True)
 
     def query(self, method: str, path: str, form: str) -> Mapping[str, Any]:
         """Return the document of a response; retry if the server or a proxy is briefly overloaded.
@@ -153,7 +153,7 @@ class Alertmanager:
             if name.startswith(ALERTMANAGER_PREFIX)
         }
         try:
-            self._client = Client(address, from_environment(variables), Manner(ALERTMANAGER_SECONDS, _ALERTMANAGER))
+            self._client = Client(address, from_environment(variables), ALERTMANAGER_SECONDS, _ALERTMANAGER)
         except BadUsage as error:
             raise BadUsage(_with_prefix(str(error))) from error
         self._path = address.path.rstrip("/").removesuffix(ALERTS_PATH) + ALERTS_PATH

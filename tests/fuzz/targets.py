@@ -67,7 +67,7 @@ from diag.ramp.comparison import compare, trend
 from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
-from diag.sources.kubernetes.cluster import Api, Cluster, Place
+from diag.sources.kubernetes.cluster import Api, Place
 from diag.sources.kubernetes.servers import find_with, gather
 from diag.sources.recording.bundle import MAGIC, pack, unpacked
 from diag.sources.recording.reader import read as read_recording
@@ -224,7 +224,7 @@ def k8s(text: bytes) -> str:
         return Reply(body, 200, {"Content-Type": "application/json"})
 
     with bad_servers.serving(answer) as server:
-        api = Api(Cluster(parse(server.url), Credentials()), timeout=5.0)
+        api = Api(parse(server.url), Credentials(), timeout=5.0)
         servers = find_with(api, Place("", "inference", ""))
         told = [*servers.notes, *(note for found in servers.servers.values() for note in found.notes())]
         for found in servers.servers.values():

@@ -20,7 +20,7 @@ from diag.core.errors import BadUsage, DiagError, Unreachable
 from diag.core.files import expanded, parse_json
 from diag.core.formatting import listed, printable
 from diag.http.address import Address, Credentials, parse
-from diag.http.client import Client, Manner, Request, Response, run_in_thread
+from diag.http.client import Client, Request, Response, run_in_thread
 from diag.http.failure import Failure, Hints, WrongAnswer, sentence
 from diag.sources.kubernetes.pod_object import EVENT, POD, conforming, part
 from diag.vllm.command.free_text import hidden
@@ -50,13 +50,6 @@ class Place(NamedTuple):
     selector: str
 
 
-class Cluster(NamedTuple):
-    """An API server and the credentials for it."""
-
-    address: Address
-    credentials: Credentials
-
-
 def place(text: str, contexts: Sequence[str]) -> Place:
     """Parse [CONTEXT/]NAMESPACE[/SELECTOR]; names of contexts and labels may contain slashes."""
     longest_first = sorted((context for context in contexts if text.startswith(f"{context}/")), key=len, reverse=True)
@@ -75,8 +68,8 @@ def place(text: str, contexts: Sequence[str]) -> Place:
     raise BadUsage(f"--k8s takes {FORM}, for example inference/app=vllm; {printable(text, 80)} is not of that form")
 
 
-def cluster_of(text: str) -> tuple[Place, Cluster]:
-    """Return the place that the text names, and its cluster; BadUsage if the kubeconfig cannot be used."""
+def cluster_of(text: str) -> tuple[Place, Address, Credentials]:
+    """Return the place that the text names, and its API server; BadUsage if the kubeconfig cannot be used."""
     try:
         from kubernetes.config import incluster_config, kube_config
     except ImportError as error:
@@ -97,10 +90,10 @@ def cluster_of(text: str) -> tuple[Place, Cluster]:
     else:
         raise BadUsage(f"there is no kubeconfig at {printable(files)}: set KUBECONFIG")
     with _loader_errors(files):
-        return meant, _load_cluster(load)
+        return meant, *_api_server(load)
 
 
-def _load_cluster(load: Callable[[Any], None]) -> Cluster:
+def _api_server(load: Callable[[Any], None]) -> tuple[Address, Credentials]:
     """Run the loader; Unreachable if its credential plugin takes longer than PLUGIN_SECONDS."""
     from kubernetes.client import Configuration
 
@@ -113,16 +106,13 @@ def _load_cluster(load: Callable[[Any], None]) -> Cluster:
     if configuration.proxy != by_environment:
         raise BadUsage("proxy-url of a kubeconfig is not supported: set https_proxy to it")
     token = configuration.auth_settings().get("BearerToken", {}).get("value")
-    return Cluster(
-        parse(configuration.host),
-        Credentials(
-            headers={"Authorization": token.strip()} if token else {},
-            ca_file=configuration.ssl_ca_cert or "",
-            client_cert=configuration.cert_file or "",
-            client_key=configuration.key_file or "",
-            unverified=not configuration.verify_ssl,
-            server_name=configuration.tls_server_name or "",
-        ),
+    return parse(configuration.host), Credentials(
+        headers={"Authorization": token.strip()} if token else {},
+        ca_file=configuration.ssl_ca_cert or "",
+        client_cert=configuration.cert_file or "",
+        client_key=configuration.key_file or "",
+        unverified=not configuration.verify_ssl,
+        server_name=configuration.tls_server_name or "",
     )
 
 
@@ -159,9 +149,9 @@ class ProxyClient(Client):
     kubeconfig opens every resource of the API server, so a pod's redirect is followed only to the same pod.
     """
 
-    def __init__(self, cluster: Cluster, manner: Manner) -> None:
-        super().__init__(cluster.address, cluster.credentials, manner)
-        self._shown = f"the Kubernetes API server {cluster.address.shown}"
+    def __init__(self, address: Address, credentials: Credentials, wait: float) -> None:
+        super().__init__(address, credentials, wait, HINTS, keep=True)
+        self.shown = f"the Kubernetes API server {address.shown}"
 
     def send(self, request: Request) -> Response:
         """Send a request; Failure if the pod does not respond, Unreachable if the API server has failed."""
@@ -173,7 +163,7 @@ class ProxyClient(Client):
                 super().send(Request(f"{self._address.path.rstrip('/')}/version"))
             except Failure as error:
                 error.hint = "check the certificates of the kubeconfig" if "DIAG_C" in error.hint else error.hint
-                raise Unreachable(sentence(self._shown, error)) from error
+                raise Unreachable(sentence(self.shown, error)) from error
             raise
         if response.status not in _LOST:
             return response
@@ -181,7 +171,7 @@ class ProxyClient(Client):
             why = _message(response.body).partition("error trying to reach service: ")[2].strip(" '")
             raise Failure(_short_reason(why), "does vLLM listen on this port?", reached=False)
         if _STATUS.search(response.body):
-            raise Unreachable(f"{self._shown} answers HTTP {response.status}: {_short_reason(_message(response.body))}")
+            raise Unreachable(f"{self.shown} answers HTTP {response.status}: {_short_reason(_message(response.body))}")
         return response
 
     def prefix(self, path: str) -> str:
@@ -201,11 +191,11 @@ class ProxyClient(Client):
 class Api:
     """One API server; every request is a GET and names the verb and resource that the account needs."""
 
-    def __init__(self, cluster: Cluster, timeout: float) -> None:
-        self.cluster = cluster
+    def __init__(self, address: Address, credentials: Credentials, timeout: float) -> None:
+        self.address = address
         self.odd = set[str]()
         """The fields of objects that have other types than Kubernetes gives them, and count as missing."""
-        self.client = ProxyClient(cluster, Manner(timeout, HINTS, keep=True))
+        self.client = ProxyClient(address, credentials, timeout)
 
     def pods(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
         """List the pods of a namespace that a selector matches; Unreachable if they cannot be listed."""
@@ -220,8 +210,8 @@ class Api:
                     return pods[:MOST_PODS]
                 query["continue"] = more
         except Failure as error:
-            shown = f"the Kubernetes API server {self.cluster.address.shown}"
-            raise Unreachable(str(error) if isinstance(error, Denied) else sentence(shown, error)) from error
+            why = str(error) if isinstance(error, Denied) else sentence(self.client.shown, error)
+            raise Unreachable(why) from error
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any]:
         """Read the current state of a pod; Failure if it is gone or cannot be read."""
@@ -250,7 +240,7 @@ class Api:
 
     def _get(self, path: str, needs: str, namespace: str, query: Mapping[str, str]) -> bytes:
         form = urlencode({name: value for name, value in query.items() if value})
-        response = self.client.get(self.cluster.address.path.rstrip("/") + path + (f"?{form}" if form else ""))
+        response = self.client.get(self.address.path.rstrip("/") + path + (f"?{form}" if form else ""))
         if response.status == 200:
             return response.body
         verb, resource = needs.split()

@@ -249,8 +249,8 @@ class ServersOfNamespace(NamedTuple):
 
 def find(text: str, timeout: float) -> ServersOfNamespace:
     """Find the servers in [CONTEXT/]NAMESPACE[/SELECTOR]; Unreachable if none can be judged."""
-    place, cluster = cluster_of(text)
-    return find_with(Api(cluster, timeout), place)
+    place, address, credentials = cluster_of(text)
+    return find_with(Api(address, credentials, timeout), place)
 
 
 def find_with(api: Api, place: Place) -> ServersOfNamespace:
@@ -330,7 +330,7 @@ def _metrics_port(api: Api, namespace: str, candidate: Candidate) -> int:
 
 
 def _address(api: Api, namespace: str, candidate: Candidate, port: int) -> PodAddress:
-    base = api.cluster.address
+    base = api.address
     scheme = "https:" if candidate.scheme == "https" else ""
     proxy = f"{base.path.rstrip('/')}{namespaced(namespace)}/pods/{scheme}{candidate.pod}:{port}/proxy"
     return PodAddress(base.scheme, base.host, base.port, proxy + PAGE, server=f"{namespace}/{candidate.pod}:{port}")

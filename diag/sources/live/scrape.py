@@ -14,7 +14,7 @@ from diag.core.errors import UnknownHost, Unreachable
 from diag.core.formatting import clock, listed, printable
 from diag.exposition.scrapes import Target
 from diag.http.address import Address, Credentials, from_environment, parse_all
-from diag.http.client import Client, Manner
+from diag.http.client import Client
 from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
 from diag.sources.live.server import JoinedPages, ScrapeClock, ScrapedServer, Sink
@@ -60,7 +60,7 @@ class ScrapePlan:
     credentials: Credentials | None = None
     launch: str = ""
     probe: float | None = None
-    client: Callable[[Address, Credentials, Manner], Client] = Client
+    client: Callable[[Address, Credentials, float], Client] = Client
     beside: Callable[[VllmServer], JoinedPages | None] = lambda _: None
     on_progress: Callable[[ScrapeProgress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
@@ -175,7 +175,7 @@ class Scraper:
         if self._stopped:
             raise asyncio.CancelledError
         for instance, address in self._addresses.items():
-            client = self._plan.client(address, self._credentials, Manner(self._plan.timeout))
+            client = self._plan.client(address, self._credentials, self._plan.timeout)
             server = VllmServer(address, client, ServerFacts(launch=self._plan.launch))
             beside = self._plan.beside(server)
             self._servers.append(ScrapedServer(Target(instance), server, beside, self._clock, self._sink))

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from diag.core.incident import seconds
 from diag.core.subjects import label_value
 from diag.knowledge.containers import ASIDE, RECORDING_RULES, RESTARTS, WORKING_SET, joined, of_pods, servers
 from diag.sources.prometheus.scope import any_of
@@ -29,9 +30,8 @@ MOST_VALUES = 20
 """Distinct values of one flag in a fleet; further ones stay unknown."""
 Flags = Mapping[str, Mapping[float, list[str]]]
 """By flag, by value: the instances with that value."""
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _STRING = r'"(?:\\.|[^"\\])*"'
-_SELECTOR = re.compile(rf"\b({'|'.join(METRICS)})(?:\{{((?:[^\"}}]|{_STRING})*)\}})?\[(\d+)(\w+)\]")
+_SELECTOR = re.compile(rf"\b({'|'.join(METRICS)})(?:\{{((?:[^\"}}]|{_STRING})*)\}})?\[(\d+\w+)\]")
 _MATCHER = re.compile(rf"(\w+)=({_STRING})")
 _CONFIG_SELECTOR = re.compile(r'last_over_time\(diag_vllm_config\{flag="(\w+)"\}\[(\w+)\]\)')
 
@@ -60,7 +60,7 @@ class Containers(NamedTuple):
 
         def subquery(selector: re.Match[str]) -> str:
             labels = dict(_MATCHER.findall((selector[2] or "").removeprefix(matchers)))
-            span = max(SHORTEST, int(selector[3]) * _UNITS[selector[4]])
+            span = max(SHORTEST, seconds(selector[3]))
             parts = []
             for rule in RECORDING_RULES:
                 quoted = {name: f'"{value}"' for name, value in rule.labels.items()}

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import moment, printable
+from diag.core.incident import seconds
 from diag.core.metric_prefix import ANY, PROBE
 from diag.core.subjects import label_value
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _LATEST = 1e11
 _TIME_FORMATS = "2026-11-20T03:12:00Z, 12:00, noon, yesterday 18:00 (all UTC by default), unix seconds, or -2h"
@@ -70,18 +70,18 @@ def parse_time(text: str, now: int) -> int:
     """Parse unix seconds, an ISO 8601 time, a time of day or a duration before `now` into unix milliseconds."""
     if text.startswith("-"):
         return max(0, now - round(duration(text[1:]) * 1000))
-    seconds = math.nan
+    at = math.nan
     try:
-        seconds = float(text)
+        at = float(text)
     except ValueError:
         with suppress(ValueError):
-            seconds = _time_of_day(text, now / 1000)
+            at = _time_of_day(text, now / 1000)
         with suppress(ValueError):
             read = datetime.fromisoformat(text)
-            seconds = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-    if not 0 <= seconds < _LATEST:
+            at = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    if not 0 <= at < _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is not a time: write {_TIME_FORMATS}")
-    return round(seconds * 1000)
+    return round(at * 1000)
 
 
 def _time_of_day(text: str, now: float) -> float:
@@ -101,10 +101,10 @@ def _time_of_day(text: str, now: float) -> float:
 def duration(text: str) -> float:
     """Parse "90s", "15m", "1h30m" or "2d" into seconds."""
     parts = re.findall(r"[\d.]+[smhdw]", text) if _DURATION.fullmatch(text) else []
-    seconds = sum(float(part[:-1]) * _UNITS[part[-1]] for part in parts)
-    if not parts or seconds >= _LATEST:
+    total = sum(map(seconds, parts))
+    if not parts or total >= _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is not a duration: write 90s, 15m, 24h or 7d")
-    return seconds
+    return total
 
 
 def any_of(label: str, patterns: Sequence[str]) -> str:
