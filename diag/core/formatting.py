@@ -49,22 +49,22 @@ def addresses_without_secrets(text: str) -> str:
 
     If an @ behind the host shows that a password has a slash in it, nothing of the address stays.
     """
-    text = _ADDRESS.sub(_without_secrets, text) if ":/" in text else text
+
+    def without_secrets(match: re.Match[str]) -> str:
+        scheme, address = match.groups()
+        _, at, rest = address.rpartition("@")
+        authority = _AUTHORITY.match(address)
+        if at and authority and "@" not in authority[0]:
+            return f"{scheme}…"
+        ended = rest.rstrip(_PUNCTUATION)
+        kept = re.split(r"[?#]", ended, maxsplit=1)[0]
+        name, colon, port = kept.partition("/")[0].partition(":")
+        if colon and ended.endswith("…") and not port.isdecimal() and not name.startswith("["):  # cut within a password
+            return f"{scheme}{name}:…"
+        return scheme + kept + rest[len(ended) :]
+
+    text = _ADDRESS.sub(without_secrets, text) if ":/" in text else text
     return _QUERY.sub("", _USER.sub("", text))
-
-
-def _without_secrets(match: re.Match[str]) -> str:
-    scheme, address = match.groups()
-    _, at, rest = address.rpartition("@")
-    authority = _AUTHORITY.match(address)
-    if at and authority and "@" not in authority[0]:
-        return f"{scheme}…"
-    ended = rest.rstrip(_PUNCTUATION)
-    kept = re.split(r"[?#]", ended, maxsplit=1)[0]
-    name, colon, port = kept.partition("/")[0].partition(":")
-    if colon and ended.endswith("…") and not port.isdecimal() and not name.startswith("["):  # cut within a password
-        return f"{scheme}{name}:…"
-    return scheme + kept + rest[len(ended) :]
 
 
 def escaped(text: str, most: int = MOST_SHOWN) -> str:

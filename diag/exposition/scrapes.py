@@ -333,6 +333,12 @@ class ScrapeTable:
         metrics = {self.labels[row]["__name__"] for row in differ}
         return frozenset(row for page in pages for row in page.repeated if self.labels[row]["__name__"] in metrics)
 
+    @property
+    def mixed(self) -> str:
+        """The first metric of vLLM or its exporter whose series are ambiguous, "" for none."""
+        names = (self.labels[row]["__name__"] for row in sorted(self.ambiguous))
+        return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
+
     @cached_property
     def pages(self) -> tuple[Page, ...]:
         return tuple(scrape.page for scrape in self.scrapes if scrape.page is not None and not scrape.reason)

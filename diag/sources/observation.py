@@ -167,14 +167,8 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         models=_stated({table.instance: _models(table, facts[table.instance]) for table in tables}),
         launch=_stated({name: shown(server.launch or server.process) for name, server in facts.items()}),
         settled=settled,
-        mixed=_stated({table.instance: _mixed(table) for table in tables}),
+        mixed=_stated({table.instance: table.mixed for table in tables}),
     )
-
-
-def _mixed(table: ScrapeTable) -> str:
-    """Return the first metric whose series are ambiguous, "" for none."""
-    names = (table.labels[row]["__name__"] for row in sorted(table.ambiguous))
-    return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
 
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:

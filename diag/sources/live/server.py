@@ -140,9 +140,14 @@ class ScrapedServer:
 
     async def scrape(self) -> None:
         """Scrape once; a failure is kept with its reason and the page about the server's host."""
+
+        def own_page() -> ServerPage:
+            page = self.server.page()
+            return ServerPage(page, self.server.health_samples() if page.endswith(b"\n") else ())
+
         at = self.clock.now()
         try:
-            page = await _in_background(self.beside.page if self.beside else self._own_page)
+            page = await _in_background(self.beside.page if self.beside else own_page)
         except (Failure, NotMetrics) as error:
             reason = printable(str(error))
             hint = "use the address of the server itself"
@@ -169,10 +174,6 @@ class ScrapedServer:
         reason = await _in_background(add)
         self.failure = Failure(reason) if reason else None
         self.answered = self.answered or not reason
-
-    def _own_page(self) -> ServerPage:
-        page = self.server.page()
-        return ServerPage(page, self.server.health_samples() if page.endswith(b"\n") else ())
 
     def _with_probe(self, page: ServerPage) -> ServerPage:
         """Add the probe's result, unless the page is truncated or has a probe of its own."""

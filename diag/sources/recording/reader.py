@@ -279,7 +279,7 @@ def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapp
     place = Path(shown) if shown else file.parent
     gathered = _Gathered(file.parent / LOG, str(place / LOG), _log_zone(about, file), keep)
     try:
-        for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
+        for section, too_big in _sections(_decoded(file, gathered), gathered):
             whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""
             if _MARK.match(whole):
                 gathered.limit = gathered.limit or gathered.reached()
@@ -292,17 +292,6 @@ def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapp
     if not gathered.targets:
         raise BadRecording(f"{file} {gathered.why_empty()}")
     return file, about, gathered
-
-
-def _first(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[bytes]:
-    """Yield chunks up to MOST_PAGES, and note the limit: the last page is then not truncated by its server."""
-    room = MOST_PAGES
-    for chunk in chunks:
-        room -= len(chunk)
-        if room < 0:
-            gathered.limit = f"{MOST_PAGES >> 20:,} MiB"
-            return
-        yield chunk
 
 
 def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
@@ -331,10 +320,17 @@ def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
             gathered.damage, gathered.torn = "ends in the middle (a truncated gzip file)", since_flush
 
 
-def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Split the text before each `# scrape` line; yield each part, after a newline, and True if it was too big."""
-    buffer, searched, too_big = bytearray(b"\n"), 0, False
+def _sections(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[tuple[bytes, bool]]:
+    """Split the text before each `# scrape` line; yield each part, after a newline, and True if it was too big.
+
+    Ends at MOST_PAGES, and notes the limit: the last page is then not truncated by its server.
+    """
+    buffer, searched, too_big, room = bytearray(b"\n"), 0, False, MOST_PAGES
     for chunk in chunks:
+        room -= len(chunk)
+        if room < 0:
+            gathered.limit = f"{MOST_PAGES >> 20:,} MiB"
+            break
         buffer += chunk
         while match := _MARK.search(buffer, searched):
             cut = match.start()
