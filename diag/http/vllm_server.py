@@ -109,15 +109,15 @@ class VllmServer:
         tried = []
         for path in self.address.candidates:
             response = self.client.get(path, ACCEPT, self.most_bytes)
-            shown, problem = path.partition("?")[0], _page_problem(response, path)
+            place, problem = path.partition("?")[0], _page_problem(response, path)
             if problem:
-                tried.append((shown, problem, response.status))
+                tried.append((place, problem, response.status))
                 continue
             if other := program_of_page(response.body):
                 raise WrongAnswer(f"is no vLLM server: its metrics are those of {other}", ONLY_JUDGES)
             self.path = path
-            if self.address.path.rstrip("/") not in ("", shown):
-                self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(shown)} was used")
+            if self.address.path.rstrip("/") not in ("", place):
+                self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(place)} was used")
             return response.body
 
         path, problem, status = next((attempt for attempt in tried if attempt[2] in _REFUSED), tried[0])

@@ -288,12 +288,12 @@ def container_status(pod: Pod, container: str) -> ContainerStatus:
 
 def not_started(pod: Pod) -> str:
     """Return why no container of a pod has run yet or will run again, as a sentence; "" otherwise."""
-    status, shown = part(pod, "status"), f"pod {printable(name(pod))}"
+    status, of_pod = part(pod, "status"), f"pod {printable(name(pod))}"
     if part(pod, "metadata").get("deletionTimestamp"):
-        return f"{shown} is being deleted"
+        return f"{of_pod} is being deleted"
     if status.get("phase") in ("Succeeded", "Failed"):
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return f"{shown} has ended ({printable(hidden(why or status['phase']), 200)})"
+        return f"{of_pod} has ended ({printable(hidden(why or status['phase']), 200)})"
     if status.get("phase") != "Pending":
         return ""
     states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
@@ -301,7 +301,7 @@ def not_started(pod: Pod) -> str:
     reasons += [condition for condition in status.get("conditions") or [] if condition.get("status") == "False"]
     complete = (f"{why['reason']}, {why['message']}" for why in reasons if why.get("reason") and why.get("message"))
     why = next(complete, "its containers are being created")
-    return f"{shown} is pending: {printable(hidden(why), 200)}"
+    return f"{of_pod} is pending: {printable(hidden(why), 200)}"
 
 
 def note(shown: str, status: ContainerStatus, probes: Sequence[str] = ()) -> Iterator[str]:

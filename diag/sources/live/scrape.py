@@ -227,11 +227,11 @@ class Scraper:
             if not self._untried and not any(server.answered for server in self._servers):
                 failures = [(one.server.address.shown, one.failure) for one in self._servers if one.failure]
                 unknown = any(isinstance(failure, UnknownName) for _, failure in failures)
-                kind, (shown, failure) = UnknownHost if unknown else Unreachable, failures[0]
+                kind, (address, failure) = UnknownHost if unknown else Unreachable, failures[0]
                 if len(failures) == 1:
                     hint = "" if failure.reached else POST_MORTEM_HINT
-                    raise kind(sentence(printable(shown), failure) + hint)
-                reasons = listed([f"{printable(shown)} ({failure})" for shown, failure in failures])
+                    raise kind(sentence(printable(address), failure) + hint)
+                reasons = listed([f"{printable(address)} ({failure})" for address, failure in failures])
                 raise kind(f"none of {len(self._servers)} servers returned metrics: {reasons}; {failure.hint}")
         if server.server.path and not server.facts_requested:
             server.facts_requested = True

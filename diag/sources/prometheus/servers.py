@@ -252,15 +252,15 @@ class PrometheusSource:
             return {}
         generation = generation_series(("instance",), self._labels)
         try:
-            shown = self._prometheus.instant(f"count_over_time({generation}[{self.end - self.start}ms])", self.end)
+            recorded = self._prometheus.instant(f"count_over_time({generation}[{self.end - self.start}ms])", self.end)
         except (Refused, Unusable):
             return {}
-        rules = rule_set(incidents, contract) if shown else None
+        rules = rule_set(incidents, contract) if recorded else None
         if rules is None or not rules.rules:
             return {}
         counts = {
             self._name(series["metric"]): float(series["value"][1])
-            for series in shown
+            for series in recorded
             if series["metric"].get("generation") == rules.generation
         }
         for name, server in self.members.items():
