@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from diag.core.formatting import moment, plural, printable, resource_quantity
+from diag.core.formatting import listed, moment, plural, printable, resource_quantity
 from diag.core.metric_families import Sample
 from diag.exporter.log.trackers import STEADY_SECONDS
+from diag.vllm.command import redaction
 from diag.vllm.command.free_text import hidden
+from diag.vllm.command.shell import HIDDEN
+from diag.vllm.command.shown import shown
 
 Pod = Mapping[str, Any]
 DEFAULT_PORTS = (8000, 8080)
@@ -88,6 +91,8 @@ EVENT = {
     **{"type": str, "reason": str, "message": str, "count": int, "involvedObject": {"fieldPath": str}},
     **{"firstTimestamp": str, "lastTimestamp": str, "eventTime": str},
 }
+_UNREADABLE = ("args", "command", "env")
+"""Fields of a container that are replaced: only harmless words and values are shown."""
 
 
 def conforming(value: Any, shape: Any, odd: set[str], place: str = "") -> Any:
@@ -304,7 +309,7 @@ def not_started(pod: Pod) -> str:
     return f"{of_pod} is pending: {printable(hidden(why), 200)}"
 
 
-def note(shown: str, status: ContainerStatus, probes: Sequence[str] = ()) -> Iterator[str]:
+def note(who: str, status: ContainerStatus, probes: Sequence[str] = ()) -> Iterator[str]:
     """Yield at most one sentence about a container that was restarted, is waiting or failed probes."""
     parts = []
     if status.restarts and status.last:
@@ -315,7 +320,7 @@ def note(shown: str, status: ContainerStatus, probes: Sequence[str] = ()) -> Ite
         why = hidden(status.message.partition(" restarting failed")[0])
         parts.append(printable(status.waits) + (f" ({printable(why, 200)})" if why else ""))
     if parts or probes:
-        yield f"{shown}: {', '.join([*parts, *probes])}"
+        yield f"{who}: {', '.join([*parts, *probes])}"
 
 
 def failed_probes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -343,3 +348,50 @@ def _time(text: object) -> float:
 def named(items: Sequence[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
     """Return the first item with a name; empty if there is none."""
     return next((item for item in items or () if item.get("name") == name), {})
+
+
+def facts(pod: Pod) -> dict[str, Any]:
+    """Return what a pod runs and its status; of its words and values only the harmless ones."""
+    metadata, spec = part(pod, "metadata"), part(pod, "spec")
+    return {
+        "pod": metadata.get("name", ""),
+        "deleted_at": metadata.get("deletionTimestamp"),
+        "node": spec.get("nodeName", ""),
+        "share_process_namespace": spec.get("shareProcessNamespace", False),
+        "containers": [
+            {
+                **{field: value for field, value in container.items() if field not in _UNREADABLE},
+                "launch": shown(command(container)),
+                "env": {
+                    entry["name"]: redaction.variable(entry["name"], entry.get("value", "")) or HIDDEN
+                    for entry in container.get("env") or ()
+                    if "name" in entry
+                },
+            }
+            for container in containers(pod)
+        ],
+        "status": part(pod, "status"),
+    }
+
+
+def summary(pod: Pod, container: str) -> str:
+    """Return image, node and limits of a container in one line."""
+    spec = named(containers(pod), container)
+    status = named(part(pod, "status").get("containerStatuses"), container)
+    digest = str(status.get("imageID", "")).rpartition("@")[2]
+    limits = part(part(spec, "resources"), "limits")
+    parts = [
+        str(spec.get("image", "")) + (f" ({digest})" if digest else ""),
+        f"node {part(pod, 'spec')['nodeName']}" if part(pod, "spec").get("nodeName") else "",
+        f"limits {listed([f'{name} {amount}' for name, amount in limits.items()], most=8)}" if limits else "",
+    ]
+    return hidden(printable(", ".join(filter(None, parts)), 400))
+
+
+def without_secrets(tree: Any) -> Any:
+    """Return an object of the API server whose texts hold no secrets."""
+    if isinstance(tree, Mapping):
+        return {hidden(name): without_secrets(value) for name, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [without_secrets(item) for item in tree]
+    return hidden(tree) if isinstance(tree, str) else tree

@@ -33,22 +33,17 @@ from diag.sources.kubernetes.pod_object import (
     ContainerStatus,
     Pod,
     candidates,
-    command,
     container_status,
-    containers,
+    facts,
     failed_probes,
-    named,
     not_started,
     note,
-    part,
+    summary,
+    without_secrets,
 )
 from diag.sources.live.scrape import ScrapePlan, scrape
 from diag.sources.live.server import JoinedPages
 from diag.sources.observation import Observation, PodContainer
-from diag.vllm.command import redaction
-from diag.vllm.command.free_text import hidden
-from diag.vllm.command.shell import HIDDEN
-from diag.vllm.command.shown import shown
 from diag.vllm.running_config import ServerFacts
 
 FIRST_BYTES, LAST_LINES = 512 * 2**10, 5_000
@@ -65,8 +60,6 @@ MOST_PODS_KEPT, MOST_EVENTS = 16, 200
 """Pods whose evidence is read, at most, and the latest events of each."""
 _MOST_NAME = 80
 """Characters of a file's name: a pod's name has up to 253, of which the end tells it apart."""
-_UNREADABLE = ("args", "command", "env")
-"""Fields of a container that are replaced: only harmless words and values are shown."""
 
 
 class ContainerLog:
@@ -383,12 +376,12 @@ def gather(servers: ServersOfNamespace, first_bytes: int) -> Iterator[PodEvidenc
                 logs[run] = _ends(servers.api, namespace, name, {"container": container, **query}, first_bytes)
             except Failure as error:
                 missing.append(f"{run.replace('.', ' ')} of {server.shown}: {error}")
-        of_pod = {"namespace": namespace, "container": container, **_facts(pod), "events": events[-MOST_EVENTS:]}
+        of_pod = {"namespace": namespace, "container": container, **facts(pod), "events": events[-MOST_EVENTS:]}
         yield PodEvidence(
             name=server.instance.replace(":", "_")[-_MOST_NAME:],
             shown=server.shown,
-            facts=_without_secrets(of_pod),
-            summary=hidden(_summary(pod, container)),
+            facts=without_secrets(of_pod),
+            summary=summary(pod, container),
             logs=logs,
             missing=tuple(missing),
         )
@@ -404,49 +397,3 @@ def _ends(api: Api, namespace: str, pod: str, query: Mapping[str, str], first_by
     last = api.log(namespace, pod, {**query, "tailLines": str(LAST_LINES)}).splitlines(keepends=True)
     new = b"".join(line for line in last if line.partition(b" ")[0] > latest)
     return LogEnds(first, new) if len(new) == sum(map(len, last)) else LogEnds(first + new)
-
-
-def _facts(pod: Pod) -> dict[str, Any]:
-    """Return what a pod runs and its status; of its words and values only the harmless ones."""
-    metadata, spec = part(pod, "metadata"), part(pod, "spec")
-    return {
-        "pod": metadata.get("name", ""),
-        "deleted_at": metadata.get("deletionTimestamp"),
-        "node": spec.get("nodeName", ""),
-        "share_process_namespace": spec.get("shareProcessNamespace", False),
-        "containers": [
-            {
-                **{field: value for field, value in container.items() if field not in _UNREADABLE},
-                "launch": shown(command(container)),
-                "env": {
-                    entry["name"]: redaction.variable(entry["name"], entry.get("value", "")) or HIDDEN
-                    for entry in container.get("env") or ()
-                    if "name" in entry
-                },
-            }
-            for container in containers(pod)
-        ],
-        "status": part(pod, "status"),
-    }
-
-
-def _without_secrets(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {hidden(name): _without_secrets(value) for name, value in tree.items()}
-    if isinstance(tree, Sequence) and not isinstance(tree, str):
-        return [_without_secrets(item) for item in tree]
-    return hidden(tree) if isinstance(tree, str) else tree
-
-
-def _summary(pod: Pod, container: str) -> str:
-    """Return image, node and limits of a container in one line."""
-    spec = named(containers(pod), container)
-    status = named(part(pod, "status").get("containerStatuses"), container)
-    digest = str(status.get("imageID", "")).rpartition("@")[2]
-    limits = part(part(spec, "resources"), "limits")
-    parts = [
-        str(spec.get("image", "")) + (f" ({digest})" if digest else ""),
-        f"node {part(pod, 'spec')['nodeName']}" if part(pod, "spec").get("nodeName") else "",
-        f"limits {listed([f'{name} {amount}' for name, amount in limits.items()], most=8)}" if limits else "",
-    ]
-    return printable(", ".join(filter(None, parts)), 400)
