@@ -27,11 +27,10 @@ from diag.artefacts.runbook import runbooks
 from diag.artefacts.telemetry_alerts import telemetry_group
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
-from diag.core.files import only_writer, written_whole
+from diag.core.files import dump_yaml, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.metric_prefix import with_prefix
-from diag.core.yaml import dump
 
 FOLDERS = ("alerts", "dashboards", "runbooks", "docs/failures", "docs/lint-rules")
 """Folders whose files are deleted if they are no longer generated; files of docs/ may quote the mark."""
@@ -112,7 +111,9 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
     return {
         "alerts/README.md": (here / "steps.md").read_text(encoding="utf-8"),
         "alerts/templates/diag.tmpl": (here / "alertmanager.tmpl").read_text(encoding="utf-8"),
-        **{f"alerts/{name}": dump(f"{GENERATED_MARK}: {head}", content) for name, (head, content) in texts.items()},
+        **{
+            f"alerts/{name}": dump_yaml(f"{GENERATED_MARK}: {head}", content) for name, (head, content) in texts.items()
+        },
     }
 
 

@@ -128,7 +128,7 @@ def _find(options: ObserveOptions) -> "ServersOfNamespace":
 
 def _write_pods(pods: "ServersOfNamespace", folder: Path) -> Iterator[str]:
     """Write the files about the pods; yield what could not be had."""
-    from diag.sources.kubernetes.pod_evidence import MOST_PODS_KEPT, gather
+    from diag.sources.kubernetes.servers import MOST_PODS_KEPT, gather
 
     summaries = {}
     for evidence in gather(pods, FIRST):

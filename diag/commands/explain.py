@@ -183,17 +183,9 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.vllm.memory.config import aliases
 
     incidents = load(folder, check_all=True)
-<<<<<<< HEAD
-    tables = (known_failures.table, other_engines.programs, platforms.rocm_phrases, gpus, waits, wrong_advice, families)
-    for read_table in (*tables, architectures.families, encoders, aliases, sentences):
-||||||| ae34495f
-    tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
-    for read_table in (*tables, architectures.families, encoders, aliases, sentences):
-=======
-    tables = (known_failures.table, other_engines.programs, rocm.table, gpus, bare_gpus, waits, wrong_advice, families)
+    tables = (known_failures.table, other_engines.programs, platforms.rocm_phrases, gpus, bare_gpus, waits, wrong_advice, families)
     of_models = (architectures.families, architectures.encoders, quantization.tables, profiling.estimates, aliases)
     for read_table in (*tables, *of_models, changes, sentences):
->>>>>>> h-d
         read_table()
     read(patterns.FILE, patterns.Checked)
     for kind, declared in ((Part | Signal, DECLARED), (LintRule, RULES), (PreflightCheck, CHECKS)):

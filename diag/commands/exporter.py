@@ -25,7 +25,7 @@ from diag.exporter import http_server as serve
 from diag.exporter.nccl import parse_address
 from diag.exporter.page import CollectorThread, HostPage, host_collectors
 from diag.exporter.vllm_page import PageScraper, server
-from diag.exposition.rendering import render
+from diag.exposition import render
 from diag.http.address import parse
 from diag.http.vllm_server import Probe
 from diag.log.corroboration import measure
@@ -33,7 +33,7 @@ from diag.log.tail import STDIN, parse_timezone
 
 if TYPE_CHECKING:
     from diag.diagnosis.progress import Health, Liveness
-    from diag.sources.recording.replay import Replay
+    from diag.sources.recording.reader import Replay
     from diag.vllm.running_config import ServerFacts
 
 log = logging.getLogger("diag.exporter")
@@ -263,8 +263,7 @@ class ReplayedServer:
 def replay(options: ReplayOptions) -> None:
     """Serve a recording until Ctrl-C, or until it ends if `at_end` is "exit"."""
     from diag.log.parse_line import TimedLine, read_timed_lines
-    from diag.sources.recording.reader import read_pages
-    from diag.sources.recording.replay import Replay, restamped
+    from diag.sources.recording.reader import Replay, read_pages, restamped
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     recorded = read_pages(options.recording)

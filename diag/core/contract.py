@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadContract
 from diag.core.files import exists, read_toml
-from diag.core.formatting import listed, printable, quantity
+from diag.core.formatting import in_python, listed, printable, quantity
 from diag.core.incident import RANK, Condition, Incident, LookAlike, Severity, judged
 from diag.core.metric_prefix import ANY, OWN
 
@@ -136,20 +136,21 @@ class Contract:
 
     def lines(self) -> list[str]:
         """Return a line for each SLO and threshold: its value, and the file that set it."""
-        lines = []
-        for name, entry in ENTRIES.items():
-            origin = self.origin if name in self.stated else "default"
-            lines.append(f"{entry['meaning']}: {quantity(getattr(self, name), entry['unit'])} ({origin})")
-        return lines
+        return [
+            f"{entry['meaning']}: {quantity(getattr(self, name), entry['unit'])}"
+            f" ({self.origin if name in self.stated else 'default'})"
+            for name, entry in ENTRIES.items()
+        ]
 
     def found_note(self) -> str:
         """Return the changes by a file that nobody has named, "" for none: another user may have written it."""
-        sets = [f"{name} = {getattr(self, name):g}" for name in ENTRIES if name in self.stated and self.is_found]
+        if not self.is_found:
+            return ""
+        sets = [f"{name} = {getattr(self, name):g}" for name in ENTRIES if name in self.stated]
         sets += [
             printable(f"{incident}: {signal} = {limit:g}")
             for incident, limits in self.limits.items()
             for signal, limit in limits.items()
-            if self.is_found
         ]
         return f"{self.origin} of this folder changes the thresholds: {listed(sets)}" if sets else ""
 
@@ -189,41 +190,35 @@ class _File(NamedTuple):
     tables: Mapping[str, Any]
 
     def contract(self) -> Contract:
-        known = ("contract", "limits", "site", "lint", "baseline", "preflight", "ignore")
+        names = ("contract", "limits", "site", "lint", "baseline", "preflight", "ignore")
         for name in self.tables:
-            if name not in known:
-                tables = ", ".join(f"[{table}]" for table in known)
+            if name not in names:
+                tables = ", ".join(f"[{table}]" for table in names)
                 place = f"{self.path}{self._line('', name)}"
                 raise BadContract(f"{place}: there is no table [{name}]; the tables are {tables}")
 
         stated = self._table("contract", (*ENTRIES, "buckets"))
-        listed = stated.pop("buckets", [])
-        if not isinstance(listed, list):
-            raise self.bad("contract", "buckets", f"buckets must be a list of numbers, not {_shown(listed)}")
-        buckets = [self._number("contract", "buckets", bucket) for bucket in listed]
+        more = stated.pop("buckets", [])
+        self._must(isinstance(more, list), "contract", "buckets", "a list of numbers", more)
+        buckets = [self._number("contract", "buckets", bucket) for bucket in more]
         entries = {name: self._entry(name, value, buckets) for name, value in stated.items()}
-
         site = Site(**self.site_entries())
-        limits: dict[str, dict[str, float]] = {}
-        for incident in self._table("limits"):
-            limits[incident] = {}
-            for signal, value in self._table(f"limits.{incident}").items():
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                if not is_number or not abs(value) <= sys.float_info.max:
-                    raise self.bad(f"limits.{incident}", signal, f"{signal} must be a number, not {_shown(value)}")
-                limits[incident][signal] = float(value)
-        ignored = self._table("lint", ("ignore",)).get("ignore", [])
-        if not (isinstance(ignored, list) and all(isinstance(rule, str) for rule in ignored)):
-            raise self.bad("lint", "ignore", f"ignore must be a list of lint rules, not {_shown(ignored)}")
-        baseline = self._table("baseline", ("file",)).get("file", "")
-        if not isinstance(baseline, str):
-            raise self.bad("baseline", "file", f"file must be the name of a file, not {_shown(baseline)}")
+        limits = {
+            incident: {
+                signal: self._number(f"limits.{incident}", signal, value, above_zero=False)
+                for signal, value in self._table(f"limits.{incident}").items()
+            }
+            for incident in self._table("limits")
+        }
+        rules = self._table("lint", ("ignore",)).get("ignore", [])
+        is_list = isinstance(rules, list) and all(isinstance(rule, str) for rule in rules)
+        self._must(is_list, "lint", "ignore", "a list of lint rules", rules)
         return Contract(
             **entries,
             site=site,
             limits=limits,
-            ignored_rules=dict.fromkeys(ignored, f"{self.path}{self._line('lint', 'ignore')}"),
-            baseline=str(self.path.parent / baseline) if baseline else "",
+            ignored_rules=dict.fromkeys(rules, f"{self.path}{self._line('lint', 'ignore')}"),
+            baseline=self._file("baseline", "file", self._table("baseline", ("file",))),
             preflight=self._intentions(),
             ignored={name: self._ignored(name) for name in self._table("ignore")},
             origin=str(self.path),
@@ -245,61 +240,76 @@ class _File(NamedTuple):
                 return f":{number}"
         return ""
 
-    def _table(self, name: str, known: Sequence[str] = ()) -> dict[str, Any]:
-        """Return a table, empty if missing; BadContract for a key that is not `known` (any key, if that is empty)."""
+    def _table(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
+        """Return a table, empty if missing; BadContract for a key that is none of `keys`, if there are any."""
         above, _, key = name.rpartition(".")
-        found = (self._table(above) if above else self.tables).get(key, {})
-        if not isinstance(found, dict):
+        table = (self._table(above) if above else self.tables).get(key, {})
+        if not isinstance(table, dict):
             raise BadContract(f"{self.path}{self._line(above, key)}: [{name}] must be a table")
-        for entry in found if known else ():
-            if entry not in known:
-                raise self.bad(name, entry, f"has no key '{entry}'; its keys are {', '.join(known)}")
-        return dict(found)
+        for entry in table if keys else ():
+            if entry not in keys:
+                raise self.bad(name, entry, f"has no key '{entry}'; its keys are {', '.join(keys)}")
+        return dict(table)
 
-    def _number(self, table: str, key: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise self.bad(table, key, f"{key} must be a number above 0, not {_shown(value)}")
+    def _must(self, is_valid: bool, table: str, key: str, be: str, value: object) -> None:
+        """Raise BadContract unless the value is valid: the key must `be` something else."""
+        if not is_valid:
+            raise self.bad(table, key, f"{key} must be {be}, not {in_python(value)}")
+
+    def _number(self, table: str, key: str, value: Any, above_zero: bool = True) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_valid = is_number and abs(value) <= sys.float_info.max and (value > 0 or not above_zero)
+        self._must(is_valid, table, key, "a number above 0" if above_zero else "a number", value)
         return float(value)
+
+    def _file(self, table: str, key: str, entries: Mapping[str, Any]) -> str:
+        """Return the path of a file that stands beside diag.toml, "" for none."""
+        name = entries.get(key, "")
+        self._must(isinstance(name, str), table, key, "the name of a file", name)
+        return str(self.path.parent / name) if name else ""
 
     def _entry(self, name: str, value: object, buckets: list[float]) -> float:
         number = self._number("contract", name, value)
         entry = ENTRIES[name]
         if entry["buckets"] and number not in (*entry["buckets"], *buckets):
-            known = ", ".join(f"{bucket:g}" for bucket in entry["buckets"])
-            reason = f"{name} must be a bucket of vLLM's histogram ({known}) or listed in `buckets`, not {number:g}"
+            usual = ", ".join(f"{bucket:g}" for bucket in entry["buckets"])
+            reason = f"{name} must be a bucket of vLLM's histogram ({usual}) or listed in `buckets`, not {number:g}"
             raise self.bad("contract", name, reason)
         if entry["unit"] == "share" and number >= 1:
             raise self.bad("contract", name, f"{name} must be a fraction below 1 (0.99 is 99 %), not {number:g}")
         return number
 
     def _intentions(self) -> Intentions:
-        given = self._table("preflight", Intentions._fields)
-        ramp, ignore = given.pop("ramp", ""), self._table("preflight.ignore") if given.pop("ignore", None) else {}
-        numbers = {name: self._number("preflight", name, value) for name, value in given.items()}
+        entries = self._table("preflight", Intentions._fields)
+        ignore = self._table("preflight.ignore") if entries.get("ignore") else {}
+        numbers = {
+            name: self._number("preflight", name, value)
+            for name, value in entries.items()
+            if name not in ("ramp", "ignore")
+        }
         if numbers.get("gpu_memory_share", 1) > 1:
             raise self.bad("preflight", "gpu_memory_share", "gpu_memory_share must be a fraction of 1, such as 0.5")
-        if not isinstance(ramp, str):
-            raise self.bad("preflight", "ramp", f"ramp must be the name of a file, not {_shown(ramp)}")
+        ramp = self._file("preflight", "ramp", entries)
         for name, reason in ignore.items():
-            if not isinstance(reason, str) or not reason.strip():
-                raise self.bad("preflight.ignore", name, f"{name} must be the reason as a text, not {_shown(reason)}")
-        return Intentions(**numbers, ramp=str(self.path.parent / ramp) if ramp else "", ignore=ignore)
+            is_reason = isinstance(reason, str) and bool(reason.strip())
+            self._must(is_reason, "preflight.ignore", name, "the reason as a text", reason)
+        return Intentions(**numbers, ramp=ramp, ignore=ignore)
 
     def _ignored(self, incident: str) -> Ignored:
         table = f"ignore.{incident}"
-        entry = self._table(table, Ignored._fields)
-        reason, until = entry.get("reason"), entry.get("until")
-        if not isinstance(reason, str) or not reason.strip():
-            raise self.bad(table, "reason", f"reason must be a text that says why, not {_shown(reason)}")
-        if not isinstance(until, date) or isinstance(until, datetime):
-            raise self.bad(table, "until", f"until must be the last day, such as 2027-01-31, not {_shown(until)}")
+        entry: Mapping[str, Any] = dict.fromkeys(Ignored._fields) | self._table(table, Ignored._fields)
+        reason, until = entry["reason"], entry["until"]
+        is_reason = isinstance(reason, str) and bool(reason.strip())
+        self._must(is_reason, table, "reason", "a text that says why", reason)
+        is_day = isinstance(until, date) and not isinstance(until, datetime)
+        self._must(is_day, table, "until", "the last day, such as 2027-01-31", until)
         return Ignored(" ".join(reason.split()), until)
 
     def site_entries(self) -> dict[str, Any]:
         """Return the entries of [site] by their names in `Site`; each key may also have the chart's spelling."""
         site: dict[str, Any] = {}
         for written, value in self._table("site").items():
-            name = re.sub(r"(?<=[a-z])[A-Z]", lambda found: f"_{found[0].lower()}", written)
+            name = re.sub(r"(?<=[a-z])[A-Z]", lambda capital: f"_{capital[0].lower()}", written)
             name = "labels" if name == _SITE_LABELS else name
             if name not in Site._fields:
                 raise self.bad("site", written, f"has no key '{written}'; its keys are {', '.join(Site._fields)}")
@@ -308,33 +318,33 @@ class _File(NamedTuple):
 
     def _site_entry(self, written: str, name: str, value: Any) -> Any:
         if name in ("labels", "gpu_join"):
-            labels = value if isinstance(value, list) else []
-            if not labels or not all(isinstance(label, str) and _LABEL.fullmatch(label) for label in labels):
-                raise self.bad("site", written, f"{written} must be a list of label names, not {_shown(value)}")
-            if len(set(labels)) < len(labels) or {"engine", "gpu", "le"} & set(labels):
+            is_list = isinstance(value, list) and value != []
+            are_labels = is_list and all(isinstance(label, str) and _LABEL.fullmatch(label) for label in value)
+            self._must(are_labels, "site", written, "a list of label names", value)
+            if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
                 raise self.bad("site", written, f"{written} must list each label once, and none of engine, gpu and le")
-            return tuple(labels)
+            return tuple(value)
         if name == "disabled_incidents":
-            if not isinstance(value, list) or not all(isinstance(incident, str) for incident in value):
-                raise self.bad("site", written, f"{written} must be a list of incidents, not {_shown(value)}")
+            is_list = isinstance(value, list) and all(isinstance(incident, str) for incident in value)
+            self._must(is_list, "site", written, "a list of incidents", value)
             return tuple(value)
         if name in ("extra_labels", "rule_labels", "severity_overrides"):
-            table = value if isinstance(value, dict) else {"": None}
-            if not all(isinstance(text, str) for text in table.values()):
-                raise self.bad("site", written, f"{written} must be a table of texts, not {_shown(value)}")
-            if name == "severity_overrides" and not {*table.values()} <= {*RANK}:
-                raise self.bad("site", written, f"{written} must have severities, {', '.join(RANK)}: {_shown(value)}")
-            if name == "extra_labels" and not all(map(_LABEL.fullmatch, table)):
-                raise self.bad("site", written, f"{written} must have names of labels, not {_shown(value)}")
-            return dict(table)
+            is_table = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+            self._must(is_table, "site", written, "a table of texts", value)
+            if name == "severity_overrides" and not {*value.values()} <= {*RANK}:
+                severities = ", ".join(RANK)
+                raise self.bad("site", written, f"{written} must have severities, {severities}: {in_python(value)}")
+            if name == "extra_labels" and not all(map(_LABEL.fullmatch, value)):
+                raise self.bad("site", written, f"{written} must have names of labels, not {in_python(value)}")
+            return dict(value)
         if name == "prefix":
             if not isinstance(value, str) or not re.fullmatch(ANY, value):
-                reason = f'{written} must end in vllm: or vllm_, such as "kserve_vllm:", not {_shown(value)}'
+                reason = f'{written} must end in vllm: or vllm_, such as "kserve_vllm:", not {in_python(value)}'
                 raise self.bad("site", written, reason)
             return value
         address = value.replace(PAGE, "page") if isinstance(value, str) and name == "runbook_base_url" else value
-        if not isinstance(address, str) or not re.fullmatch(r"https?://[^\s\"'{}]+", address):
-            raise self.bad("site", written, f"{written} must be a URL with http:// or https://, not {_shown(value)}")
+        is_url = isinstance(address, str) and bool(re.fullmatch(r"https?://[^\s\"'{}]+", address))
+        self._must(is_url, "site", written, "a URL with http:// or https://", value)
         return value.rstrip("/")
 
 
@@ -355,24 +365,20 @@ def with_settings(contract: Contract, settings: Sequence[str]) -> Contract:
         else:
             is_list = name.lower().replace("_", "") in ("labels", "sitelabels", "gpujoin", "disabledincidents")
             entries[name] = text.split(",") if is_list else text
-    given = _File(Path("--set"), "", {"site": entries}).site_entries()
-    return replace(contract, site=contract.site._replace(**given)) if given else contract
-
-
-def _shown(value: object) -> str:
-    return printable(repr(value), 60)
+    site = _File(Path("--set"), "", {"site": entries}).site_entries()
+    return replace(contract, site=contract.site._replace(**site)) if site else contract
 
 
 def apply_overrides(incidents: Sequence[Incident], contract: Contract) -> tuple[Incident, ...]:
     """Return the incidents with the site's thresholds and severities; BadContract where there is no such incident."""
-    known = [incident.id for incident in incidents]
+    ids = [incident.id for incident in incidents]
     site = contract.site
     places = [(f"[limits.{name}]", name) for name in contract.limits]
     places += [(f"[ignore.{name}]", name) for name in contract.ignored]
     places += [("disabledIncidents", name) for name in site.disabled_incidents]
     places += [("severityOverrides", name) for name in site.severity_overrides]
     for place, name in places:
-        if name not in known:
+        if name not in ids:
             there = f"{contract.origin}: {place}" if contract.origin else place
             raise BadContract(f"{there}: there is no incident '{printable(name, 40)}'; diag incidents lists them")
     return tuple(_overridden(incident, contract) for incident in incidents)
@@ -400,14 +406,15 @@ def threshold_names(incident: Incident) -> list[str]:
 
 
 def _overridden(incident: Incident, contract: Contract) -> Incident:
-    former, given = _former_names(incident), contract.limits.get(incident.id, {})
-    limits = {former.get(name, name): limit for name, limit in given.items() if former.get(name) not in given}
+    former, stated = _former_names(incident), contract.limits.get(incident.id, {})
+    limits = {former.get(name, name): limit for name, limit in stated.items() if former.get(name) not in stated}
+    names = threshold_names(incident)
     for name in limits:
-        if name not in threshold_names(incident):
-            known = ", ".join(f"'{signal}'" for signal in threshold_names(incident))
-            raise BadContract(f"{contract.origin}: [limits.{incident.id}] has no threshold '{name}'; it has {known}")
+        if name not in names:
+            quoted = ", ".join(f"'{signal}'" for signal in names)
+            raise BadContract(f"{contract.origin}: [limits.{incident.id}] has no threshold '{name}'; it has {quoted}")
 
-    def own(condition: Condition, key: str = "") -> Condition:
+    def of_site(condition: Condition, key: str = "") -> Condition:
         key = key or condition.signal.name
         if key not in limits:
             return condition
@@ -415,17 +422,17 @@ def _overridden(incident: Incident, contract: Contract) -> Incident:
         why = judged(f"set in {contract.origin}; the default is {default}: {condition.why.says}")
         return condition._replace(limit=limits[key], why=why)
 
-    def own_look_alike(look_alike: LookAlike) -> LookAlike:
+    def look_alike_of_site(look_alike: LookAlike) -> LookAlike:
         return look_alike._replace(
-            requires=own(look_alike.requires) if look_alike.requires else None,
-            refuted_by=own(look_alike.refuted_by) if look_alike.refuted_by else None,
+            requires=of_site(look_alike.requires) if look_alike.requires else None,
+            refuted_by=of_site(look_alike.refuted_by) if look_alike.refuted_by else None,
         )
 
     severity = contract.site.severity_overrides.get(incident.id)
     return incident._replace(
-        symptoms=tuple(map(own, incident.symptoms)),
-        supports=tuple(map(own, incident.supports)),
-        looks_like=tuple(map(own_look_alike, incident.looks_like)),
-        escalates=own(incident.escalates, ESCALATES) if incident.escalates and not severity else None,
+        symptoms=tuple(map(of_site, incident.symptoms)),
+        supports=tuple(map(of_site, incident.supports)),
+        looks_like=tuple(map(look_alike_of_site, incident.looks_like)),
+        escalates=of_site(incident.escalates, ESCALATES) if incident.escalates and not severity else None,
         severity=severity or incident.severity,
     )

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from diag.core.errors import BadDeclaration, DiagError
 from diag.core.files import read_toml
-from diag.core.formatting import printable
+from diag.core.formatting import in_python, printable
 
 PACKAGE = Path(__file__).parents[1]
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def typed(value: Any, kind: Any, place: Place = ()) -> Any:
         if value in inside:
             return value
         near = did_you_mean(value, inside) if isinstance(value, str) else ""
-        raise Mistake(f"must be {described(kind)}, not {_shown(value)}{near}", place, value)
+        raise Mistake(f"must be {described(kind)}, not {in_python(value)}{near}", place, value)
     elif origin is Annotated:
         scaled = typed(value, float, place) * inside[1]
         return round(scaled) if inside[0] is int else scaled
@@ -100,16 +100,19 @@ def typed(value: Any, kind: Any, place: Place = ()) -> Any:
             kinds = inside[:1] * len(value) if inside[-1] is ... else inside
             if len(kinds) == len(value):
                 pairs = enumerate(zip(value, kinds, strict=True))
-                return tuple(typed(each, one, (*place, at)) for at, (each, one) in pairs)
+                return tuple(typed(item, one, (*place, at)) for at, (item, one) in pairs)
     elif inspect.isclass(origin) and issubclass(origin, Mapping):
         if isinstance(value, Mapping):
-            named = {typed(key, inside[0], (*place, key)): _named(each, key, inside[1]) for key, each in value.items()}
-            return {key: typed(each, inside[1], (*place, key)) for key, each in named.items()}
+            rows = {}
+            for key, row in value.items():
+                is_named = hasattr(inside[1], "_fields") and isinstance(row, dict)
+                rows[typed(key, inside[0], (*place, key))] = {inside[1]._fields[0]: key, **row} if is_named else row
+            return {key: typed(row, inside[1], (*place, key)) for key, row in rows.items()}
     elif origin is re.Pattern:
         try:
             return re.compile(value)
         except (re.error, TypeError) as error:
-            raise Mistake(f"must be a regular expression, not {_shown(value)}: {error}", place) from error
+            raise Mistake(f"must be a regular expression, not {in_python(value)}: {error}", place) from error
     elif origin is not None:
         if callable(value) or (inspect.isclass(origin) and isinstance(value, origin)):
             return value
@@ -119,11 +122,7 @@ def typed(value: Any, kind: Any, place: Place = ()) -> Any:
         return value
     elif isinstance(value, dict):
         return _row(value, kind, place)
-    raise Mistake(f"must be {described(kind)}, not {_shown(value)}", place)
-
-
-def _named(table: Any, name: str, kind: Any) -> Any:
-    return {kind._fields[0]: name, **table} if hasattr(kind, "_fields") and isinstance(table, dict) else table
+    raise Mistake(f"must be {described(kind)}, not {in_python(value)}", place)
 
 
 def _row(table: dict[str, Any], kind: Any, place: Place) -> Any:
@@ -145,7 +144,9 @@ def _declared(kind: Any) -> tuple[dict[str, Any], list[str]]:
     """Return the types of a declaration's keys, and the keys without a default."""
     hints = get_type_hints(kind, include_extras=True)
     if is_dataclass(kind):
-        optional = {each.name for each in fields(kind) if (each.default, each.default_factory) != (MISSING, MISSING)}
+        optional = {
+            entry.name for entry in fields(kind) if (entry.default, entry.default_factory) != (MISSING, MISSING)
+        }
     else:
         optional = set(getattr(kind, "_field_defaults", ()))
         hints = {name: hints[name] for name in getattr(kind, "_fields", ())}
@@ -163,16 +164,9 @@ def described(kind: Any) -> str:
     if origin is tuple:
         return f"a list of {described(inside[0]).removeprefix('a ')}s"
     if origin is not None:
-        return (
-            "a table"
-            if inspect.isclass(origin) and issubclass(origin, Mapping)
-            else f"a {str(kind).rpartition('.')[2]}"
-        )
+        is_table = inspect.isclass(origin) and issubclass(origin, Mapping)
+        return "a table" if is_table else f"a {str(kind).rpartition('.')[2]}"
     return f"a {kind.__name__}"
-
-
-def _shown(value: object) -> str:
-    return printable(repr(value), 60)
 
 
 # -- TOML
@@ -214,7 +208,7 @@ def toml_line(text: str, place: Place) -> str:
     names = [part for part in place if isinstance(part, str)]
     index = place[1] if len(place) > 1 and isinstance(place[1], int) else 0
     tables: list[list[str]] = [[]]
-    found, deepest = "", 0
+    line_of_deepest, deepest = "", 0
     for number, line in enumerate(_MANY_LINES.sub(lambda text: "\n" * text[0].count("\n"), text).splitlines(), 1):
         header, key = _HEADER.match(line), _KEY.match(line)
         if header:
@@ -224,8 +218,8 @@ def toml_line(text: str, place: Place) -> str:
         path = [*tables[-1], *(_WORD.findall(key[1].replace("'", '"')) if key and not header else ())]
         path = [word.strip('"') for word in path]
         if path == names[: len(path)] and len(path) > deepest and tables.count(tables[-1]) > index:
-            found, deepest = f":{number}", len(path)
-    return found
+            line_of_deepest, deepest = f":{number}", len(path)
+    return line_of_deepest
 
 
 def shown_path(file: Path) -> Path:
@@ -287,17 +281,13 @@ def _reason(error: BaseException, scope: Mapping[str, Any]) -> tuple[str, object
         return f"{owner} has no '{error.name}'{did_you_mean(error.name, dir(error.obj))}", error.name
     if wrong := _NO_KEY.match(text):
         called = _CONSTRUCTOR.sub("", wrong[1])
-        return f"{called} {no_key(wrong[2], _parameters(called, scope))}", wrong[2]
+        first, *rest = called.split(".")
+        modules = [vars(module) for name, module in sys.modules.items() if name.startswith("diag.")]
+        function = next((names[first] for names in (scope, *modules) if first in names), None)
+        for name in rest:
+            function = getattr(function, name, None)
+        keys = inspect.signature(function).parameters if callable(function) else ()
+        return f"{called} {no_key(wrong[2], [key for key in keys if key != 'self'])}", wrong[2]
     if missing := _MISSING.match(text):
         return f"{_CONSTRUCTOR.sub('', missing[1])} lacks the key {missing[2]}", ""
     return f"{type(error).__name__}: {text}", ""
-
-
-def _parameters(called: str, scope: Mapping[str, Any]) -> list[str]:
-    """Return the parameters of a function or class, which the file or any module of diag has under this name."""
-    first, *rest = called.split(".")
-    modules = [vars(module) for name, module in sys.modules.items() if name.startswith("diag.")]
-    found = next((names[first] for names in (scope, *modules) if first in names), None)
-    for name in rest:
-        found = getattr(found, name, None)
-    return [name for name in inspect.signature(found).parameters if name != "self"] if callable(found) else []

@@ -1,18 +1,5 @@
 """Every error that a user can meet; its message is the sentence that the user reads, with what to do about it.
 
-DiagError
-├── BadUsage        options that conflict, or name nothing that exists
-│   ├── NoHostName  a text that cannot be the name of a host
-│   ├── NoLaunch    a text or a folder that starts no vLLM
-│   └── NoFile      a file or a folder that does not exist
-├── Unreachable     no metrics page, no log and no process
-│   └── UnknownHost a host that no name server resolves
-├── Unsupported     not PromQL, or PromQL that the evaluator does not fully implement
-├── QueryFailed     PromQL without a result on these samples (many-to-many matching, for example)
-├── BadDeclaration  an incident, a signal, a lint rule or a table that is invalid
-├── BadContract     a diag.toml that is invalid
-└── BadRecording    a recording that cannot be read or written
-
 Errors are caught once, in cli.py; any other exception is a defect of diag, with an exit status of its own.
 """
 

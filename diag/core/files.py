@@ -1,4 +1,8 @@
-"""Files: read and decompressed within bounds, written whole or not at all, and folders with one writer at a time."""
+"""Files: read and decompressed within bounds, written whole or not at all, and folders with one writer at a time.
+
+JSON, TOML and YAML are foreign text, and bounded before and after they are parsed. This is the only file that imports
+PyYAML, when YAML is read or written.
+"""
 
 import errno
 import fcntl
@@ -10,7 +14,7 @@ import stat
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
@@ -26,6 +30,10 @@ MOST_TOML_PARTS = 32
 """Parts of one key, and levels of nested tables and lists."""
 MOST_JSON_LEVELS = 100
 """Levels of nested objects and lists of a JSON document."""
+MOST_YAML_BYTES = 2**20
+MOST_YAML_VALUES, MOST_YAML_LEVELS = 100_000, 64
+"""Keys and values with their aliases written out, and how deep they may be nested."""
+LONGEST_YAML_NUMBER = 64
 _LARGEST_INTEGER = 2**63
 _LONG_KEY = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]++[ \t]*+\.[ \t]*+){{{MOST_TOML_PARTS}}}")
 _PIPE = re.compile(r"/dev/fd/(\d{1,6})", re.ASCII)
@@ -128,8 +136,8 @@ def parse_json(text: str | bytes, deepest: int = MOST_JSON_LEVELS) -> Any:
     for _ in range(deepest):
         level = [
             inside
-            for each in level
-            for inside in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+            for outer in level
+            for inside in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
             if isinstance(inside, dict | list)
         ]
     if level:
@@ -170,6 +178,89 @@ def _check_toml(value: object, deeper: int) -> None:
         raise ValueError(f"it is nested more than {MOST_TOML_PARTS} deep")
     for inside in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _check_toml(inside, deeper - 1)
+
+
+def read_yaml(file: Path) -> Any:
+    """Read the only document of a YAML file; BadUsage if it is no bounded YAML, OSError if it cannot be read."""
+    documents = parse_yaml(read_bytes(file, MOST_YAML_BYTES), printable(str(file)))
+    if len(documents) > 1:
+        raise BadUsage(f"{printable(str(file))}: expected one YAML document, found {len(documents):,}")
+    return documents[0] if documents else None
+
+
+def parse_yaml(content: bytes | str, name: str) -> list[Any]:
+    """Parse the documents of a text, of which a Kubernetes manifest has several; `name` is what a BadUsage calls it.
+
+    A few hundred bytes with nested aliases stand for billions of values, and deep nesting takes quadratic time: the
+    events of a text are counted before it is loaded.
+    """
+    import yaml  # noqa: PLC0415  # heavy
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the one in C is optional
+        """A loader that refuses numbers that Python itself refuses to print."""
+
+        def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+            if len(node.value) > LONGEST_YAML_NUMBER:
+                raise ValueError(f"a number has more than {LONGEST_YAML_NUMBER} digits")
+            return int(super().construct_yaml_int(node))
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    try:
+        _count_yaml(yaml.parse(content, Loader=Loader))
+        return list(yaml.load_all(content, Loader=Loader))
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        problem = printable(str(getattr(error, "problem", None) or "not readable"))
+        raise BadUsage(f"{name}{line}: this is no YAML: {problem}") from error
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise BadUsage(f"{name}: this YAML is not read: {printable(str(error))}") from error
+
+
+def _count_yaml(events: Iterator[Any]) -> None:
+    """Raise ValueError if the values are too many or too deep; an alias counts as all values that it stands for."""
+    import yaml  # noqa: PLC0415
+
+    anchors: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    values = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchors:
+                raise ValueError(f"the alias *{event.anchor} has no value yet")
+            values += anchors[event.anchor]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            anchors.pop(event.anchor or "", None)  # an alias inside would be part of itself
+            open_nodes.append((event.anchor, values))
+            values += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            anchors |= {anchor: values - before} if anchor else {}
+        elif isinstance(event, yaml.ScalarEvent):
+            values += 1
+            anchors |= {event.anchor: 1} if event.anchor else {}
+        if values > MOST_YAML_VALUES:
+            raise ValueError(f"it has more than {MOST_YAML_VALUES:,} values")
+        if len(open_nodes) > MOST_YAML_LEVELS:
+            raise ValueError(f"it is nested more than {MOST_YAML_LEVELS} deep")
+
+
+def dump_yaml(head: str, content: Mapping[str, Any]) -> str:
+    """Write YAML as people do: long texts as blocks, keys in their order, `head` as comments above."""
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in head.splitlines())
+    import yaml  # noqa: PLC0415  # heavy
+
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # the one in C is optional
+        """A dumper without references to earlier values."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    def block(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, block)
+    return comment + yaml.dump(content, Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 @contextmanager

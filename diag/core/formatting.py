@@ -49,22 +49,22 @@ def addresses_without_secrets(text: str) -> str:
 
     If an @ behind the host shows that a password has a slash in it, nothing of the address stays.
     """
-    text = _ADDRESS.sub(_without_secrets, text) if ":/" in text else text
+
+    def without_secrets(match: re.Match[str]) -> str:
+        scheme, address = match.groups()
+        _, at, rest = address.rpartition("@")
+        authority = _AUTHORITY.match(address)
+        if at and authority and "@" not in authority[0]:
+            return f"{scheme}…"
+        ended = rest.rstrip(_PUNCTUATION)
+        kept = re.split(r"[?#]", ended, maxsplit=1)[0]
+        name, colon, port = kept.partition("/")[0].partition(":")
+        if colon and ended.endswith("…") and not port.isdecimal() and not name.startswith("["):  # cut within a password
+            return f"{scheme}{name}:…"
+        return scheme + kept + rest[len(ended) :]
+
+    text = _ADDRESS.sub(without_secrets, text) if ":/" in text else text
     return _QUERY.sub("", _USER.sub("", text))
-
-
-def _without_secrets(found: re.Match[str]) -> str:
-    scheme, address = found.groups()
-    _, at, rest = address.rpartition("@")
-    authority = _AUTHORITY.match(address)
-    if at and authority and "@" not in authority[0]:
-        return f"{scheme}…"
-    ended = rest.rstrip(_PUNCTUATION)
-    kept = re.split(r"[?#]", ended, maxsplit=1)[0]
-    name, colon, port = kept.partition("/")[0].partition(":")
-    if colon and ended.endswith("…") and not port.isdecimal() and not name.startswith("["):  # cut within a password
-        return f"{scheme}{name}:…"
-    return scheme + kept + rest[len(ended) :]
 
 
 def escaped(text: str, most: int = MOST_SHOWN) -> str:
@@ -83,6 +83,11 @@ def escaped(text: str, most: int = MOST_SHOWN) -> str:
 def printable(text: str, most: int = 160) -> str:
     """Escape foreign text within a sentence, and shorten it."""
     return escaped(text, most)
+
+
+def in_python(value: object) -> str:
+    """Return a value as Python writes it, escaped and shortened, for a sentence about a file in which it is wrong."""
+    return printable(repr(value), 60)
 
 
 def pasted(text: str) -> str:
@@ -181,8 +186,9 @@ def flag_integer(text: str) -> float | None:
 def resource_quantity(text: str) -> float | None:
     """Parse a quantity as Kubernetes writes it, 64Gi or 500m; None if invalid."""
     match = _WRITTEN.fullmatch(text)
-    known = match and not match[2] and match[3] in QUANTITY_SUFFIXES
-    return float(match[1]) * QUANTITY_SUFFIXES[match[3]] if match and known else None
+    if not match or match[2] or match[3] not in QUANTITY_SUFFIXES:
+        return None
+    return float(match[1]) * QUANTITY_SUFFIXES[match[3]]
 
 
 def parse_size(text: str) -> float | None:

@@ -376,6 +376,8 @@ class Incident(NamedTuple):
         return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
 
 
+SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+"""PromQL's units of time."""
 GROUP = ("job", "namespace")
 """Labels within which servers of the same model are peers."""
 OF_ONE_SERVER = ("instance", "pod", "host", "hostname", "node", "nodename")
@@ -387,19 +389,19 @@ def regroup(promql: str, labels: tuple[str, ...]) -> str:
 
     The labels that name more than one server, such as its cluster, are added to those that group peers.
     """
-    own = [label for label in labels if label in OF_ONE_SERVER] or labels[-1:]
-    shared = [label for label in labels if label not in own]
+    of_one_server = [label for label in labels if label in OF_ONE_SERVER] or labels[-1:]
+    shared = [label for label in labels if label not in of_one_server]
 
-    def clause(found: re.Match[str]) -> str:
-        named = found[2].split(", ")
+    def clause(match: re.Match[str]) -> str:
+        named = match[2].split(", ")
         peers = shared if {*GROUP} <= {*named} else []
         names = [name for label in named for name in (labels if label == "instance" else (label,))]
-        return f"{found[1]} ({', '.join(dict.fromkeys((*peers, *names)))})"
+        return f"{match[1]} ({', '.join(dict.fromkeys((*peers, *names)))})"
 
-    def without_joined(found: re.Match[str]) -> str:
+    def without_joined(match: re.Match[str]) -> str:
         """Leave out of group_left the labels on which is joined, which PromQL refuses there."""
-        joined, copied = (found[number].split(", ") for number in (1, 2))
-        return f"on ({found[1]}) group_left ({', '.join(label for label in copied if label not in joined)})"
+        joined, copied = match[1].split(", "), match[2].split(", ")
+        return f"on ({match[1]}) group_left ({', '.join(label for label in copied if label not in joined)})"
 
     grouped = re.sub(r"\b(by|on|group_left) ?\(([^()]*)\)", clause, promql)
     return re.sub(r"\bon \(([^()]*)\) group_left \(([^()]*)\)", without_joined, grouped)
@@ -407,4 +409,5 @@ def regroup(promql: str, labels: tuple[str, ...]) -> str:
 
 def seconds(duration: str) -> float:
     """Convert a PromQL duration of one unit, "30s" or "5m", to seconds."""
-    return float(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]
+    number = duration.rstrip("smhdw")
+    return float(number) * SECONDS[duration[len(number) :]]

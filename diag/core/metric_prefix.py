@@ -40,8 +40,8 @@ def with_prefix(text: str, prefix: str) -> str:
     text = _IN_PROMQL.sub(prefix, text)
     if prefix.startswith(_RAY):
         for counter, beside in _RAY_BESIDE.items():  # a missing counter is 0
-            known = re.compile(rf"\w+\(\s*{prefix}{counter}(\{{[^{{}}]*\}})?(\[[^]]+\])\s*\)")
-            text = known.sub(rf"(\g<0> or 0 * last_over_time({prefix}{beside}\1\2))", text)
+            call = re.compile(rf"\w+\(\s*{prefix}{counter}(\{{[^{{}}]*\}})?(\[[^]]+\])\s*\)")
+            text = call.sub(rf"(\g<0> or 0 * last_over_time({prefix}{beside}\1\2))", text)
     return text
 
 
@@ -49,11 +49,11 @@ def named_as_ours(page: bytes) -> tuple[bytes, str]:
     """Return the page with vLLM's metrics named `vllm:`, and the prefix that they had; "" if nothing was renamed."""
     if b"\nvllm:" in page or page.startswith(b"vllm:"):
         return page, ""
-    found = _ON_PAGE.search(page)
-    if found is None:
+    probe = _ON_PAGE.search(page)
+    if probe is None:
         return page, ""
-    metric_lines = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + found[1], re.MULTILINE)
-    page, prefix = metric_lines.sub(rb"\1vllm:", page), found[1].decode()
+    metric_lines = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + probe[1], re.MULTILINE)
+    page, prefix = metric_lines.sub(rb"\1vllm:", page), probe[1].decode()
     if not prefix.startswith(_RAY):
         return page, prefix
 
@@ -68,11 +68,8 @@ def named_as_ours(page: bytes) -> tuple[bytes, str]:
     ]
     whole, newline, rest = page.rpartition(b"\n")
     lines = (whole + newline + b"".join(zeros) + rest).split(b"\n")
-    replicas = {}
-    for at, line in enumerate(lines):
-        replica = next((match[1] for label in _REPLICAS if (match := label.match(line))), None)
-        if replica:
-            replicas[at] = replica
+    matches = ((at, label.match(line)) for at, line in enumerate(lines) for label in reversed(_REPLICAS))
+    replicas = {at: match[1] for at, match in matches if match}
     if len(set(replicas.values())) > 1:
         for at, replica in replicas.items():
             lines[at] = _ENGINE.sub(rb"\1@" + replica + rb"\2", lines[at])  # engine "0" is "0@<replica>"

@@ -38,10 +38,10 @@ def in_words(subject: Subject) -> str:
 
 def filled(text: str, labels: Mapping[str, str], **others: str) -> str:
     """Fill labels into a text such as "{role} {rank} takes {value}"; "" if the labels have nothing to name in it."""
-    known = {name: value for name, value in labels.items() if value}
-    if not known.keys() & set(re.findall(r"\{(\w+)", text)):
+    named = {name: value for name, value in labels.items() if value}
+    if not named.keys() & set(re.findall(r"\{(\w+)", text)):
         return ""
-    return text.format_map(defaultdict(lambda: UNKNOWN, known | others))
+    return text.format_map(defaultdict(lambda: UNKNOWN, named | others))
 
 
 class SubjectIndex(Generic[T]):
@@ -57,8 +57,8 @@ class SubjectIndex(Generic[T]):
 
     def like(self, subject: Subject) -> Iterator[tuple[Subject, T]]:
         """Yield the pairs whose subject agrees with this one, in the order in which they were added."""
-        own = instance_name(subject)
-        near = [own, ""] if own else self._by_instance
+        instance = instance_name(subject)
+        near = [instance, ""] if instance else self._by_instance
         return (pair for name in near for pair in self._by_instance.get(name, ()) if agree(pair[0], subject))
 
 

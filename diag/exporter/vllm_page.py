@@ -9,7 +9,7 @@ from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
 from diag.exposition import NotMetrics, is_cut, lines_from, sample
 from diag.http.address import Address, from_environment
-from diag.http.client import Client, Manner
+from diag.http.client import Client
 from diag.http.failure import Failure, WrongAnswer
 from diag.http.vllm_server import VllmServer
 from diag.log.corroboration import Measurement, measure
@@ -161,9 +161,8 @@ def server(address: Address, timeout: float, launch: str = "") -> VllmServer:
     On this host the connection is kept and the page comes uncompressed, which spares CPU time; elsewhere every scrape
     has its own connection: with a kept one, a second server on the same address would go unnoticed.
     """
-    local = address.is_loopback
-    manner = Manner(timeout, keep=local, encoding="identity" if local else "gzip")
-    client = Client(address, from_environment(os.environ), manner)
+    local, credentials = address.is_loopback, from_environment(os.environ)
+    client = Client(address, credentials, timeout, keep=local, encoding="identity" if local else "gzip")
     return VllmServer(address, client, ServerFacts(launch=launch))
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
+from diag.core.files import read_yaml
 from diag.core.formatting import listed, printable
-from diag.core.yaml import load
 
 log = logging.getLogger("diag.exporter")
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -167,7 +167,7 @@ class AccessFiles:
 def read(file: Path) -> WebConfig:
     """Read a web configuration; BadUsage, whose message has no hash in it, if it is not one."""
     try:
-        content = load(file)
+        content = read_yaml(file)
     except OSError as error:
         raise BadUsage(f"--web.config.file {file} cannot be read: {error.strerror}") from error
     try:

@@ -21,13 +21,12 @@ from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
 from diag.exposition import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import STALE, Labels, distinct
+from diag.promql.samples import Floats, Millis
 
 MOST_SERIES = 50_000
 """Series that are read of one target; vLLM has some 600."""
 FEW_SERIES = 5_000
 """Series of forgotten scrapes that a parser may still hold."""
-Floats = NDArray[np.float64]
-Millis = NDArray[np.int64]
 Reading = tuple[Labels, float]
 """Labels, with `__name__`, and value of a sample that is on no page."""
 FaultKind = Literal["malformed", "duplicate", "timestamp", "truncated", "crowded", "renamed"]
@@ -51,7 +50,7 @@ class Page(NamedTuple):
     """
 
     layout: Layout
-    values: NDArray[np.float64]
+    values: Floats
     faults: Faults
     repeated: frozenset[int] = frozenset()
 
@@ -161,8 +160,8 @@ class Parser:
                     value = float(text)
             except ValueError:
                 if line.strip():
-                    shown = printable(line.decode("utf-8", "replace"), 60)
-                    faults.setdefault("malformed", f"line {number} is not a metric: {shown}")
+                    text_of_line = printable(line.decode("utf-8", "replace"), 60)
+                    faults.setdefault("malformed", f"line {number} is not a metric: {text_of_line}")
                 continue
             if row >= 0:
                 places[number - 1] = len(rows)
@@ -179,9 +178,8 @@ class Parser:
         name, labels, text, timestamp, exemplar = sample(line)
         value = float(text)
 
-        row = self._row(
-            {label: kept for label, kept in ({"__name__": name} | labels).items() if kept}
-        )  # "" is no label
+        named = {"__name__": name} | labels
+        row = self._row({label: content for label, content in named.items() if content})  # "" is no label
         if timestamp:
             faults.setdefault("timestamp", name)
         head, _, tail = line.rpartition(b" ")
@@ -270,7 +268,9 @@ class Target:
                 return page._replace(layout=moved[id(page.layout)], repeated=repeated)
 
             self._parser = Parser(self.instance, [self._parser.labels[row] for row in used])
-            self.scrapes = [each._replace(page=renumbered(each.page)) if each.page else each for each in self.scrapes]
+            self.scrapes = [
+                scrape._replace(page=renumbered(scrape.page)) if scrape.page else scrape for scrape in self.scrapes
+            ]
 
     @property
     def size(self) -> int:
@@ -333,6 +333,12 @@ class ScrapeTable:
         metrics = {self.labels[row]["__name__"] for row in differ}
         return frozenset(row for page in pages for row in page.repeated if self.labels[row]["__name__"] in metrics)
 
+    @property
+    def mixed(self) -> str:
+        """The first metric of vLLM or its exporter whose series are ambiguous, "" for none."""
+        names = (self.labels[row]["__name__"] for row in sorted(self.ambiguous))
+        return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
+
     @cached_property
     def pages(self) -> tuple[Page, ...]:
         return tuple(scrape.page for scrape in self.scrapes if scrape.page is not None and not scrape.reason)
@@ -348,8 +354,8 @@ class ScrapeTable:
         """Return the series of a metric on the last page that has it."""
         rows = set(self.rows(name))
         pages = (scrape.page for scrape in reversed(self.scrapes) if scrape.page is not None)
-        there = next((found for page in pages if (found := rows & set(page.layout.rows.tolist()))), set())
-        return [self.labels[row] for row in sorted(there)]
+        on_page = (rows.intersection(page.layout.rows.tolist()) for page in pages)
+        return [self.labels[row] for row in sorted(next(filter(None, on_page), ()))]
 
 
 def median_interval(tables: Sequence[ScrapeTable], otherwise: float) -> float:

@@ -92,9 +92,9 @@ def parse(text: str) -> Address:
     if not text.strip():
         raise BadUsage("the address of a server is empty: write http://HOST:PORT")
     scheme, authority, path, query = _parts(text)
-    found = _HOST.fullmatch(authority)
-    name, given = (found["name"], found["port"] or "1") if found else ("", "1")
-    is_port = _is_number(given) and 0 < int(given[:6]) < 2**16
+    host = _HOST.fullmatch(authority)
+    name, digits = (host["name"], host["port"] or "1") if host else ("", "1")
+    is_port = _is_number(digits) and 0 < int(digits[:6]) < 2**16
     why = ""
     if _is_ipv6(text):
         why = "is an IPv6 address: put it into brackets, http://[ADDRESS]:PORT"
@@ -118,8 +118,8 @@ def parse(text: str) -> Address:
 
 
 def _parts(text: str) -> Sequence[str]:
-    found = _PARTS.fullmatch(text)
-    return found.groups("") if found else ("",) * 4
+    match = _PARTS.fullmatch(text)
+    return match.groups("") if match else ("",) * 4
 
 
 def _is_host(name: str) -> bool:
@@ -165,19 +165,19 @@ def is_within(path: str, prefix: str) -> bool:
     Backslashes count as slashes, and what follows a semicolon is left out, as some servers do. ValueError for bytes
     that are not UTF-8: some servers read other characters in them.
     """
+
+    def resolved(path: str) -> str:
+        """Return an absolute path that ends with a slash, without `.`, `..` and empty parts."""
+        parts = re.sub(r";[^/]*", "", path.replace("\\", "/"))
+        return posixpath.normpath("/" + parts.lstrip("/")).rstrip("/") + "/"
+
     for _ in range(_DECODINGS):
-        if not _resolved(path).startswith(_resolved(prefix)):
+        if not resolved(path).startswith(resolved(prefix)):
             return False
         before, path, prefix = path, unquote(path, errors="strict"), unquote(prefix, errors="strict")
         if path == before:
             return True
     return False
-
-
-def _resolved(path: str) -> str:
-    """Return an absolute path that ends with a slash, without `.`, `..` and empty parts."""
-    parts = re.sub(r";[^/]*", "", path.replace("\\", "/"))
-    return posixpath.normpath("/" + parts.lstrip("/")).rstrip("/") + "/"
 
 
 def parse_all(texts: Sequence[str]) -> dict[str, Address]:
@@ -216,7 +216,7 @@ class Credentials:
     kubeconfig can set these two.
     """
 
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     ca_file: str = ""
     client_cert: str = ""
     client_key: str = ""
@@ -254,12 +254,6 @@ def basic(user_and_password: str) -> str:
     return "Basic " + base64.b64encode(user_and_password.encode("utf-8", "surrogateescape")).decode()
 
 
-def tls(credentials: Credentials) -> ssl.SSLContext:
-    """Return the context that verifies servers by the system's authorities, or by DIAG_CA_FILE alone."""
-    given = credentials
-    return _context(given.ca_file, given.client_cert, given.client_key, given.unverified, given.server_name)
-
-
 class _NamedContext(ssl.SSLContext):
     """Requests and verifies `server_name` instead of the host's name."""
 
@@ -270,24 +264,24 @@ class _NamedContext(ssl.SSLContext):
 
 
 @lru_cache(maxsize=8)  # loading the system's authorities takes longer than a scrape
-def _context(ca_file: str, client_cert: str, client_key: str, unverified: bool, server_name: str) -> ssl.SSLContext:
+def tls(credentials: Credentials) -> ssl.SSLContext:
+    """Return the context that verifies servers by the system's authorities, or by DIAG_CA_FILE alone."""
+    ca_file, client_cert, client_key = credentials.ca_file, credentials.client_cert, credentials.client_key
     if client_key and not client_cert:
         raise BadUsage("DIAG_CLIENT_KEY is set without DIAG_CLIENT_CERT")
     try:
-        context = (
-            _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
-            if server_name
-            else ssl.create_default_context(cafile=ca_file or None)
-        )
-        if isinstance(context, _NamedContext):
-            context.server_name = server_name
+        if not credentials.server_name:
+            context = ssl.create_default_context(cafile=ca_file or None)
+        else:
+            context = _NamedContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.server_name = credentials.server_name
             if ca_file:
                 context.load_verify_locations(ca_file)
             else:
                 context.load_default_certs()
     except OSError as error:
         raise BadUsage(f"DIAG_CA_FILE {ca_file} cannot be used: {_why(error)}") from error
-    if unverified:
+    if credentials.unverified:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if client_cert:
         try:

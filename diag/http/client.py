@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection, IncompleteRead
 from types import SimpleNamespace
@@ -28,8 +28,8 @@ from diag.core.files import Gunzip
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES
 from diag.http import failure
-from diag.http.address import PAGE, PORTS, Address, Credentials, basic, is_within, tls, without_user
-from diag.http.failure import VLLM, Failure, Hints
+from diag.http.address import PAGE, PORTS, WAYS, Address, Credentials, basic, is_within, tls, without_user
+from diag.http.failure import MUTUAL, VLLM, Failure, Hints, WrongAnswer
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0
@@ -102,7 +102,7 @@ class TimedReads(io.RawIOBase):
         except TimeoutError as error:
             if seconds < wait:
                 raise self._deadline.late from error
-            raise (failure.stopped if self._begun else failure.silent)(wait) from error
+            raise failure.silent(wait, self._begun) from error
         self._begun = True
         return count
 
@@ -115,20 +115,6 @@ def timed_response(deadline: Deadline, connected: socket.socket, *args: Any, **o
     """Return an HTTPResponse that is read within the deadline, for `HTTPConnection.response_class`."""
     timed = SimpleNamespace(makefile=lambda mode: io.BufferedReader(TimedReads(connected, deadline)))
     return HTTPResponse(timed, *args, **options)  # type: ignore[arg-type]  # only makefile of a socket is used
-
-
-@dataclass(frozen=True)
-class Manner:
-    """Settings for all requests to a server.
-
-    wait: seconds for a connection (at most CONNECT_SECONDS), and then for every next byte; a whole request may take
-    twice as long. keep: keep connections open for the next request. encoding: accepted encodings of a body.
-    """
-
-    wait: float
-    hints: Hints = VLLM
-    keep: bool = False
-    encoding: str = "gzip"
 
 
 @dataclass(frozen=True)
@@ -191,20 +177,31 @@ def proxy_for(address: Address) -> Proxy | None:
 class Client:
     """Requests to one server, from any thread.
 
+    wait: seconds for a connection (at most CONNECT_SECONDS), and then for every next byte; a whole request may take
+    twice as long. keep: keep connections open for the next request. encoding: accepted encodings of a body.
     Credentials belong to a path of the server: a redirect is followed only if it stays within `prefix`, or within the
     requested path.
     """
 
-    def __init__(self, address: Address, credentials: Credentials, manner: Manner) -> None:
-        self._address, self._manner = address, manner
-        own = {"Authorization": address.authorization} if address.authorization else {}
-        both = (credentials.headers, own) if address.has_password else (own, credentials.headers)
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials,
+        wait: float,
+        hints: Hints = VLLM,
+        keep: bool = False,
+        encoding: str = "gzip",
+    ) -> None:
+        self._address, self._wait, self._keep = address, wait, keep
+        of_url = {"Authorization": address.authorization} if address.authorization else {}
+        both = (credentials.headers, of_url) if address.has_password else (of_url, credentials.headers)
         secrets = _merged(*both)
         self._has_credentials = bool(secrets)
-        standard = {"User-Agent": f"diag/{__version__}", "Accept": "*/*", "Accept-Encoding": manner.encoding}
+        standard = {"User-Agent": f"diag/{__version__}", "Accept": "*/*", "Accept-Encoding": encoding}
         self._headers = _merged(standard, secrets)
         self._context = tls(credentials) if address.scheme == "https" else None
-        self.hints = failure.for_server(manner.hints, address.scheme == "https", bool(credentials.client_cert))
+        mutual = "" if credentials.client_cert else f"if it requires a client certificate, {MUTUAL}"
+        self.hints = replace(hints, cut=mutual if self._context else "is it https?")
         self._idle: list[HTTPConnection] = []
         self.sent = threading.Event()
         """Set from the time a request is sent until its response has arrived."""
@@ -220,8 +217,8 @@ class Client:
 
     def send(self, request: Request) -> Response:
         """Send a request; Failure if there is no complete response."""
-        seconds = request.seconds or 2 * self._manner.wait
-        deadline = Deadline(request.seconds or self._manner.wait, seconds, self.hints)
+        seconds = request.seconds or 2 * self._wait
+        deadline = Deadline(request.seconds or self._wait, seconds, self.hints)
         path = request.path
         try:
             for _ in range(_HOPS):
@@ -235,9 +232,12 @@ class Client:
         raise Failure("redirects in a loop", "use the address where the redirects should end")
 
     def refusal(self, status: int) -> Failure:
-        if status in (401, 403):
-            return failure.refused_credentials(status, self._has_credentials)
-        return failure.WrongAnswer(f"answered HTTP {status}", self.hints.address)
+        """Return the failure for a response with an error status."""
+        if status not in (401, 403):
+            return WrongAnswer(f"answered HTTP {status}", self.hints.address)
+        if self._has_credentials:
+            return WrongAnswer(f"rejects the credentials (HTTP {status})", f"check {WAYS}")
+        return WrongAnswer(f"requires credentials (HTTP {status})", f"set {WAYS}")
 
     def _exchange(self, request: Request, path: str, deadline: Deadline) -> Response:
         """Send one request and read its response; retry on a new connection if the server has closed a kept one."""
@@ -264,7 +264,7 @@ class Client:
             self.sent.set()
             raw = connection.getresponse()
             response = _read(raw, request.most_bytes, deadline)
-            reusable = self._manner.keep and not raw.will_close and not response.location
+            reusable = self._keep and not raw.will_close and not response.location
             raw.close()  # the connection accepts the next request only after this
             return response
         except TimeoutError as error:
@@ -355,5 +355,4 @@ def _read(raw: HTTPResponse, most_bytes: int, deadline: Deadline) -> Response:
 
 def _merged(*headers: Mapping[str, str]) -> dict[str, str]:
     """Merge headers, whose names are case-insensitive; the last value counts."""
-    found = {name.lower(): (name, value) for mapping in headers for name, value in mapping.items()}
-    return dict(found.values())
+    return dict({name.lower(): (name, value) for mapping in headers for name, value in mapping.items()}.values())

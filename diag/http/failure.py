@@ -4,10 +4,9 @@ import http.client
 import socket
 import ssl
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from diag.core.formatting import printable
-from diag.http.address import WAYS
 
 MUTUAL = "set DIAG_CLIENT_CERT and DIAG_CLIENT_KEY"
 
@@ -35,7 +34,7 @@ class UnknownName(Failure):
 
 @dataclass(frozen=True)
 class Hints:
-    """Hints that depend on the kind of server; `cut` is for a connection that ends before the response."""
+    """Hints that depend on the server; `cut` is for a connection that ends before the response."""
 
     address: str
     too_long: str = "is the server overloaded?"
@@ -51,12 +50,6 @@ PROMETHEUS = Hints(
 )
 
 
-def for_server(hints: Hints, encrypted: bool, has_certificate: bool) -> Hints:
-    """Return the hints for one server; one that closes an encrypted connection may require a client certificate."""
-    mutual = "" if has_certificate else f"if it requires a client certificate, {MUTUAL}"
-    return replace(hints, cut=mutual if encrypted else "is it https?")
-
-
 _MEANINGS: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (socket.gaierror, "unknown host name", "is the name right?", False),
     (UnicodeError, "invalid host name", "is the name right?", False),
@@ -69,7 +62,6 @@ _MEANINGS: tuple[tuple[type[Exception], str, str, bool], ...] = (
     (zlib.error, "sent a damaged gzip body", "", True),
 )
 """Exception, reason, hint, whether the server was reached; subclasses come first."""
-_NAMES = (socket.gaierror, UnicodeError)
 EXCEPTIONS = (OSError, http.client.HTTPException, UnicodeError, zlib.error)
 """Exceptions that a request may raise."""
 
@@ -87,7 +79,7 @@ def from_exception(error: Exception, hints: Hints) -> Failure:
         return Failure("does not speak TLS", "is it http instead of https?")
     for kind, reason, hint, reached in _MEANINGS:
         if isinstance(error, kind):
-            failure = UnknownName if kind in _NAMES else Failure
+            failure = UnknownName if kind in (socket.gaierror, UnicodeError) else Failure
             return failure(reason, hint.format(cut=hints.cut, address=hints.address), reached)
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return Failure(printable(text.lower(), 80), "is the host up?", reached=False)
@@ -97,18 +89,11 @@ def no_connection(seconds: float) -> Failure:
     return Failure(f"no connection within {seconds:g} s", "is the host up, does its name resolve?", reached=False)
 
 
-def silent(seconds: float) -> Failure:
-    """The server accepted the connection and sent no byte."""
-    return Failure(
-        f"accepted the connection but sent nothing for {seconds:g} s", "is the server overloaded or stopped?"
-    )
-
-
-def stopped(seconds: float) -> Failure:
-    """The response began, then stalled."""
-    return Failure(
-        f"stopped sending for {seconds:g} s in the middle of its response", "is the server overloaded or stopped?"
-    )
+def silent(seconds: float, has_begun: bool = False) -> Failure:
+    """The server accepted the connection and sent no byte, or its response has begun, then stalled."""
+    nothing = f"accepted the connection but sent nothing for {seconds:g} s"
+    stalled = f"stopped sending for {seconds:g} s in the middle of its response"
+    return Failure(stalled if has_begun else nothing, "is the server overloaded or stopped?")
 
 
 def too_long(seconds: float, hints: Hints) -> Failure:
@@ -122,13 +107,6 @@ def too_large(most_bytes: int, hints: Hints) -> Failure:
 
 def unusable_proxy() -> Failure:
     return Failure("cannot be reached through the proxy", "check http_proxy, https_proxy and no_proxy")
-
-
-def refused_credentials(status: int, were_given: bool) -> Failure:
-    """The server answered HTTP 401 or 403."""
-    if were_given:
-        return WrongAnswer(f"rejects the credentials (HTTP {status})", f"check {WAYS}")
-    return WrongAnswer(f"requires credentials (HTTP {status})", f"set {WAYS}")
 
 
 def sentence(shown: str, error: Failure) -> str:

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from diag.core.files import parse_json
 from diag.core.formatting import printable
 from diag.http import failure
 from diag.http.address import Address, Credentials, from_environment, parse, without_user
-from diag.http.client import Client, Manner, Request, Response
+from diag.http.client import Client, Request, Response
 from diag.http.failure import PROMETHEUS, Failure, Hints
 
 MOST_BYTES = 32 * 2**20
@@ -74,7 +75,7 @@ class PrometheusApi:
     def __init__(self, shown: str, address: Address, credentials: Credentials, seconds: float) -> None:
         self.warnings: dict[str, None] = {}
         self._shown, self._takes_forms = shown, True
-        self._client = Client(address, credentials, Manner(seconds, PROMETHEUS, keep=True))
+        self._client = Client(address, credentials, seconds, PROMETHEUS, keep=True)
 
     def query(self, method: str, path: str, form: str) -> Mapping[str, Any]:
         """Return the document of a response; retry if the server or a proxy is briefly overloaded.
@@ -146,13 +147,13 @@ class Alertmanager:
             raise BadUsage(
                 f"{address.shown} has a query: leave out the question mark and what follows of an Alertmanager's URL"
             )
-        own = {
+        variables = {
             f"DIAG_{name.removeprefix(ALERTMANAGER_PREFIX)}": text
             for name, text in environment.items()
             if name.startswith(ALERTMANAGER_PREFIX)
         }
         try:
-            self._client = Client(address, from_environment(own), Manner(ALERTMANAGER_SECONDS, _ALERTMANAGER))
+            self._client = Client(address, from_environment(variables), ALERTMANAGER_SECONDS, _ALERTMANAGER)
         except BadUsage as error:
             raise BadUsage(_with_prefix(str(error))) from error
         self._path = address.path.rstrip("/").removesuffix(ALERTS_PATH) + ALERTS_PATH
@@ -160,13 +161,11 @@ class Alertmanager:
 
     def get(self, path: str, seconds: float) -> Any:
         """Return the decoded answer of a path of the API, such as /api/v2/status; Unreachable if there is none."""
-        wanted = Request(f"{self._path.removesuffix(ALERTS_PATH)}{path}", most_bytes=MOST_BYTES, seconds=seconds)
+        whole = f"{self._path.removesuffix(ALERTS_PATH)}{path}"
         try:
-            response = self._client.send(wanted)
-            if response.status in (401, 403):
-                raise self._client.refusal(response.status)
+            response = self._client.send(Request(whole, most_bytes=MOST_BYTES, seconds=seconds))
             if response.status != 200:
-                raise Failure(f"answered HTTP {response.status}", _ALERTMANAGER.address)
+                raise self._client.refusal(response.status)
             return parse_json(response.body)
         except Failure as error:
             raise Unreachable(_with_prefix(failure.sentence(self.shown, error))) from error
@@ -178,16 +177,13 @@ class Alertmanager:
         """Post alerts in the format of the API; Unreachable, with one sentence, if they are not accepted."""
         try:
             response = self._client.post(self._path, alerts, ALERTMANAGER_SECONDS)
-            if response.status in (401, 403):
-                raise self._client.refusal(response.status)
-            if response.status != 200:
-                try:
+            if response.status not in (200, 401, 403):
+                with suppress(ValueError):
                     document = parse_json(response.body)
-                except ValueError:
-                    document = None
-                reason = printable(document, 200) if isinstance(document, str) else ""  # an Alertmanager sends a string
-                answer = f"answered HTTP {response.status}{': ' if reason else ''}{reason}"
-                raise Failure(answer, "" if reason else _ALERTMANAGER.address)
+                    if isinstance(document, str) and document:  # an Alertmanager sends a string
+                        raise Failure(f"answered HTTP {response.status}: {printable(document, 200)}")
+            if response.status != 200:
+                raise self._client.refusal(response.status)
         except Failure as error:
             raise Unreachable(_with_prefix(failure.sentence(self.shown, error))) from error
 

@@ -27,7 +27,6 @@ HEALTH_SECONDS, HEALTH_WAIT = 4.0, 0.5
 late: then its health is not measured."""
 _GONE = (404, 405)
 _REFUSED = (401, 403)
-_REJECTED = range(400, 500)
 _SCALES = b"The model is currently scaling"
 """The answer of vLLM's ScalingMiddleware to every request."""
 _MARKS = (b"# TYPE ", b"vllm:")
@@ -44,12 +43,9 @@ class Probe:
 
     def samples(self) -> list[tuple[str, tuple[str, ...], float]]:
         """Samples for the server's page: name, no labels, value."""
-        first = [] if self.first_token is None else [("diag_probe_first_token_seconds", (), self.first_token)]
-        return [
-            ("diag_probe_success", (), int(self.success)),
-            ("diag_probe_duration_seconds", (), self.duration),
-            *first,
-        ]
+        samples: dict[str, float] = {"success": int(self.success), "duration_seconds": self.duration}
+        samples |= {} if self.first_token is None else {"first_token_seconds": self.first_token}
+        return [(f"diag_probe_{name}", (), value) for name, value in samples.items()]
 
 
 @dataclass
@@ -89,23 +85,17 @@ class VllmServer:
 
     def _ask_health(self) -> Future[int | None]:
         """Begin a GET /health, or join the one under way: a server that answers late gets no second one."""
-        if self._asked is None or self._asked.done():
-            self._asked = run_in_thread(self._get_health)
-        return self._asked
 
-    def _get_health(self) -> int | None:
-        path = self._path_beside_page("/health")
-        try:
-            response = self.client.send(Request(path, most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False))
-        except Failure:
+        def status() -> int | None:
+            path = self._path_beside_page("/health")
+            with suppress(Failure):
+                response = self.client.send(Request(path, most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False))
+                return response.status if _is_vllms_health(response, bool(self.path)) else None
             return None
-        return response.status if _is_vllms_health(response, bool(self.path)) else None
 
-    def _program_of_models(self) -> str:
-        with suppress(Failure):
-            request = Request("/v1/models", most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False)
-            return program_of_models(self.client.send(request).body)
-        return ""
+        if self._asked is None or self._asked.done():
+            self._asked = run_in_thread(status)
+        return self._asked
 
     def _read_page(self) -> bytes:
         if self.path:
@@ -119,22 +109,27 @@ class VllmServer:
         tried = []
         for path in self.address.candidates:
             response = self.client.get(path, ACCEPT, self.most_bytes)
-            shown, problem = path.partition("?")[0], _page_problem(response, path)
+            place, problem = path.partition("?")[0], _page_problem(response, path)
             if problem:
-                tried.append((shown, problem, response.status))
+                tried.append((place, problem, response.status))
                 continue
             if other := program_of_page(response.body):
                 raise WrongAnswer(f"is no vLLM server: its metrics are those of {other}", ONLY_JUDGES)
             self.path = path
-            if self.address.path.rstrip("/") not in ("", shown):
-                self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(shown)} was used")
+            if self.address.path.rstrip("/") not in ("", place):
+                self.notes.append(f"{printable(self.address.shown)} is not a metrics page: {printable(place)} was used")
             return response.body
 
-        path, problem, status = next((each for each in tried if each[2] in _REFUSED), tried[0])
+        path, problem, status = next((attempt for attempt in tried if attempt[2] in _REFUSED), tried[0])
         if status in _REFUSED or (len(tried) == 1 and status not in (200, *_GONE)):
             raise self.client.refusal(status)
         if len(tried) == 1:
-            if status in _GONE and (other := self._program_of_models()):
+            other = ""
+            if status in _GONE:
+                request = Request("/v1/models", most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False)
+                with suppress(Failure):
+                    other = program_of_models(self.client.send(request).body)
+            if other:
                 raise WrongAnswer(f"is no vLLM server but {other}, by its /v1/models", ONLY_JUDGES)
             reason = problem if problem.startswith("answered") else f"has no page {path} ({problem})"
             raise WrongAnswer(reason, VLLM.address)
@@ -178,7 +173,7 @@ class VllmServer:
             response = self.client.post(self._path_beside_page("/v1/completions"), body, seconds)
         except Failure:
             return Probe(False, time.monotonic() - begin, None)
-        if response.status in _REJECTED:
+        if 400 <= response.status < 500:
             host = printable(self.address.instance)
             note = f"{host} rejected the probe (HTTP {response.status}): this says nothing about the engine"
             self.notes += [note] if note not in self.notes else []

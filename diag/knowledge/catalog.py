@@ -17,8 +17,8 @@ from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, Mistake, did_you_mean, executed, python_line, shown_path, typed
 from diag.core.errors import BadDeclaration, Unsupported
 from diag.core.files import exists
-from diag.core.formatting import printable
 from diag.core.incident import RANK, Condition, Incident, Signal, seconds
+from diag.core.formatting import in_python
 from diag.knowledge import incidents as ours
 from diag.knowledge import shared_fixes
 from diag.knowledge.formulas import formula
@@ -146,7 +146,7 @@ def _incident_of(module: ModuleType, file: Path) -> Incident:
     if not isinstance(incident, Incident):
         raise BadDeclaration(f"{shown_path(file)}: must define a variable `incident` of type diag.incident.Incident")
     if not isinstance(incident.id, str):
-        raise BadDeclaration(f"{shown_path(file)}: id must be a text, not {printable(repr(incident.id), 60)}")
+        raise BadDeclaration(f"{shown_path(file)}: id must be a text, not {in_python(incident.id)}")
     return incident
 
 

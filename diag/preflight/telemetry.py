@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from diag.core.files import parse_yaml
 from diag.core.formatting import plural, printable
-from diag.core.yaml import parse_documents
 from diag.knowledge.formulas import GENERATION, rule_set
 from diag.preflight.check import NotChecked, Outcome, PreflightFacts, failed, need, passed, warned
 
@@ -79,7 +79,7 @@ def pager_route(facts: PreflightFacts) -> Iterator[Outcome]:
         return
     ask = need(facts.alertmanager, "no Alertmanager is given (--alertmanager URL)")
     try:
-        config = parse_documents(ask("/api/v2/status")["config"]["original"], "its configuration")[0]
+        config = parse_yaml(ask("/api/v2/status")["config"]["original"], "its configuration")[0]
         receiver = _receiver(config["route"])
         destinations = next(one for one in config["receivers"] if one["name"] == receiver)
     except _SHAPE:

@@ -11,7 +11,7 @@ from datetime import UTC, timedelta, timezone, tzinfo
 
 from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
-from diag.exposition.rendering import labelled
+from diag.exposition import labelled
 from diag.exposition.scrapes import Reading, Target
 from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.log.corroboration import RESOLUTION

@@ -14,18 +14,8 @@ from diag import promql
 from diag.core.formatting import clock, listed, plural, printable
 from diag.core.log_events import LogEnding
 from diag.core.metric_prefix import relabelling
-from diag.core.subjects import LARGEST, Instants, Subject
-from diag.exposition.scrapes import (
-    MOST_SERIES,
-    FaultKind,
-    Floats,
-    Millis,
-    Scrape,
-    ScrapeTable,
-    Target,
-    median_interval,
-    rounds,
-)
+from diag.core.subjects import LARGEST, Floats, Instants, Subject
+from diag.exposition.scrapes import MOST_SERIES, FaultKind, Scrape, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples, is_stale
 from diag.vllm import running_config
 from diag.vllm.command.shown import shown
@@ -66,7 +56,7 @@ class SampleSource:
         return promql.Evaluator(self.samples)
 
     @cached_property
-    def _known(self) -> dict[promql.Formula | str, bool]:
+    def _may_hold_by_query(self) -> dict[promql.Formula | str, bool]:
         return {}
 
     def ask(self, asked: promql.Formula | str, instants: Instants) -> Mapping[Subject, Floats]:
@@ -79,13 +69,14 @@ class SampleSource:
 
     def _may_hold(self, asked: promql.Formula | str) -> bool:
         """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
-        if asked not in self._known:
+        memory = self._may_hold_by_query
+        if asked not in memory:
             text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
             words = _NAMES.findall(text)
             named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
             instant = "[" not in text and not parts
-            self._known[asked] = named or instant or any(map(self._may_hold, parts.values()))
-        return self._known[asked]
+            memory[asked] = named or instant or any(map(self._may_hold, parts.values()))
+        return memory[asked]
 
 
 class PodContainer(NamedTuple):
@@ -148,7 +139,14 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         note for table in tables for note in (*scrape_notes(table), *settled[table.instance].notes(table.instance))
     ]
     instants = rounds(tables, interval)
-    most = max(1, MOST_JUDGED // _subjects(tables))
+    parts = {
+        (table.instance, name, labels[name])
+        for table in tables
+        for labels in table.labels
+        for name in ("engine", "gpu")
+        if name in labels
+    }
+    most = max(1, MOST_JUDGED // (len(tables) + len(parts)))
     if len(instants) > most:
         remarks.append(
             f"only the last {most:,} of {len(instants):,} evaluation times were judged: too many servers, engines and"
@@ -165,30 +163,12 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         silent_scrapes=sum(not page.layout.vllm for table in tables for page in table.pages),
         notes=tuple(dict.fromkeys([*origin.notes, *remarks])),
         instances=tuple(table.instance for table in tables),
-        versions=_known({table.instance: _version(table, facts[table.instance]) for table in tables}),
-        models=_known({table.instance: _models(table, facts[table.instance]) for table in tables}),
-        launch=_known({name: shown(known.launch or known.process) for name, known in facts.items()}),
+        versions=_stated({table.instance: _version(table, facts[table.instance]) for table in tables}),
+        models=_stated({table.instance: _models(table, facts[table.instance]) for table in tables}),
+        launch=_stated({name: shown(server.launch or server.process) for name, server in facts.items()}),
         settled=settled,
-        mixed=_known({table.instance: _mixed(table) for table in tables}),
+        mixed=_stated({table.instance: table.mixed for table in tables}),
     )
-
-
-def _mixed(table: ScrapeTable) -> str:
-    """Return the first metric whose series are ambiguous, "" for none."""
-    names = (table.labels[row]["__name__"] for row in sorted(table.ambiguous))
-    return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
-
-
-def _subjects(tables: Sequence[ScrapeTable]) -> int:
-    """Return the number of servers, engines and GPUs."""
-    parts = {
-        (table.instance, name, labels[name])
-        for table in tables
-        for labels in table.labels
-        for name in ("engine", "gpu")
-        if name in labels
-    }
-    return len(tables) + len(parts)
 
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
@@ -202,7 +182,7 @@ def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
     return running_config.settle({**by_page, **running_config.words_of_page(infos)}, facts, exported)
 
 
-def _known(texts: Mapping[str, str]) -> Mapping[str, str]:
+def _stated(texts: Mapping[str, str]) -> Mapping[str, str]:
     return {name: text for name, text in texts.items() if text}
 
 
@@ -222,11 +202,11 @@ def _blocks(table: ScrapeTable, facts: ServerFacts, settled: Mapping[str, Runnin
 
     The page may lack single flags of the configuration, so each flag is compared as a series of its own.
     """
-    own = {(labels["__name__"], labels.get("flag", "")) for labels in table.labels}
+    of_page = {(labels["__name__"], labels.get("flag", "")) for labels in table.labels}
     derived = [
         (labels, values)
         for labels, values in _derived_series(table, facts, settled[table.instance])
-        if (labels["__name__"], labels.get("flag", "")) not in own
+        if (labels["__name__"], labels.get("flag", "")) not in of_page
     ]
     if table.labels:
         yield Block(table.labels, table.times, table.values)
@@ -245,7 +225,7 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
     prefixes = [scrape.page.faults.get("renamed", "") if scrape.page else "" for scrape in table.scrapes]
     for prefix in sorted({page.faults["renamed"] for page in table.pages if "renamed" in page.faults}):
-        yield row("diag_vllm_metrics_renamed", [found == prefix for found in prefixes], prefix=prefix)
+        yield row("diag_vllm_metrics_renamed", [one == prefix for one in prefixes], prefix=prefix)
     version, models = _version(table, facts), _models(table, facts)
     if version or models or settled.device:
         yield row("diag_vllm_info", 1, version=version, model=models, device=settled.device)
@@ -306,10 +286,9 @@ def _restarts(table: ScrapeTable) -> Iterator[str]:
     def steps(values: Floats) -> Floats:
         """Differences between neighbouring samples, 0 if one is missing."""
         with np.errstate(invalid="ignore"):
-            found: Floats = np.diff(np.where(is_stale(values), np.nan, values), axis=1)
-        return np.nan_to_num(found, nan=0.0)
+            return np.nan_to_num(np.diff(np.where(is_stale(values), np.nan, values), axis=1), nan=0.0)
 
-    def at(times: Millis) -> str:
+    def at(times: Instants) -> str:
         return listed([clock(int(time) / 1000) for time in times])
 
     host, starts = printable(table.instance), table.rows("process_start_time_seconds")

@@ -4,10 +4,9 @@ diag/sources/README.md walks through adding a source.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -24,7 +23,6 @@ from diag.sources.prometheus.scope import Scope
 
 if TYPE_CHECKING:
     from diag.http.vllm_server import VllmServer
-    from diag.sources.live.joined_pages import JoinedPages
     from diag.sources.live.scrape import ScrapePlan
     from diag.sources.observation import Observation
     from diag.sources.prometheus.servers import PrometheusSource
@@ -147,8 +145,17 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
 
     from diag.sources.live.scrape import scrape
 
-    with _hint_at_paths(options.targets), scraping.progress(f"watching {shown_targets(options.targets)}") as tick:
-        return scrape(options.targets, scrape_plan(options, tick, scraping))
+    try:
+        with scraping.progress(f"watching {shown_targets(options.targets)}") as tick:
+            return scrape(options.targets, scrape_plan(options, tick, scraping))
+    except (NoHostName, UnknownHost) as error:
+        # a target that looks like a path may be the mistyped name of a recording
+        meant = next((target for target in options.targets if target and "://" not in target), "")
+        if not meant:
+            raise
+        from diag.http.address import without_user
+
+        raise type(error)(f"there is no file or recording {without_user(meant)}; {error}") from error
 
 
 def read_logs(options: SourceOptions) -> "list[Observation]":
@@ -180,7 +187,19 @@ def open_prometheus(
 
 def scrape_plan(options: SourceOptions, tick: Tick, scraping: Scraping | None = None) -> "ScrapePlan":
     """Return the plan of how live servers are scraped."""
+    from diag.exporter.log.tail import parse_timezone
+    from diag.exporter.nccl import parse_address
+    from diag.exporter.page import host_collectors
+    from diag.http.address import is_here
     from diag.sources.live.scrape import ScrapePlan
+    from diag.sources.live.server import JoinedPages
+
+    def beside(server: "VllmServer") -> JoinedPages | None:
+        """Return the pages of GPUs, processes and log of a server on this host, or of a server whose log was named."""
+        if not options.log and not is_here(server.address):
+            return None
+        zone, nccl = parse_timezone(options.log_timezone), parse_address(options.nccl_ras)
+        return JoinedPages(server, host_collectors(server.address, options.log, zone, nccl=nccl))
 
     return ScrapePlan(
         every=options.every,
@@ -188,25 +207,11 @@ def scrape_plan(options: SourceOptions, tick: Tick, scraping: Scraping | None = 
         timeout=options.timeout or SCRAPE_TIMEOUT,
         launch=options.launch,
         probe=PROBE_TIMEOUT if options.probe else None,
-        beside=partial(_host_pages, options),
+        beside=beside,
         on_progress=lambda at: tick(at.seconds / max(at.of_seconds, at.seconds, options.every)),
         should_go_on=(scraping or Scraping()).should_go_on,
         is_decided=(scraping or Scraping()).is_decided,
     )
-
-
-def _host_pages(options: SourceOptions, server: "VllmServer") -> "JoinedPages | None":
-    """Return the pages of GPUs, processes and log of a server on this host, or of a server whose log was named."""
-    from diag.exporter.nccl import parse_address
-    from diag.exporter.page import host_collectors
-    from diag.http.address import is_here
-    from diag.log.tail import parse_timezone
-    from diag.sources.live.joined_pages import JoinedPages
-
-    if not options.log and not is_here(server.address):
-        return None
-    zone, nccl = parse_timezone(options.log_timezone), parse_address(options.nccl_ras)
-    return JoinedPages(server, host_collectors(server.address, options.log, zone, nccl=nccl))
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -233,17 +238,3 @@ def shown_targets(targets: Sequence[str]) -> str:
     from diag.http.address import parse
 
     return ", ".join(parse(target).shown for target in targets)
-
-
-@contextmanager
-def _hint_at_paths(targets: Sequence[str]) -> Iterator[None]:
-    """Add a hint to an unknown host: a target that looks like a path may be the mistyped name of a recording."""
-    try:
-        yield
-    except (NoHostName, UnknownHost) as error:
-        meant = next((target for target in targets if target and "://" not in target), "")
-        if not meant:
-            raise
-        from diag.http.address import without_user
-
-        raise type(error)(f"there is no file or recording {without_user(meant)}; {error}") from error

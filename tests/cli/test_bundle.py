@@ -19,7 +19,7 @@ from support.secrets import corpus, is_shown
 
 from diag.commands.bundle import OF_A_POD, WHAT
 from diag.core.errors import BadRecording
-from diag.sources.kubernetes.pod_evidence import MOST_PODS_KEPT
+from diag.sources.kubernetes.servers import MOST_PODS_KEPT
 from diag.sources.recording import bundle
 
 KEPT = ROOT / "tests/recordings"

@@ -27,8 +27,8 @@ from diag.exposition.scrapes import Target
 from diag.http.address import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
-from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, ScrapeProgress
+from diag.sources.live.server import JoinedPages
 from diag.sources.observation import Observation, Origin, observation
 from diag.sources.recording.reader import PAGES, read
 from diag.sources.recording.writer import Recorder, record

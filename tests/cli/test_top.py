@@ -28,8 +28,7 @@ from diag.core.errors import BadUsage
 from diag.exporter.process.server import find_local_servers
 from diag.exposition import scrapes
 from diag.exposition.scrapes import Target
-from diag.sources.recording.reader import read, read_pages
-from diag.sources.recording.replay import Replay
+from diag.sources.recording.reader import Replay, read, read_pages
 from diag.top.frame import PageMemory
 
 CASCADE = RECORDINGS / "kv_cascade"

@@ -374,7 +374,7 @@ def test_a_container_without_a_restart_did_not_die_though_its_log_claims_so(answ
     log = ContainerLog(api, "inference", Candidate("pod", "vllm", (8000,), "", True, ""), status, clock=lambda: NOW)  # type: ignore[arg-type]
     log.begin()
     for after in (0.0, 2.0, 4.0):
-        log.page(measured(after, 100.0 + after) if answers else silent(after))
+        log.scraped(measured(after, 100.0 + after) if answers else silent(after))
     samples = {(name, *labels): value for name, labels, value in log.collect().samples}
     assert samples["diag_vllm_log_events_total", "engine_dead"] == (not answers)
     assert log.state.config.version == ("0.32.0" if answers else "9.9.9")

@@ -16,7 +16,7 @@ from diag.commands.exporter import Exporter, ExporterOptions
 from diag.core.metric_families import Collected, families
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
-from diag.exposition.rendering import render
+from diag.exposition import render
 from diag.exposition.scrapes import Target
 from diag.vllm.running_config import ServerFacts
 

@@ -24,7 +24,7 @@ from diag.exporter.process import collector, stacks, table
 from diag.exporter.process.collector import ProcessCollector, children
 from diag.exporter.process.server import Owner, find_server
 from diag.exporter.process.table import ProcessEntry
-from diag.exposition.rendering import render
+from diag.exposition import render
 
 CPU = "diag_vllm_process_cpu_seconds_total"
 CHILDREN = "diag_vllm_process_children_cpu_seconds_total"

@@ -40,8 +40,8 @@ from diag.commands.sizing import SizingOptions
 from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
+from diag.core.files import read_yaml
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
-from diag.core.yaml import load as load_yaml
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
@@ -51,8 +51,7 @@ from diag.exporter.process.kernel import control_group, last_vllm_kill
 from diag.exporter.process.table import ProcessEntry
 from diag.exporter.vllm_page import PageReader
 from diag.exporter.web_config import AccessFiles
-from diag.exposition import NotMetrics
-from diag.exposition.rendering import plain
+from diag.exposition import NotMetrics, plain
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.address import Credentials, parse
@@ -68,9 +67,8 @@ from diag.ramp.comparison import compare, trend
 from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
-from diag.sources.kubernetes.cluster import Api, Cluster, Place
-from diag.sources.kubernetes.pod_evidence import gather
-from diag.sources.kubernetes.servers import find_with
+from diag.sources.kubernetes.cluster import Api, Place
+from diag.sources.kubernetes.servers import find_with, gather
 from diag.sources.recording.bundle import MAGIC, pack, unpacked
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
@@ -226,12 +224,12 @@ def k8s(text: bytes) -> str:
         return Reply(body, 200, {"Content-Type": "application/json"})
 
     with bad_servers.serving(answer) as server:
-        api = Api(Cluster(parse(server.url), Credentials()), timeout=5.0)
+        api = Api(parse(server.url), Credentials(), timeout=5.0)
         servers = find_with(api, Place("", "inference", ""))
         told = [*servers.notes, *(note for found in servers.servers.values() for note in found.notes())]
         for found in servers.servers.values():
-            found.view.log._looked_at = 0.0
-            told.append(plain(found.view.log.collect().samples).decode())
+            found.log._looked_at = 0.0
+            told.append(plain(found.log.collect().samples).decode())
         told += [json.dumps([kept.facts, kept.summary, kept.missing]) for kept in gather(servers, 2**16)]
         return "".join(told)
 
@@ -501,7 +499,7 @@ def _models() -> Iterator[bytes]:
 
 def _launches() -> Iterator[bytes]:
     for file in sorted((ROOT / "tests" / "data" / "launches").glob("*.yaml")):
-        yield from (entry["text"].encode() for entry in load_yaml(file))
+        yield from (entry["text"].encode() for entry in read_yaml(file))
 
 
 TARGETS: Mapping[str, Target] = {

@@ -39,8 +39,8 @@ from diag.artefacts.generate import files
 from diag.artefacts.inhibitions import inhibitions, mutings
 from diag.artefacts.recording_rules import THRESHOLD
 from diag.core.contract import Contract, Site, apply_overrides
+from diag.core.files import dump_yaml
 from diag.core.incident import seconds
-from diag.core.yaml import dump
 from diag.knowledge.catalog import load
 
 
@@ -194,7 +194,7 @@ STORM = ("prefill_decode_contention", "kv_pool_saturated", "kv_pool_undersized",
 
 def test_a_kept_promise_ends_the_page_within_five_minutes(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
-    file.write_text(dump("", {"groups": groups(load(), Contract(ttft_seconds=1.0))}))
+    file.write_text(dump_yaml("", {"groups": groups(load(), Contract(ttft_seconds=1.0))}))
     found = episodes(only("contract_breached", tmp_path, file), timelines.recovered("kv_eviction_cascade"))
     ((begin, end),) = found["contract_breached", "critical"]
     assert begin < SICK and 0 <= end - SICK <= 300
@@ -303,7 +303,7 @@ def test_a_server_that_is_scraped_raises_no_telemetry_alert(tmp_path: Path) -> N
 
 def test_a_violated_slo_pages(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
-    file.write_text(dump("", {"groups": groups(load(), Contract(ttft_seconds=1.0))}))
+    file.write_text(dump_yaml("", {"groups": groups(load(), Contract(ttft_seconds=1.0))}))
     series = {name: timeline(name) for name in ("kv_cascade", "healthy")}
     found = all_fired(only("contract_breached", tmp_path, file), series, metrics_read(), tmp_path)
     assert {name: alerts.incidents for name, alerts in found.items()} == {
@@ -315,7 +315,7 @@ def test_a_violated_slo_pages(tmp_path: Path) -> None:
 def test_alerts_have_the_labels_that_identify_a_server_at_this_site(tmp_path: Path) -> None:
     site = Site(labels=("cluster", "pod"))
     file = tmp_path / "rules.yaml"
-    file.write_text(dump("", {"groups": groups(load(), Contract(site=site))}))
+    file.write_text(dump_yaml("", {"groups": groups(load(), Contract(site=site))}))
     assert "instance" not in "".join(rule["expr"] for rule in rules(file))
     series = timeline("kv_cascade", *CALM, before=CALM)
     moved = {frozenset({*key, ("cluster", "c"), ("pod", "p")}): values for key, values in series.items()}

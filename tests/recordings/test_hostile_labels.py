@@ -27,7 +27,7 @@ from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.quotes import Quote
 from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Transitions
-from diag.exposition.rendering import render
+from diag.exposition import render
 from diag.knowledge.catalog import load
 from diag.report import dataframe, html, issue, markdown, terminal
 from diag.report import json as as_json

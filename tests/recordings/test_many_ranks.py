@@ -12,7 +12,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import Sample
 from diag.diagnosis.report import Report
-from diag.exposition.rendering import render
+from diag.exposition import render
 
 STALL, HASH, LEADER = "tp_communication_stall", "cf264af53edbe986", "10.0.0.1:29501"
 RECORDING = "tp_rank_missing_on_node_b"

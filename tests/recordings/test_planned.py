@@ -17,7 +17,7 @@ from support.scenarios import Beside, eplb, found, judge, log
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation, site
 from diag.diagnosis.report import Report
-from diag.exposition.rendering import render
+from diag.exposition import render
 from diag.sources.recording.reader import read
 
 DROPPED, WEIGHTS, SCALING, EXPERTS = (

@@ -15,8 +15,7 @@ from support.bad_servers import Reply, Request
 from support.paths import RECORDINGS
 from support.timelines import TIMES, Key, Series, timeline
 
-from diag.sources.recording.reader import read_pages
-from diag.sources.recording.replay import Replay
+from diag.sources.recording.reader import Replay, read_pages
 
 GIB = 2.0**30
 NEVER = 1e9

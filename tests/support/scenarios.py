@@ -11,7 +11,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import Sample, families
 from diag.diagnosis.report import Finding, Report
-from diag.exposition.rendering import render
+from diag.exposition import render
 from diag.vllm import work
 from diag.vllm.running_config import RunningConfig, ServerFacts
 

@@ -16,7 +16,7 @@ from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
 from diag.exporter.vllm_page import PageScraper
 from diag.http.address import Credentials, parse
-from diag.http.client import Client, Manner
+from diag.http.client import Client
 from diag.http.vllm_server import HEALTH_WAIT, VllmServer
 from diag.log.corroboration import Measurement
 from diag.sources.live.scrape import ScrapePlan, scrape
@@ -57,7 +57,7 @@ def answers(health: Reply | None, before: str = "") -> Answer:
 def health(url: str) -> int | None:
     """The health beside the second page; the first one is found before its path is known."""
     address = parse(url)
-    server = VllmServer(address, Client(address, Credentials(), Manner(2.0)))
+    server = VllmServer(address, Client(address, Credentials(), 2.0))
     server.page()
     first = server.health
     server.page()
@@ -76,7 +76,7 @@ def test_only_an_answer_of_vllm_itself_counts(name: str) -> None:
 def test_health_is_asked_beside_the_page_with_its_credentials() -> None:
     with serving(answers(Reply(b"", 200, UVICORN), before="/team-a")) as server:
         address = parse(f"{server.url}/team-a/metrics")
-        asked = VllmServer(address, Client(address, Credentials({"Authorization": "Bearer x"}), Manner(2.0)))
+        asked = VllmServer(address, Client(address, Credentials({"Authorization": "Bearer x"}), 2.0))
         asked.page()
         assert asked.health == 200
         assert server.asked("/team-a/health")[0].headers["Authorization"] == "Bearer x"
@@ -103,7 +103,7 @@ def held() -> Iterator[tuple[Answer, threading.Event]]:
 def test_health_that_comes_late_is_not_measured_and_delays_no_page() -> None:
     with held() as (answer, over), serving(answer) as server:
         address = parse(server.url)
-        asked = VllmServer(address, Client(address, Credentials(), Manner(2.0)))
+        asked = VllmServer(address, Client(address, Credentials(), 2.0))
         for _ in range(3):
             begin = time.monotonic()
             asked.page()

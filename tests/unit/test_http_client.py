@@ -13,7 +13,7 @@ from support import bad_servers as bad
 from support.bad_servers import Reply, Request, serving, talking
 
 from diag.http.address import Credentials, is_within, parse
-from diag.http.client import Client, Manner, Proxy, Response, proxy_for
+from diag.http.client import Client, Proxy, Response, proxy_for
 from diag.http.failure import Failure, sentence
 from diag.http.prometheus_api import NO_API, decoded
 
@@ -21,7 +21,7 @@ Talk = Callable[[socket.socket, threading.Event], None]
 
 
 def client(url: str, wait: float = 30.0, **manner: bool | str) -> Client:
-    return Client(parse(url), Credentials(), Manner(wait, **manner))  # type: ignore[arg-type]
+    return Client(parse(url), Credentials(), wait, **manner)  # type: ignore[arg-type]
 
 
 def counting(connections: list[int], per_connection: int) -> Talk:
@@ -111,7 +111,7 @@ def test_path_is_percent_encoded() -> None:
 def test_a_header_is_sent_once_whatever_its_case() -> None:
     with serving(lambda _: Reply()) as server:
         credentials = Credentials(headers={"authorization": "Custom x", "user-agent": "me"})
-        Client(parse(f"http://me:pass@127.0.0.1:{server.port}"), credentials, Manner(30.0)).get("/")
+        Client(parse(f"http://me:pass@127.0.0.1:{server.port}"), credentials, 30.0).get("/")
     headers = [(name.lower(), value) for name, value in server.requests[0].headers.items()]
     basic = "Basic " + base64.b64encode(b"me:pass").decode()
     assert [pair for pair in headers if pair[0] in ("authorization", "user-agent")] == [
@@ -144,7 +144,7 @@ def test_credentials_do_not_follow_a_redirect_to_another_path_prefix(path: str) 
 
     with serving(answer) as server:
         secret = Credentials({"Authorization": "Bearer sekret"})
-        asked = Client(parse(f"{server.url}/team-a/metrics"), secret, Manner(5.0))
+        asked = Client(parse(f"{server.url}/team-a/metrics"), secret, 5.0)
         with pytest.raises(Failure, match=r"redirects to another path .*, which is not followed"):
             asked.get("/team-a/metrics")
     assert [request.path for request in server.requests] == ["/team-a/metrics"]
@@ -321,10 +321,10 @@ def test_certificate_for_the_server_name_of_the_kubeconfig_is_accepted(
     with serving(bad.pages(bad.PAGE), bad.server_context(cert, key)) as server:
         url = parse(f"https://localhost:{server.port}")
         with pytest.raises(Failure, match="is not trusted"):
-            Client(url, by_host, Manner(30)).get("/metrics")
+            Client(url, by_host, 30).get("/metrics")
         named = replace(by_host, server_name="127.0.0.1")
-        assert Client(url, named, Manner(30)).get("/metrics").status == 200
-        assert Client(url, Credentials(unverified=True), Manner(30)).get("/metrics").status == 200
+        assert Client(url, named, 30).get("/metrics").status == 200
+        assert Client(url, Credentials(unverified=True), 30).get("/metrics").status == 200
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))  # an authority of the system
         named = Credentials(server_name="127.0.0.1")
-        assert Client(url, named, Manner(30)).get("/metrics").status == 200
+        assert Client(url, named, 30).get("/metrics").status == 200

@@ -13,10 +13,9 @@ from support.secrets import corpus, is_shown
 from diag.core.errors import BadUsage, Unreachable
 from diag.http.address import Credentials, parse
 from diag.http.failure import Failure
-from diag.sources.kubernetes.cluster import Api, Cluster, Place, place
-from diag.sources.kubernetes.pod_evidence import MOST_EVENTS, PodEvidence, gather
+from diag.sources.kubernetes.cluster import Api, Place, place
 from diag.sources.kubernetes.pod_object import candidates, container_status, failed_probes, not_started, note
-from diag.sources.kubernetes.servers import ContainerLog, find_with
+from diag.sources.kubernetes.servers import MOST_EVENTS, ContainerLog, PodEvidence, find_with, gather
 
 CONTEXTS = ["prod", "arn:aws:eks:eu-west-1:1:cluster/prod", "inference/api:6443/admin"]
 NOW = 1_800_000_000.0
@@ -254,7 +253,7 @@ def test_a_restart_in_the_middle_of_a_watch_is_noticed_and_no_line_of_the_log_is
         return Reply(json.dumps(pod(status=status)).encode())
 
     with serving(answer) as server:
-        api = Api(Cluster(parse(server.url), Credentials()), 5.0)
+        api = Api(parse(server.url), Credentials(), 5.0)
         (candidate,) = candidates(pod(image="vllm/vllm-openai"))
         log = ContainerLog(api, "n", candidate, container_status(pod(status=status), "main"), lambda: now[0])
         log.begin()
@@ -297,7 +296,7 @@ def test_failing_api_server_is_distinguished_from_a_failing_pod(
     of_pod: Reply | None, of_api_server: Reply | None, kind: type[Exception], reason: str
 ) -> None:
     with serving(lambda request: of_api_server if request.path == "/version" else of_pod) as server:
-        client = Api(Cluster(parse(server.url), Credentials()), 5.0).client
+        client = Api(parse(server.url), Credentials(), 5.0).client
         with pytest.raises(kind, match=reason):
             client.get("/api/v1/namespaces/n/pods/p:8000/proxy/metrics")
 
@@ -324,7 +323,7 @@ def test_token_does_not_follow_a_redirect_of_a_pod_to_another_resource_of_the_ap
 
     with serving(answer) as server:
         token = Credentials({"Authorization": "Bearer sekret"})
-        api = Api(Cluster(parse(server.url + base), token), 5.0)
+        api = Api(parse(server.url + base), token, 5.0)
         with pytest.raises(Failure, match=r"redirects to another path \(http://127.*\), which is not followed"):
             api.client.get(asked)
     assert [request.path for request in server.requests] == [asked, f"{base}/version"]
@@ -337,14 +336,14 @@ def test_a_redirect_of_a_pod_to_itself_is_followed(location: str) -> None:
         return Reply(b"", 307, {"Location": location}) if is_first else Reply(b"there")
 
     with serving(answer) as server:
-        client = Api(Cluster(parse(server.url), Credentials()), 5.0).client
+        client = Api(parse(server.url), Credentials(), 5.0).client
         assert client.get(f"{POD_PROXY}/metrics").body == b"there"
 
 
 def test_the_api_server_itself_cannot_redirect_to_another_resource() -> None:
     secrets = Reply(b"", 302, {"Location": "/api/v1/namespaces/kube-system/secrets"})
     with serving(lambda _: secrets) as server:
-        api = Api(Cluster(parse(server.url), Credentials()), 5.0)
+        api = Api(parse(server.url), Credentials(), 5.0)
         with pytest.raises(Unreachable, match="redirects to another path"):
             api.pods("n", "")
     assert {urlsplit(request.path).path for request in server.requests} == {"/api/v1/namespaces/n/pods", "/version"}
@@ -375,7 +374,7 @@ def test_odd_pods_are_noted_in_one_sentence_and_the_others_are_judged() -> None:
         return Reply() if is_page else Reply(json.dumps(body).encode())
 
     with serving(answer) as server:
-        api = Api(Cluster(parse(server.url), Credentials()), 5.0)
+        api = Api(parse(server.url), Credentials(), 5.0)
         found = find_with(api, Place("", "inference", ""))
         asked = [each.path for each in server.requests]
     assert "sound:8090" in found.servers
@@ -386,7 +385,7 @@ def test_odd_pods_are_noted_in_one_sentence_and_the_others_are_judged() -> None:
 def test_a_list_of_pods_that_never_ends_is_given_up() -> None:
     endless = Reply(json.dumps({"items": [], "metadata": {"continue": "again"}}).encode())
     with serving(lambda request: endless) as server:
-        assert Api(Cluster(parse(server.url), Credentials()), 5.0).pods("inference", "") == []
+        assert Api(parse(server.url), Credentials(), 5.0).pods("inference", "") == []
         assert len(server.requests) == 1
 
 
@@ -406,7 +405,7 @@ def gathered(known: dict[str, Any], log: bytes, first_bytes: int) -> PodEvidence
         return Reply(json.dumps(found or {}).encode(), 403 if found is None else 200)
 
     with serving(answer) as server:
-        found = find_with(Api(Cluster(parse(server.url), Credentials()), 5.0), Place("", "n", ""))
+        found = find_with(Api(parse(server.url), Credentials(), 5.0), Place("", "n", ""))
         (evidence,) = gather(found, first_bytes)
     return evidence
 

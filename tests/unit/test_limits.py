@@ -15,7 +15,7 @@ from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.tools import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
-from diag.core import files, yaml
+from diag.core import files
 from diag.diagnosis import decision_table
 from diag.exporter import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
@@ -27,7 +27,7 @@ from diag.normal import baseline
 from diag.promql import parser
 from diag.ramp import kept, results
 from diag.sources import observation
-from diag.sources.kubernetes import cluster, pod_evidence, servers
+from diag.sources.kubernetes import cluster, servers
 from diag.sources.prometheus import client as queries
 from diag.sources.recording import bundle, reader
 from diag.vllm.command import parse
@@ -59,7 +59,7 @@ STATED = {
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",
     "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
-    "YAML in them": f"{yaml.MOST_VALUES:,} values with aliases written out, {yaml.MOST_DEPTH} levels",
+    "YAML in them": f"{files.MOST_YAML_VALUES:,} values with aliases written out, {files.MOST_YAML_LEVELS} levels",
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
     "PromQL of an incident file": f"{parser.MOST_DEEP} operators and parentheses",
     "answer of a Prometheus": f"{prometheus_api.MOST_BYTES // MIB} MiB",
@@ -67,7 +67,7 @@ STATED = {
     "time-outs of queries": f"{queries.MOST_TIMEOUTS - 1}",
     "pods and servers of a namespace (`--k8s`)": f"{cluster.MOST_PODS:,} and {servers.MOST_SERVERS}",
     "log of a container (`--k8s`)": f"first {servers.FIRST_BYTES // 1024} KiB and last {servers.LAST_LINES:,} lines",
-    "pods in a bundle (`diag bundle --k8s`)": f"{pod_evidence.MOST_PODS_KEPT} pods, {pod_evidence.MOST_EVENTS} events",
+    "pods in a bundle (`diag bundle --k8s`)": f"{servers.MOST_PODS_KEPT} pods, {servers.MOST_EVENTS} events",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
     "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept.MOST_BYTES // MIB} MiB; {MOST_FILES} results",
@@ -87,7 +87,7 @@ STATED = {
 @pytest.mark.parametrize("name", STATED)
 def test_the_documentation_states_the_limit_of_the_code(name: str) -> None:
     assert STATED[name] in ROWS[name]
-    assert yaml.MOST_BYTES == parse.MOST_BYTES
+    assert files.MOST_YAML_BYTES == parse.MOST_BYTES
     assert client.Request("/").most_bytes == MOST_BYTES
 
 

@@ -24,9 +24,8 @@ from diag.exporter.page import host_collectors
 from diag.http.address import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
-from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import POST_MORTEM_HINT, ScrapePlan, ScrapeProgress, scrape
-from diag.sources.live.server import ScrapeClock
+from diag.sources.live.server import JoinedPages, ScrapeClock
 from diag.sources.observation import Observation
 
 HTML = Reply(b"<!DOCTYPE html><html><body>Welcome</body></html>\n", headers={"Content-Type": "text/html"})

@@ -16,14 +16,8 @@ FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
 ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
 DEFECTS = "report/defects.toml"
-<<<<<<< HEAD
-ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "log/patterns.toml"
-||||||| ae34495f
-ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
-=======
 SETTINGS, DEFAULTS, CHECKS = "vllm/settings.toml", "vllm/flags/defaults.toml", "preflight/checks.toml"
-ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "exporter/log/patterns.toml"
->>>>>>> h-d
+ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "log/patterns.toml"
 MISTAKES = [
     (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
     (

@@ -27,7 +27,7 @@ from diag.diagnosis.proposals import Running
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import PageReader
-from diag.exposition.rendering import render
+from diag.exposition import render
 from diag.exposition.scrapes import Target
 from diag.lint.rule import LintResult
 from diag.report import gpu_sizing, html, markdown, terminal

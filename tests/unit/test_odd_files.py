@@ -10,7 +10,7 @@ import pytest
 
 from diag.commands import lint
 from diag.commands.budget import BudgetOptions, estimate
-from diag.core import files, yaml
+from diag.core import files
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadDeclaration, BadRecording, BadUsage
 from diag.core.files import opened, read_bytes
@@ -138,7 +138,7 @@ def test_yaml_beyond_its_bounds_is_refused(text: str, reason: str, tmp_path: Pat
 
 def test_ordinary_yaml_alias_is_read(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n")
-    assert yaml.load(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
+    assert files.read_yaml(tmp_path / "c.yaml") == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}
 
 
 @pytest.mark.timeout(20)

@@ -23,7 +23,7 @@ from diag.commands.explain import run as explain
 from diag.commands.preflight import PreflightOptions
 from diag.core.contract import Contract, Intentions
 from diag.core.errors import BadContract, BadUsage
-from diag.core.yaml import load as load_yaml
+from diag.core.files import read_yaml
 from diag.knowledge.catalog import load
 from diag.preflight import machine
 from diag.preflight.check import PreflightFacts, State
@@ -303,7 +303,7 @@ ODD = (
     *("--port 99999", "--port -1", "--host a..b", "--tensor-parallel-size 1e300", "--nnodes 99 -tp 2", "--nnodes 0"),
     *("--data-parallel-size 100000000", "--cpu-offload-gb nan", "--port $P", "--download-dir /no/such/dir"),
 )
-LAUNCHES = [launch["text"] for file in (ROOT / "tests/data/launches").glob("*.yaml") for launch in load_yaml(file)]
+LAUNCHES = [launch["text"] for file in (ROOT / "tests/data/launches").glob("*.yaml") for launch in read_yaml(file)]
 
 
 @pytest.mark.parametrize("launch", [*LAUNCHES, *(f"vllm serve m {words}" for words in ODD)])

@@ -6,8 +6,7 @@ from datetime import datetime
 import pytest
 from support.paths import RECORDINGS
 
-from diag.sources.recording.reader import RecordedScrape, read_pages
-from diag.sources.recording.replay import Replay, restamped
+from diag.sources.recording.reader import RecordedScrape, Replay, read_pages, restamped
 
 PAGE = """\
 # TYPE vllm:generation_tokens_total counter

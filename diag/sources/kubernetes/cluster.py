@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import contextmanager
 from functools import partial
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -18,7 +20,7 @@ from diag.core.errors import BadUsage, DiagError, Unreachable
 from diag.core.files import expanded, parse_json
 from diag.core.formatting import listed, printable
 from diag.http.address import Address, Credentials, parse
-from diag.http.client import Client, Manner, Request, Response, run_in_thread
+from diag.http.client import Client, Request, Response, run_in_thread
 from diag.http.failure import Failure, Hints, WrongAnswer, sentence
 from diag.sources.kubernetes.pod_object import EVENT, POD, conforming, part
 from diag.vllm.command.free_text import hidden
@@ -48,38 +50,26 @@ class Place(NamedTuple):
     selector: str
 
 
-class Cluster(NamedTuple):
-    """An API server and the credentials for it."""
-
-    address: Address
-    credentials: Credentials
-
-
 def place(text: str, contexts: Sequence[str]) -> Place:
     """Parse [CONTEXT/]NAMESPACE[/SELECTOR]; names of contexts and labels may contain slashes."""
-    found = [_parse_rest(context, text[len(context) + 1 :]) for context in contexts if text.startswith(f"{context}/")]
-    readings = [reading for reading in (*found, _parse_rest("", text)) if reading]
-    if readings:
-        return max(readings, key=lambda reading: len(reading.context))
+    longest_first = sorted((context for context in contexts if text.startswith(f"{context}/")), key=len, reverse=True)
+    readings = [(context, text.removeprefix(f"{context}/")) for context in longest_first]
+    for context, rest in (*readings, ("", text)):
+        namespace, slash, selector = rest.partition("/")
+        if _NAMESPACE.fullmatch(namespace) and (_SELECTS.search(selector) or not slash):
+            return Place(context, namespace, selector)
     first, slash, rest = text.partition("/")
     if slash and _NAMESPACE.fullmatch(rest.partition("/")[0]) and first not in contexts:
-        known = listed([printable(context, 60) for context in contexts], most=5) or "none"
+        names = listed([printable(context, 60) for context in contexts], most=5) or "none"
         raise BadUsage(
-            f"the kubeconfig has no context {printable(first, 60)} (it has: {known}); a selector has an operator, as in"
+            f"the kubeconfig has no context {printable(first, 60)} (it has: {names}); a selector has an operator, as in"
             " app=vllm"
         )
     raise BadUsage(f"--k8s takes {FORM}, for example inference/app=vllm; {printable(text, 80)} is not of that form")
 
 
-def _parse_rest(context: str, text: str) -> Place | None:
-    """Parse NAMESPACE[/SELECTOR] of a context; None if the text is not of that form."""
-    namespace, slash, selector = text.partition("/")
-    is_selector = bool(_SELECTS.search(selector)) or not slash
-    return Place(context, namespace, selector) if _NAMESPACE.fullmatch(namespace) and is_selector else None
-
-
-def cluster_of(text: str) -> tuple[Place, Cluster]:
-    """Return the place that the text names, and its cluster; BadUsage if the kubeconfig cannot be used."""
+def cluster_of(text: str) -> tuple[Place, Address, Credentials]:
+    """Return the place that the text names, and its API server; BadUsage if the kubeconfig cannot be used."""
     try:
         from kubernetes.config import incluster_config, kube_config
     except ImportError as error:
@@ -100,10 +90,10 @@ def cluster_of(text: str) -> tuple[Place, Cluster]:
     else:
         raise BadUsage(f"there is no kubeconfig at {printable(files)}: set KUBECONFIG")
     with _loader_errors(files):
-        return meant, _load_cluster(load)
+        return meant, *_api_server(load)
 
 
-def _load_cluster(load: Callable[[Any], None]) -> Cluster:
+def _api_server(load: Callable[[Any], None]) -> tuple[Address, Credentials]:
     """Run the loader; Unreachable if its credential plugin takes longer than PLUGIN_SECONDS."""
     from kubernetes.client import Configuration
 
@@ -116,16 +106,13 @@ def _load_cluster(load: Callable[[Any], None]) -> Cluster:
     if configuration.proxy != by_environment:
         raise BadUsage("proxy-url of a kubeconfig is not supported: set https_proxy to it")
     token = configuration.auth_settings().get("BearerToken", {}).get("value")
-    return Cluster(
-        parse(configuration.host),
-        Credentials(
-            headers={"Authorization": token.strip()} if token else {},
-            ca_file=configuration.ssl_ca_cert or "",
-            client_cert=configuration.cert_file or "",
-            client_key=configuration.key_file or "",
-            unverified=not configuration.verify_ssl,
-            server_name=configuration.tls_server_name or "",
-        ),
+    return parse(configuration.host), Credentials(
+        headers={"Authorization": token.strip()} if token else {},
+        ca_file=configuration.ssl_ca_cert or "",
+        client_cert=configuration.cert_file or "",
+        client_key=configuration.key_file or "",
+        unverified=not configuration.verify_ssl,
+        server_name=configuration.tls_server_name or "",
     )
 
 
@@ -138,7 +125,9 @@ def _loader_errors(files: str) -> Iterator[None]:
         first = hidden(why.strip().split("\n")[0]) or "it is not a kubeconfig"
         return BadUsage(f"the kubeconfig {printable(files)} cannot be used: {printable(first)}")
 
-    heard = _LoggedErrors()
+    logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    heard = QueueHandler(logged)
+    heard.setLevel(logging.ERROR)
     root, propagated = logging.getLogger(), logging.getLogger().handlers[:]
     root.handlers[:] = [heard]
     try:
@@ -149,19 +138,8 @@ def _loader_errors(files: str) -> Iterator[None]:
         raise unusable(f"{error}") from error
     finally:
         root.handlers[:] = propagated
-    if heard.errors:
-        raise unusable(heard.errors[0])
-
-
-class _LoggedErrors(logging.Handler):
-    """Keeps the errors that the loader logs."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.errors: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.errors.append(record.getMessage())
+    if not logged.empty():
+        raise unusable(logged.get().getMessage())
 
 
 class ProxyClient(Client):
@@ -171,9 +149,9 @@ class ProxyClient(Client):
     kubeconfig opens every resource of the API server, so a pod's redirect is followed only to the same pod.
     """
 
-    def __init__(self, cluster: Cluster, manner: Manner) -> None:
-        super().__init__(cluster.address, cluster.credentials, manner)
-        self._shown = f"the Kubernetes API server {cluster.address.shown}"
+    def __init__(self, address: Address, credentials: Credentials, wait: float) -> None:
+        super().__init__(address, credentials, wait, HINTS, keep=True)
+        self.shown = f"the Kubernetes API server {address.shown}"
 
     def send(self, request: Request) -> Response:
         """Send a request; Failure if the pod does not respond, Unreachable if the API server has failed."""
@@ -181,12 +159,11 @@ class ProxyClient(Client):
             response = super().send(request)
         except Failure:
             try:
-                super().send(
-                    Request(f"{self._address.path.rstrip('/')}/version")
-                )  # any answer shows that the API server works
+                # any answer shows that the API server works
+                super().send(Request(f"{self._address.path.rstrip('/')}/version"))
             except Failure as error:
                 error.hint = "check the certificates of the kubeconfig" if "DIAG_C" in error.hint else error.hint
-                raise Unreachable(sentence(self._shown, error)) from error
+                raise Unreachable(sentence(self.shown, error)) from error
             raise
         if response.status not in _LOST:
             return response
@@ -194,7 +171,7 @@ class ProxyClient(Client):
             why = _message(response.body).partition("error trying to reach service: ")[2].strip(" '")
             raise Failure(_short_reason(why), "does vLLM listen on this port?", reached=False)
         if _STATUS.search(response.body):
-            raise Unreachable(f"{self._shown} answers HTTP {response.status}: {_short_reason(_message(response.body))}")
+            raise Unreachable(f"{self.shown} answers HTTP {response.status}: {_short_reason(_message(response.body))}")
         return response
 
     def prefix(self, path: str) -> str:
@@ -214,11 +191,11 @@ class ProxyClient(Client):
 class Api:
     """One API server; every request is a GET and names the verb and resource that the account needs."""
 
-    def __init__(self, cluster: Cluster, timeout: float) -> None:
-        self.cluster = cluster
+    def __init__(self, address: Address, credentials: Credentials, timeout: float) -> None:
+        self.address = address
         self.odd = set[str]()
         """The fields of objects that have other types than Kubernetes gives them, and count as missing."""
-        self.client = ProxyClient(cluster, Manner(timeout, HINTS, keep=True))
+        self.client = ProxyClient(address, credentials, timeout)
 
     def pods(self, namespace: str, selector: str) -> list[Mapping[str, Any]]:
         """List the pods of a namespace that a selector matches; Unreachable if they cannot be listed."""
@@ -233,8 +210,8 @@ class Api:
                     return pods[:MOST_PODS]
                 query["continue"] = more
         except Failure as error:
-            shown = f"the Kubernetes API server {self.cluster.address.shown}"
-            raise Unreachable(str(error) if isinstance(error, Denied) else sentence(shown, error)) from error
+            why = str(error) if isinstance(error, Denied) else sentence(self.client.shown, error)
+            raise Unreachable(why) from error
 
     def pod(self, namespace: str, name: str) -> Mapping[str, Any]:
         """Read the current state of a pod; Failure if it is gone or cannot be read."""
@@ -243,8 +220,8 @@ class Api:
     def events(self, namespace: str, pod: str) -> list[Mapping[str, Any]]:
         """List the recent events of a pod; Failure if the account may not read them."""
         query = {"fieldSelector": f"involvedObject.name={pod}"}
-        found = self._json(f"{namespaced(namespace)}/events", "list events", namespace, query, _EVENTS)
-        return list(found.get("items", ()))
+        page = self._json(f"{namespaced(namespace)}/events", "list events", namespace, query, _EVENTS)
+        return list(page.get("items", ()))
 
     def log(self, namespace: str, pod: str, query: Mapping[str, str]) -> bytes:
         """Read a part of a container's log, each line after its time; Failure if it cannot be read."""
@@ -256,14 +233,14 @@ class Api:
     ) -> Mapping[str, Any]:
         body = self._get(path, needs, namespace, query)
         try:
-            found = parse_json(body)
+            document = parse_json(body)
         except ValueError as error:
             raise WrongAnswer("answered something other than JSON", HINTS.address) from error
-        return conforming(found, shape, self.odd) or {}
+        return conforming(document, shape, self.odd) or {}
 
     def _get(self, path: str, needs: str, namespace: str, query: Mapping[str, str]) -> bytes:
-        given = urlencode({name: value for name, value in query.items() if value})
-        response = self.client.get(self.cluster.address.path.rstrip("/") + path + (f"?{given}" if given else ""))
+        form = urlencode({name: value for name, value in query.items() if value})
+        response = self.client.get(self.address.path.rstrip("/") + path + (f"?{form}" if form else ""))
         if response.status == 200:
             return response.body
         verb, resource = needs.split()
@@ -295,10 +272,10 @@ def _message(body: bytes) -> str:
     """Return the message of an API server's Status, or the body's text if it is not JSON."""
     text = body[:4096].decode("utf-8", "replace")
     try:
-        found = parse_json(text)
+        document = parse_json(text)
     except ValueError:
         return text
-    return str(found.get("message", "")) if isinstance(found, dict) else ""
+    return str(document.get("message", "")) if isinstance(document, dict) else ""
 
 
 def _short_reason(why: str) -> str:

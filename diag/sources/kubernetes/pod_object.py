@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from diag.core.formatting import moment, plural, printable, resource_quantity
+from diag.core.formatting import listed, moment, plural, printable, resource_quantity
 from diag.core.metric_families import Sample
 from diag.log.trackers import STEADY_SECONDS
+from diag.vllm.command import redaction
 from diag.vllm.command.free_text import hidden
+from diag.vllm.command.shell import HIDDEN
+from diag.vllm.command.shown import shown
 
 Pod = Mapping[str, Any]
 DEFAULT_PORTS = (8000, 8080)
@@ -88,6 +91,8 @@ EVENT = {
     **{"type": str, "reason": str, "message": str, "count": int, "involvedObject": {"fieldPath": str}},
     **{"firstTimestamp": str, "lastTimestamp": str, "eventTime": str},
 }
+_UNREADABLE = ("args", "command", "env")
+"""Fields of a container that are replaced: only harmless words and values are shown."""
 
 
 def conforming(value: Any, shape: Any, odd: set[str], place: str = "") -> Any:
@@ -97,7 +102,7 @@ def conforming(value: Any, shape: Any, odd: set[str], place: str = "") -> Any:
         parts = {key: conforming(part, kind, odd, f"{place}.{key}") for key, part, kind in fields if kind}
         return {key: part for key, part in parts.items() if part is not None}
     if isinstance(shape, list) and isinstance(value, list):
-        return [part for each in value if (part := conforming(each, shape[0], odd, place)) is not None]
+        return [part for item in value if (part := conforming(item, shape[0], odd, place)) is not None]
     kinds = shape if isinstance(shape, tuple) else (shape,)
     if type(value) in kinds and not (type(value) is int and abs(value) >= _LARGEST):
         return value
@@ -173,11 +178,11 @@ def _ports(pod: Pod, container: Mapping[str, Any]) -> tuple[int, ...]:
     declared.sort(key=rank)
     probed = [part(part(container, probe), "httpGet").get("port") for probe in PROBES]
     annotated = str(part(part(pod, "metadata"), "annotations").get("prometheus.io/port", ""))
-    found = [int(port) for port in _PORT.findall(_words(container))]
-    found += [*(int(port.get("containerPort", 0)) for port in declared)]
-    found += [port for port in probed if isinstance(port, int)]
-    found += [int(annotated)] if re.fullmatch(r"[0-9]{1,5}", annotated) else []
-    return tuple(port for port in dict.fromkeys([*found, *DEFAULT_PORTS]) if 0 < port < 2**16)[:MOST_PORTS]
+    ports = [int(port) for port in _PORT.findall(_words(container))]
+    ports += [int(port.get("containerPort", 0)) for port in declared]
+    ports += [port for port in probed if isinstance(port, int)]
+    ports += [int(annotated)] if re.fullmatch(r"[0-9]{1,5}", annotated) else []
+    return tuple(port for port in dict.fromkeys([*ports, *DEFAULT_PORTS]) if 0 < port < 2**16)[:MOST_PORTS]
 
 
 def _words(container: Mapping[str, Any]) -> str:
@@ -194,14 +199,13 @@ def _image(container: Mapping[str, Any]) -> str:
 
 
 def name(pod: Pod) -> str:
-    """Return the name of a pod."""
     return str(part(pod, "metadata").get("name", ""))
 
 
 def part(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the mapping under a key; empty if there is none."""
-    found = node.get(key)
-    return found if isinstance(found, dict) else {}
+    inside = node.get(key)
+    return inside if isinstance(inside, dict) else {}
 
 
 def containers(pod: Pod) -> Sequence[Mapping[str, Any]]:
@@ -246,8 +250,8 @@ class ContainerStatus(NamedTuple):
         ended = self.last
         if ended is None or (self.running_since and now - self.running_since >= STEADY_SECONDS):
             return 0
-        found = _BACK_OFF.search(self.message)
-        wait = int(found[1] or 0) * 60.0 + int(found[2]) if found else 0.0
+        pause = _BACK_OFF.search(self.message)
+        wait = int(pause[1] or 0) * 60.0 + int(pause[2]) if pause else 0.0
         if not wait and self.running_since and ended.at:
             wait = self.running_since - ended.at
         if wait < FIRST_BACK_OFF:
@@ -267,12 +271,12 @@ class ContainerStatus(NamedTuple):
 
 def container_status(pod: Pod, container: str) -> ContainerStatus:
     """Read the state of a container from its pod."""
-    status = next(iter(named(part(pod, "status").get("containerStatuses"), container)), {})
+    status = named(part(pod, "status").get("containerStatuses"), container)
     state = part(status, "state")
     ended = part(state, "terminated") or part(part(status, "lastState"), "terminated")
     run = Ended(_time(ended.get("finishedAt")), int(ended.get("exitCode") or 0), str(ended.get("reason", "")))
-    wanted = next(iter(named(containers(pod), container)), {})
-    limits = part(part(wanted, "resources"), "limits")
+    spec = named(containers(pod), container)
+    limits = part(part(spec, "resources"), "limits")
     waiting = part(state, "waiting")
     return ContainerStatus(
         restarts=int(status.get("restartCount") or 0),
@@ -280,7 +284,7 @@ def container_status(pod: Pod, container: str) -> ContainerStatus:
         message=str(waiting.get("message", "")),
         running_since=_time(part(state, "running").get("startedAt")),
         ready=status.get("ready") is True,
-        probed="readinessProbe" in wanted,
+        probed="readinessProbe" in spec,
         last=run if ended else None,
         memory_limit=resource_quantity(str(limits.get("memory"))),
         cpu_limit=resource_quantity(str(limits.get("cpu"))),
@@ -289,46 +293,46 @@ def container_status(pod: Pod, container: str) -> ContainerStatus:
 
 def not_started(pod: Pod) -> str:
     """Return why no container of a pod has run yet or will run again, as a sentence; "" otherwise."""
-    status, shown = part(pod, "status"), f"pod {printable(name(pod))}"
+    status, of_pod = part(pod, "status"), f"pod {printable(name(pod))}"
     if part(pod, "metadata").get("deletionTimestamp"):
-        return f"{shown} is being deleted"
+        return f"{of_pod} is being deleted"
     if status.get("phase") in ("Succeeded", "Failed"):
         why = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        return f"{shown} has ended ({printable(hidden(why or status['phase']), 200)})"
+        return f"{of_pod} has ended ({printable(hidden(why or status['phase']), 200)})"
     if status.get("phase") != "Pending":
         return ""
     states = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     reasons = [part(part(state, "state"), "waiting") for state in states]
     reasons += [condition for condition in status.get("conditions") or [] if condition.get("status") == "False"]
-    found = [f"{why['reason']}, {why['message']}" for why in reasons if why.get("reason") and why.get("message")]
-    why = found[0] if found else "its containers are being created"
-    return f"{shown} is pending: {printable(hidden(why), 200)}"
+    complete = (f"{why['reason']}, {why['message']}" for why in reasons if why.get("reason") and why.get("message"))
+    why = next(complete, "its containers are being created")
+    return f"{of_pod} is pending: {printable(hidden(why), 200)}"
 
 
-def note(shown: str, found: ContainerStatus, probes: Sequence[str] = ()) -> Iterator[str]:
+def note(who: str, status: ContainerStatus, probes: Sequence[str] = ()) -> Iterator[str]:
     """Yield at most one sentence about a container that was restarted, is waiting or failed probes."""
     parts = []
-    if found.restarts and found.last:
-        at = f"the last at {moment(found.last.at)}, " if found.last.at else ""
-        how = f"{at}{found.last.reason or 'Error'}, exit status {found.last.status}"
-        parts.append(f"{plural(found.restarts, 'restart')} ({printable(how)})")
-    if found.waits:
-        why = hidden(found.message.partition(" restarting failed")[0])
-        parts.append(printable(found.waits) + (f" ({printable(why, 200)})" if why else ""))
+    if status.restarts and status.last:
+        at = f"the last at {moment(status.last.at)}, " if status.last.at else ""
+        how = f"{at}{status.last.reason or 'Error'}, exit status {status.last.status}"
+        parts.append(f"{plural(status.restarts, 'restart')} ({printable(how)})")
+    if status.waits:
+        why = hidden(status.message.partition(" restarting failed")[0])
+        parts.append(printable(status.waits) + (f" ({printable(why, 200)})" if why else ""))
     if parts or probes:
-        yield f"{shown}: {', '.join([*parts, *probes])}"
+        yield f"{who}: {', '.join([*parts, *probes])}"
 
 
 def failed_probes(pod: Pod, container: str, events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the failures of the probes after which the kubelet restarts a container, counted from its events."""
-    wanted = next(iter(named(containers(pod), container)), {})
-    field = f"spec.containers{{{container}}}"
-    own = [event for event in events if part(event, "involvedObject").get("fieldPath") == field]
+    spec, field = named(containers(pod), container), f"spec.containers{{{container}}}"
+    own_events = [event for event in events if part(event, "involvedObject").get("fieldPath") == field]
     for probe in ("startupProbe", "livenessProbe"):
         kind = probe.removesuffix("Probe")
-        failed = [event for event in own if str(event.get("message", "")).lower().startswith(f"{kind} probe failed")]
+        start = f"{kind} probe failed"
+        failed = [event for event in own_events if str(event.get("message", "")).lower().startswith(start)]
         if failed:
-            times, settings = sum(int(event.get("count") or 1) for event in failed), part(wanted, probe)
+            times, settings = sum(int(event.get("count") or 1) for event in failed), part(spec, probe)
             allowed = int(settings.get("periodSeconds", 10)) * int(settings.get("failureThreshold", 3))
             yield f"its {probe} failed {plural(times, 'time')}: the kubelet restarts it after {allowed} s of that"
 
@@ -341,6 +345,53 @@ def _time(text: object) -> float:
     return at if 0 < at < LAST_MOMENT else 0.0
 
 
-def named(items: Any, wanted: str) -> list[Mapping[str, Any]]:
-    """Return the items with a name."""
-    return [item for item in items or [] if item.get("name") == wanted]
+def named(items: Sequence[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
+    """Return the first item with a name; empty if there is none."""
+    return next((item for item in items or () if item.get("name") == name), {})
+
+
+def facts(pod: Pod) -> dict[str, Any]:
+    """Return what a pod runs and its status; of its words and values only the harmless ones."""
+    metadata, spec = part(pod, "metadata"), part(pod, "spec")
+    return {
+        "pod": metadata.get("name", ""),
+        "deleted_at": metadata.get("deletionTimestamp"),
+        "node": spec.get("nodeName", ""),
+        "share_process_namespace": spec.get("shareProcessNamespace", False),
+        "containers": [
+            {
+                **{field: value for field, value in container.items() if field not in _UNREADABLE},
+                "launch": shown(command(container)),
+                "env": {
+                    entry["name"]: redaction.variable(entry["name"], entry.get("value", "")) or HIDDEN
+                    for entry in container.get("env") or ()
+                    if "name" in entry
+                },
+            }
+            for container in containers(pod)
+        ],
+        "status": part(pod, "status"),
+    }
+
+
+def summary(pod: Pod, container: str) -> str:
+    """Return image, node and limits of a container in one line."""
+    spec = named(containers(pod), container)
+    status = named(part(pod, "status").get("containerStatuses"), container)
+    digest = str(status.get("imageID", "")).rpartition("@")[2]
+    limits = part(part(spec, "resources"), "limits")
+    parts = [
+        str(spec.get("image", "")) + (f" ({digest})" if digest else ""),
+        f"node {part(pod, 'spec')['nodeName']}" if part(pod, "spec").get("nodeName") else "",
+        f"limits {listed([f'{name} {amount}' for name, amount in limits.items()], most=8)}" if limits else "",
+    ]
+    return hidden(printable(", ".join(filter(None, parts)), 400))
+
+
+def without_secrets(tree: Any) -> Any:
+    """Return an object of the API server whose texts hold no secrets."""
+    if isinstance(tree, Mapping):
+        return {hidden(name): without_secrets(value) for name, value in tree.items()}
+    if isinstance(tree, Sequence) and not isinstance(tree, str):
+        return [without_secrets(item) for item in tree]
+    return hidden(tree) if isinstance(tree, str) else tree

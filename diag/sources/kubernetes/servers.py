@@ -1,7 +1,9 @@
-"""The vLLM servers of a namespace: finding them, scraping them, and each container's log and status as part of a page.
+"""The vLLM servers of a namespace: found, scraped with the log and status of each container, and evidence about them.
 
 The log of the previous run is read first: in a crash loop it has the cause. The kubelet stamps each line, so the time
-zone of the container does not matter.
+zone of the container does not matter. The evidence is handed over in a bundle: launch, status and events without
+secrets, and the logs. The API server holds all of it only for a while: events for an hour, the log of the previous run
+until the next restart.
 """
 
 import threading
@@ -32,12 +34,15 @@ from diag.sources.kubernetes.pod_object import (
     Pod,
     candidates,
     container_status,
+    facts,
     failed_probes,
     not_started,
     note,
+    summary,
+    without_secrets,
 )
-from diag.sources.live.joined_pages import JoinedPages
 from diag.sources.live.scrape import ScrapePlan, scrape
+from diag.sources.live.server import JoinedPages
 from diag.sources.observation import Observation, PodContainer
 from diag.vllm.running_config import ServerFacts
 
@@ -51,12 +56,16 @@ _NO_LINE = (0.0, "")
 REFUSED = "connection refused"
 MOST_SERVERS = 100
 """Servers that are watched at once: each scrape reads the page and the log of each one."""
+MOST_PODS_KEPT, MOST_EVENTS = 16, 200
+"""Pods whose evidence is read, at most, and the latest events of each."""
+_MOST_NAME = 80
+"""Characters of a file's name: a pod's name has up to 253, of which the end tells it apart."""
 
 
 class ContainerLog:
-    """A `Collector` of one container's log, which reads each line once, and of its status.
+    """A `ServerView` of what the API server knows about one server, and its only `Collector`: of log and status.
 
-    `problem` is the reason if the log cannot be read.
+    Reads each line of the log once; `problem` is the reason if the log cannot be read.
     """
 
     name = "log"
@@ -77,9 +86,22 @@ class ContainerLog:
         self._last = _NO_LINE
         self._lock = threading.Lock()
 
+    @property
+    def collectors(self) -> Sequence[Collector]:
+        """The collector of log and status."""
+        return (self,)
+
+    @property
+    def has_server(self) -> bool:
+        """Return True if the log has a line, or a run of the container has ended."""
+        return self.state.latest is not None or self.status.last is not None
+
+    def start(self) -> None:
+        """Do nothing: nothing is collected between two scrapes."""
+
     def begin(self) -> None:
         """Read the existing log: of the previous run, if there was one, then of this run."""
-        self.page(Measurement(self._clock(), page=False, answers=False))  # what was logged before this run is past
+        self.scraped(Measurement(self._clock(), page=False, answers=False))  # what was logged before this run is past
         if self.status.restarts:
             self._read(previous="true", tailLines=str(LAST_LINES))
         if self.status.running_since:
@@ -101,18 +123,23 @@ class ContainerLog:
         self._read(**self._since_last_line())
         with self._lock:
             now = self._clock()
-            known = self.state.samples(now) if self.state.latest is not None else []
+            samples = self.state.samples(now) if self.state.latest is not None else []
             # the log covers the last two runs, the kubelet counts all of them: the larger number of crashes holds
-            crashes = max([self.status.crashes_in_a_row(now), *(value for name, _, value in known if name == CRASHES)])
-            others = [sample for sample in known if sample[0] != CRASHES]
+            by_log = (value for name, _, value in samples if name == CRASHES)
+            crashes = max([self.status.crashes_in_a_row(now), *by_log])
+            others = [sample for sample in samples if sample[0] != CRASHES]
             return Collected([*others, (CRASHES, (), crashes), *self.status.samples()], self.problem)
 
-    def page(self, seen: Measurement) -> None:
+    def scraped(self, measured: Measurement) -> None:
         """Take what a scrape has measured of the server: it decides which claims of the log are believed."""
         since = self.status.running_since
         by_kubelet = {"container status": since} if since else {}
         with self._lock:
-            self.state.page(seen._replace(started={**seen.started, **by_kubelet}))
+            self.state.page(measured._replace(started={**measured.started, **by_kubelet}))
+
+    def completed(self, facts: ServerFacts) -> ServerFacts:
+        """Complete the facts that the server reports by its log and the command of its container."""
+        return self.state.completes(facts)._replace(process=self._of.command)
 
     def _note_end(self) -> None:
         last = self.status.last
@@ -149,35 +176,6 @@ class ContainerLog:
 
 
 @dataclass(frozen=True)
-class PodView:
-    """A `ServerView` of what the API server knows about one server: log, status and command of its container."""
-
-    log: ContainerLog
-    command: str
-
-    @property
-    def collectors(self) -> Sequence[Collector]:
-        """The collector of log and status."""
-        return (self.log,)
-
-    @property
-    def has_server(self) -> bool:
-        """Return True if the log has a line, or a run of the container has ended."""
-        return self.log.state.latest is not None or self.log.status.last is not None
-
-    def start(self) -> None:
-        """Do nothing: nothing is collected between two scrapes."""
-
-    def scraped(self, seen: Measurement) -> None:
-        """Take what the server's page has just measured."""
-        self.log.page(seen)
-
-    def completed(self, facts: ServerFacts) -> ServerFacts:
-        """Complete the facts that the server reports by its log and the command of its container."""
-        return self.log.state.completes(facts)._replace(process=self.command)
-
-
-@dataclass(frozen=True)
 class PodAddress(Address):
     """A pod's page behind the API server's proxy; `server` names it for the user: namespace/pod:port."""
 
@@ -190,20 +188,20 @@ class PodAddress(Address):
 
 
 class FoundServer(NamedTuple):
-    """One vLLM server: the address of its page, its container, the view of its pod, and its failed probes."""
+    """One vLLM server: the address of its page, its container, the container's log, and its failed probes."""
 
     instance: str
     address: PodAddress
     container: PodContainer
-    view: PodView
+    log: ContainerLog
     shown: str
     probes: tuple[str, ...]
 
     def notes(self) -> Iterator[str]:
         """Yield the notes about the container and its log so far."""
-        yield from note(self.shown, self.view.log.status, self.probes)
-        if self.view.log.problem:
-            yield self.view.log.problem
+        yield from note(self.shown, self.log.status, self.probes)
+        if self.log.problem:
+            yield self.log.problem
 
 
 class ServersOfNamespace(NamedTuple):
@@ -216,37 +214,36 @@ class ServersOfNamespace(NamedTuple):
     @property
     def addresses(self) -> Mapping[str, Address]:
         """The addresses of their pages, by instance."""
-        return {instance: found.address for instance, found in self.servers.items()}
+        return {instance: server.address for instance, server in self.servers.items()}
 
     @property
     def shown(self) -> str:
         """The names of the servers, safe to print."""
-        return ", ".join(found.address.shown for found in self.servers.values())
+        return ", ".join(server.address.shown for server in self.servers.values())
 
     def plan(self, plan: ScrapePlan) -> ScrapePlan:
         """Return the plan with each server joined with its container's log and status, and with the notes on both."""
 
-        def beside(server: VllmServer) -> JoinedPages:
-            found = next(found for found in self.servers.values() if found.address == server.address)
-            return JoinedPages(server, found.view)
+        def beside(asked: VllmServer) -> JoinedPages:
+            return JoinedPages(asked, next(server.log for server in servers if server.address == asked.address))
 
         def all_notes() -> Sequence[str]:
-            return [*(note for found in self.servers.values() for note in found.notes()), *self.notes]
+            return [*(note for server in servers for note in server.notes()), *self.notes]
 
-        client = self.api.client
+        servers, client = self.servers.values(), self.api.client
         return replace(plan, credentials=Credentials(), client=lambda *_: client, beside=beside, notes=all_notes)
 
     def scrape(self, plan: ScrapePlan) -> Observation:
         """Scrape the servers by a plan."""
-        seen = scrape(self.addresses, self.plan(plan))
-        runs = ((name, found) for name, found in self.servers.items() if found.view.log.status.running_since)
-        return replace(seen, containers={instance: found.container for instance, found in runs})
+        observation = scrape(self.addresses, self.plan(plan))
+        running = ((name, server) for name, server in self.servers.items() if server.log.status.running_since)
+        return replace(observation, containers={name: server.container for name, server in running})
 
 
 def find(text: str, timeout: float) -> ServersOfNamespace:
     """Find the servers in [CONTEXT/]NAMESPACE[/SELECTOR]; Unreachable if none can be judged."""
-    place, cluster = cluster_of(text)
-    return find_with(Api(cluster, timeout), place)
+    place, address, credentials = cluster_of(text)
+    return find_with(Api(address, credentials, timeout), place)
 
 
 def find_with(api: Api, place: Place) -> ServersOfNamespace:
@@ -256,9 +253,9 @@ def find_with(api: Api, place: Place) -> ServersOfNamespace:
     idle = [why for pod, candidate in possible if candidate.certain and (why := not_started(pod))]
     alive = [(pod, candidate) for pod, candidate in possible if not not_started(pod)]
     inspections = [run_in_thread(partial(_inspect, api, place, *pair)) for pair in alive[:MOST_SERVERS]]
-    found = [inspection.result() for inspection in inspections]
-    servers = {server.instance: server for server in found if isinstance(server, FoundServer)}
-    reasons = list(dict.fromkeys([*idle, *(reason for reason in found if isinstance(reason, str) and reason)]))
+    results = [inspection.result() for inspection in inspections]
+    servers = {server.instance: server for server in results if isinstance(server, FoundServer)}
+    reasons = list(dict.fromkeys([*idle, *(reason for reason in results if isinstance(reason, str) and reason)]))
     if api.odd:
         fields = listed(list(map(printable, sorted(api.odd))))
         reasons.append(f"these fields of pods have other types than in Kubernetes, and count as missing: {fields}")
@@ -266,8 +263,8 @@ def find_with(api: Api, place: Place) -> ServersOfNamespace:
         where = f"namespace {place.namespace}" + (f" with {printable(place.selector, 80)}" if place.selector else "")
         if reasons:
             raise Unreachable(f"no vLLM server in {where} can be judged: {listed(reasons, separator='; ')}")
-        seen = f"none of {plural(len(pods), 'pod')} is a vLLM server" if pods else "there is no pod"
-        raise Unreachable(f"{seen} in {where}")
+        nothing = f"none of {plural(len(pods), 'pod')} is a vLLM server" if pods else "there is no pod"
+        raise Unreachable(f"{nothing} in {where}")
     if len(pods) >= MOST_PODS:
         reasons.append(f"only the first {len(pods):,} pods were looked at: name a selector")
     if len(alive) > MOST_SERVERS:
@@ -278,17 +275,17 @@ def find_with(api: Api, place: Place) -> ServersOfNamespace:
 def _inspect(api: Api, place: Place, pod: Pod, candidate: Candidate) -> FoundServer | str:
     """Return the server, or why it cannot be judged; "" if the container is no server."""
     namespace = place.namespace
-    shown, status = f"pod {printable(candidate.pod)}", container_status(pod, candidate.container)
+    pod_name, status = f"pod {printable(candidate.pod)}", container_status(pod, candidate.container)
     try:
         port = _metrics_port(api, namespace, candidate)
     except Failure as error:
         if not candidate.certain:
-            return f"{shown}: {error}; {error.hint}" if error.reached else ""
+            return f"{pod_name}: {error}; {error.hint}" if error.reached else ""
         port = candidate.ports[0]
         if status.ready and (status.probed or str(error) != REFUSED):
             return (
-                f"{shown} is ready, but cannot be asked through the API server's proxy ({error}); {error.hint}; or run:"
-                f" kubectl port-forward -n {namespace} {shown.replace(' ', '/')} {port}"
+                f"{pod_name} is ready, but cannot be asked through the API server's proxy ({error}); {error.hint}; or"
+                f" run: kubectl port-forward -n {namespace} {pod_name.replace(' ', '/')} {port}"
             )
     log = ContainerLog(api, namespace, candidate, status)
     log.begin()
@@ -300,8 +297,8 @@ def _inspect(api: Api, place: Place, pod: Pod, candidate: Candidate) -> FoundSer
         f"{candidate.pod}:{port}",
         _address(api, namespace, candidate, port),
         PodContainer(place.context, namespace, candidate.pod, candidate.container),
-        PodView(log, candidate.command),
-        f"container {printable(candidate.container)} of {shown}",
+        log,
+        f"container {printable(candidate.container)} of {pod_name}",
         tuple(failed_probes(pod, candidate.container, events)),
     )
 
@@ -326,7 +323,77 @@ def _metrics_port(api: Api, namespace: str, candidate: Candidate) -> int:
 
 
 def _address(api: Api, namespace: str, candidate: Candidate, port: int) -> PodAddress:
-    base = api.cluster.address
+    base = api.address
     scheme = "https:" if candidate.scheme == "https" else ""
     proxy = f"{base.path.rstrip('/')}{namespaced(namespace)}/pods/{scheme}{candidate.pod}:{port}/proxy"
     return PodAddress(base.scheme, base.host, base.port, proxy + PAGE, server=f"{namespace}/{candidate.pod}:{port}")
+
+
+# -- evidence to hand over
+
+
+class LogEnds(NamedTuple):
+    """The beginning of a log and, if it goes on after a gap, its end; each line begins with the kubelet's time."""
+
+    first: bytes
+    last: bytes = b""
+
+
+class PodEvidence(NamedTuple):
+    """Facts about one pod, a summary of them in one line, the logs by run, and sentences about what cannot be read.
+
+    `name` is part of a file's name, `shown` the name for the user.
+    """
+
+    name: str
+    shown: str
+    facts: Mapping[str, Any]
+    summary: str
+    logs: Mapping[str, LogEnds]
+    missing: tuple[str, ...]
+
+
+def gather(servers: ServersOfNamespace, first_bytes: int) -> Iterator[PodEvidence]:
+    """Read the evidence about the first pods, and at most `first_bytes` of the beginning of each log."""
+    for server in list(servers.servers.values())[:MOST_PODS_KEPT]:
+        _, namespace, name, container = server.container
+        pod: Pod = {}
+        events: list[Mapping[str, Any]] = []
+        logs: dict[str, LogEnds] = {}
+        missing = []
+        try:
+            pod = servers.api.pod(namespace, name)
+        except Failure as error:
+            missing.append(f"status of {server.shown}: {error}")
+        try:
+            events = servers.api.events(namespace, name)
+            events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+        except Failure as error:
+            missing.append(f"events of {server.shown}: {error}")
+        has_previous = container_status(pod, container).restarts
+        for run, query in {"log": {}, **({"previous.log": {"previous": "true"}} if has_previous else {})}.items():
+            try:
+                logs[run] = _ends(servers.api, namespace, name, {"container": container, **query}, first_bytes)
+            except Failure as error:
+                missing.append(f"{run.replace('.', ' ')} of {server.shown}: {error}")
+        of_pod = {"namespace": namespace, "container": container, **facts(pod), "events": events[-MOST_EVENTS:]}
+        yield PodEvidence(
+            name=server.instance.replace(":", "_")[-_MOST_NAME:],
+            shown=server.shown,
+            facts=without_secrets(of_pod),
+            summary=summary(pod, container),
+            logs=logs,
+            missing=tuple(missing),
+        )
+
+
+def _ends(api: Api, namespace: str, pod: str, query: Mapping[str, str], first_bytes: int) -> LogEnds:
+    """Read both ends of a log; lines that the end repeats are left out."""
+    first = api.log(namespace, pod, {**query, "limitBytes": str(first_bytes)})
+    if len(first) < first_bytes:
+        return LogEnds(first)
+    first = first[: first.rfind(b"\n") + 1]  # the limit cuts a line
+    latest = first.rstrip(b"\n").rpartition(b"\n")[2].partition(b" ")[0]
+    last = api.log(namespace, pod, {**query, "tailLines": str(LAST_LINES)}).splitlines(keepends=True)
+    new = b"".join(line for line in last if line.partition(b" ")[0] > latest)
+    return LogEnds(first, new) if len(new) == sum(map(len, last)) else LogEnds(first + new)

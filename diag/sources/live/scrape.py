@@ -14,10 +14,10 @@ from diag.core.errors import UnknownHost, Unreachable
 from diag.core.formatting import clock, listed, printable
 from diag.exposition.scrapes import Target
 from diag.http.address import Address, Credentials, from_environment, parse_all
-from diag.http.client import Client, Manner
+from diag.http.client import Client
 from diag.http.failure import UnknownName, sentence
 from diag.http.vllm_server import VllmServer
-from diag.sources.live.server import Pages, ScrapeClock, ScrapedServer, Sink
+from diag.sources.live.server import JoinedPages, ScrapeClock, ScrapedServer, Sink
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import ServerFacts
 
@@ -60,8 +60,8 @@ class ScrapePlan:
     credentials: Credentials | None = None
     launch: str = ""
     probe: float | None = None
-    client: Callable[[Address, Credentials, Manner], Client] = Client
-    beside: Callable[[VllmServer], Pages | None] = lambda _: None
+    client: Callable[[Address, Credentials, float], Client] = Client
+    beside: Callable[[VllmServer], JoinedPages | None] = lambda _: None
     on_progress: Callable[[ScrapeProgress], None] = lambda _: None
     should_go_on: Callable[[Observation], bool] = lambda _: False
     is_decided: Callable[[Observation], bool] = lambda _: False
@@ -112,7 +112,8 @@ class Scraper:
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self._start = 0.0
-        self._scrapes = self._failed = 0
+        self.scrapes = self._failed = 0
+        """Finished scrapes of all servers so far, and those of them that failed."""
 
     @property
     def facts(self) -> dict[str, ServerFacts]:
@@ -127,7 +128,14 @@ class Scraper:
 
     def run(self) -> Observation:
         """Scrape to the end or until Ctrl-C; KeyboardInterrupt if no server has answered by then."""
-        with on_interrupt(self._interrupt):
+
+        def interrupt() -> None:
+            """Stop; a second Ctrl-C does not wait for what hangs, such as a name server, and loses no scrape either."""
+            if self._stopped:
+                raise KeyboardInterrupt
+            self.stop()
+
+        with on_interrupt(interrupt):
             try:
                 asyncio.run(self._run())
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -143,17 +151,6 @@ class Scraper:
         self._stopped = True
         if self._task and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-
-    def _interrupt(self) -> None:
-        """Stop; a second Ctrl-C does not wait for what hangs, such as a name server, and loses no scrape either."""
-        if self._stopped:
-            raise KeyboardInterrupt
-        self.stop()
-
-    @property
-    def scrapes(self) -> int:
-        """Finished scrapes of all servers so far."""
-        return self._scrapes
 
     def last_failures(self, count: int) -> str:
         """Return why the last `count` scrapes of every server failed; "" if one succeeded or there are fewer."""
@@ -178,7 +175,7 @@ class Scraper:
         if self._stopped:
             raise asyncio.CancelledError
         for instance, address in self._addresses.items():
-            client = self._plan.client(address, self._credentials, Manner(self._plan.timeout))
+            client = self._plan.client(address, self._credentials, self._plan.timeout)
             server = VllmServer(address, client, ServerFacts(launch=self._plan.launch))
             beside = self._plan.beside(server)
             self._servers.append(ScrapedServer(Target(instance), server, beside, self._clock, self._sink))
@@ -210,39 +207,41 @@ class Scraper:
             scraping.cancel()
 
     async def _scrape_until(self, until: float) -> None:
-        """Scrape every target until `until` seconds after the start."""
-        await _gather(self._scrape_on_cadence(server, until) for server in self._servers)
+        """Scrape every target until `until` seconds after the start.
 
-    async def _scrape_on_cadence(self, server: ScrapedServer, until: float) -> None:
-        """Scrape one target at whole multiples of the interval; a slow response skips those that it covers."""
-        every = self._plan.every
-        while server.tick * every <= until + _SLACK:
-            await asyncio.sleep(self._start + server.tick * every - _now())
-            await server.scrape()
-            server.tick = max(server.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
-            self._after_scrape(server)
+        Each at whole multiples of the interval; a slow response skips those that it covers.
+        """
+
+        async def on_cadence(server: ScrapedServer, every: float) -> None:
+            while server.tick * every <= until + _SLACK:
+                await asyncio.sleep(self._start + server.tick * every - _now())
+                await server.scrape()
+                server.tick = max(server.tick + 1, math.ceil((_now() - self._start) / every - _SLACK))
+                self._after_scrape(server)
+
+        await _gather(on_cadence(server, self._plan.every) for server in self._servers)
 
     def _after_scrape(self, server: ScrapedServer) -> None:
         if len(server.target.scrapes) == 1:
             self._untried -= 1
             if not self._untried and not any(server.answered for server in self._servers):
-                failures = [(each.server.address.shown, each.failure) for each in self._servers if each.failure]
+                failures = [(one.server.address.shown, one.failure) for one in self._servers if one.failure]
                 unknown = any(isinstance(failure, UnknownName) for _, failure in failures)
-                kind, (shown, failure) = UnknownHost if unknown else Unreachable, failures[0]
+                kind, (address, failure) = UnknownHost if unknown else Unreachable, failures[0]
                 if len(failures) == 1:
                     hint = "" if failure.reached else POST_MORTEM_HINT
-                    raise kind(sentence(printable(shown), failure) + hint)
-                reasons = listed([f"{printable(shown)} ({failure})" for shown, failure in failures])
+                    raise kind(sentence(printable(address), failure) + hint)
+                reasons = listed([f"{printable(address)} ({failure})" for address, failure in failures])
                 raise kind(f"none of {len(self._servers)} servers returned metrics: {reasons}; {failure.hint}")
         if server.server.path and not server.facts_requested:
             server.facts_requested = True
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))
-        self._scrapes += 1
+        self.scrapes += 1
         self._failed += server.failure is not None
         seconds = _now() - self._start
-        self._plan.on_progress(ScrapeProgress(self._scrapes, self._failed, seconds, self._plan.duration))
+        self._plan.on_progress(ScrapeProgress(self.scrapes, self._failed, seconds, self._plan.duration))
 
 
 def _now() -> float:

@@ -1,16 +1,18 @@
-"""One scraped server: its scrapes, what is kept of a failure, its probe, and the clock of the scrapes."""
+"""One scraped server: its pages, joined with those of its host or pod, its probe, and the clock of the scrapes."""
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple, Protocol, TypeVar
 
 from diag.core.formatting import clock, printable
 from diag.core.metric_families import Sample
-from diag.exposition import NotMetrics
-from diag.exposition.rendering import labelled, plain
+from diag.exporter.page import CollectionResult, HostPage, ServerView
+from diag.exporter.vllm_page import PageReader, Scraped, health_alone, is_answer, is_ours
+from diag.exposition import NotMetrics, labelled, plain
 from diag.exposition.scrapes import Target
 from diag.http.client import run_in_thread
 from diag.http.failure import SCALES, Failure
@@ -18,6 +20,8 @@ from diag.http.vllm_server import DEAD, Probe, VllmServer
 from diag.vllm.running_config import ServerFacts
 
 T = TypeVar("T")
+SECONDS = 2.0
+"""Time limit for reading GPUs, processes or log."""
 _JUMP = 500.0
 """Milliseconds; a clock that is slewed moves less between two scrapes."""
 
@@ -48,14 +52,43 @@ class Unanswered(Failure):
         self.beside = beside
 
 
-class Pages(Protocol):
-    """A source of pages that adds the samples of the server's host or pod."""
+class JoinedPages:
+    """A server's page, joined with the samples of its host or pod that `diag exporter` would add."""
+
+    def __init__(self, server: VllmServer, host: ServerView) -> None:
+        self._server = server
+        self._host = host
+        self._host_page = HostPage[list[Sample]](self._host, list)
+        self._reader = PageReader()
+        self._is_shown = False
+        self._host.start()
 
     def page(self) -> ServerPage:
-        """Return the page; Failure or NotMetrics if there is none, Unanswered if only its host shows the server."""
+        """Return the page and the samples; Unanswered without a page if the host or an earlier page shows a server.
+
+        Raises Failure or NotMetrics if nothing shows a server, or something else answers at its address.
+        """
+        collections, begin = self._host_page.collect(), time.monotonic()
+        try:
+            page = self._server.page()
+            if is_ours(page):
+                return ServerPage(page)
+            scraped = self._reader.read(page, self._server.facts, self._server.health)
+        except (Failure, NotMetrics) as error:
+            self._is_shown = self._is_shown or (self._host.has_server and not is_answer(error))
+            if not self._is_shown:
+                raise
+            health = None if self._server.health is None else health_alone(str(error), self._server)
+            answered = is_answer(error) or health is not None
+            nothing = CollectionResult[Scraped](health, str(error), time.monotonic() - begin, answered)
+            raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, SECONDS)))) from error
+        self._is_shown = True
+        parts = self._host_page.parts(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
+        return ServerPage(scraped.page, list(chain(*parts)))
 
     def facts(self) -> ServerFacts:
-        """Return the facts about the server that its pages lack."""
+        """Return the facts that the server reports, completed by those of its host or pod."""
+        return self._host.completed(self._server.facts)
 
 
 def steady() -> float:
@@ -95,7 +128,7 @@ class ScrapedServer:
 
     target: Target
     server: VllmServer
-    beside: Pages | None
+    beside: JoinedPages | None
     clock: ScrapeClock
     sink: Sink | None
     tick: int = 0
@@ -107,9 +140,14 @@ class ScrapedServer:
 
     async def scrape(self) -> None:
         """Scrape once; a failure is kept with its reason and the page about the server's host."""
+
+        def own_page() -> ServerPage:
+            page = self.server.page()
+            return ServerPage(page, self.server.health_samples() if page.endswith(b"\n") else ())
+
         at = self.clock.now()
         try:
-            page = await _in_background(self.beside.page if self.beside else self._own_page)
+            page = await _in_background(self.beside.page if self.beside else own_page)
         except (Failure, NotMetrics) as error:
             reason = printable(str(error))
             hint = "use the address of the server itself"
@@ -136,10 +174,6 @@ class ScrapedServer:
         reason = await _in_background(add)
         self.failure = Failure(reason) if reason else None
         self.answered = self.answered or not reason
-
-    def _own_page(self) -> ServerPage:
-        page = self.server.page()
-        return ServerPage(page, self.server.health_samples() if page.endswith(b"\n") else ())
 
     def _with_probe(self, page: ServerPage) -> ServerPage:
         """Add the probe's result, unless the page is truncated or has a probe of its own."""

@@ -36,8 +36,6 @@ MOST_TIMEOUTS = 3
 MOST_UNUSABLE = 10
 _LONGEST = 3600.0
 _LATEST = 1e11
-_WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
-"""Exceptions that reading a document of another shape raises."""
 _FEW_REFUSALS = 3
 _NUMBER = re.compile(r"\d+")
 
@@ -86,9 +84,8 @@ class Prometheus:
 
     def now(self) -> int:
         """Return the server's own time: samples are stamped by its clock, or by one that it trusts."""
-        seconds = float(
-            self._read(lambda: _checked_series(self._library.custom_query("vector(time())"), "value")[0]["value"][1])
-        )
+        series = self._read(lambda: _checked_series(self._library.custom_query("vector(time())"), "value")[0])
+        seconds = float(series["value"][1])
         if not 0 < seconds < _LATEST:
             raise self._unusable("returned an invalid time")
         return round(seconds * 1000)
@@ -107,13 +104,14 @@ class Prometheus:
     def series(self, matches: Sequence[str], start: int, end: int) -> list[Mapping[str, str]]:
         """Return the labels of series in a time range; whole blocks are searched, so some may have ended earlier."""
         span, selectors = (_utc(start), _utc(end)), {"match[]": list(matches)}
-        found = self._read(lambda: _checked_list(self._library.get_series(*span, selectors)))
-        return self._read(lambda: [_checked_labels(labels) for labels in found])
+        series = self._read(lambda: _checked_list(self._library.get_series(*span, selectors)))
+        return self._read(lambda: [_checked_labels(labels) for labels in series])
 
     def _read(self, answer: Callable[[], T]) -> T:
+        """Return what an answer holds; Unusable for a document of another shape."""
         try:
             return answer()
-        except _WRONG_SHAPE as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise self._unusable(NO_API) from error
 
     def _unusable(self, what: str) -> Unusable:
@@ -122,26 +120,26 @@ class Prometheus:
 
 def _checked_series(result: Sequence[Series], key: str) -> list[Series]:
     """Check the series that have numbers; native histograms are left out."""
-    found = [series for series in _checked_list(result) if series.get(key)]
-    for series in found:
+    numeric = [series for series in _checked_list(result) if series.get(key)]
+    for series in numeric:
         _checked_labels(series["metric"])
         for at, text in series.get("values") or [series["value"]]:
             float(text)
             if not abs(float(at)) < _LATEST:
                 raise ValueError("an implausible time")
-    return found
+    return numeric
 
 
-def _checked_list(given: Sequence[T]) -> Sequence[T]:
-    if not isinstance(given, list):
+def _checked_list(items: Sequence[T]) -> Sequence[T]:
+    if not isinstance(items, list):
         raise TypeError("not a list")
-    return given
+    return items
 
 
-def _checked_labels(given: Mapping[str, str]) -> Mapping[str, str]:
-    if not all(isinstance(value, str) for value in given.values()):
+def _checked_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    if not all(isinstance(value, str) for value in labels.values()):
         raise ValueError("a label that is not a string")
-    return given
+    return labels
 
 
 def _seconds(millis: int) -> str:
@@ -166,15 +164,17 @@ class Queries:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about rejected queries and unusable responses."""
+
+        def queries(count: int) -> str:
+            return plural(count, "query", "queries")
+
         refusals = self._refused.most_common(_FEW_REFUSALS)
-        refused = [
-            f"Prometheus rejected {plural(count, 'query', 'queries')}: {self._reasons[reason]}"
-            for reason, count in refusals
-        ]
-        others = self._refused.total() - sum(count for _, count in refusals)
-        refused += [f"Prometheus rejected {plural(others, 'query', 'queries')} for other reasons"] if others else []
-        unusable = f"{plural(len(self._unusable), 'query', 'queries')} got no usable answer"
-        return (*refused, *([f"{unusable}: {self._unusable[0]}"] if self._unusable else []))
+        notes = [f"Prometheus rejected {queries(count)}: {self._reasons[reason]}" for reason, count in refusals]
+        if others := self._refused.total() - sum(count for _, count in refusals):
+            notes.append(f"Prometheus rejected {queries(others)} for other reasons")
+        if self._unusable:
+            notes.append(f"{queries(len(self._unusable))} got no usable answer: {self._unusable[0]}")
+        return tuple(notes)
 
     def answered(self, promql: str, instants: Instants) -> list[Series]:
         """Return the series at the instants (unix ms, equally spaced); NotAnswered if the query is refused."""

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from diag.core.incident import seconds
 from diag.core.subjects import label_value
 from diag.knowledge.containers import ASIDE, RECORDING_RULES, RESTARTS, WORKING_SET, joined, of_pods, servers
 from diag.sources.prometheus.scope import any_of
@@ -29,9 +30,8 @@ MOST_VALUES = 20
 """Distinct values of one flag in a fleet; further ones stay unknown."""
 Flags = Mapping[str, Mapping[float, list[str]]]
 """By flag, by value: the instances with that value."""
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _STRING = r'"(?:\\.|[^"\\])*"'
-_SELECTOR = re.compile(rf"\b({'|'.join(METRICS)})(?:\{{((?:[^\"}}]|{_STRING})*)\}})?\[(\d+)(\w+)\]")
+_SELECTOR = re.compile(rf"\b({'|'.join(METRICS)})(?:\{{((?:[^\"}}]|{_STRING})*)\}})?\[(\d+\w+)\]")
 _MATCHER = re.compile(rf"(\w+)=({_STRING})")
 _CONFIG_SELECTOR = re.compile(r'last_over_time\(diag_vllm_config\{flag="(\w+)"\}\[(\w+)\]\)')
 
@@ -58,20 +58,20 @@ class Containers(NamedTuple):
         """Rewrite a query whose selectors begin with `matchers`; `step`: seconds between two scrapes of a server."""
         of_servers = servers(f"up{{{f'{matchers},' if matchers else ''}$named}}", self.labels, self.all_named)
 
-        def subquery(found: re.Match[str]) -> str:
-            own = dict(_MATCHER.findall((found[2] or "").removeprefix(matchers)))
-            span = max(SHORTEST, int(found[3]) * _UNITS[found[4]])
+        def subquery(selector: re.Match[str]) -> str:
+            labels = dict(_MATCHER.findall((selector[2] or "").removeprefix(matchers)))
+            span = max(SHORTEST, seconds(selector[3]))
             parts = []
             for rule in RECORDING_RULES:
                 quoted = {name: f'"{value}"' for name, value in rule.labels.items()}
-                if rule.metric != found[1] or not own.items() <= quoted.items():
+                if rule.metric != selector[1] or not labels.items() <= quoted.items():
                     continue
                 part = joined(rule, self.labels, of_servers)
                 for name, value in rule.labels.items():
                     part = f'label_replace({part}, "{name}", "{value}", "", "")'
                 parts.append(part)
             if not parts:  # no other exporter counts this event: without a value, its other signs decide
-                return found[0]
+                return selector[0]
             return f"({' or '.join(parts)})[{round(span)}s:{round(max(step, span / MOST_STEPS, 1))}s]"
 
         kube = any_of(f"{ASIDE}pod" if self.aside else "pod", self.pods)
@@ -83,21 +83,21 @@ def read_page_flags(infos: Iterable[Mapping[str, str]]) -> Flags:
     pages: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for info in infos:
         pages[label_value(info, "instance")].append(info)
-    found: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+    flags: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for instance, page in sorted(pages.items()):
         for flag, value in running_config.from_page(page, len({label_value(info, "engine") for info in page})).items():
-            found[flag][value].append(instance)
-    return found
+            flags[flag][value].append(instance)
+    return flags
 
 
-def with_page_flags(promql: str, known: Flags) -> str:
+def with_page_flags(promql: str, flags: Flags) -> str:
     """Add the flags from the servers' own pages wherever a query selects `diag_vllm_config`."""
 
-    def alternatives(found: re.Match[str]) -> str:
-        parts = [found[0]]
-        for value, instances in list(known.get(found[1], {}).items())[:MOST_VALUES]:
+    def alternatives(selector: re.Match[str]) -> str:
+        parts = [selector[0]]
+        for value, instances in list(flags.get(selector[1], {}).items())[:MOST_VALUES]:
             matcher = any_of("instance", [re.escape(instance) for instance in instances])
-            parts.append(f"{value!r} * max by (instance) (last_over_time({INFO}{{{matcher}}}[{found[2]}]))")
-        return f"({' or '.join(parts)})" if len(parts) > 1 else found[0]
+            parts.append(f"{value!r} * max by (instance) (last_over_time({INFO}{{{matcher}}}[{selector[2]}]))")
+        return f"({' or '.join(parts)})" if len(parts) > 1 else selector[0]
 
     return _CONFIG_SELECTOR.sub(alternatives, promql)

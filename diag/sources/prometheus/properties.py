@@ -51,7 +51,7 @@ def properties(remote: "PrometheusSource", least: int, most: int) -> Properties:
     If Prometheus refuses a query, the properties that were read before are returned.
     """
     models = {name: tuple(sorted(member.models)) for name, member in remote.members.items() if member.models}
-    found: Properties = {MODEL: models}
+    by_property: Properties = {MODEL: models}
     targets = {name: member.targets for name, member in remote.members.items()}
     span = remote.end - remote.start + 1
     try:
@@ -61,17 +61,19 @@ def properties(remote: "PrometheusSource", least: int, most: int) -> Properties:
             if (label_value(labels, "job"), label_value(labels, "instance")) in targets.get(name, ())
         ]
         for label in {label for _, labels in rows for label in labels} - {"__name__", "instance"}:
-            found[Property("label", label)] = _by_server((name, label_value(labels, label)) for name, labels in rows)
+            pairs = ((name, label_value(labels, label)) for name, labels in rows)
+            by_property[Property("label", label)] = _by_server(pairs)
         gpus = remote.at_end(GPUS)
         for kind, label in ((GPU, "name"), (DRIVER, "driver_version")):
-            found[kind] = _by_server((name, value) for name, labels, _ in gpus if (value := label_value(labels, label)))
-        _add_flags(found, remote, least, most)
+            pairs = ((name, value) for name, labels, _ in gpus if (value := label_value(labels, label)))
+            by_property[kind] = _by_server(pairs)
+        by_property |= _flags(remote, least, most)
     except NotAnswered:
         pass
-    return found
+    return by_property
 
 
-def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: int) -> None:
+def _flags(remote: "PrometheusSource", least: int, most: int) -> Properties:
     """Count the servers by value first, then read from each server only the flags whose value may separate some."""
 
     def of_servers(*matchers: str) -> str:
@@ -92,26 +94,21 @@ def _add_flags(found: Properties, remote: "PrometheusSource", least: int, most: 
     }
     flags = sorted((flag for flag in near if near[flag]), key=lambda flag: (near[flag], flag))[:MOST_FLAGS]
     if not flags:
-        return
-    pairs = {
-        flag: [
-            (name, _format_flag(flag, value))
-            for value, names in remote.page_flags.get(flag, {}).items()
-            for name in names
-        ]
+        return {}
+    rows = [
+        (flag, name, value)
         for flag in flags
-    }
-    for name, labels, value in remote.at_end(of_servers(any_of("flag", flags))):
-        flag = label_value(labels, "flag")
+        for value, names in remote.page_flags.get(flag, {}).items()
+        for name in names
+    ]
+    published = remote.at_end(of_servers(any_of("flag", flags)))
+    rows += [(label_value(labels, "flag"), name, value) for name, labels, value in published]
+    pairs: dict[str, list[tuple[str, str]]] = {flag: [] for flag in flags}
+    for flag, name, value in rows:
+        text = f"{value:.0f}" if value.is_integer() else f"{value:g}"
         if flag in pairs:
-            pairs[flag].append((name, _format_flag(flag, value)))
-    found |= {Property("flag", flag): _by_server(values) for flag, values in pairs.items()}
-
-
-def _format_flag(flag: str, value: float) -> str:
-    if FLAGS[flag] == "switch":
-        return "true" if value else "false"
-    return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+            pairs[flag].append((name, str(bool(value)).lower() if FLAGS[flag] == "switch" else text))
+    return {Property("flag", flag): _by_server(of_flag) for flag, of_flag in pairs.items()}
 
 
 def _job_matcher(remote: "PrometheusSource") -> str:
@@ -122,8 +119,8 @@ def _job_matcher(remote: "PrometheusSource") -> str:
 def _by_server(pairs: Iterable[tuple[str, str]]) -> dict[str, Values]:
     """Return the distinct values of each server; equal values share their memory."""
     shared: dict[Values, Values] = {}
-    found: dict[str, Values] = {}
+    by_server: dict[str, Values] = {}
     for name, value in pairs:
-        values = tuple(sorted({*found.get(name, ()), value}))
-        found[name] = shared.setdefault(values, values)
-    return found
+        values = tuple(sorted({*by_server.get(name, ()), value}))
+        by_server[name] = shared.setdefault(values, values)
+    return by_server

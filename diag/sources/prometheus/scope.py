@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
@@ -10,10 +11,10 @@ from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.formatting import moment, printable
+from diag.core.incident import seconds
 from diag.core.metric_prefix import ANY, PROBE
 from diag.core.subjects import label_value
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _LATEST = 1e11
 _TIME_FORMATS = "2026-11-20T03:12:00Z, 12:00, noon, yesterday 18:00 (all UTC by default), unix seconds, or -2h"
@@ -69,18 +70,18 @@ def parse_time(text: str, now: int) -> int:
     """Parse unix seconds, an ISO 8601 time, a time of day or a duration before `now` into unix milliseconds."""
     if text.startswith("-"):
         return max(0, now - round(duration(text[1:]) * 1000))
-    seconds = math.nan
+    at = math.nan
     try:
-        seconds = float(text)
+        at = float(text)
     except ValueError:
         with suppress(ValueError):
-            seconds = _time_of_day(text, now / 1000)
+            at = _time_of_day(text, now / 1000)
         with suppress(ValueError):
             read = datetime.fromisoformat(text)
-            seconds = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-    if not 0 <= seconds < _LATEST:
+            at = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    if not 0 <= at < _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is not a time: write {_TIME_FORMATS}")
-    return round(seconds * 1000)
+    return round(at * 1000)
 
 
 def _time_of_day(text: str, now: float) -> float:
@@ -100,10 +101,10 @@ def _time_of_day(text: str, now: float) -> float:
 def duration(text: str) -> float:
     """Parse "90s", "15m", "1h30m" or "2d" into seconds."""
     parts = re.findall(r"[\d.]+[smhdw]", text) if _DURATION.fullmatch(text) else []
-    seconds = sum(float(part[:-1]) * _UNITS[part[-1]] for part in parts)
-    if not parts or seconds >= _LATEST:
+    total = sum(map(seconds, parts))
+    if not parts or total >= _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is not a duration: write 90s, 15m, 24h or 7d")
-    return seconds
+    return total
 
 
 def any_of(label: str, patterns: Sequence[str]) -> str:
@@ -120,11 +121,15 @@ class Member:
     models: frozenset[str]
     prefix: str
 
+    def is_among(self, instances: Container[str]) -> bool:
+        """Return True if one of its targets is: it was scraped within the time range, not only on the day before."""
+        return any(instance in instances for _, instance in self.targets)
+
 
 def member(series: Sequence[Mapping[str, str]], usual: str) -> Member:
     """Build a server from its series; if they have several prefixes, `usual` is preferred."""
-    found = (_VLLM_NAME.match(label_value(labels, "__name__")) for labels in series)
-    prefixes = sorted({name[0] for name in found if name})
+    names = (_VLLM_NAME.match(label_value(labels, "__name__")) for labels in series)
+    prefixes = sorted({name[0] for name in names if name})
     return Member(
         prefix=usual if usual in prefixes or not prefixes else prefixes[0],
         targets=frozenset((label_value(labels, "job"), label_value(labels, "instance")) for labels in series),
@@ -140,14 +145,9 @@ def described(name: str, member: Member) -> str:
     return printable(f"{name} ({', '.join([*sorted(jobs), *sorted(models)])})")
 
 
-def is_among(counts: Mapping[str, float], member: Member) -> bool:
-    """Return True if the server was scraped within the time range, not only on the day before."""
-    return any(instance in counts for _, instance in member.targets)
-
-
 def by_prefix(members: Mapping[str, Member]) -> dict[str, frozenset[str]]:
     """Group the servers by the prefix of their metrics."""
-    prefixes = sorted({member.prefix for member in members.values()})
-    return {
-        prefix: frozenset(name for name, member in members.items() if member.prefix == prefix) for prefix in prefixes
-    }
+    names = defaultdict(set)
+    for name, member in members.items():
+        names[member.prefix].add(name)
+    return {prefix: frozenset(names[prefix]) for prefix in sorted(names)}

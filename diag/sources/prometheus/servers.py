@@ -13,7 +13,7 @@ from diag.core.errors import BadUsage, NotAnswered, Unreachable
 from diag.core.formatting import listed, moment, printable
 from diag.core.incident import Incident, regroup, seconds
 from diag.core.metric_prefix import OWN, with_prefix
-from diag.core.subjects import Floats, Instants, Subject, instance_name, label_value
+from diag.core.subjects import Floats, Instants, Subject, label_value
 from diag.http.prometheus_api import Refused, Unusable
 from diag.knowledge.formulas import INTERVAL, generation_series, rule_set
 from diag.promql import Formula, add_matchers
@@ -39,7 +39,7 @@ from diag.sources.prometheus.missing_metrics import (
     read_page_flags,
     with_page_flags,
 )
-from diag.sources.prometheus.scope import SERVES, Member, Scope, any_of, by_prefix, described, is_among, member
+from diag.sources.prometheus.scope import SERVES, Member, Scope, any_of, by_prefix, described, member
 
 RENAMED = "diag_vllm_metrics_renamed"
 """Part of queries about the names under which the metrics are stored."""
@@ -78,9 +78,10 @@ class PrometheusSource:
             if not scope.instances and len(self.members) <= _FEW and self._labels == ("instance",):
                 named = any_of("instance", [re.escape(instance) for instance in self.members])
                 self._matchers = ",".join([*scope.matchers, named])
-            self._asked = tuple(each for each in label_matchers(self._matchers) if each.label == "instance")
+            self._asked = tuple(matcher for matcher in label_matchers(self._matchers) if matcher.label == "instance")
             self.instants, self.interval = self._cadence()
-            self._flags = self._read_flags()
+            self.page_flags = self._read_flags()
+            """The flags of servers without an exporter, from the labels of their own page."""
             self._containers = self._find_containers()
             self.recorded = self._recorded_series(incidents, contract)
         except Refused as error:
@@ -94,33 +95,31 @@ class PrometheusSource:
     @property
     def shown(self) -> str:
         """The address of Prometheus and the scope, without credentials."""
-        return (
-            f"{self._prometheus.shown} {{{printable(self._scope.everywhere)}}}"
-            if self._scope.everywhere
-            else self._prometheus.shown
-        )
+        everywhere = self._scope.everywhere
+        return self._prometheus.shown + (f" {{{printable(everywhere)}}}" if everywhere else "")
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes about the results: queries that Prometheus rejected, and its own warnings."""
-        warnings = self._prometheus.warnings
-        partial = [f"Prometheus warns that results may be partial: {listed(warnings)}"] if warnings else []
-        step = float(self.instants[1] - self.instants[0]) / 1000 if len(self.instants) > 1 else self.interval
-        scrapes = f"not at every scrape ({self.interval:g} s)"
-        sparse = [f"evaluated every {step:g} s, {scrapes}, to limit the load on Prometheus"]
-        return (*(sparse if step > self.interval else ()), *self._queries.notes, *partial)
+        notes = list(self._queries.notes)
+        if len(self.instants) > 1 and (step := float(self.instants[1] - self.instants[0]) / 1000) > self.interval:
+            scrapes = f"not at every scrape ({self.interval:g} s)"
+            notes.insert(0, f"evaluated every {step:g} s, {scrapes}, to limit the load on Prometheus")
+        if warnings := self._prometheus.warnings:
+            notes.append(f"Prometheus warns that results may be partial: {listed(warnings)}")
+        return tuple(notes)
 
     def _find_members(self, scope: Scope) -> dict[str, Member]:
         """Return the selected servers by name; Unreachable, with the others, if there are none."""
         try:
-            found = self._members(scope, self.start - _BEFORE)
+            members = self._members(scope, self.start - _BEFORE)
         except Refused as error:
             if not error.unparsable or scope == Scope(scope.span):
                 raise
             these = "this --instance, --model, --job or --match"
             raise BadUsage(f"{self._prometheus.shown} cannot parse {these}: {error}") from error
-        if found:
-            return found
+        if members:
+            return members
         span = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"
         others = self._members(Scope(scope.span), self.start) if scope != Scope(scope.span) else {}
         if others:
@@ -131,31 +130,22 @@ class PrometheusSource:
 
     def _members(self, scope: Scope, start: int) -> dict[str, Member]:
         more = [any_of(label, these) for label, these in (("job", scope.jobs), ("model_name", scope.models)) if these]
-        inside = ",".join([*([scope.everywhere] if scope.everywhere else []), *more])
+        inside = ",".join(filter(None, [scope.everywhere, *more]))
         names = [SERVES, *(["up"] if scope.names_servers else [])]
         matches = [f'{{__name__=~"{name}"{"," if inside else ""}{inside}}}' for name in names]
         series: dict[str, list[Mapping[str, str]]] = {}
         asked = label_matchers(inside)
         for labels in self._prometheus.series(matches, start, self.end):
-            self._refuse_foreign(labels, asked)
+            _refuse_foreign(self.shown, labels, asked)
             series.setdefault(self._name(labels), []).append(labels)
-        return {name: member(found, self.prefix) for name, found in sorted(series.items()) if name}
+        return {name: member(labels, self.prefix) for name, labels in sorted(series.items()) if name}
 
-    def _refuse_foreign(self, labels: Mapping[str, str], asked: Iterable[Matcher]) -> None:
-        """Raise Unreachable if a series has labels that the selectors of the query exclude."""
-        if not all(matcher.accepts(label_value(labels, matcher.label)) for matcher in asked):
-            target = printable(label_value(labels, "instance")) or "a server without a name"
-            raise Unreachable(
-                f"{self.shown} answers about {target}, which the query excludes: no answer of it can be trusted;"
-                " does a proxy in front of it drop the matchers of queries?"
-            )
-
-    def _of_servers(self, found: Sequence[Series]) -> Sequence[Series]:
+    def _of_servers(self, answer: Sequence[Series]) -> Sequence[Series]:
         """Return the series of a query with the matchers of all servers; Unreachable if one is of another server."""
-        for series in found:
+        for series in answer:
             if label_value(series["metric"], "instance"):
-                self._refuse_foreign(series["metric"], self._asked)
-        return found
+                _refuse_foreign(self.shown, series["metric"], self._asked)
+        return answer
 
     def _name(self, labels: Mapping[str, str]) -> str:
         return "/".join(label_value(labels, name) for name in self._labels).strip("/")
@@ -166,15 +156,15 @@ class PrometheusSource:
         counts, still = self._counted(f"count_over_time(up[{span}ms])"), self._counted("up")
         sampled = [*_most_scraped(counts, counts), *_most_scraped(still, counts)]
         raw = f"up{{{any_of('instance', sampled)},{self._matchers}}}[{span + 1}ms]"  # with the scrape at its start
-        series = [sample_times(samples) for samples in self._of_servers(self._prometheus.instant(raw, self.end))]
-        times = [scraped for scraped in series if len(scraped)]
+        series = self._of_servers(self._prometheus.instant(raw, self.end))
+        times = [scraped for scraped in map(sample_times, series) if len(scraped)]
         if not times:
             who = f"{listed(list(map(printable, self.members)))} {'was' if len(self.members) == 1 else 'were'}"
             when = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"
             raise Unreachable(
                 f"{self._prometheus.shown}: {who} scraped on the day before, but not {when}; is the time range right?"
             )
-        self.members = {name: member for name, member in self.members.items() if is_among(counts, member)}
+        self.members = {name: member for name, member in self.members.items() if member.is_among(counts)}
         steps = np.concatenate([np.diff(scraped) for scraped in times])
         interval = int(np.median(steps)) if len(steps) else 0
         first, last = min(int(scraped[0]) for scraped in times), max(int(scraped[-1]) for scraped in times)
@@ -188,12 +178,10 @@ class PrometheusSource:
 
     def _counted(self, promql: str) -> dict[str, float]:
         """Evaluate a sum for each target of the members, by its label `instance`."""
-        found = self._prometheus.instant(add_matchers(f"sum by (instance) ({promql})", self._matchers), self.end)
+        answer = self._prometheus.instant(add_matchers(f"sum by (instance) ({promql})", self._matchers), self.end)
         ours = {instance for member in self.members.values() for _, instance in member.targets}
-        counts = {
-            label_value(series["metric"], "instance"): float(series["value"][1]) for series in self._of_servers(found)
-        }
-        return {name: count for name, count in counts.items() if name in ours}
+        counts = ((label_value(row["metric"], "instance"), row["value"][1]) for row in self._of_servers(answer))
+        return {name: float(count) for name, count in counts if name in ours}
 
     @property
     def renamed(self) -> Mapping[str, frozenset[str]]:
@@ -208,25 +196,19 @@ class PrometheusSource:
         is_wider = "model_name" in raw
         matchers = ",".join(self._scope.matchers) if is_wider else self._matchers
         # rules do not record the flags that only the labels of a page show
-        recorded = {} if CONFIG in raw and self._flags else self.recorded
+        recorded = {} if CONFIG in raw and self.page_flags else self.recorded
         rows: dict[Subject, Floats] = {}
-        if OWN not in raw or RENAMED in raw:
-            rows = self._read(self._query(formula, recorded, self.prefix, matchers), instants, is_wider=is_wider)
-        else:
-            for prefix, names in by_prefix(self.members).items():
-                series = recorded if prefix == self.prefix else {}
-                found = self._read(self._query(formula, series, prefix, matchers), instants, is_wider=is_wider)
-                rows |= {subject: row for subject, row in found.items() if instance_name(subject) in names}
+        is_one_query = OWN not in raw or RENAMED in raw
+        for prefix, names in ({self.prefix: self.members} if is_one_query else by_prefix(self.members)).items():
+            query = self._query(formula, recorded if prefix == self.prefix else {}, prefix, matchers)
+            rows |= self._read(query, instants, names, is_wider)
 
-        if not self._containers.servers or not mentioned(raw):
-            return rows
-        for prefix, names in by_prefix({name: self.members[name] for name in self._containers.servers}).items():
-            plain = self._query(formula, {}, prefix, matchers)
-            with suppress(NotAnswered):
-                found = self._read(
-                    self._containers.completed(plain, matchers, self.interval), instants, is_wider=is_wider
-                )
-                rows |= {subject: row for subject, row in found.items() if instance_name(subject) in names}
+        if self._containers.servers and mentioned(raw):
+            measured = {name: self.members[name] for name in self._containers.servers}
+            for prefix, names in by_prefix(measured).items():
+                query = self._containers.completed(self._query(formula, {}, prefix, matchers), matchers, self.interval)
+                with suppress(NotAnswered):
+                    rows |= self._read(query, instants, names, is_wider)
         return rows
 
     def _query(self, formula: Formula, series: Mapping[str, str], prefix: str, matchers: str) -> str:
@@ -234,26 +216,24 @@ class PrometheusSource:
 
         def change(text: str, parts: Collection[str]) -> str:
             text = regroup(text, self._labels)
-            text = with_page_flags(text, self._flags) if CONFIG in text else text
+            text = with_page_flags(text, self.page_flags) if CONFIG in text else text
             return add_matchers(with_prefix(text, prefix), matchers, parts)
 
-        return (
-            add_matchers(series[formula.name], matchers)
-            if formula.name in series
-            else formula.text_over(series, change)
-        )
+        if formula.name in series:
+            return add_matchers(series[formula.name], matchers)
+        return formula.text_over(series, change)
 
     def matching(self, formula: Formula) -> frozenset[str]:
         """Return the servers for which a formula over recorded series has a sample at one of the instants."""
         promql = self._query(formula, self.recorded, self.prefix, self._matchers)
-        found = self._of_servers(self._queries.answered(promql, self.instants + self._lag))
-        return frozenset(self._name(series["metric"]) for series in found).intersection(self.members)
+        answer = self._of_servers(self._queries.answered(promql, self.instants + self._lag))
+        return frozenset(self._name(series["metric"]) for series in answer).intersection(self.members)
 
     def count(self, formula: Formula) -> int:
         """Return the number of subjects for which a formula over recorded series has a sample at the last instant."""
         promql = self._query(formula, self.recorded, self.prefix, self._matchers)
-        found = self._queries.answered(f"count({promql})", self.instants[-1:] + self._lag)
-        return int(float(found[0]["value"][1])) if found else 0
+        answer = self._queries.answered(f"count({promql})", self.instants[-1:] + self._lag)
+        return int(float(answer[0]["value"][1])) if answer else 0
 
     def narrowed(self, names: Collection[str]) -> "PrometheusSource":
         """Return a copy of the source for the named servers alone."""
@@ -272,17 +252,16 @@ class PrometheusSource:
             return {}
         generation = generation_series(("instance",), self._labels)
         try:
-            shown = self._prometheus.instant(f"count_over_time({generation}[{self.end - self.start}ms])", self.end)
+            recorded = self._prometheus.instant(f"count_over_time({generation}[{self.end - self.start}ms])", self.end)
         except (Refused, Unusable):
             return {}
-        rules = rule_set(incidents, contract) if shown else None
+        rules = rule_set(incidents, contract) if recorded else None
         if rules is None or not rules.rules:
             return {}
-        current = rules.generation
         counts = {
             self._name(series["metric"]): float(series["value"][1])
-            for series in shown
-            if series["metric"].get("generation") == current
+            for series in recorded
+            if series["metric"].get("generation") == rules.generation
         }
         for name, server in self.members.items():
             scrapes = max(self._scraped.get(instance, 0.0) for _, instance in server.targets)
@@ -301,22 +280,22 @@ class PrometheusSource:
         except (Refused, Unusable):
             return Containers()
         others = self.members.keys() - {self._name(labels) for labels in ours}
-        found = [labels for labels in pods if self._name(labels) in others and label_value(labels, "pod")]
+        targets = [labels for labels in pods if self._name(labels) in others and label_value(labels, "pod")]
         return Containers(
-            servers=frozenset(map(self._name, found)),
-            pods=sorted({re.escape(labels["pod"]) for labels in found}),
+            servers=frozenset(map(self._name, targets)),
+            pods=sorted({re.escape(labels["pod"]) for labels in targets}),
             labels=self._labels,
-            all_named=all(label_value(labels, "container") for labels in found),
+            all_named=all(label_value(labels, "container") for labels in targets),
             aside=aside,
         )
 
     def _labels_of(self, matchers: str) -> list[Mapping[str, str]]:
         """Return the labels of the members' series in the time range."""
         whole = ",".join(filter(None, [matchers, self._matchers]))
-        found = self._prometheus.series([f"{{{whole}}}"], self.start, self.end)
-        for labels in found:
-            self._refuse_foreign(labels, self._asked)
-        return found
+        series = self._prometheus.series([f"{{{whole}}}"], self.start, self.end)
+        for labels in series:
+            _refuse_foreign(self.shown, labels, self._asked)
+        return series
 
     def exists(self, metric: str) -> bool:
         """Return True if any target has the metric at the end of the time range."""
@@ -340,14 +319,8 @@ class PrometheusSource:
 
     def _last_labels(self, promql: str) -> list[Mapping[str, str]]:
         """Return the labels of a query's series at the last instant."""
-        at = int(self.instants[-1]) + self._lag
-        found = self._prometheus.instant(add_matchers(promql, self._matchers), at)
-        return [series["metric"] for series in self._of_servers(found)]
-
-    @property
-    def page_flags(self) -> Flags:
-        """The flags of servers without an exporter, from the labels of their own page."""
-        return self._flags
+        answer = self._prometheus.instant(add_matchers(promql, self._matchers), int(self.instants[-1]) + self._lag)
+        return [series["metric"] for series in self._of_servers(answer)]
 
     def at_end(self, promql: str) -> list[tuple[str, Mapping[str, str], float]]:
         """Return server, labels and value of each series at the end of the time range; "" is a series of no server.
@@ -356,31 +329,27 @@ class PrometheusSource:
         """
         at = int(self.instants[-1]) + self._lag
         try:
-            found = self._prometheus.instant(add_matchers(regroup(promql, self._labels), self._matchers), at)
+            answer = self._prometheus.instant(add_matchers(regroup(promql, self._labels), self._matchers), at)
         except (Refused, Unreachable) as error:
             raise NotAnswered from error
-        named = ((self._name(series["metric"]), series) for series in self._of_servers(found))
-        return [
-            (name, series["metric"], float(series["value"][1]))
-            for name, series in named
-            if not name or name in self.members
-        ]
+        rows = [(self._name(row["metric"]), row["metric"], float(row["value"][1])) for row in self._of_servers(answer)]
+        return [row for row in rows if not row[0] or row[0] in self.members]
 
-    def _read(self, promql: str, instants: Instants, *, is_wider: bool = False) -> dict[Subject, Floats]:
-        """Return the rows of the members; `is_wider`: the query has no matcher of the servers.
+    def _read(self, promql: str, instants: Instants, names: Collection[str], is_wider: bool) -> dict[Subject, Floats]:
+        """Return the rows of the named servers; `is_wider`: the query has no matcher of the servers.
 
         A comparison keeps the name of a recorded series, and an alternative of it (`or`) has none: at some instants the
         row of a subject is in one of them, at some in the other.
         """
         rows: dict[Subject, Floats] = {}
         at = instants + self._lag
-        found = self._queries.answered(promql, at)
-        for series in found if is_wider else self._of_servers(found):
+        answer = self._queries.answered(promql, at)
+        for series in answer if is_wider else self._of_servers(answer):
             labels = {name: value for name, value in series["metric"].items() if value and name != "__name__"}
             if self._labels != ("instance",):  # `instance` then names the server by the site's own labels
                 labels = {name: value for name, value in labels.items() if name not in self._labels}
                 labels["instance"] = self._name(series["metric"])
-            if label_value(labels, "instance") in self.members:
+            if label_value(labels, "instance") in names:
                 subject, row = tuple(sorted(labels.items())), values_at(series, at)
                 rows[subject] = np.where(np.isnan(row), rows.get(subject, row), row)
         return rows
@@ -390,3 +359,13 @@ def _most_scraped(targets: Iterable[str], counts: Mapping[str, float]) -> list[s
     """Return a few targets with the most scrapes, as regular expressions."""
     most = sorted(targets, key=lambda name: (-counts.get(name, 0.0), name))
     return [re.escape(name) for name in most[:_SAMPLED]]
+
+
+def _refuse_foreign(shown: str, labels: Mapping[str, str], asked: Iterable[Matcher]) -> None:
+    """Raise Unreachable if a series has labels that the selectors of the query exclude."""
+    if not all(matcher.accepts(label_value(labels, matcher.label)) for matcher in asked):
+        target = printable(label_value(labels, "instance")) or "a server without a name"
+        raise Unreachable(
+            f"{shown} answers about {target}, which the query excludes: no answer of it can be trusted;"
+            " does a proxy in front of it drop the matchers of queries?"
+        )

@@ -11,7 +11,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -35,24 +35,15 @@ _NAME = re.compile(
 """Names of the files of a bundle (`WHAT` and `OF_A_POD` of diag/commands/bundle.py)."""
 
 
-def is_bundle(path: Path) -> bool:
-    """Return True for a regular file that is compressed by Zstandard."""
-    try:
-        with opened(path) as stream:
-            return stream.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
 def pack(folder: Path, what: Mapping[str, str], left_out: Sequence[str], out: IO[bytes]) -> None:
     """Write the files of a folder, described by `what`, and a manifest with their hashes and what was left out."""
     import zstandard  # noqa: PLC0415 - most recordings are no bundles
 
-    files = {
-        name: {"what": text, "bytes": (folder / name).stat().st_size, "sha256": _hash(folder / name)}
-        for name, text in what.items()
-        if (folder / name).is_file()
-    }
+    files = {}
+    for name in filter(lambda name: (folder / name).is_file(), what):
+        with (folder / name).open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            files[name] = {"what": what[name], "bytes": stream.tell(), "sha256": digest}
     manifest = {
         "schema": SCHEMA,
         "diag": __version__,
@@ -75,18 +66,16 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
     """Unpack a bundle into a folder that is there until the end of the block; any other path is yielded as it is.
 
     Raises BadRecording for an archive that is damaged, too large, or changed since it was made.
     """
-    if not is_bundle(path):
+    start = b""
+    with suppress(OSError), opened(path) as stream:
+        start = stream.read(len(MAGIC))
+    if start != MAGIC:  # not compressed by Zstandard
         yield path
         return
     import zstandard  # noqa: PLC0415 - most recordings are no bundles

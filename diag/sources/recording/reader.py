@@ -1,4 +1,4 @@
-"""Reading a recording: a folder of raw /metrics pages, which are read one by one.
+"""Reading a recording, a folder of raw /metrics pages that are read one by one, and replaying its pages.
 
 `metrics.prom.gz` (or metrics.prom) has the pages, each after a line `# scrape <unix seconds> <instance>`. A failed
 scrape is a line `# scrape-failed <unix seconds> <instance> <reason>`; the page below it is about the server's log, its
@@ -9,17 +9,19 @@ import math
 import re
 import time
 import zlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from diag.core.errors import BadRecording
 from diag.core.files import FLUSHED, STEP, Gunzip, cut_at_flushes, exists, opened, read_toml
-from diag.core.formatting import moment, plural, printable
+from diag.core.formatting import in_python, moment, plural, printable
 from diag.exposition import MOST_BYTES
 from diag.exposition.scrapes import Reading, Target
 from diag.log.files import NAMED, PAGES
@@ -37,6 +39,14 @@ LONGEST_INTERVAL = 86_400.0
 _MARK = re.compile(rb"\n# scrape(?:-failed)? ")
 _HEADER = re.compile(rb"\n# scrape(-failed)? +(\S+) +(\S+)(?:[ \t\r]([^\n]*))?(?:\n|$)")
 _DAY = 86_400_000
+_TYPE = re.compile(rb"# TYPE (\S+) (counter|histogram|summary)$")
+_SAMPLE = re.compile(rb"(([^#{ ][^{ ]*)(?:\{.*\})?) (\S+)")
+_COUNTS = (b"", b"_total", b"_bucket", b"_count", b"_sum")
+"""Suffixes of series that only grow."""
+_MOMENT = re.compile(rb"(_created|_timestamp_seconds|_start_time_seconds)\b")
+_STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
+_LEAST_UNIX = 1e9
+"""Seconds; a smaller value is not a time in a server's life."""
 T = TypeVar("T")
 
 
@@ -98,17 +108,17 @@ def read_about(folder: Path) -> tuple[str, Mapping[str, Any]]:
 def _server_facts(about: Mapping[str, Any], instance: str, launch: str, file: Path) -> ServerFacts:
     """Return the facts about one server; [config] applies to all servers, [config."host:port"] to one."""
     config = _typed(dict, about.get("config", {}), file)
-    own = _typed(dict, config.get(instance, {}), file)
-    longest = own.get("max_model_len")
+    server = _typed(dict, config.get(instance, {}), file)
+    longest = server.get("max_model_len")
     flags = {name: value for name, value in config.items() if name in FLAGS}
-    server_info = flags | _typed(dict, own.get("server_info", {}), file)
+    server_info = flags | _typed(dict, server.get("server_info", {}), file)
     return ServerFacts(
-        version=_typed(str, own.get("version", about.get("vllm", "")), file),
-        models=_texts(own.get("models", []), file),
+        version=_typed(str, server.get("version", about.get("vllm", "")), file),
+        models=_texts(server.get("models", []), file),
         max_model_len=None if longest is None else _typed(float, longest, file),
         server_info=settings(server_info),
-        launch=launch or _typed(str, own.get("launch", about.get("launch", "")), file),
-        process=_typed(str, own.get("process", ""), file),
+        launch=launch or _typed(str, server.get("launch", about.get("launch", "")), file),
+        process=_typed(str, server.get("process", ""), file),
     )
 
 
@@ -133,7 +143,7 @@ def _typed(kind: type[T], value: object, file: Path) -> T:
     if isinstance(value, float) and not 0 <= value < math.inf:
         raise BadRecording(f"{file.parent / ABOUT}: {value} should be a number from 0 on")
     if not isinstance(value, kind):
-        raise BadRecording(f"{file.parent / ABOUT}: {printable(repr(value), 60)} should be a {kind.__name__}")
+        raise BadRecording(f"{file.parent / ABOUT}: {in_python(value)} should be a {kind.__name__}")
     return value
 
 
@@ -160,17 +170,17 @@ class RecordedLog:
     def until(self, at: float, page: bytes) -> Sequence[Reading]:
         """Return the log's metrics at a scrape; `page` is b"" if it failed. Scrapes come in order."""
         from diag.core.metric_prefix import named_as_ours
-        from diag.exposition.rendering import labelled
         from diag.log.corroboration import Measurement, measure
+        from diag.exposition import labelled
 
-        seen = measure(at, named_as_ours(page)[0]) if page else Measurement(at, page=False, answers=False)
+        measured = measure(at, named_as_ours(page)[0]) if page else Measurement(at, page=False, answers=False)
         if not self._begun:  # the lines before the first scrape are judged by what it measured
-            self.state.page(seen, live=False)
+            self.state.page(measured, live=False)
         self._begun = True
         while self._rest and self._rest[0].at <= at:
             entry = self._rest.popleft()
             self.state.feed(entry.text, entry.at, live=False, number=entry.number)
-        self.state.page(seen, live=False)
+        self.state.page(measured, live=False)
         return list(labelled(self.state.samples(at))) if self.state.latest is not None else ()
 
 
@@ -269,7 +279,7 @@ def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapp
     place = Path(shown) if shown else file.parent
     gathered = _Gathered(file.parent / LOG, str(place / LOG), _log_zone(about, file), keep)
     try:
-        for section, too_big in _sections(_first(_decoded(file, gathered), gathered)):
+        for section, too_big in _sections(_decoded(file, gathered), gathered):
             whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""
             if _MARK.match(whole):
                 gathered.limit = gathered.limit or gathered.reached()
@@ -282,17 +292,6 @@ def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapp
     if not gathered.targets:
         raise BadRecording(f"{file} {gathered.why_empty()}")
     return file, about, gathered
-
-
-def _first(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[bytes]:
-    """Yield chunks up to MOST_PAGES, and note the limit: the last page is then not truncated by its server."""
-    room = MOST_PAGES
-    for chunk in chunks:
-        room -= len(chunk)
-        if room < 0:
-            gathered.limit = f"{MOST_PAGES >> 20:,} MiB"
-            return
-        yield chunk
 
 
 def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
@@ -321,10 +320,17 @@ def _decoded(file: Path, gathered: _Gathered) -> Iterator[bytes]:
             gathered.damage, gathered.torn = "ends in the middle (a truncated gzip file)", since_flush
 
 
-def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Split the text before each `# scrape` line; yield each part, after a newline, and True if it was too big."""
-    buffer, searched, too_big = bytearray(b"\n"), 0, False
+def _sections(chunks: Iterable[bytes], gathered: _Gathered) -> Iterator[tuple[bytes, bool]]:
+    """Split the text before each `# scrape` line; yield each part, after a newline, and True if it was too big.
+
+    Ends at MOST_PAGES, and notes the limit: the last page is then not truncated by its server.
+    """
+    buffer, searched, too_big, room = bytearray(b"\n"), 0, False, MOST_PAGES
     for chunk in chunks:
+        room -= len(chunk)
+        if room < 0:
+            gathered.limit = f"{MOST_PAGES >> 20:,} MiB"
+            break
         buffer += chunk
         while match := _MARK.search(buffer, searched):
             cut = match.start()
@@ -338,3 +344,89 @@ def _sections(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
             too_big = True
         searched = max(searched, len(buffer) - 20)
     yield bytes(buffer), too_big
+
+
+# Replay
+
+
+class Replay:
+    """A recording as a server that runs now: its pages at their pace, with current times and growing counters.
+
+    Times on a page are moved to the time of the replay; otherwise restarts would lie in the past. After its end the
+    recording begins again; its counters continue from their last value, like those of a server in the same state.
+    Serves the scrapes of one server from unix time `begin` on, `speed` times as fast as they were recorded.
+
+    `first` is the unix time of the first recorded scrape; `again` repeats the recording after its end.
+    """
+
+    def __init__(self, scrapes: Sequence[RecordedScrape], begin: float, speed: float, again: bool) -> None:
+        self._scrapes = sorted(scrapes)
+        self._begin = begin
+        self._speed = speed
+        self._again = again
+        self.first = self._scrapes[0].at
+
+    @property
+    def length(self) -> float:
+        """Seconds of the recording, including one scrape interval after the last scrape."""
+        span = self._scrapes[-1].at - self.first
+        return span + span / max(1, len(self._scrapes) - 1) or 1.0
+
+    @property
+    def end(self) -> float:
+        """The unix time of the replay's first end."""
+        return self._begin + self.length / self._speed
+
+    def at(self, now: float) -> RecordedScrape:
+        """Return the scrape to serve at a unix time, with times of the replay, and counters grown by the earlier turns.
+
+        A time that is constant in the recording, such as the server's start, is not moved by later turns.
+        """
+        turn, elapsed = divmod((now - self._begin) * self._speed, self.length)
+        if turn and not self._again:
+            turn, elapsed = 0.0, self.length
+        place = bisect_right(self._scrapes, self.first + elapsed, key=lambda scrape: scrape.at)
+        scrape = self._scrapes[max(0, place - 1)]
+
+        lines, growing = [], set[bytes]()
+        for line in scrape.page.split(b"\n"):
+            if family := _TYPE.match(line):
+                growing = {family[1] + ending for ending in _COUNTS}
+            name, series, value = _sample(line) or (b"", b"", 0.0)
+            growth = self._growth.get(series, 0.0)
+            if value >= _LEAST_UNIX and _MOMENT.search(name):
+                lines.append(b"%s %.17g" % (series, self.moment(value, int(turn) if growth else 0)))
+            elif turn and name in growing:
+                lines.append(b"%s %.17g" % (series, value + int(turn) * growth))
+            else:
+                lines.append(line)
+        return scrape._replace(page=b"\n".join(lines))
+
+    def moment(self, recorded: float, turn: int = 0) -> float:
+        """Convert a recorded unix time into the time of the replay's given turn."""
+        return self._begin + (recorded - self.first + turn * self.length) / self._speed
+
+    @cached_property
+    def _growth(self) -> Mapping[bytes, float]:
+        """Growth of each series from the first page to the last one; 0 if the server was restarted."""
+
+        def values(page: bytes) -> dict[bytes, float]:
+            return {sample[1]: sample[2] for line in page.split(b"\n") if (sample := _sample(line))}
+
+        pages = [scrape.page for scrape in self._scrapes if not scrape.failed]
+        first, last = (values(pages[0]), values(pages[-1])) if pages else ({}, {})
+        return {series: max(0.0, value - first.get(series, value)) for series, value in last.items()}
+
+
+def _sample(line: bytes) -> tuple[bytes, bytes, float] | None:
+    """Return name, name with labels, and value; None for a comment or a line in another format."""
+    match = _SAMPLE.fullmatch(line)
+    try:
+        return (match[2], match[1], float(match[3])) if match else None
+    except ValueError:
+        return None
+
+
+def restamped(line: str, at: float) -> str:
+    """Replace the time stamp of a line of vLLM's log by a unix time, in the time zone of this host."""
+    return _STAMP.sub(datetime.fromtimestamp(at).astimezone().strftime("%m-%d %H:%M:%S"), line, count=1)

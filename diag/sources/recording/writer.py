@@ -60,15 +60,16 @@ class Recorder:
 
     def __enter__(self) -> "Recorder":
         """Make the folder and its file of pages, and lock the folder against other writers."""
+        taken = f"{self._folder} already exists: name a new or empty folder"
         if exists(self._folder) and not self._folder.is_dir():
-            raise self._taken()
+            raise BadUsage(taken)
         with self._open:
             try:
                 self._made = not exists(self._folder)
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._open.enter_context(only_writer(self._folder))
                 if any(self._folder.iterdir()):
-                    raise self._taken()
+                    raise BadUsage(taken)
                 self._file = self._open.enter_context((self._folder / PAGES[0]).open("xb", buffering=0))
             except OSError as error:
                 raise self._unwritable(error) from error
@@ -86,9 +87,6 @@ class Recorder:
                     (self._folder / PAGES[0]).unlink(missing_ok=True)
                     if self._made:
                         self._folder.rmdir()
-
-    def _taken(self) -> BadUsage:
-        return BadUsage(f"{self._folder} already exists: name a new or empty folder")
 
     def _unwritable(self, error: OSError) -> BadRecording:
         return BadRecording(f"the recording cannot be written to {self._folder}: {error.strerror}")
@@ -140,20 +138,17 @@ class Recorder:
             f"remarks = {_strings(remarks)}",
         ]
         for instance, server in facts.items():
+            flags = ", ".join(f"{name} = {value!r}" for name, value in server.server_info.items())
+            entries = {
+                "version": server.version and _string(hidden(server.version)),
+                "models": server.models and _strings([hidden(model) for model in server.models]),
+                "max_model_len": "" if server.max_model_len is None else repr(server.max_model_len),
+                "launch": server.launch and _string(shown(server.launch)),
+                "process": server.process and _string(shown(server.process)),
+                "server_info": flags and f"{{ {flags} }}",
+            }
             lines += ["", f"[config.{_string(instance)}]"]
-            if server.version:
-                lines.append(f"version = {_string(hidden(server.version))}")
-            if server.models:
-                lines.append(f"models = {_strings([hidden(model) for model in server.models])}")
-            if server.max_model_len is not None:
-                lines.append(f"max_model_len = {server.max_model_len!r}")
-            if server.launch:
-                lines.append(f"launch = {_string(shown(server.launch))}")
-            if server.process:
-                lines.append(f"process = {_string(shown(server.process))}")
-            if server.server_info:
-                flags = ", ".join(f"{name} = {value!r}" for name, value in server.server_info.items())
-                lines.append(f"server_info = {{ {flags} }}")
+            lines += [f"{name} = {text}" for name, text in entries.items() if text]
         try:
             with written_whole(self._folder / ABOUT) as out:
                 out.write("\n".join(lines) + "\n")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.files import parse_json
-from diag.core.yaml import load
+from diag.core.files import parse_json, read_yaml
 from diag.vllm.command.container import Container
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.shell import line
@@ -75,7 +74,7 @@ def _is_option(word: str) -> bool:
 def read_config_file(file: Path) -> Mapping[str, Any]:
     """Read the keys of a --config file; BadUsage if it cannot be read or has none."""
     try:
-        content = load(file)
+        content = read_yaml(file)
     except OSError as error:
         raise BadUsage(f"--config {file} cannot be read: {error.strerror}") from error
     flags = [f"--{key}".replace("_", "-") in known() for key in content] if isinstance(content, dict) else []

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.yaml import parse_documents
 from diag.vllm.command.command import command_line, from_variables, serve, split, unread
+from diag.core.files import parse_yaml
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.shell import filled_templates
 
@@ -237,7 +237,7 @@ class _Reader(NamedTuple):
     # -- Ray Serve
 
     def ray_serve(self, config: Any) -> Iterator[Writing]:
-        documents = parse_documents(config, "serveConfigV2") if isinstance(config, str) else [config]
+        documents = parse_yaml(config, "serveConfigV2") if isinstance(config, str) else [config]
         for application in (part for document in documents for part in items(document, "applications")):
             for engine in items(inner(application, "args"), "llm_configs"):
                 if "server_cls" in engine:
@@ -467,7 +467,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     A document that cannot be read is left out if others can; a template's expression becomes a variable.
     """
     try:
-        return parse_documents(text, name)
+        return parse_yaml(text, name)
     except BadUsage as failure:
         error = failure
     whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
@@ -476,7 +476,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     documents = []
     for part in _DOCUMENT.split(whole)[:_MOST_DOCUMENTS]:
         with suppress(BadUsage):
-            documents += parse_documents(filled_templates(part), name)
+            documents += parse_yaml(filled_templates(part), name)
     if not any(isinstance(document, dict | list) for document in documents):
         raise error
     return documents
