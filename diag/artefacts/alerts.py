@@ -7,14 +7,16 @@ ranges are recorded in a slower group.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.artefacts.inhibitions import Known, named_causes, severities, shared_labels
 from diag.artefacts.message import Message, PrometheusTemplates, annotations, place_labels
-from diag.artefacts.names import alert_name
+from diag.artefacts.names import alert_label, alert_name
 from diag.core.contract import Contract, Site
+from diag.core.declarations import PACKAGE, read
 from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
 from diag.knowledge.formulas import (
     INTERVAL,
@@ -42,6 +44,8 @@ An alert over a minute has the most left to outlast its conditions: there, one m
 PAGED_LATELY = "15m"
 """The time for which a page about an effect keeps the escalated alert of its cause from being a second page."""
 SLOW_GROUP = "diag-slow"
+TELEMETRY_RUNBOOK = "telemetry"
+"""The runbook of all alerts about missing telemetry."""
 Rule = dict[str, Any]
 Group = dict[str, Any]
 
@@ -275,3 +279,52 @@ def message(alert: Alert, contract: Contract, series: Mapping[str, str], known: 
     conditions = tuple(condition for _, condition in first.conditions())
     windows = tuple((case.first, case.windows) for case in alert.cases)
     return Message(alert.incident, contract, first.first, conditions, windows, series, tuple(causes))
+
+
+# -- alerts about missing telemetry
+
+
+class TelemetryAlert(NamedTuple):
+    """One alert of telemetry_alerts.toml, beside this file; `summary` has the place `{server}`."""
+
+    name: str
+    title: str
+    promql: str
+    hold: str
+    severity: Severity
+    summary: str
+    impact: str
+    action: str
+
+    def expression(self, contract: Contract) -> str:
+        """Return the expression as this site's Prometheus evaluates it."""
+        return regroup(formula(self.promql, (), "", contract).text, contract.site.labels)
+
+
+@cache
+def telemetry_alerts() -> tuple[TelemetryAlert, ...]:
+    """Return the alerts without which no other alert can fire; the first one: no server has metrics."""
+    return read(PACKAGE / "artefacts" / "telemetry_alerts.toml", tuple[TelemetryAlert, ...], "alert")
+
+
+def telemetry_group(contract: Contract) -> Group:
+    """Return the telemetry alerts as one rule group."""
+    site = contract.site
+    server = "/".join(map(alert_label, site.labels))
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": pretty(alert.expression(contract)),
+            "for": alert.hold,
+            "labels": {**site.extra_labels, "severity": alert.severity},
+            "annotations": {
+                "title": alert.title,
+                "summary": alert.summary.format(server=server, collector=alert_label("collector")),
+                "do_now": alert.action,
+                "impact": alert.impact,
+                "runbook_url": site.runbook_url(TELEMETRY_RUNBOOK),
+            },
+        }
+        for alert in telemetry_alerts()
+    ]
+    return {"name": "diag-telemetry", "interval": "1m", "rules": rules}

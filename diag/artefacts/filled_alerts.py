@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
-from diag.artefacts.alerts import Alert, alerts
+from diag.artefacts.alerts import TELEMETRY_RUNBOOK, alerts, telemetry_alerts
 from diag.artefacts.message import Message, annotations
 from diag.artefacts.names import alert_name
-from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, TELEMETRY_ALERTS
 from diag.core.contract import Contract, Site
 from diag.core.formatting import printable
 from diag.core.incident import RANK, Condition
@@ -18,7 +17,6 @@ from diag.diagnosis.diagnose import Diagnosis
 _UNNAMED = re.compile(r"//+|[^\w.:/[\] -]", re.ASCII)
 _LONGEST = 100
 _LONGEST_REASON = 300
-ABSENT = TELEMETRY_ALERTS[0]
 
 
 class FilledAlert(NamedTuple):
@@ -77,34 +75,31 @@ def filled_alerts(
         own = {**dict(zip(contract.site.labels, site_values, strict=True)), **own}
     since = diagnosis.watched_since if diagnosis.since is None else diagnosis.since
     readings = [*diagnosis.symptoms, *diagnosis.escalation]
+    conditions = [reading.condition for reading in readings]
+    symptoms = conditions[: len(diagnosis.symptoms)]
     actions = " ".join(do_now or diagnosis.incident.mitigate) or "Follow the runbook."
     values = DiagnosisValues(own, readings, contract.site, model, actions, now)
     for alert in alerts(diagnosis.incident):
         if RANK[alert.severity] <= RANK[diagnosis.severity]:
             named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
             named |= {"severity": alert.severity, **({"model": model} if model else {})}
-            texts = annotations(_message(alert, diagnosis, contract), values)
+            first = alert.cases[0].first if alert.cases[0].first in conditions else conditions[0]
+            message = Message(diagnosis.incident, contract, first, tuple(symptoms), ((first, ()),), {})
+            texts = annotations(message, values)
             yield FilledAlert({**contract.site.extra_labels, **named, **own}, texts, since)
-
-
-def _message(alert: Alert, diagnosis: Diagnosis, contract: Contract) -> Message:
-    symptoms = [reading.condition for reading in diagnosis.symptoms]
-    readings = [*symptoms, *(reading.condition for reading in diagnosis.escalation)]
-    wanted = alert.cases[0].first
-    first = wanted if wanted in readings else readings[0]
-    return Message(diagnosis.incident, contract, first, tuple(symptoms), ((first, ()),), {})
 
 
 def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
     """Return the alert about a server that has no telemetry."""
-    labels = {**site.extra_labels, "alertname": ABSENT.name, "severity": ABSENT.severity, "instance": instance}
+    absent = telemetry_alerts()[0]
+    labels = {**site.extra_labels, "alertname": absent.name, "severity": absent.severity, "instance": instance}
     texts = {
-        "title": ABSENT.title,
+        "title": absent.title,
         "summary": f"diag has no metrics from {shown(instance)}",
         "do_now": "Check that the server runs and that diag reaches it.",
         "description": re.sub(r"[^\w.,:;/()?' -]", "?", reason, flags=re.ASCII)[:_LONGEST_REASON],
-        "impact": ABSENT.impact,
-        "runbook_url": site.runbook_url(RUNBOOK_PAGE),
+        "impact": absent.impact,
+        "runbook_url": site.runbook_url(TELEMETRY_RUNBOOK),
     }
     return FilledAlert(labels, texts, now)
 

@@ -17,7 +17,6 @@ from diag.artefacts.reference import (
     preflight_reference,
 )
 from diag.artefacts.runbook import runbooks
-from diag.artefacts.telemetry_alerts import telemetry_group
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.files import only_writer, written_whole
@@ -79,7 +78,11 @@ def files(
 
 
 def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
-    groups = [*alerts.groups(incidents, contract), telemetry_group(contract), threshold_group(incidents, contract)]
+    groups = [
+        *alerts.groups(incidents, contract),
+        alerts.telemetry_group(contract),
+        threshold_group(incidents, contract),
+    ]
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from diag.artefacts.alerts import alerts, keeps_firing
+from diag.artefacts.alerts import alerts, keeps_firing, telemetry_alerts
 from diag.artefacts.names import GENERATED_MARK, alert_name, capitalized, claim
-from diag.artefacts.telemetry_alerts import TELEMETRY_ALERTS
 from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import listed, quantity
@@ -79,7 +78,7 @@ def alert_reference(incidents: Sequence[Incident]) -> str:
         rows.append(f"| {' | '.join(cells)} |")
     rows += [
         f"| {alert.name} | {_ROUTES[alert.severity]} | {alert.severity} |  | {alert.hold} | 0 s |  |"
-        for alert in TELEMETRY_ALERTS
+        for alert in telemetry_alerts()
     ]
     reasons = [f"- `{incident.id}`: {incident.immediate}." for incident in incidents if incident.immediate]
     return texts().paging.format(mark=GENERATED_MARK, rows="\n".join(rows), reasons="\n".join(reasons))

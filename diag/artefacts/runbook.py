@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from diag.artefacts.alerts import keeps_firing
+from diag.artefacts.alerts import TELEMETRY_RUNBOOK, keeps_firing, telemetry_alerts
 from diag.artefacts.inhibitions import muting_sentences
 from diag.artefacts.names import (
     CARD,
@@ -23,7 +23,6 @@ from diag.artefacts.names import (
     subject_labels,
 )
 from diag.artefacts.promql_page import PROMQL_PAGE, promql_page
-from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, telemetry_expression
 from diag.core.contract import Contract, Site
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import OF_ONE_SERVER, Condition, Fix, Incident
@@ -52,19 +51,19 @@ def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str
     )
     index = (
         f"# Runbooks\n\n*{GENERATED_MARK}.* One runbook per alert. For the wall: [the on-call card]({CARD}.md). Alerts"
-        f" about missing telemetry: [{RUNBOOK_PAGE}]({RUNBOOK_PAGE}.md). Thresholds with their rationale, and the"
+        f" about missing telemetry: [{TELEMETRY_RUNBOOK}]({TELEMETRY_RUNBOOK}.md). Thresholds with their rationale, and the"
         f" definition of every series: [PromQL]({PROMQL_PAGE}.md).\n\n"
         f"| incident | alert | severity | evaluated per | title |\n|---|---|---|---|---|\n{rows}"
     )
     telemetry = f"# Missing telemetry\n\n*{GENERATED_MARK}.* Missing telemetry means unknown, not healthy.\n"
-    for alert in TELEMETRY_ALERTS:
-        summary = re.sub(r"\{\{ \$labels\.(\w+) .*?\}\}", r"`<\1>`", alert.summary.replace(SERVER, "`<server>`"))
+    for alert in telemetry_alerts():
+        summary = alert.summary.format(server="`<server>`", collector="`<collector>`")
         telemetry += (
             f"\n## {alert.name}\n\n{summary}. Impact: {alert.impact}.\n\n{alert.action}\n\n"
-            f"```promql\n{pretty(telemetry_expression(alert, contract))}\n```\n"
+            f"```promql\n{pretty(alert.expression(contract))}\n```\n"
         )
     pages = {incident.id: runbook(incident, incidents, contract, rules) for incident in incidents}
-    pages |= {RUNBOOK_PAGE: telemetry, "README": index, CARD: card(incidents)}
+    pages |= {TELEMETRY_RUNBOOK: telemetry, "README": index, CARD: card(incidents)}
     pages[PROMQL_PAGE] = promql_page(incidents, contract, rules)
     return {f"runbooks/{name}.md": text for name, text in pages.items()}
 

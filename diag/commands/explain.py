@@ -167,7 +167,7 @@ def near(name: str, ids: Sequence[str]) -> list[str]:
 
 def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     """Check every declaration and read every table, as no other start of diag does; return all incidents."""
-    from diag.artefacts import recording_rules
+    from diag.artefacts import alerts, recording_rules, reference
     from diag.artefacts.advice import wrong_advice
     from diag.core.metric_families import families
     from diag.diagnosis.roll_call import waits
@@ -185,7 +185,8 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
 
     incidents = load(folder, check_all=True)
     tables = (known_failures.table, other_engines.programs, rocm.table, gpus, waits, wrong_advice, families)
-    for read_table in (*tables, architectures.families, encoders, aliases, sentences, recording_rules.declared):
+    of_artefacts = (alerts.telemetry_alerts, recording_rules.declared, reference.texts)
+    for read_table in (*tables, architectures.families, encoders, aliases, sentences, *of_artefacts):
         read_table()
     read(patterns.FILE, patterns.Checked)
     for kind, declared in ((Part | Signal, DECLARED), (LintRule, RULES), (PreflightCheck, CHECKS)):
