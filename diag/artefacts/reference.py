@@ -1,5 +1,5 @@
 """Reference pages: docs/failures.md, docs/lint-rules.md, docs/paging.md, docs/preflight.md and docs/metrics.md, and the
-pages of `diag explain` on a lint rule, a preflight check or a signal.
+pages of `diag explain` on a lint rule, a preflight check, a signal, popular wrong advice or a flag of vLLM.
 """
 
 import re
@@ -18,6 +18,7 @@ from diag.core.metric_families import families, label_meanings
 from diag.knowledge.formulas import formula, parts_first, rule_set
 from diag.knowledge.known_failures import FILES, PLACE, table
 from diag.knowledge.signals import DECLARED
+from diag.lint.removed import INEFFECTIVE, INTO, REPLACED
 from diag.lint.rule import LintRule, LintTarget
 from diag.lint.rules import RULES
 from diag.preflight.check import GROUPS, PreflightCheck
@@ -26,6 +27,7 @@ from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read_all
 from diag.vllm.command.writings import FORMS
+from diag.vllm.flags.registry import Flag, known, release, versions
 
 MOST_WORDS = 2_700
 """Words of a generated page, about ten minutes of reading."""
@@ -39,6 +41,7 @@ class ReferenceTexts(NamedTuple):
     preflight_check: str
     paging: str
     metrics: str
+    wrong_advice: str
     severities: Mapping[str, str]
     lint_topics: Mapping[str, str]
     metric_sections: Mapping[str, str]
@@ -349,3 +352,59 @@ def _readers(incidents: Sequence[Incident]) -> dict[str, list[tuple[Signal, Inci
             for name in {name for read_formula in formulas for name in metric_names(parse(read_formula))}:
                 found.setdefault(name, []).append((signal, incident))
     return found
+
+
+# -- wrong advice and flags of vLLM
+
+
+class WrongAdvice(NamedTuple):
+    """A claim that is wrong, what is true, what to use `instead`, and the source; the first name is the title."""
+
+    names: tuple[str, ...]
+    claim: str
+    truth: str
+    instead: str
+    source: str
+
+
+@cache
+def wrong_advice() -> Mapping[str, WrongAdvice]:
+    """Return each piece of advice by its names, spelled as `spelled` does."""
+    all_advice = read(PACKAGE / "knowledge" / "advice.toml", tuple[WrongAdvice, ...], "advice")
+    return {spelled(name): advice for advice in all_advice for name in advice.names}
+
+
+def spelled(name: str) -> str:
+    """Return the one spelling of a flag or a claim: --swap-space, swap_space and SWAP_SPACE are swap_space."""
+    return name.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
+
+
+def flag_page(flag: Flag) -> str:
+    """Return the page of a flag: the releases that have it, and what replaces it."""
+    newest = versions()[-1]
+    removed = release(flag.last) < release(newest)
+    until = f"to {flag.last}; vLLM {newest} exits with `unrecognized arguments`" if removed else "on"
+    lines = [f"# {flag.name}", "", f"A flag of vLLM from {flag.first} {until}."]
+    if flag.name in INTO and removed:
+        name, key, why = INTO[flag.name]
+        lines += ["", f"{why}: it is the key `{key}` of `{name}`."]
+    elif flag.name in REPLACED and removed:
+        replaced = REPLACED[flag.name]
+        words = " ".join(part or "VALUE" for part in replaced.flags)
+        lines += ["", f"{replaced.why}." + (f" Use `{words}`." if words else f" {replaced.advice}".rstrip())]
+    elif flag.name in INEFFECTIVE:
+        lines += ["", f"It has no effect since {INEFFECTIVE[flag.name].first}: {INEFFECTIVE[flag.name].why}."]
+    return "\n".join([*lines, "", "`diag lint` checks the flags of a whole command.", ""])
+
+
+def advice_or_flag(name: str) -> str:
+    """Return the page of the advice or flag with that name, "" if there is none.
+
+    A flag is found in the spellings of the command line, of Python and of a YAML file.
+    """
+    key = spelled(name)
+    if key in wrong_advice():
+        advice = wrong_advice()[key]
+        return texts().wrong_advice.format(title=advice.names[0], **advice._asdict())
+    flag = known().get("--" + key.replace("_", "-"))
+    return flag_page(known()[flag.alias] if flag.alias else flag) if flag else ""

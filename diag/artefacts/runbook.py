@@ -8,8 +8,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
+from textwrap import indent
 
-from diag.artefacts.alerts import TELEMETRY_RUNBOOK, keeps_firing, telemetry_alerts
+from diag.artefacts.alerts import TELEMETRY_RUNBOOK, alert_expressions, keeps_firing, telemetry_alerts
 from diag.artefacts.inhibitions import muting_sentences
 from diag.artefacts.names import (
     CARD,
@@ -22,17 +24,18 @@ from diag.artefacts.names import (
     server_board_url,
     subject_labels,
 )
-from diag.artefacts.promql_page import PROMQL_PAGE, promql_page
 from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import OF_ONE_SERVER, Condition, Incident
 from diag.knowledge import rocm
-from diag.knowledge.formulas import RuleSet, formula, rule_set
+from diag.knowledge.formulas import RecordedSeries, RuleSet, formula, rule_set
 from diag.promql import metric_names, parse, pretty
-from diag.report.sentences import released
+from diag.report.sentences import released, why
 
 PLATFORMS = ("Kubernetes", "compose", "systemd")
 EXIT_STATUS = {"warning": 1, "critical": 2}
+PROMQL_PAGE = "promql"
+"""The page of all definitions; the heading of an incident's part is its id."""
 
 
 @cache
@@ -238,3 +241,51 @@ def _fixes(incident: Incident, contract: Contract) -> str:
         condition = f"*If {_claims(fix.only_if, contract)}*: " if fix.only_if else ""
         lines.append(f"{number}. {condition}{fix_in_markdown(fix)} {' '.join(filter(None, parts))}")
     return "\n".join(lines)
+
+
+# -- the page of all thresholds and definitions
+
+
+def promql_page(incidents: Sequence[Incident], contract: Contract, rules: RuleSet) -> str:
+    """Return the thresholds and the alert expression of each incident, then every recorded series, folded."""
+    text = (
+        f"# PromQL: thresholds, alerts, recorded series\n\n*{GENERATED_MARK}.* The rules themselves:"
+        " `alerts/diag.rules.yaml`. `diag explain NAME` prints a signal or part, its formula and its users.\n"
+    )
+    for incident in incidents:
+        content = judgement(incident, incidents, contract, rules)
+        text += f"\n## {incident.id}\n" + _folded(alert_name(incident.id), content)
+    text += "\n## Recorded series\n\nBy the labels of their subject; each reads only series before it.\n"
+
+    def level(rule: RecordedSeries) -> str:
+        return rule.series.partition(":")[0]
+
+    for labels, records in groupby(sorted(rules.rules.values(), key=level), key=level):
+        pairs = [(record.series, indent(pretty(record.promql), "  ")) for record in records]
+        lines = [line for name, definition in pairs for line in (f"{name} =", definition)]
+        text += _folded(labels, "\n".join(["```text", *lines, "```", ""]))
+    return text
+
+
+def judgement(incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: RuleSet) -> str:
+    """Return the thresholds of an incident with their rationale, and its alert expressions."""
+    rows = []
+    for condition in incident.every_condition:
+        source = condition.why
+        reference = f"{source.kind}: <{source.reference}>" if source.reference else source.kind
+        if source.kind == "measured":
+            reference = f"measured: recording `{source.reference}`"
+        cells = [text.replace("|", "\\|") for text in (claim(condition, contract), source.says)]
+        rows.append(f"| {' | '.join(cells)} | {reference} |")
+    rows = ["| threshold | rationale | source |", "|---|---|---|", *dict.fromkeys(rows)]
+    fixes = [
+        f"{number}. {fix_in_markdown(fix)} {capitalized(why(fix.why))}." for number, fix in enumerate(incident.fixes, 1)
+    ]
+    expressions = alert_expressions(incident, incidents, contract, rules)
+    blocks = [line for text in expressions for line in ("```promql", *text.splitlines(), "```", "")]
+    at_once = [f"The alert has no `for`: {incident.immediate}.", ""] if incident.immediate else []
+    return "\n".join([*rows, "", *at_once, "Rationale of the fixes:", "", *fixes, "", *blocks])
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"\n<details><summary>{summary}</summary>\n\n{content}\n</details>\n"
