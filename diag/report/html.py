@@ -19,12 +19,11 @@ from diag.diagnosis.report import Report
 from diag.report import coverage, svg
 from diag.report import sentences as words
 from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, verdicts
-from diag.report.unshown import NO_FAILURE, NO_INCIDENT
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
 STYLE = Path(__file__).with_suffix(".css")
 CLASSES = {"CRITICAL": "critical", "WARNING": "warning", "HEALTHY": "healthy", "CANNOT TELL": "unknown"}
-CLASSES |= dict.fromkeys((NO_INCIDENT, NO_FAILURE), "unknown")
+CLASSES |= dict.fromkeys((coverage.NO_INCIDENT, coverage.NO_FAILURE), "unknown")
 """The style of an answer, by its verdict."""
 MOST_ROWS = 200
 

@@ -2,7 +2,7 @@
 
 from diag.core.formatting import plural
 from diag.diagnosis.report import Finding, Report
-from diag.report import coverage, unshown
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import (
     choose_actions,
@@ -30,9 +30,9 @@ def full_report(report: Report) -> str:
     lines += [line for text in words.shared(report) for line in paragraph(text)]
     if report.verdict == "unknown":
         lines += labelled("why", [each.sentence for each in report.not_judged])
-    for each in unshown.undecided(report):
+    for each in coverage.suspected(report):
         lines += ["", *paragraph(each.sentence), *table([reading_row(sign) for sign in each.signs], label="evidence")]
-    lines += labelled("not shown", unshown.not_seen(report) if not report.observed.endings else [])
+    lines += labelled("not shown", coverage.not_seen(report) if not report.observed.endings else [])
     lines += labelled("progress", words.not_busy(report))
     if words.is_fleet(report):
         servers = fleet_rows(report)

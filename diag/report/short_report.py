@@ -12,7 +12,7 @@ from diag.core.incident import RANK
 from diag.core.subjects import in_words
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Report
-from diag.report import coverage, unshown
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import (
     Actions,
@@ -106,7 +106,9 @@ def short_report(report: Report) -> str:
         middle = {
             "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
             "blank": [[""]],
-            "unseen": _part("Not shown", unshown.not_seen(report) if answer.verdict == unshown.NO_INCIDENT else [], 3),
+            "unseen": _part(
+                "Not shown", coverage.not_seen(report) if answer.verdict == coverage.NO_INCIDENT else [], 3
+            ),
             "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
             "server": _part("Server", servers, 3),
             "slo": _part("SLO", [words.slo_missing(report)], 1),
@@ -227,7 +229,7 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
 
 def _undecided_parts(report: Report) -> dict[str, Forms]:
     """Build the parts about servers whose users are affected by an incident that cannot be told."""
-    first, *others = unshown.undecided(report)
+    first, *others = coverage.suspected(report)
     rows = [reading_row(reading) for reading in first.signs]
     named = [f"diag explain {name}" for name in first.incidents[:ROWS]]
     return {
@@ -280,7 +282,7 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     ruled_out, possible = (words.titles(names, report) for names in (answer.ruled_out, answer.not_ruled_out))
     runbook = f", diag explain {answer.incident}" if answer.findings else ""
 
-    unseen = unshown.not_seen(report)  # these have a part of their own
+    unseen = coverage.not_seen(report)  # these have a part of their own
 
     known = bool(answer.findings and answer.findings[0].failure)
     also: Forms = [[]]
