@@ -12,7 +12,7 @@ def headed(schema: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return {"schema": schema, "diag": __version__, **content}
 
 
-def text(document: Mapping[str, Any]) -> str:
+def json_text(document: Mapping[str, Any]) -> str:
     """Return a document as indented JSON with one line break at its end; ValueError for NaN and Inf."""
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 

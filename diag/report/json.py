@@ -16,7 +16,7 @@ from diag.diagnosis.report import Finding, Normality, Report
 from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers
-from diag.report.documents import fields, headed, text
+from diag.report.documents import fields, headed, json_text
 
 SCHEMA, HEALTH_SCHEMA = "diag.doctor/3", "diag.health_report/1"
 STATUS = {"CRITICAL": "red", "WARNING": "yellow", "INFO": "green", "HEALTHY": "green", "CANNOT TELL": "unknown"}
@@ -27,7 +27,7 @@ SEVERITY = {"CRITICAL": 1, "WARNING": 2, "INFO": 3}
 
 
 def render(report: Report) -> str:
-    return text(_finite(document(report)))
+    return json_text(_finite(document(report)))
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def health_without_data(server: str, why: str) -> str:
 
 
 def _health_document(server: str, status: str, symptom: str, at: float | None, indicators: Mapping[str, Any]) -> str:
-    return text(
+    return json_text(
         {
             "schema": HEALTH_SCHEMA,
             "server": server,

@@ -10,7 +10,7 @@ from typing import Any
 from diag.core.formatting import escaped, listed, number, plural, quantity
 from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
 from diag.ramp.kept import RampResult
-from diag.report.documents import fields, headed, text
+from diag.report.documents import fields, headed, json_text
 from diag.report.layout import aligned, paragraph, shortened
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
@@ -201,7 +201,7 @@ def render_json(comparison: RampComparison | None, found: Trend) -> str:
         "results": [_line_document(line) for line in found.lines],
         "comparison": comparison_document(comparison) if comparison else None,
     }
-    return text(headed(SCHEMA, content))
+    return json_text(headed(SCHEMA, content))
 
 
 def _line_document(line: TrendLine) -> dict[str, Any]:

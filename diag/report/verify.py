@@ -12,7 +12,7 @@ from diag.core.formatting import escaped, listed, moment, number, quantity, thre
 from diag.diagnosis.diagnose import Diagnosis
 from diag.report import coverage
 from diag.report import sentences as words
-from diag.report.documents import fields, headed, text
+from diag.report.documents import fields, headed, json_text
 from diag.report.json import observed
 from diag.report.layout import paragraph
 from diag.report.markdown import escape
@@ -202,7 +202,7 @@ def render_markdown(verification: Verification) -> str:
 
 
 def render_json(verification: Verification) -> str:
-    return text(document(verification))
+    return json_text(document(verification))
 
 
 def document(verification: Verification) -> dict[str, Any]:
