@@ -2,9 +2,11 @@
 
 Every incident is an alert: a conjunction of recorded signals and thresholds. The rules of a group are evaluated in
 order, so that an alert reads what was recorded at the same instant, and an effect the alerts of its causes; only long
-ranges are recorded in a slower group.
+ranges are recorded in a slower group. The same alerts are filled with the values of a diagnosis for a site without a
+Prometheus.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,11 +15,12 @@ from textwrap import indent
 from typing import Any, NamedTuple
 
 from diag.artefacts.inhibitions import Known, named_causes, severities, shared_labels
-from diag.artefacts.message import Message, PrometheusTemplates, annotations, place_labels
+from diag.artefacts.message import DiagnosisValues, Message, PrometheusTemplates, annotations, place_labels, shown
 from diag.artefacts.names import alert_label, alert_name
 from diag.core.contract import Contract, Site
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
+from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.formulas import (
     INTERVAL,
     LONG,
@@ -43,6 +46,8 @@ An alert over a minute has the most left to outlast its conditions: there, one m
 """
 PAGED_LATELY = "15m"
 """The time for which a page about an effect keeps the escalated alert of its cause from being a second page."""
+LONGEST_REASON = 300
+"""Characters of a reason why a server has no telemetry."""
 SLOW_GROUP = "diag-slow"
 TELEMETRY_RUNBOOK = "telemetry"
 """The runbook of all alerts about missing telemetry."""
@@ -328,3 +333,54 @@ def telemetry_group(contract: Contract) -> Group:
         for alert in telemetry_alerts()
     ]
     return {"name": "diag-telemetry", "interval": "1m", "rules": rules}
+
+
+# -- the alerts of a diagnosis, for a site without a Prometheus: names, labels and texts as the rules give them
+
+
+class FilledAlert(NamedTuple):
+    """One alert: its labels with `alertname`, its annotations, and the unix seconds since which it holds."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    since: float
+
+
+def filled_alerts(
+    diagnosis: Diagnosis, contract: Contract, now: float, *, model: str = "", do_now: Sequence[str] = ()
+) -> Iterator[FilledAlert]:
+    """Yield the alerts that fire for a diagnosis: the one of its incident, and the critical one if it is critical."""
+    labels = dict(diagnosis.subject)
+    site_values = labels.get("instance", "").split("/")  # a site's own labels are parts of the name of its server
+    if contract.site.labels != ("instance",) and len(site_values) == len(contract.site.labels):
+        del labels["instance"]
+        labels = {**dict(zip(contract.site.labels, site_values, strict=True)), **labels}
+    since = diagnosis.watched_since if diagnosis.since is None else diagnosis.since
+    readings = [*diagnosis.symptoms, *diagnosis.escalation]
+    conditions = [reading.condition for reading in readings]
+    symptoms = conditions[: len(diagnosis.symptoms)]
+    actions = " ".join(do_now or diagnosis.incident.mitigate) or "Follow the runbook."
+    values = DiagnosisValues(labels, readings, contract.site, model, actions, now)
+    for alert in alerts(diagnosis.incident):
+        if RANK[alert.severity] <= RANK[diagnosis.severity]:
+            named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
+            named |= {"severity": alert.severity, **({"model": model} if model else {})}
+            first = alert.cases[0].first if alert.cases[0].first in conditions else conditions[0]
+            message = Message(diagnosis.incident, contract, first, tuple(symptoms), ((first, ()),), {})
+            texts = annotations(message, values)
+            yield FilledAlert({**contract.site.extra_labels, **named, **labels}, texts, since)
+
+
+def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
+    """Return the alert about a server that has no telemetry."""
+    absent = telemetry_alerts()[0]
+    labels = {**site.extra_labels, "alertname": absent.name, "severity": absent.severity, "instance": instance}
+    texts = {
+        "title": absent.title,
+        "summary": f"diag has no metrics from {shown(instance)}",
+        "do_now": "Check that the server runs and that diag reaches it.",
+        "description": re.sub(r"[^\w.,:;/()?' -]", "?", reason, flags=re.ASCII)[:LONGEST_REASON],
+        "impact": absent.impact,
+        "runbook_url": site.runbook_url(TELEMETRY_RUNBOOK),
+    }
+    return FilledAlert(labels, texts, now)

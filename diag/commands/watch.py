@@ -11,8 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from diag.artefacts.alerts import GONE_AFTER
-from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
+from diag.artefacts.alerts import GONE_AFTER, FilledAlert, filled_alerts, no_telemetry
 from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Site, find
