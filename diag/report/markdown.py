@@ -114,9 +114,7 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
 def _proposal(proposal: Proposal) -> str:
     """Return an item of a list: the change as code, what it is for, effect, trade-off, rollback."""
     fix, change = proposal.fix, pasted(words.change(proposal))
-    facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
-    sentences = [f"{name}: {text}." for name, text in facts.items() if text]
-    texts = (proposal.text, *sentences, words.released(fix), words.needs(proposal))
+    texts = (proposal.text, *words.effects(fix).values(), words.released(fix), words.needs(proposal))
     text = " ".join(escape(text) for text in texts if text)
     return f"- {code(change)} {text}" if change else f"- {text}"
 

@@ -100,8 +100,9 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
     lines += verbatim("relaunch", actions.relaunch)
     alternatives = []
     for proposal in actions.alternatives:
-        risk = proposal.fix.risk and f"Trade-off: {proposal.fix.risk}."
-        texts = (words.change(proposal), proposal.text, risk, words.released(proposal.fix), words.needs(proposal))
+        fix = proposal.fix
+        risk = words.effects(fix).get("Trade-off", "")
+        texts = (words.change(proposal), proposal.text, risk, words.released(fix), words.needs(proposal))
         alternatives.append("  ".join(text for text in texts if text))
     lines += labelled("alternatives", alternatives)
     lines += labelled("not computed", words.uncomputed(finding))
@@ -138,7 +139,7 @@ def render_why(report: Report, incident: str) -> str:
             facts = (
                 f"{reading.condition.signal.name} is {reading.sentence}"
                 if reading.value is None
-                else f"{reading.condition.signal.name} is {reading.shown}, not {reading.threshold.removeprefix('= ')}"
+                else f"{reading.condition.signal.name} is {reading.shown}, not {words.required(reading)}"
                 for reading in diagnosis.symptoms
                 if reading.holds is (False if diagnosis.state == "absent" else None)
             )

@@ -25,6 +25,7 @@ from diag.verify.load import Load, mostly_idle
 SCHEMA = "diag.verify/2"
 MOST_TRADE_OFFS = 3
 MOST_FLAGS = 8
+TOKENS = ("prompts", "outputs")
 
 
 # -- line 1 of each server --------------------------------------------------------------------------------------------
@@ -207,6 +208,11 @@ def render_json(verification: Verification) -> str:
 
 def document(verification: Verification) -> dict[str, Any]:
     before, after = verification.before, verification.after
+
+    def load(measured: Load) -> dict[str, Any]:
+        lengths = {side: fields(getattr(measured, side), "mean error longest per_second") for side in TOKENS}
+        return {**fields(measured, "in_flight arrivals finished seconds idle"), **lengths}
+
     content = {
         "verdict": verification.verdict,
         "headlines": headlines(verification),
@@ -217,7 +223,7 @@ def document(verification: Verification) -> dict[str, Any]:
                 **fields(server, "before after"),
                 "comparable": not server.reasons,
                 "reasons": list(server.reasons),
-                "load": dict(zip(("before", "after"), map(_load_document, server.loads), strict=True)),
+                "load": dict(zip(("before", "after"), map(load, server.loads), strict=True)),
                 "changes": [asdict(change) for change in server.changes],
                 "incidents": [_outcome_document(outcome) for outcome in server.outcomes],
                 "new_incidents": [_incident_document(diagnosis) for diagnosis in server.new_incidents],
@@ -237,15 +243,6 @@ def document(verification: Verification) -> dict[str, Any]:
         "unmatched": list(verification.unmatched),
     }
     return headed(SCHEMA, content)
-
-
-def _load_document(load: Load) -> dict[str, Any]:
-    lengths = "mean error longest per_second"
-    return {
-        **fields(load, "in_flight arrivals finished seconds idle"),
-        "prompts": fields(load.prompts, lengths),
-        "outputs": fields(load.outputs, lengths),
-    }
 
 
 def _incident_document(diagnosis: Diagnosis) -> dict[str, Any]:
