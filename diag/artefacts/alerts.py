@@ -189,10 +189,9 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
     if len(cases) > 1:  # `unless` binds more tightly than `or`: without the outer brackets, it ends the last case only
         either = "\nor ".join(f"({' and '.join(case)})" for case in cases)
         holds = f"(\n{indent(either, '  ')}\n)"
-    muted = [*_caused(alert, contract.site, known), *_paged_already(alert, contract.site, known)]
     return {
         "alert": alert_name(incident.id),
-        "expr": "\nunless ".join([holds, *_over(incident, contract, series), *muted]),
+        "expr": "\nunless ".join([holds, *_over(incident, contract, series), *_muted_by(alert, contract.site, known)]),
         "for": incident.hold,
         "keep_firing_for": f"{keeps_firing(incident):.0f}s",
         "labels": {
@@ -232,8 +231,8 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
     return [comparison(last, refuted, contract), f"{server} ({lasting} unless {server} {confirmed})"]
 
 
-def _caused(alert: Alert, site: Site, known: Known) -> Iterator[str]:
-    """Yield the firing alerts of causes by the labels that both have: what they explain is no alert of its own.
+def _muted_by(alert: Alert, site: Site, known: Known) -> Iterator[str]:
+    """Yield what mutes an alert: firing alerts of causes, by the labels that both have, and late pages about effects.
 
     The window of a cause is clear when its alert ends, so that an effect that still holds then is another fault. A
     warning never mutes a critical alert.
@@ -248,17 +247,11 @@ def _caused(alert: Alert, site: Site, known: Known) -> Iterator[str]:
             causes.setdefault(f'on ({labels}) ALERTS{{alertstate="firing"{limit},incident=~', []).append(cause.id)
     for selector, names in causes.items():
         yield f'{selector}"{"|".join(names)}"}}'
-
-
-def _paged_already(alert: Alert, site: Site, known: Known) -> Iterator[str]:
-    """Yield the pages of the last minutes about effects of an escalated alert: its cause is a ticket beside them."""
-    incident = alert.incident
-    if alert.severity == incident.severity:
-        return
-    effects = [name for name in incident.explains if name in known and "critical" in severities(known[name])]
-    if effects:
-        paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(effects)}"}}[{PAGED_LATELY}]'
-        yield f"on ({', '.join(site.labels)}) last_over_time({paged})"
+    if alert.severity != effect.severity:  # an escalated alert is a ticket beside the pages about its effects
+        paging = [name for name in effect.explains if name in known and "critical" in severities(known[name])]
+        paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(paging)}"}}[{PAGED_LATELY}]'
+        if paging:
+            yield f"on ({', '.join(site.labels)}) last_over_time({paged})"
 
 
 def keeps_firing(incident: Incident) -> float:

@@ -30,14 +30,10 @@ FOLDERS = ("alerts", "dashboards", "runbooks", "docs/failures", "docs/lint-rules
 ACTIONS = {"missing": "written", "differs": "changed", "no longer generated": "deleted"}
 """Differences of a file, and how `write` reports that it removed them."""
 RELABEL = {
-    "metric_relabel_configs": [
-        {
-            "source_labels": ["__name__"],
-            "regex": "(?:kserve_|ray_)?vllm[_:](.+)",
-            "target_label": "__name__",
-            "replacement": "vllm:$1",
-        }
-    ]
+    "source_labels": ["__name__"],
+    "regex": "(?:kserve_|ray_)?vllm[_:](.+)",
+    "target_label": "__name__",
+    "replacement": "vllm:$1",
 }
 RULE_FILES = ("diag.rules.yaml", "prometheusrule.yaml", "inhibit_rules.yaml")
 """Files in alerts/ with rules of incidents."""
@@ -103,7 +99,10 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
             {"groups": [kubernetes_group(contract.site.labels)]},
         ),
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
-        "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.", RELABEL),
+        "relabel.yaml": (
+            "for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.",
+            {"metric_relabel_configs": [RELABEL]},
+        ),
     }
     here = Path(__file__).parent
     return {

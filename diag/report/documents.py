@@ -1,7 +1,8 @@
-"""JSON documents of the commands: one head, one form of text, the parts of an object under their own names."""
+"""JSON documents of the commands: one head, one form of text, the parts of an object by their names."""
 
 import json
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from diag import __version__
@@ -17,9 +18,15 @@ def json_text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def fields(item: object, names: str, *, or_null: bool = False) -> dict[str, Any]:
-    """Return attributes by their names, in this order: tuples as lists; with `or_null`, empty ones and 0 as null."""
-    values = {name: getattr(item, name) for name in names.split()}
-    if or_null:
-        values = {name: value or None for name, value in values.items()}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+def fields(item: object, names: str) -> dict[str, Any]:
+    """Return attributes of an object in the order of their names, tuples as lists: "launch? bucket low=edges.low".
+
+    A name with "?" has null for a value that is empty or 0, one with "=" names the attribute, or the path to it.
+    """
+    values = {}
+    for name in names.split():
+        key, _, path = name.partition("=")
+        value = attrgetter(path or key.rstrip("?"))(item)
+        value = list(value) if isinstance(value, tuple) else value
+        values[key.rstrip("?")] = (value or None) if key.endswith("?") else value
+    return values

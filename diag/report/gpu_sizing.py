@@ -19,6 +19,8 @@ BUDGET_SCHEMA = "diag.budget/2"
 SIZING_SCHEMA = "diag.sizing/2"
 EXACT = 0.002
 """Bounds that are closer than this share are those of a log, whose figures are rounded."""
+MOST_COLUMNS = 94
+"""Columns of a line of a command, without its margin."""
 WIDE = 0.2
 """A range that is wider than this share of the estimate is explained: the estimate is off by 10 % at its ends."""
 _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
@@ -166,25 +168,20 @@ def render_budget_json(budget: Budget) -> str:
     content = {
         "model": budget.model,
         "gpu": {"name": budget.gpu, "total_bytes": setup.total, "count": setup.gpus * setup.data},
-        "vllm": setup.version,
-        **fields(ledger, "verdict reasons"),
+        **fields(ledger, "vllm=setup.version verdict reasons"),
         "notes": list(budget.notes),
         "rows": [
             {
                 **fields(row, "name basis source"),
-                "bytes": _pair(row.computed),
-                "estimate_bytes": row.computed.central if row.computed else None,
+                **_with_estimate("bytes", "estimate_bytes", row.computed),
                 "log_bytes": _pair(row.logged),
             }
             for row in ledger.rows
         ],
         "kv_cache": {
-            "token_bytes": ledger.token_bytes,
-            "block_bytes": ledger.block_bytes or None,
-            "needed_bytes": ledger.needed,
+            **fields(ledger, "token_bytes block_bytes? needed_bytes=needed"),
             "blocks": _pair(ledger.blocks),
-            "tokens": _pair(ledger.tokens),
-            "tokens_estimate": ledger.tokens.central if ledger.tokens else None,
+            **_with_estimate("tokens", "tokens_estimate", ledger.tokens),
             "range_because": ledger.doubt or None,
             "concurrency": [round(bound, 4) for bound in ledger.concurrency] if ledger.concurrency else None,
             "logged": dict(budget.logged),
@@ -194,11 +191,9 @@ def render_budget_json(budget: Budget) -> str:
         "suggestions": [{"flag": flag, "value": value} for flag, value in budget.suggestions],
         "offers": [
             {
-                **_change(offer),
-                "gpus": offer.gpus,
-                "max_model_len": offer.ledger.setup.length,
-                **_room(offer),
-                "output_tokens_per_second": offer.output_rate or None,
+                **fields(offer, "change flags needs_checkpoint=checkpoint gpus max_model_len=ledger.setup.length"),
+                **_with_estimate("kv_cache_tokens", "kv_cache_tokens_estimate", offer.ledger.tokens),
+                **fields(offer, "requests output_tokens_per_second?=output_rate"),
                 "dollars_per_million_output_tokens": None,
             }
             for offer in budget.offers
@@ -207,17 +202,8 @@ def render_budget_json(budget: Budget) -> str:
     return json_text(headed(BUDGET_SCHEMA, content))
 
 
-def _change(one: Deployment) -> dict[str, Any]:
-    return {**fields(one, "change flags"), "needs_checkpoint": one.checkpoint}
-
-
-def _room(one: Deployment) -> dict[str, Any]:
-    tokens = one.ledger.tokens
-    return {
-        "kv_cache_tokens": _pair(tokens),
-        "kv_cache_tokens_estimate": tokens.central if tokens else None,
-        "requests": one.requests,
-    }
+def _with_estimate(name: str, estimate: str, size: ByteRange | None) -> dict[str, Any]:
+    return {name: _pair(size), estimate: size.central if size else None}
 
 
 def _pair(size: ByteRange | None) -> list[int] | None:
@@ -229,7 +215,12 @@ def _pair(size: ByteRange | None) -> list[int] | None:
 
 def render_sizing(sizing: Sizing) -> str:
     """Render the answer, the launch to copy, one table for one load, and the sentences about the choice."""
-    lines = [*paragraph(f"{sizing.answer}."), *_command_lines(sizing.launch)]
+    lines, line = paragraph(f"{sizing.answer}."), ""
+    for word in sizing.launch.split():  # each line but the last one with a backslash at its end
+        if line and len(line) + len(word) > MOST_COLUMNS and word.startswith("-"):
+            lines, line = [*lines, f"  {line} \\"], "   "
+        line = f"{line} {word}" if line else word
+    lines += [f"  {line}"] if line else []
     requests = plural(sizing.concurrency, "request") if sizing.concurrency else "as many requests as each holds"
     lines += [
         "",
@@ -250,19 +241,6 @@ def render_sizing(sizing: Sizing) -> str:
     for sentence in (*sizing.choices, *legend):
         lines += paragraph(sentence, "  - ", "    ")
     return "\n".join(lines) + "\n"
-
-
-_MOST_COLUMNS = 94
-
-
-def _command_lines(command: str) -> list[str]:
-    """Lay out a command as lines to paste, each but the last one with a backslash at its end."""
-    lines, line = list[str](), ""
-    for word in command.split():
-        if line and len(line) + len(word) > _MOST_COLUMNS and word.startswith("-"):
-            lines, line = [*lines, f"{line} \\"], "   "
-        line = f"{line} {word}" if line else word
-    return [f"  {text}" for text in ([*lines, line] if line else [])]
 
 
 def _sizing_table(sizing: Sizing) -> list[str]:
@@ -299,29 +277,22 @@ def render_sizing_json(sizing: Sizing) -> str:
             return None
         costs = zip(("at_ceiling", "at_utilisation"), sizing.costs(one, reached), strict=True)
         return {
-            "tokens_per_second": reached.tokens_per_second,
-            **{f"{part}_seconds": getattr(reached, part) for part in ("step", "read", "compute", "send")},
-            "binds": reached.binds,
+            **fields(reached, "tokens_per_second step_seconds=step read_seconds=read compute_seconds=compute"),
+            **fields(reached, "send_seconds=send binds"),
             "dollars_per_million_tokens": dict(costs),
         }
 
     content = {
-        "answer": sizing.answer,
-        "launch": sizing.launch or None,
-        **fields(sizing, "model notes"),
-        "vllm": sizing.version,
-        **fields(sizing, "context concurrency utilisation"),
-        "measured_output_tokens_per_second": sizing.measured,
+        **fields(sizing, "answer launch? model notes vllm=version context concurrency utilisation"),
+        **fields(sizing, "measured_output_tokens_per_second=measured"),
         "reached": list(REACHED),
         "configurations": [
             {
                 "gpu": one.gpu.name if one.gpu else "",
-                **fields(one, "gpus replicas"),
-                "tensor_parallel_size": one.setup.tensor,
-                **_change(one),
-                **fields(one.ledger, "verdict reasons"),
-                **_room(one),
-                "batch": one.batch,
+                **fields(one, "gpus replicas tensor_parallel_size=setup.tensor change flags"),
+                **fields(one, "needs_checkpoint=checkpoint verdict=ledger.verdict reasons=ledger.reasons"),
+                **_with_estimate("kv_cache_tokens", "kv_cache_tokens_estimate", one.ledger.tokens),
+                **fields(one, "requests batch"),
                 "decode": ceiling(one, one.decode),
                 "prefill": ceiling(one, one.prefill),
             }

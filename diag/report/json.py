@@ -34,10 +34,8 @@ def document(report: Report) -> dict[str, Any]:
     """Build the JSON document, in the schema's order; `shared` is about fleets, `stacks` needs --stacks."""
     shared = [
         {
-            "incident": label.incident,
-            "kind": label.property.kind,
-            "property": label.property.name,
-            **fields(label, "value ill_with ill healthy_with healthy servers"),
+            **fields(label, "incident kind=property.kind property=property.name value"),
+            **fields(label, "ill_with ill healthy_with healthy servers"),
             "also": [{"kind": item.kind, "property": item.name, "value": value} for item, value in label.also],
             "sentence": words.shared_sentence(label, report),
         }
@@ -73,10 +71,7 @@ def document(report: Report) -> dict[str, Any]:
             for shares in report.ceilings
         ],
         "diagnoses": [_diagnosis(finding) for finding in report.findings],
-        "vitals": [
-            {"server": signs.name, "launch": signs.launch or None, **fields(signs, "restarts now")}
-            for signs in report.vitals
-        ],
+        "vitals": [fields(signs, "server=name launch? restarts now") for signs in report.vitals],
         "thresholds": list(report.contract),
         "normal": _normality(report.normality),
         **({"stacks": stacks} if stacks else {}),
@@ -88,11 +83,7 @@ def document(report: Report) -> dict[str, Any]:
 def health(report: Report) -> dict[str, Any]:
     """Return the parts of health that were seen, what was not seen, and the incidents that cannot be told apart."""
     possible = [
-        {
-            **fields(suspects, "servers incidents"),
-            "missing_signals": list(suspects.missing),
-            "sentence": suspects.sentence,
-        }
+        fields(suspects, "servers incidents missing_signals=missing sentence")
         for suspects in coverage.suspected(report)
     ]
     missing = [part._asdict() for part in report.health.missing]
@@ -116,15 +107,10 @@ def _answer(answer: ReportAnswer) -> dict[str, Any]:
     """Return one answer, in the order in which every surface prints it."""
     actions = answer.actions
     return {
-        "verdict": answer.verdict,
-        "incident": answer.incident or None,
-        **fields(answer, "where since when"),
-        "sentences": answer.lines,
+        **fields(answer, "verdict incident? where since when sentences=lines"),
         **fields(actions, "is_over do_now"),
         "fix": words.action(actions.fix) if actions.fix else None,
-        "relaunch": actions.relaunch or None,
-        **fields(answer, "evidence ruled_out not_ruled_out not_seen"),
-        "do_not": list(actions.do_not),
+        **fields(answer, "relaunch?=actions.relaunch evidence ruled_out not_ruled_out not_seen do_not=actions.do_not"),
     }
 
 
@@ -134,9 +120,7 @@ def _normality(normality: Normality) -> dict[str, Any]:
         "readings": [
             {
                 "subject": _subject(reading.subject),
-                **fields(reading, "measure unit worse value normal spread ratio load windows"),
-                "vllm": reading.version,
-                "notable": reading.notable,
+                **fields(reading, "measure unit worse value normal spread ratio load windows vllm=version notable"),
                 "sentence": coverage.normal_sentence(reading),
             }
             for reading in normality.readings
@@ -152,8 +136,7 @@ def _subject(subject: Subject) -> dict[str, str]:
 def _diagnosis(finding: Finding) -> dict[str, Any]:
     diagnosis = finding.diagnosis
     return {
-        "incident": diagnosis.incident.id,
-        **fields(diagnosis, "state severity"),
+        **fields(diagnosis, "incident=incident.id state severity"),
         "subject": _subject(diagnosis.subject),
         **fields(diagnosis, "primary explained_by since until"),
         "episodes": [{"since": since, "until": until} for since, until in diagnosis.episodes],
@@ -161,15 +144,12 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
         "symptoms": [_reading(reading) for reading in diagnosis.symptoms],
         "supporting_evidence": [_reading(reading) for reading in diagnosis.supports],
         "ruled_out": [{"look_alike": name, "evidence": evidence} for name, evidence in words.ruled_out(diagnosis)],
-        "not_ruled_out": [
-            {"look_alike": look_alike.name, "distinguish": look_alike.distinguish} for look_alike in diagnosis.open
-        ],
+        "not_ruled_out": [fields(look_alike, "look_alike=name distinguish") for look_alike in diagnosis.open],
         "missing_signals": list(diagnosis.missing),
         "quotes": [fields(quote, "text file line process cause") for quote in finding.quotes],
         "fixes": [_fix(proposal) for proposal in finding.proposals],
         "fixes_not_computed": [
-            {"name": proposal.name, "change": proposal.fix.change, "check_first": list(proposal.needs)}
-            for proposal in finding.uncomputed
+            fields(proposal, "name change=fix.change check_first=needs") for proposal in finding.uncomputed
         ],
         "relaunch": finding.relaunch,
         **({"basis": finding.basis} if finding.basis else {}),
@@ -178,15 +158,11 @@ def _diagnosis(finding: Finding) -> dict[str, Any]:
 
 
 def _reading(reading: Reading) -> dict[str, Any]:
-    signal = reading.condition.signal
-    return {
-        "signal": signal.name,
-        "value": reading.value,
-        "comparison": reading.condition.op,
-        "threshold": reading.limit,
-        "unit": signal.unit,
-        **fields(reading, "holds sentence culprits"),
-    }
+    return fields(
+        reading,
+        "signal=condition.signal.name value comparison=condition.op threshold=limit unit=condition.signal.unit"
+        " holds sentence culprits",
+    )
 
 
 def _fix(proposal: Proposal) -> dict[str, Any]:
@@ -200,9 +176,7 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
         **values(proposal),
         "change": proposal.text,
         "rationale": words.why(fix.why),
-        "expected_effect": fix.effect,
-        "trade_off": fix.risk,
-        **fields(fix, "restart rollback"),
+        **fields(fix, "expected_effect=effect trade_off=risk restart rollback"),
         "vllm_versions": words.released(fix),
         "check_first": list(proposal.needs),
         "changes": [{**values(change), "before_is_default": change.assumed} for change in proposal.changes],
@@ -231,28 +205,22 @@ def render_health(report: Report, site: Site) -> str:
 
     It has one indicator for each incident that is present.
     """
-    found = answers(report, moment)
-    indicators = {answer.incident: _indicator(answer, site) for answer in found if answer.findings}
-    status, symptom = STATUS[found[0].verdict], " ".join(found[0].lines)
-    return _health_document(report.observed.target, status, symptom, report.observed.end, indicators)
+    first, *_ = found = answers(report, moment)
+    content = {
+        "schema": HEALTH_SCHEMA,
+        "server": report.observed.target,
+        "at": report.observed.end,
+        "status": STATUS[first.verdict],
+        "symptom": " ".join(first.lines),
+        "indicators": {answer.incident: _indicator(answer, site) for answer in found if answer.findings},
+    }
+    return json_text(content)
 
 
 def health_without_data(server: str, why: str) -> str:
     """Return the health report about a server that has not been judged yet."""
-    return _health_document(server, "unknown", why, None, {})
-
-
-def _health_document(server: str, status: str, symptom: str, at: float | None, indicators: Mapping[str, Any]) -> str:
-    return json_text(
-        {
-            "schema": HEALTH_SCHEMA,
-            "server": server,
-            "at": at,
-            "status": status,
-            "symptom": symptom,
-            "indicators": indicators,
-        }
-    )
+    head = {"schema": HEALTH_SCHEMA, "server": server, "at": None, "status": "unknown"}
+    return json_text({**head, "symptom": why, "indicators": {}})
 
 
 def _indicator(answer: ReportAnswer, site: Site) -> dict[str, Any]:

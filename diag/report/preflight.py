@@ -101,13 +101,9 @@ def render_markdown(found: Preflight) -> str:
 
 def render_json(found: Preflight) -> str:
     content = {
-        "target": found.target,
-        "vllm": found.version,
-        "answer": found.answer,
+        **fields(found, "target vllm=version answer"),
         "exit_status": STATUS[found.answer],
-        "results": [
-            {**fields(result, "id group state message why"), "do": result.do or None} for result in found.results
-        ],
+        "results": [fields(result, "id group state message why do?") for result in found.results],
         "ignored": dict(found.ignored),
     }
     return json_text(headed(SCHEMA, content))

@@ -229,11 +229,8 @@ def document(ramp: Ramp) -> dict[str, Any]:
     measured_on, lengths = ramp.measured_on, ramp.lengths
     at = datetime.fromtimestamp(measured_on.at, UTC).isoformat(timespec="seconds") if measured_on.at else None
     content = {
-        **fields(ramp, "target model"),
-        "vllm": ramp.version,
-        "launch": measured_on.launch or None,
-        "gpus": list(measured_on.gpus),
-        "gpu_power_limits": list(measured_on.power_limits),
+        **fields(ramp, "target model vllm=version"),
+        **fields(measured_on, "launch? gpus gpu_power_limits=power_limits"),
         "measured_at": at,
         **{f"{name}_tokens": getattr(lengths, name) if lengths else None for name in ("prompt", "output", "prefix")},
         "length_spread": lengths.spread if lengths else None,
@@ -254,13 +251,7 @@ def document(ramp: Ramp) -> dict[str, Any]:
 
 def _candidate_document(candidate: BoundBy) -> dict[str, Any]:
     changes = [
-        {
-            "flag": proposal.fix.flag or None,
-            **fields(proposal, "before after"),
-            "restart": proposal.fix.restart,
-            "text": proposal.text,
-        }
-        for proposal in candidate.proposals
+        fields(proposal, "flag?=fix.flag before after restart=fix.restart text") for proposal in candidate.proposals
     ]
     return {**fields(candidate, "id name state cause evidence pressure"), "changes": changes}
 

@@ -96,8 +96,7 @@ def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str])
     content = {
         "servers": [
             {
-                "instance": server.instance,
-                **fields(server, "version model", or_null=True),
+                **fields(server, "instance version? model?"),
                 "gpus": [{"gpu": gpu.number, "name": gpu.name, "memory_bytes": int(gpu.memory)} for gpu in server.gpus],
                 "settings": [
                     {
@@ -202,13 +201,8 @@ def render_lint_json(result: LintResult) -> str:
     """Render the findings as indented JSON; `corrected_command` is null if nothing can be corrected mechanically."""
     launches = [
         {
-            **fields(report, "file line", or_null=True),
-            "name": report.place or None,
-            "vllm_version": report.version,
-            "vllm_version_source": report.version_source,
-            "read_from": report.writing,
-            "model": report.model,
-            "exit_status": report.status,
+            **fields(report, "file? line? name?=place vllm_version=version vllm_version_source=version_source"),
+            **fields(report, "read_from=writing model exit_status=status"),
             "findings": [
                 {
                     **fields(finding, "rule severity message why fix"),
@@ -218,14 +212,12 @@ def render_lint_json(result: LintResult) -> str:
             ],
             "infos_left_out": report.left_out,
             "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
-            "corrected_command": report.corrected or None,
-            **fields(report, "errors_left parser_error not_checked"),
+            **fields(report, "corrected_command?=corrected errors_left parser_error not_checked"),
         }
         for report in result.launches
     ]
     content = {
-        "exit_status": result.status,
-        "files": result.files,
+        **fields(result, "exit_status=status files"),
         "not_read": dict(result.unread),
         "launches": launches,
     }

@@ -4,7 +4,7 @@ The JSON has the schema "diag.verify/2" (diag.verify.schema.json).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -213,6 +213,11 @@ def document(verification: Verification) -> dict[str, Any]:
         lengths = {side: fields(getattr(measured, side), "mean error longest per_second") for side in TOKENS}
         return {**fields(measured, "in_flight arrivals finished seconds idle"), **lengths}
 
+    def bounds(measured: Bounds | None) -> dict[str, Any] | None:
+        if measured is None:
+            return None
+        return {"from": measured.lower, "to": None if math.isinf(measured.upper) else measured.upper}
+
     content = {
         "verdict": verification.verdict,
         "headlines": headlines(verification),
@@ -225,13 +230,13 @@ def document(verification: Verification) -> dict[str, Any]:
                 "reasons": list(server.reasons),
                 "load": dict(zip(("before", "after"), map(load, server.loads), strict=True)),
                 "changes": [asdict(change) for change in server.changes],
-                "incidents": [_outcome_document(outcome) for outcome in server.outcomes],
-                "new_incidents": [_incident_document(diagnosis) for diagnosis in server.new_incidents],
+                "incidents": [_outcome(outcome) for outcome in server.outcomes],
+                "new_incidents": [_incident(diagnosis) for diagnosis in server.new_incidents],
                 "user_metrics": [
                     {
                         **fields(metric, "name unit"),
-                        "before": _bounds_document(metric.before),
-                        "after": _bounds_document(metric.after),
+                        "before": bounds(metric.before),
+                        "after": bounds(metric.after),
                         "change": metric.change,
                     }
                     for metric in server.user_metrics
@@ -245,37 +250,16 @@ def document(verification: Verification) -> dict[str, Any]:
     return headed(SCHEMA, content)
 
 
-def _incident_document(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "incident": diagnosis.incident.id,
-        "severity": diagnosis.severity,
-        "subject": dict(diagnosis.subject),
-    }
+def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {**fields(diagnosis, "incident=incident.id severity"), "subject": dict(diagnosis.subject)}
 
 
-def _outcome_document(outcome: IncidentOutcome) -> dict[str, Any]:
+def _outcome(outcome: IncidentOutcome) -> dict[str, Any]:
+    signal = "signal=condition.signal.name unit=condition.signal.unit op=condition.op"
     return {
-        **_incident_document(outcome.before),
-        "primary": outcome.before.primary,
-        **fields(outcome, "verdict because"),
+        **_incident(outcome.before),
+        **fields(outcome, "primary=before.primary verdict because"),
         "after": outcome.after.state if outcome.after else None,
-        "signals": [
-            {
-                "signal": delta.condition.signal.name,
-                "unit": delta.condition.signal.unit,
-                "op": delta.condition.op,
-                **fields(delta, "threshold before after met"),
-            }
-            for delta in outcome.signal_deltas
-        ],
-        "fixes": [
-            {"name": applied.name, "effect": applied.fix.effect, "proposed": applied.proposed or None}
-            for applied in outcome.applied_fixes
-        ],
+        "signals": [fields(delta, f"{signal} threshold before after met") for delta in outcome.signal_deltas],
+        "fixes": [fields(applied, "name effect=fix.effect proposed?") for applied in outcome.applied_fixes],
     }
-
-
-def _bounds_document(bounds: Bounds | None) -> Mapping[str, Any] | None:
-    if bounds is None:
-        return None
-    return {"from": bounds.lower, "to": None if math.isinf(bounds.upper) else bounds.upper}

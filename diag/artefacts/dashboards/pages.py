@@ -24,7 +24,6 @@ from diag.artefacts.dashboards.shared import (
     page_of,
     quantiles,
     signal_panel,
-    symptom_panel,
     worst_severity,
 )
 from diag.artefacts.grafana import (
@@ -37,7 +36,16 @@ from diag.artefacts.grafana import (
     TableColumn,
     Threshold,
 )
-from diag.artefacts.names import GRAFANA_UNITS, TOKENS_PER_SECOND, dashboard_uid, expression, subject_labels, threshold
+from diag.artefacts.names import (
+    GRAFANA_UNITS,
+    TOKENS_PER_SECOND,
+    capitalized,
+    dashboard_uid,
+    expression,
+    in_words,
+    subject_labels,
+    threshold,
+)
 from diag.artefacts.recording_rules import THRESHOLD
 from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
@@ -339,7 +347,7 @@ def capacity_page(contract: Contract, series: Mapping[str, str]) -> DashboardPag
 
     def length(title: str, kind: str) -> Any:
         promql = scope.fill(f"sum by (le) (increase(vllm:request_{kind}_tokens_bucket[$window]))", ())
-        return grafana.histogram(PanelHeader(title, bands), PanelQuery(promql, "{{le}}"))
+        return grafana.heatmap(PanelHeader(title, bands), PanelQuery(promql, "{{le}}"), of_buckets=True)
 
     now = scope.fill(f"$${GPU_COST} / 3600 * {GPUS} / ({GENERATED} > 0) * 1e6", scope.by())
     busiest = f"max by ({', '.join(scope.by())}) ({scope.recorded(bandwidth_share, ('instance', 'engine'))})"
@@ -394,9 +402,13 @@ def incident_page(
     state = grafana.state_timeline(
         PanelHeader("Alert state", description), [PanelQuery(scope.add_matchers(promql), legend(by))], STATES
     )
+    symptoms = [(condition, in_words(condition.opposite, contract)) for condition in incident.symptoms]
     rows = {
         incident.title: [actions, state],
-        "Symptoms (all must hold)": [symptom_panel(condition, incident, scope) for condition in incident.symptoms],
+        "Symptoms (all must hold)": [
+            alarm_panel(condition, incident, f"{capitalized(other_side)} rules out {incident.id}.", scope)
+            for condition, other_side in symptoms
+        ],
         "Supporting evidence": [
             alarm_panel(condition, incident, f"{meaning} when {threshold(condition, contract)}.", scope)
             for condition, meaning in supporting.items()

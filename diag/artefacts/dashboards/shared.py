@@ -12,11 +12,9 @@ from diag.artefacts.names import (
     CARD,
     GENERATED_MARK,
     GRAFANA_UNITS,
-    capitalized,
     claim,
     dashboard_uid,
     expression,
-    in_words,
     subject_labels,
 )
 from diag.core.contract import Contract, Site
@@ -195,12 +193,6 @@ def worst_severity(matchers: str, by: Sequence[str], *, pending: bool = True) ->
     ]
     states = [*firing, *([f'ALERTS{{alertstate="pending", {matchers}}}'] if pending else [])]
     return f"max by ({', '.join(by)}) ({' or '.join(states)})"
-
-
-def symptom_panel(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
-    """Return a symptom with its threshold, red on the side where it holds."""
-    other_side = in_words(condition.opposite, scope.contract)
-    return alarm_panel(condition, incident, f"{capitalized(other_side)} rules out {incident.id}.", scope)
 
 
 def alarm_panel(condition: Condition, incident: Incident, meaning: str, scope: DashboardScope) -> Any:
