@@ -177,7 +177,11 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
 
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
     """Return one alerting rule as Prometheus reads it; `series` are the recorded series by the names of formulas."""
-    incident, text = alert.incident, message(alert, contract, series, known)
+    incident, first = alert.incident, alert.cases[0]
+    conditions = tuple(condition for _, condition in first.conditions())
+    windows = tuple((case.first, case.windows) for case in alert.cases)
+    causes = tuple(named_causes(incident, alert.severity, known))
+    message = Message(incident, contract, first.first, conditions, windows, series, causes)
     cases = [
         [
             comparison(series[_signal(window, condition, alert, contract)], condition, contract)
@@ -200,7 +204,7 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
             "severity": alert.severity,
             **place_labels(contract.site),
         },
-        "annotations": annotations(text, PrometheusTemplates(text)),
+        "annotations": annotations(message, PrometheusTemplates(message)),
     }
 
 
@@ -268,15 +272,6 @@ def keeps_firing(incident: Incident) -> float:
 def _signal(window: str, condition: Condition, alert: Alert, contract: Contract) -> str:
     """Return the name of a condition's signal in formulas."""
     return formula(condition.signal, alert.incident.per, window, contract).name
-
-
-def message(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Message:
-    """Return what the message about an alert is made of."""
-    causes = named_causes(alert.incident, alert.severity, known)
-    first = alert.cases[0]
-    conditions = tuple(condition for _, condition in first.conditions())
-    windows = tuple((case.first, case.windows) for case in alert.cases)
-    return Message(alert.incident, contract, first.first, conditions, windows, series, tuple(causes))
 
 
 # -- alerts about missing telemetry
