@@ -7,7 +7,7 @@ from diag.report import markdown
 from diag.report.layout import LABEL, labelled, table
 
 
-class Part(NamedTuple):
+class LabelledPart(NamedTuple):
     """A label with sentences, or with the rows of a table and their head."""
 
     label: str
@@ -16,7 +16,7 @@ class Part(NamedTuple):
     head: Sequence[str] = ()
 
 
-def plain(parts: Iterable[Part], width: int = LABEL) -> list[str]:
+def plain(parts: Iterable[LabelledPart], width: int = LABEL) -> list[str]:
     """Draw parts as lines, their labels in a column of this width; a head that begins with the label is left out."""
     lines = []
     for part in parts:
@@ -28,7 +28,7 @@ def plain(parts: Iterable[Part], width: int = LABEL) -> list[str]:
     return lines
 
 
-def in_markdown(parts: Iterable[Part]) -> list[str]:
+def in_markdown(parts: Iterable[LabelledPart]) -> list[str]:
     """Draw parts as tables and lists of Markdown, without empty ones."""
     blocks = []
     for part in parts:

@@ -14,7 +14,7 @@ from diag.report.documents import fields, headed, json_text
 from diag.report.layout import aligned, paragraph, shortened
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
-from diag.report.parts import Part, in_markdown, plain
+from diag.report.parts import LabelledPart, in_markdown, plain
 
 SCHEMA = "diag.ramps/1"
 LABEL = 11
@@ -54,10 +54,10 @@ def headline(found: RampComparison) -> str:
     return "; ".join([f"{verdict.upper()}: {decisive}", *(f"{name}: {reasons}" for name, reasons in rest)])
 
 
-def sections(found: RampComparison) -> Iterator[Part]:
+def sections(found: RampComparison) -> Iterator[LabelledPart]:
     """Return the parts of a comparison in their order."""
     rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
-    yield Part("Rates", head=("", "before -> after", "", ""), rows=rows)
+    yield LabelledPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
     remarks = {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}
     for figure in found.latencies:
@@ -66,14 +66,16 @@ def sections(found: RampComparison) -> Iterator[Part]:
         by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
-    yield Part("Latency", head=head, rows=rows)
+    yield LabelledPart("Latency", head=head, rows=rows)
     then, now = (ramp.bound_by or "no limit found" for ramp in (found.before, found.after))
     next_ = f"; next: {found.after.next}" if found.after.next else ""
-    yield Part("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
-    yield Part("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
-    yield Part("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
-    yield Part("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
-    yield Part("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
+    yield LabelledPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
+    yield LabelledPart(
+        "Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"]
+    )
+    yield LabelledPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
+    yield LabelledPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
+    yield LabelledPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
 
 
 def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:

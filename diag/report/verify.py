@@ -16,7 +16,7 @@ from diag.report.documents import fields, headed, json_text
 from diag.report.json import observed
 from diag.report.layout import paragraph
 from diag.report.markdown import escape
-from diag.report.parts import Part, in_markdown, plain
+from diag.report.parts import LabelledPart, in_markdown, plain
 from diag.verify.changes import GATEWAY_LIMIT
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
 from diag.verify.deltas import CLEAR, Bounds, UserMetric
@@ -73,12 +73,12 @@ def _named(diagnosis: Diagnosis) -> str:
 # -- the parts of a server, for every form ----------------------------------------------------------------------------
 
 
-def _parts(server: ServerComparison) -> Iterator[Part]:
+def _parts(server: ServerComparison) -> Iterator[LabelledPart]:
     first = server.first
     if first:
-        yield Part("verdict", [f"{first.verdict}: {first.because}"])
+        yield LabelledPart("verdict", [f"{first.verdict}: {first.because}"])
     others = [outcome for outcome in server.outcomes if outcome is not first]
-    yield Part(
+    yield LabelledPart(
         "also",
         [f"{o.before.incident.id} on {words.place(o.before.subject)}: {o.verdict}: {o.because}" for o in others],
     )
@@ -88,7 +88,7 @@ def _parts(server: ServerComparison) -> Iterator[Part]:
             values = ("not set" if value is None else value or "set" for value in (change.before, change.after))
             changes.append(f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}")
     unchanged = "no difference is known: flags, launch command, version and GPUs look the same"
-    yield Part("changed", changes or [unchanged])
+    yield LabelledPart("changed", changes or [unchanged])
     if first:
         yield from _fix_parts(first, bool(changes))
 
@@ -98,30 +98,30 @@ def _parts(server: ServerComparison) -> Iterator[Part]:
         "user-visible",
         [(metric.name, _values(metric), "" if server.reasons else marks[metric.change]) for metric in measured],
     )
-    yield Part(
+    yield LabelledPart(
         "new incidents",
         [f"{_named(new)} on {words.place(new.subject)}: {new.incident.impact}" for new in server.new_incidents],
     )
     yield _load_part(server)
     if unknown := [change.name for change in server.changes if not change.known]:
         names = listed(unknown, most=MOST_FLAGS)
-        yield Part("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
-    yield Part("note", server.notes)
+        yield LabelledPart("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
+    yield LabelledPart("note", server.notes)
 
 
-def _table(label: str, rows: Sequence[tuple[str, str, str]]) -> Part:
+def _table(label: str, rows: Sequence[tuple[str, str, str]]) -> LabelledPart:
     """Return rows of a name, before -> after, and a remark."""
-    return Part(label, rows=rows, head=(label, "before -> after", ""))
+    return LabelledPart(label, rows=rows, head=(label, "before -> after", ""))
 
 
-def _fix_parts(outcome: IncidentOutcome, changed: bool) -> Iterator[Part]:
+def _fix_parts(outcome: IncidentOutcome, changed: bool) -> Iterator[LabelledPart]:
     """Yield the known fixes that a change applies, and the signals that should change or changed clearly."""
     if changed:
         incident, fixes = outcome.before.incident.id, []
         for applied in outcome.applied_fixes:
             proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
             fixes.append(f"{applied.name} fixes {incident}: {applied.fix.effect}{proposed}")
-        yield Part("known fix", fixes or [f"none: the change is no known fix of {incident}"])
+        yield LabelledPart("known fix", fixes or [f"none: the change is no known fix of {incident}"])
 
     promised = {condition for applied in outcome.applied_fixes for condition in applied.fix.expects}
     telling = [
@@ -152,10 +152,10 @@ def _values(metric: UserMetric) -> str:
     return " -> ".join(texts)
 
 
-def _load_part(server: ServerComparison) -> Part:
+def _load_part(server: ServerComparison) -> LabelledPart:
     before, after = server.loads
     if not before.measured or not after.measured:
-        return Part("load", ["not measured on both sides"])
+        return LabelledPart("load", ["not measured on both sides"])
     measured = (
         ("requests arriving / s", before.arrivals, after.arrivals),
         ("requests in flight (mean)", before.in_flight, after.in_flight),
@@ -175,9 +175,9 @@ def _title(server: ServerComparison) -> str:
     return " -> ".join(dict.fromkeys((server.before, server.after)))
 
 
-def _sources(verification: Verification) -> Part:
+def _sources(verification: Verification) -> LabelledPart:
     sides = (("before", verification.before), ("after", verification.after))
-    return Part("compared", [f"{when}: {coverage.source(report, moment)}" for when, report in sides])
+    return LabelledPart("compared", [f"{when}: {coverage.source(report, moment)}" for when, report in sides])
 
 
 # -- plain text and Markdown ------------------------------------------------------------------------------------------
