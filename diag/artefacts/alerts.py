@@ -2,20 +2,25 @@
 
 Every incident is an alert: a conjunction of recorded signals and thresholds. The rules of a group are evaluated in
 order, so that an alert reads what was recorded at the same instant, and an effect the alerts of its causes; only long
-ranges are recorded in a slower group.
+ranges are recorded in a slower group. The same alerts are filled with the values of a diagnosis for a site without a
+Prometheus.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from graphlib import TopologicalSorter
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.artefacts.inhibitions import Known, named_causes, severities, shared_labels
-from diag.artefacts.message import Message, PrometheusTemplates, annotations, place_labels
-from diag.artefacts.names import alert_name
+from diag.artefacts.message import DiagnosisValues, Message, PrometheusTemplates, annotations, place_labels, shown
+from diag.artefacts.names import alert_label, alert_name
 from diag.core.contract import Contract, Site
+from diag.core.declarations import PACKAGE, read
 from diag.core.incident import RANK, Condition, Incident, Severity, regroup, seconds
+from diag.diagnosis.diagnose import Diagnosis
 from diag.knowledge.formulas import (
     INTERVAL,
     LONG,
@@ -41,7 +46,11 @@ An alert over a minute has the most left to outlast its conditions: there, one m
 """
 PAGED_LATELY = "15m"
 """The time for which a page about an effect keeps the escalated alert of its cause from being a second page."""
+LONGEST_REASON = 300
+"""Characters of a reason why a server has no telemetry."""
 SLOW_GROUP = "diag-slow"
+TELEMETRY_RUNBOOK = "telemetry"
+"""The runbook of all alerts about missing telemetry."""
 Rule = dict[str, Any]
 Group = dict[str, Any]
 
@@ -168,7 +177,11 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
 
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
     """Return one alerting rule as Prometheus reads it; `series` are the recorded series by the names of formulas."""
-    incident, text = alert.incident, message(alert, contract, series, known)
+    incident, first = alert.incident, alert.cases[0]
+    conditions = tuple(condition for _, condition in first.conditions())
+    windows = tuple((case.first, case.windows) for case in alert.cases)
+    causes = tuple(named_causes(incident, alert.severity, known))
+    message = Message(incident, contract, first.first, conditions, windows, series, causes)
     cases = [
         [
             comparison(series[_signal(window, condition, alert, contract)], condition, contract)
@@ -180,10 +193,9 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
     if len(cases) > 1:  # `unless` binds more tightly than `or`: without the outer brackets, it ends the last case only
         either = "\nor ".join(f"({' and '.join(case)})" for case in cases)
         holds = f"(\n{indent(either, '  ')}\n)"
-    muted = [*_caused(alert, contract.site, known), *_paged_already(alert, contract.site, known)]
     return {
         "alert": alert_name(incident.id),
-        "expr": "\nunless ".join([holds, *_over(incident, contract, series), *muted]),
+        "expr": "\nunless ".join([holds, *_over(incident, contract, series), *_muted_by(alert, contract.site, known)]),
         "for": incident.hold,
         "keep_firing_for": f"{keeps_firing(incident):.0f}s",
         "labels": {
@@ -192,7 +204,7 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
             "severity": alert.severity,
             **place_labels(contract.site),
         },
-        "annotations": annotations(text, PrometheusTemplates(text)),
+        "annotations": annotations(message, PrometheusTemplates(message)),
     }
 
 
@@ -223,8 +235,8 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
     return [comparison(last, refuted, contract), f"{server} ({lasting} unless {server} {confirmed})"]
 
 
-def _caused(alert: Alert, site: Site, known: Known) -> Iterator[str]:
-    """Yield the firing alerts of causes by the labels that both have: what they explain is no alert of its own.
+def _muted_by(alert: Alert, site: Site, known: Known) -> Iterator[str]:
+    """Yield what mutes an alert: firing alerts of causes, by the labels that both have, and late pages about effects.
 
     The window of a cause is clear when its alert ends, so that an effect that still holds then is another fault. A
     warning never mutes a critical alert.
@@ -239,17 +251,11 @@ def _caused(alert: Alert, site: Site, known: Known) -> Iterator[str]:
             causes.setdefault(f'on ({labels}) ALERTS{{alertstate="firing"{limit},incident=~', []).append(cause.id)
     for selector, names in causes.items():
         yield f'{selector}"{"|".join(names)}"}}'
-
-
-def _paged_already(alert: Alert, site: Site, known: Known) -> Iterator[str]:
-    """Yield the pages of the last minutes about effects of an escalated alert: its cause is a ticket beside them."""
-    incident = alert.incident
-    if alert.severity == incident.severity:
-        return
-    effects = [name for name in incident.explains if name in known and "critical" in severities(known[name])]
-    if effects:
-        paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(effects)}"}}[{PAGED_LATELY}]'
-        yield f"on ({', '.join(site.labels)}) last_over_time({paged})"
+    if alert.severity != effect.severity:  # an escalated alert is a ticket beside the pages about its effects
+        paging = [name for name in effect.explains if name in known and "critical" in severities(known[name])]
+        paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(paging)}"}}[{PAGED_LATELY}]'
+        if paging:
+            yield f"on ({', '.join(site.labels)}) last_over_time({paged})"
 
 
 def keeps_firing(incident: Incident) -> float:
@@ -268,10 +274,101 @@ def _signal(window: str, condition: Condition, alert: Alert, contract: Contract)
     return formula(condition.signal, alert.incident.per, window, contract).name
 
 
-def message(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Message:
-    """Return what the message about an alert is made of."""
-    causes = named_causes(alert.incident, alert.severity, known)
-    first = alert.cases[0]
-    conditions = tuple(condition for _, condition in first.conditions())
-    windows = tuple((case.first, case.windows) for case in alert.cases)
-    return Message(alert.incident, contract, first.first, conditions, windows, series, tuple(causes))
+# -- alerts about missing telemetry
+
+
+class TelemetryAlert(NamedTuple):
+    """One alert of telemetry_alerts.toml, beside this file; `summary` has the place `{server}`."""
+
+    name: str
+    title: str
+    promql: str
+    hold: str
+    severity: Severity
+    summary: str
+    impact: str
+    action: str
+
+    def expression(self, contract: Contract) -> str:
+        """Return the expression as this site's Prometheus evaluates it."""
+        return regroup(formula(self.promql, (), "", contract).text, contract.site.labels)
+
+
+@cache
+def telemetry_alerts() -> tuple[TelemetryAlert, ...]:
+    """Return the alerts without which no other alert can fire; the first one: no server has metrics."""
+    return read(PACKAGE / "artefacts" / "telemetry_alerts.toml", tuple[TelemetryAlert, ...], "alert")
+
+
+def telemetry_group(contract: Contract) -> Group:
+    """Return the telemetry alerts as one rule group."""
+    site = contract.site
+    server = "/".join(map(alert_label, site.labels))
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": pretty(alert.expression(contract)),
+            "for": alert.hold,
+            "labels": {**site.extra_labels, "severity": alert.severity},
+            "annotations": {
+                "title": alert.title,
+                "summary": alert.summary.format(server=server, collector=alert_label("collector")),
+                "do_now": alert.action,
+                "impact": alert.impact,
+                "runbook_url": site.runbook_url(TELEMETRY_RUNBOOK),
+            },
+        }
+        for alert in telemetry_alerts()
+    ]
+    return {"name": "diag-telemetry", "interval": "1m", "rules": rules}
+
+
+# -- the alerts of a diagnosis, for a site without a Prometheus: names, labels and texts as the rules give them
+
+
+class FilledAlert(NamedTuple):
+    """One alert: its labels with `alertname`, its annotations, and the unix seconds since which it holds."""
+
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    since: float
+
+
+def filled_alerts(
+    diagnosis: Diagnosis, contract: Contract, now: float, *, model: str = "", do_now: Sequence[str] = ()
+) -> Iterator[FilledAlert]:
+    """Yield the alerts that fire for a diagnosis: the one of its incident, and the critical one if it is critical."""
+    labels = dict(diagnosis.subject)
+    site_values = labels.get("instance", "").split("/")  # a site's own labels are parts of the name of its server
+    if contract.site.labels != ("instance",) and len(site_values) == len(contract.site.labels):
+        del labels["instance"]
+        labels = {**dict(zip(contract.site.labels, site_values, strict=True)), **labels}
+    since = diagnosis.watched_since if diagnosis.since is None else diagnosis.since
+    readings = [*diagnosis.symptoms, *diagnosis.escalation]
+    conditions = [reading.condition for reading in readings]
+    symptoms = conditions[: len(diagnosis.symptoms)]
+    actions = " ".join(do_now or diagnosis.incident.mitigate) or "Follow the runbook."
+    values = DiagnosisValues(labels, readings, contract.site, model, actions, now)
+    for alert in alerts(diagnosis.incident):
+        if RANK[alert.severity] <= RANK[diagnosis.severity]:
+            named = {"alertname": alert_name(alert.incident.id), "incident": alert.incident.id}
+            named |= {"severity": alert.severity, **({"model": model} if model else {})}
+            first = alert.cases[0].first if alert.cases[0].first in conditions else conditions[0]
+            message = Message(diagnosis.incident, contract, first, tuple(symptoms), ((first, ()),), {})
+            texts = annotations(message, values)
+            yield FilledAlert({**contract.site.extra_labels, **named, **labels}, texts, since)
+
+
+def no_telemetry(instance: str, reason: str, site: Site, now: float) -> FilledAlert:
+    """Return the alert about a server that has no telemetry."""
+    absent = telemetry_alerts()[0]
+    labels = {**site.extra_labels, "alertname": absent.name, "severity": absent.severity, "instance": instance}
+    texts = {
+        "title": absent.title,
+        "summary": f"diag has no metrics from {shown(instance)}",
+        "do_now": "Check that the server runs and that diag reaches it.",
+        "description": re.sub(r"[^\w.,:;/()?' -]", "?", reason, flags=re.ASCII)[:LONGEST_REASON],
+        "impact": absent.impact,
+        "runbook_url": site.runbook_url(TELEMETRY_RUNBOOK),
+    }
+    return FilledAlert(labels, texts, now)

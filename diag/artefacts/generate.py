@@ -8,14 +8,7 @@ from diag.artefacts import alerts
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.inhibitions import inhibitions
 from diag.artefacts.names import GENERATED_MARK
-from diag.artefacts.recording_rules import (
-    DCGM_HEADER,
-    KUBERNETES_HEADER,
-    dcgm_group,
-    kubernetes_group,
-    normal_group,
-    threshold_group,
-)
+from diag.artefacts.recording_rules import dcgm_group, declared, kubernetes_group, normal_group, threshold_group
 from diag.artefacts.reference import (
     alert_reference,
     failure_reference,
@@ -24,7 +17,6 @@ from diag.artefacts.reference import (
     preflight_reference,
 )
 from diag.artefacts.runbook import runbooks
-from diag.artefacts.telemetry_alerts import telemetry_group
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.files import dump_yaml, only_writer, written_whole
@@ -37,14 +29,10 @@ FOLDERS = ("alerts", "dashboards", "runbooks", "docs/failures", "docs/lint-rules
 ACTIONS = {"missing": "written", "differs": "changed", "no longer generated": "deleted"}
 """Differences of a file, and how `write` reports that it removed them."""
 RELABEL = {
-    "metric_relabel_configs": [
-        {
-            "source_labels": ["__name__"],
-            "regex": "(?:kserve_|ray_)?vllm[_:](.+)",
-            "target_label": "__name__",
-            "replacement": "vllm:$1",
-        }
-    ]
+    "source_labels": ["__name__"],
+    "regex": "(?:kserve_|ray_)?vllm[_:](.+)",
+    "target_label": "__name__",
+    "replacement": "vllm:$1",
 }
 RULE_FILES = ("diag.rules.yaml", "prometheusrule.yaml", "inhibit_rules.yaml")
 """Files in alerts/ with rules of incidents."""
@@ -85,27 +73,35 @@ def files(
 
 
 def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]:
-    groups = [*alerts.groups(incidents, contract), telemetry_group(contract), threshold_group(incidents, contract)]
+    groups = [
+        *alerts.groups(incidents, contract),
+        alerts.telemetry_group(contract),
+        threshold_group(incidents, contract),
+    ]
     resource = {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": {"name": "diag", "labels": {"app.kubernetes.io/name": "diag", **contract.site.rule_labels}},
         "spec": {"groups": groups},
     }
-    dcgm_rules = {"groups": [dcgm_group(contract.site.labels, contract.site.gpu_join)]}
-    kubernetes_rules = {"groups": [kubernetes_group(contract.site.labels)]}
     inhibit = {"inhibit_rules": inhibitions(incidents, contract.site)}
     texts: dict[str, tuple[str, dict[str, Any]]] = {
         "diag.rules.yaml": ("a rule file for Prometheus.", {"groups": groups}),
         "prometheusrule.yaml": ("the rules of diag.rules.yaml for the Prometheus Operator.", resource),
         "normal.rules.yaml": (NORMAL, {"groups": [normal_group()]}),
         "dcgm.yaml": (
-            f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{DCGM_HEADER}",
-            dcgm_rules,
+            f"a rule file for Prometheus, for dcgm-exporter's metrics.\n{declared().dcgm_header}",
+            {"groups": [dcgm_group(contract.site.labels, contract.site.gpu_join)]},
         ),
-        "kubernetes.yaml": (f"a rule file for Prometheus in Kubernetes.\n{KUBERNETES_HEADER}", kubernetes_rules),
+        "kubernetes.yaml": (
+            f"a rule file for Prometheus in Kubernetes.\n{declared().kubernetes_header}",
+            {"groups": [kubernetes_group(contract.site.labels)]},
+        ),
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
-        "relabel.yaml": ("for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.", RELABEL),
+        "relabel.yaml": (
+            "for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.",
+            {"metric_relabel_configs": [RELABEL]},
+        ),
     }
     here = Path(__file__).parent
     return {

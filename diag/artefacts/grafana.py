@@ -189,17 +189,8 @@ def _override(column: str, properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def heatmap(header: PanelHeader, query: PanelQuery) -> Any:
-    """Return a row of cells for each series, coloured by value."""
-    return _cell_panel(header, query, "time_series")
-
-
-def histogram(header: PanelHeader, query: PanelQuery) -> Any:
-    """Return a row of cells for each bucket, coloured by its count; the query has the buckets by `le`."""
-    return _cell_panel(header, query, "heatmap")
-
-
-def _cell_panel(header: PanelHeader, query: PanelQuery, form: str) -> Any:
+def heatmap(header: PanelHeader, query: PanelQuery, *, of_buckets: bool = False) -> Any:
+    """Return a row of cells for each series, coloured by value, or for each bucket if the query has them by `le`."""
     options = {
         "calculate": False,
         "cellGap": 1,
@@ -210,6 +201,7 @@ def _cell_panel(header: PanelHeader, query: PanelQuery, form: str) -> Any:
         "tooltip": {"mode": "single", "yHistogram": False},
         "yAxis": {"axisPlacement": "left"},
     }
+    form = "heatmap" if of_buckets else "time_series"
     return core.Heatmap(**_panel_fields(header, [query], height=8, form=form), extraJson={"options": options})
 
 

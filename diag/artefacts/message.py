@@ -8,11 +8,14 @@ is active, so they cost nothing at rest.
 import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+from urllib.parse import quote_plus
 
-from diag.artefacts.names import alert_value, dashboard_uid, sanitized, subject_labels, threshold
+from diag.artefacts.names import alert_label, alert_value, dashboard_uid, sanitized, subject_labels, threshold
 from diag.core.contract import Contract, Site
+from diag.core.formatting import printable
 from diag.core.incident import Condition, Fix, Incident, Signal, regroup
+from diag.diagnosis.decision_table import Reading
 from diag.knowledge.formulas import formula, model_series
 from diag.promql import add_matchers
 
@@ -21,6 +24,8 @@ SERVER_PAGE = "server"
 PLACE_LABELS = {"model": "model_name", "namespace": "namespace", "pod": "pod", "job": "job"}
 """Labels that an alert gets beside those of its subject, and the labels of the server's series that hold them."""
 _HOUR = 3600
+_UNNAMED = re.compile(r"//+|[^\w.:/[\] -]", re.ASCII)
+_LONGEST = 100
 _PLACES = {"value", "engine", "gpu", "instance"}
 """Places in the text of a fix that an alert can fill in; those of a culprit come with its series."""
 
@@ -45,20 +50,7 @@ class Message(NamedTuple):
         return self.windows[0][1][0]
 
 
-class Writer(Protocol):
-    """Source of the values in a message."""
-
-    def label(self, name: str) -> str: ...
-    def in_url(self, name: str) -> str: ...
-    def place(self) -> str: ...
-    def reading(self, condition: Condition) -> str: ...
-    def culprits(self, otherwise: str) -> str: ...
-    def causes(self) -> str: ...
-    def do_now(self) -> str: ...
-    def unix(self, seconds_ago: int, scale: int) -> str: ...
-
-
-def annotations(message: Message, writer: Writer) -> dict[str, str]:
+def annotations(message: Message, writer: "PrometheusTemplates | DiagnosisValues") -> dict[str, str]:
     """Return the annotations of an alert."""
     incident, contract = message.incident, message.contract
     site, first = contract.site, message.first
@@ -67,8 +59,12 @@ def annotations(message: Message, writer: Writer) -> dict[str, str]:
     is_number = first.signal.unit != "bool" and not incident.outage
     bad = first.signal.sentence.format(value=writer.reading(first)) if is_number else incident.impact
     bad = writer.culprits(bad) if incident.burns else bad  # which latency is late says more than the rate
-    limits = _limits(message)
-    evidence = [f"{first.signal.name}: {writer.reading(first)}" + (f" ({limits})" if limits else "")]
+    limits = []
+    for judged, windows in message.windows:
+        limit = "" if judged.signal.unit == "bool" else f"{threshold(judged, contract)} "
+        limits.append(f"{limit}over {' and '.join(windows)}" if windows else limit.strip())
+    limit = ", or ".join(limits)
+    evidence = [f"{first.signal.name}: {writer.reading(first)}" + (f" ({limit})" if limit else "")]
     for condition in dict.fromkeys(message.conditions):
         if condition != first:
             limit = "" if condition.signal.unit == "bool" else f" ({threshold(condition, contract)})"
@@ -88,14 +84,6 @@ def annotations(message: Message, writer: Writer) -> dict[str, str]:
     }
 
 
-def _limits(message: Message) -> str:
-    limits = []
-    for first, windows in message.windows:
-        limit = "" if first.signal.unit == "bool" else f"{threshold(first, message.contract)} "
-        limits.append(f"{limit}over {' and '.join(windows)}" if windows else limit.strip())
-    return ", or ".join(limits)
-
-
 # -- templates of Prometheus ------------------------------------------------------------------------------------------
 
 
@@ -105,7 +93,7 @@ class PrometheusTemplates(NamedTuple):
     message: Message
 
     def label(self, name: str) -> str:
-        return f"{{{{ {sanitized(f'$labels.{name}')} }}}}"
+        return alert_label(name)
 
     def in_url(self, name: str) -> str:
         return f"{{{{ $labels.{name} | urlquery }}}}"
@@ -260,3 +248,48 @@ def place_labels(site: Site) -> dict[str, str]:
         for name, label in PLACE_LABELS.items()
         if name not in site.labels
     }
+
+
+# -- values of a diagnosis, for a site without a Prometheus -----------------------------------------------------------
+
+
+class DiagnosisValues(NamedTuple):
+    """Writes the values of a diagnosis into a message."""
+
+    labels: Mapping[str, str]
+    readings: Sequence[Reading]
+    site: Site
+    model: str
+    actions: str
+    now: float
+
+    def label(self, name: str) -> str:
+        return shown(self.labels.get(name, ""))
+
+    def in_url(self, name: str) -> str:
+        return quote_plus(self.labels.get(name, ""))
+
+    def place(self) -> str:
+        server = "/".join(map(self.label, self.site.labels))
+        return f"{shown(self.model)} at {server}" if self.model else server
+
+    def reading(self, condition: Condition) -> str:
+        return next((reading.shown for reading in self.readings if reading.condition == condition), "?")
+
+    def culprits(self, otherwise: str) -> str:
+        named = [culprit for reading in self.readings for culprit in reading.culprits]
+        return ", ".join(map(printable, named)) or otherwise
+
+    def causes(self) -> str:
+        return ""
+
+    def do_now(self) -> str:
+        return self.actions
+
+    def unix(self, seconds_ago: int, scale: int) -> str:
+        return f"{(self.now - seconds_ago) * scale:.0f}"
+
+
+def shown(label: str) -> str:
+    """Write a label's value as Prometheus writes the template of `alert_label`."""
+    return _UNNAMED.sub("?", label)[:_LONGEST]

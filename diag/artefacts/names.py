@@ -110,7 +110,7 @@ def fix_in_markdown(fix: Fix) -> str:
 def in_words(condition: Condition, contract: Contract) -> str:
     """Write a comparison in words: "20 % or less"."""
     if condition.signal.unit == "bool":
-        return f'"{threshold(condition, contract).removeprefix("= ")}"'
+        return f'"{formatting.quantity(condition.op in (">", ">="), "bool")}"'
     return IN_WORDS[condition.op].format(formatting.quantity(contract.limit(condition.limit), condition.signal.unit))
 
 

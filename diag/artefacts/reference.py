@@ -1,15 +1,16 @@
 """Reference pages: docs/failures.md, docs/lint-rules.md, docs/paging.md, docs/preflight.md and docs/metrics.md, and the
-pages of `diag explain` on a lint rule, a preflight check or a signal.
+pages of `diag explain` on a lint rule, a preflight check, a signal, popular wrong advice or a flag of vLLM.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
+from functools import cache
+from typing import NamedTuple
 
-from diag.artefacts.alerts import Alert, alerts, keeps_firing
-from diag.artefacts.names import GENERATED_MARK, alert_name, claim
-from diag.artefacts.telemetry_alerts import TELEMETRY_ALERTS
+from diag.artefacts.alerts import alerts, keeps_firing, telemetry_alerts
+from diag.artefacts.names import GENERATED_MARK, alert_name, capitalized, claim
 from diag.core.contract import Contract
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import listed, quantity
 from diag.core.incident import Incident, Part, Signal, regroup
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
@@ -17,6 +18,7 @@ from diag.core.metric_families import families, label_meanings
 from diag.knowledge.formulas import formula, parts_first, rule_set
 from diag.knowledge.known_failures import FILES, PLACE, table
 from diag.knowledge.signals import DECLARED
+from diag.lint.removed import INEFFECTIVE, INTO, REPLACED
 from diag.lint.rule import LintRule, LintTarget
 from diag.lint.rules import RULES
 from diag.preflight.check import GROUPS, PreflightCheck
@@ -25,9 +27,31 @@ from diag.promql import metric_names, parse, pretty
 from diag.report.settings import finding_lines
 from diag.vllm.command.parse import read_all
 from diag.vllm.command.writings import FORMS
+from diag.vllm.flags.registry import Flag, known, release, versions
 
 MOST_WORDS = 2_700
 """Words of a generated page, about ten minutes of reading."""
+
+
+class ReferenceTexts(NamedTuple):
+    """The content of reference.toml, beside this file."""
+
+    lint_rule: str
+    lint_rules: str
+    preflight_check: str
+    paging: str
+    metrics: str
+    wrong_advice: str
+    severities: Mapping[str, str]
+    lint_topics: Mapping[str, str]
+    metric_sections: Mapping[str, str]
+    units: Mapping[str, str]
+
+
+@cache
+def texts() -> ReferenceTexts:
+    return read(PACKAGE / "artefacts" / "reference.toml", ReferenceTexts)
+
 
 # -- alerts
 
@@ -36,72 +60,36 @@ _ROUTES: Mapping[str, str] = {"critical": "page", "warning": "ticket", "info": "
 
 def alert_reference(incidents: Sequence[Incident]) -> str:
     """Return docs/paging.md: whom each alert reaches and how soon, and why some pages wait for nothing."""
-    found = sorted(
+    rows = []
+    by_severity = sorted(
         (alert for incident in incidents for alert in alerts(incident)),
         key=lambda alert: [*_ROUTES].index(alert.severity),
     )
-    rows = [_alert_row(alert) for alert in found]
+    for alert in by_severity:
+        incident = alert.incident
+        windows = ", ".join(dict.fromkeys(" and ".join(case.windows) for case in alert.cases))
+        escalates = incident.escalates if alert.severity != incident.severity else None
+        cells = (
+            alert_name(incident.id),
+            _ROUTES[alert.severity],
+            alert.severity,
+            windows,
+            incident.hold,
+            f"{keeps_firing(incident):.0f} s",
+            claim(escalates, Contract()) if escalates else "",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
     rows += [
         f"| {alert.name} | {_ROUTES[alert.severity]} | {alert.severity} |  | {alert.hold} | 0 s |  |"
-        for alert in TELEMETRY_ALERTS
+        for alert in telemetry_alerts()
     ]
     reasons = [f"- `{incident.id}`: {incident.immediate}." for incident in incidents if incident.immediate]
-    return f"""<!-- {GENERATED_MARK} -->
-
-# Alerts: pages and tickets
-
-A page means that users suffer or are about to: failing answers, a stall, a spent error budget, a server that is dead
-or soon will be, a GPU that loses much of its clock. A ticket is work for the day. An alert fires once its conditions
-have held over the window, and for the time of `for` after that; `bench/alerts.md` has the seconds that were measured
-until each fired and was gone. An alert with the condition in the last column has a second rule with a higher severity.
-To change a severity or to leave an alert out, see [SLOs and thresholds](slo.md#site-names-and-addresses); to be left
-alone for a while, see [Silence an incident](silencing.md).
-
-| alert | reaches | severity | window | `for` | ends after recovery, beyond its window | severity needs |
-|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
-
-## Pages that wait for nothing
-
-These critical alerts have no `for`:
-
-{chr(10).join(reasons)}
-"""
+    return texts().paging.format(mark=GENERATED_MARK, rows="\n".join(rows), reasons="\n".join(reasons))
 
 
-def _alert_row(alert: Alert) -> str:
-    incident = alert.incident
-    windows = ", ".join(dict.fromkeys(" and ".join(case.windows) for case in alert.cases))
-    escalates = incident.escalates if alert.severity != incident.severity else None
-    needs = claim(escalates, Contract()) if escalates else ""
-    return (
-        f"| {alert_name(incident.id)} | {_ROUTES[alert.severity]} | {alert.severity} | {windows} | {incident.hold} |"
-        f" {keeps_firing(incident):.0f} s | {needs} |"
-    )
+# -- lint rules and preflight checks
 
-
-# -- lint rules
-
-LINT_TOPICS = {
-    "flags": "Lint rules: names of flags and variables",
-    "removed": "Lint rules: removed flags",
-    "words": "Lint rules: words of the command",
-    "values": "Lint rules: values of flags",
-    "conflicts": "Lint rules: flags that conflict",
-    "parallel": "Lint rules: parallelism",
-    "weights": "Lint rules: weights, quantization, adapters, draft models",
-    "advice": "Lint rules: performance and visibility",
-    "memory": "Lint rules: memory",
-    "host": "Lint rules: the host and the model's folder",
-    "pods": "Lint rules: container and pod",
-}
-"""The headings of the pages by the files of diag/lint."""
 _FLAG = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*(?:=\w+)?")
-_SEVERITIES = {
-    "error": "vLLM does not start with it",
-    "warning": "vLLM starts, and something has no effect or does harm",
-    "info": "worth considering",
-}
 
 
 def lint_rule_page(rule: LintRule) -> str:
@@ -109,74 +97,33 @@ def lint_rule_page(rule: LintRule) -> str:
 
     The example is followed by the output of `diag lint`, unless it needs more than the command, and by a near miss.
     """
-    version = rule.example.version
-    where, output = "", ""
-    if rule.example.requires:
-        where = f", where {rule.example.requires}"
-    else:
-        *before, last = read_all(rule.example.command, version=version)
+    example, version = rule.example, rule.example.version
+    output = ""
+    if not example.requires:
+        *before, last = read_all(example.command, version=version)
         beside = tuple(LintTarget(command, version) for command in before)
         findings = rule.findings(LintTarget(last, version, beside=beside))
         lines = "\n".join(line.rstrip() for finding in findings for line in finding_lines(finding))
         output = f"\n\n```text\n{lines}\n```" if lines else ""
-    near_miss = f", with vLLM {rule.example.leaves_version}" if rule.example.leaves_version else ""
-    return f"""# {rule.id}: {_mark_flags(rule.title)}
-
-Severity: {rule.severity} ({_SEVERITIES[rule.severity]}).
-
-## What it finds
-
-{_end_sentence(rule.finds)}
-
-## Why it matters
-
-{_end_sentence(rule.why)}
-
-## Example
-
-With vLLM {version}{where}:
-
-```sh
-{rule.example.command}
-```{output}
-
-The rule leaves this alone{near_miss}:
-
-```sh
-{rule.example.leaves}
-```
-
-## How to fix it
-
-{_end_sentence(rule.fix)}
-
-## How to ignore it
-
-`diag lint --ignore {rule.id}`, or for every run in `diag.toml`:
-
-```toml
-[lint]
-ignore = ["{rule.id}"]
-```
-"""
-
-
-def _forms() -> str:
-    """Return the forms of a launch that are read, as a table."""
-    rows = "\n".join(f"| {form} | {what} |" for form, what in FORMS.items())
-    return f"""A launch is read in any of these forms: as text by `diag lint`, `diag budget` and `--launch`, as a file
-by `diag lint` and `diag budget`. The report names the form, and the corrected command starts the same server as a
-command line; for a container that a file describes it is vLLM's own words, to be put back into the file. A value that
-the text does not show, such as `$TP`, `args.model` or a variable of a Secret, is not checked, and the report lists it.
-Files of a folder that mention vLLM and could not be read are named: the exit status is 1 at least.
-
-| form | what is read |
-|---|---|
-{rows}"""
+    return texts().lint_rule.format(
+        id=rule.id,
+        title=_mark_flags(rule.title),
+        severity=rule.severity,
+        means=texts().severities[rule.severity],
+        finds=_end_sentence(rule.finds),
+        why=_end_sentence(rule.why),
+        version=version,
+        where=f", where {example.requires}" if example.requires else "",
+        command=example.command,
+        output=output,
+        near_miss=f", with vLLM {example.leaves_version}" if example.leaves_version else "",
+        leaves=example.leaves,
+        fix=_end_sentence(rule.fix),
+    )
 
 
 def lint_rule_reference() -> dict[str, str]:
-    """Return docs/lint-rules.md, a table of all rules, and the pages of the rules by topic."""
+    """Return docs/lint-rules.md, the forms of a launch and a table of all rules, and the rules' pages by topic."""
     topics: dict[str, dict[str, str]] = {}
     for rule in RULES.values():
         text = lint_rule_page(rule).replace("\n## ", "\n**").splitlines()
@@ -186,24 +133,17 @@ def lint_rule_reference() -> dict[str, str]:
     files: dict[str, str] = {}
     rows: list[str] = []
     for name, sections in topics.items():
-        for file, ids, page in _in_pages(f"lint-rules/{name}", LINT_TOPICS[name], sections):
+        for file, ids, page in _in_pages(f"lint-rules/{name}", texts().lint_topics[name], sections):
             files[f"docs/{file}"] = page
             rows += [f"| [{id}]({file}#{id}) | {RULES[id].severity} | {_mark_flags(RULES[id].title)} |" for id in ids]
-    table = "\n".join(rows)
-    index = f"""<!-- {GENERATED_MARK} -->
-
-# Lint rules
-
-`diag lint` checks the command that launches vLLM against these {len(RULES)} rules. An error: {_SEVERITIES["error"]}. A
-warning: {_SEVERITIES["warning"]}. An info: {_SEVERITIES["info"]}.
-
-{_forms()}
-
-| rule | severity | finds |
-|---|---|---|
-{table}
-{_toctree(files)}"""
-    return {"docs/lint-rules.md": index, **files}
+    index = texts().lint_rules.format(
+        mark=GENERATED_MARK,
+        count=len(RULES),
+        forms="\n".join(f"| {form} | {what} |" for form, what in FORMS.items()),
+        rules="\n".join(rows),
+        **texts().severities,
+    )
+    return {"docs/lint-rules.md": f"{index}{_toctree(files)}", **files}
 
 
 def _in_pages(
@@ -231,27 +171,14 @@ def _toctree(files: Iterable[str]) -> str:
 
 def preflight_page(check: PreflightCheck) -> str:
     """Return the page of a preflight check: what it reads, why it matters, how to ignore it."""
-    return f"""# {check.id}: {_mark_flags(check.title)}
-
-A check of `diag preflight`, group {check.group}.
-
-## What it reads
-
-{_end_sentence(check.reads[:1].upper() + check.reads[1:])}
-
-## Why it matters
-
-{_end_sentence(check.why[:1].upper() + check.why[1:])} Source: {check.source}
-
-## How to ignore it
-
-In `diag.toml`, with the reason:
-
-```toml
-[preflight.ignore]
-{check.id} = "why it does not matter here"
-```
-"""
+    return texts().preflight_check.format(
+        id=check.id,
+        title=_mark_flags(check.title),
+        group=check.group,
+        reads=_end_sentence(capitalized(check.reads)),
+        why=_end_sentence(capitalized(check.why)),
+        source=check.source,
+    )
 
 
 def preflight_reference() -> str:
@@ -269,7 +196,7 @@ def preflight_reference() -> str:
             if each.group == group
         ]
         parts += [_table(group.capitalize(), ("check", "about", "reads", "why"), rows)] if rows else []
-    text = (resources.files("diag.artefacts") / "preflight.md").read_text(encoding="utf-8")
+    text = (PACKAGE / "artefacts" / "preflight.md").read_text(encoding="utf-8")
     return f"<!-- {GENERATED_MARK} -->\n\n{text.format(checks=len(CHECKS), rules=len(RULES))}" + "".join(parts)
 
 
@@ -287,7 +214,7 @@ def failure_reference() -> dict[str, str]:
         for file, kinds, text in _in_pages(f"failures/{name}", f"Known failures: {title}", rows, head):
             files[f"docs/{file}"] = text + "\n"
             topics.append(f"| [{text.partition('# Known failures: ')[2].splitlines()[0]}]({file}) | {len(kinds)} |")
-    text = (resources.files("diag.artefacts") / "failures.md").read_text(encoding="utf-8").format(count=len(table()))
+    text = (PACKAGE / "artefacts" / "failures.md").read_text(encoding="utf-8").format(count=len(table()))
     index = "\n".join([f"<!-- {GENERATED_MARK} -->\n\n{text}", "| kinds of failures | number |", "|---|---|", *topics])
     return {"docs/failures.md": f"{index}\n{_toctree(files)}", **files}
 
@@ -357,38 +284,6 @@ def signal_page(asked: Part | Signal, incidents: Sequence[Incident], contract: C
 
 # -- metrics of the exporter
 
-SECTIONS = {
-    "diag_vllm_startup_": "Start-up of vLLM, from its log",
-    "diag_vllm_log_": "Log of vLLM",
-    "diag_vllm_process_": "Processes of vLLM",
-    "diag_vllm_": "vLLM server",
-    "diag_probe_": "Probe request (with `--probe`)",
-    "diag_gpu_": "GPUs",
-    "diag_": "The exporter itself",
-}
-"""Sections by the prefix of a metric: the first one that matches."""
-UNITS = {
-    "_timestamp_seconds": "Unix time in seconds",
-    "_bytes_per_second": "bytes/s",
-    "_cpu_seconds": "CPU seconds",
-    "_seconds": "seconds",
-    "_bytes": "bytes",
-    "_celsius": "°C",
-    "_hertz": "Hz",
-    "_watts": "W",
-    "_joules": "J",
-    "_ratio": "share (0 to 1)",
-    "_info": "always 1",
-}
-"""Units by the end of a metric's name without `_total`."""
-INTRODUCTION = f"""\
-# Metrics of the exporter
-
-*{GENERATED_MARK}.* `diag exporter` serves these metrics beside vLLM's own, which it passes through unchanged.
-
-A value that the exporter cannot know has no sample; it is never written as 0, -1 or NaN. The last two columns name
-signals and incidents that read a metric; `diag explain INCIDENT` prints the runbook of an incident.
-"""
 BY_THE_DOCTOR = "`diag doctor` reads it to describe a server."
 
 
@@ -400,24 +295,21 @@ def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str
     readers = _readers(incidents)
     sections: dict[str, list[tuple[str, ...]]] = {}
     for name, family in families().items():
-        section = next(title for prefix, title in SECTIONS.items() if name.startswith(prefix))
+        section = next(title for prefix, title in texts().metric_sections.items() if name.startswith(prefix))
         signals = sorted({signal.name for signal, _ in readers.get(name, [])})
-        users = sorted({incident.id for _, incident in readers.get(name, [])})
-        use = ", ".join(f"`{incident}`" for incident in users)
+        use = ", ".join(f"`{incident}`" for incident in sorted({incident.id for _, incident in readers.get(name, [])}))
         # in the text of a dashboard the name of a metric is followed by its matchers
-        shown = [file for file, text in dashboards.items() if f"{name}{{" in text]
-        if shown and not use:
-            pages = (file.removeprefix("dashboards/").removesuffix(".json") for file in shown)
+        drawn_by = [file for file, text in dashboards.items() if f"{name}{{" in text]
+        if drawn_by and not use:
+            pages = (file.removeprefix("dashboards/").removesuffix(".json") for file in drawn_by)
             use = f"dashboards: {', '.join(pages)}"
+        otherwise = "count" if family.kind == "counter" else ""
         stem = name.removesuffix("_total")
-        unit = next((unit for suffix, unit in UNITS.items() if stem.endswith(suffix)), "")
-        if not unit and family.kind == "counter":
-            unit = "count"
         cells = (
             f"`{name}`",
             family.kind,
             ", ".join(f"`{label}`" for label in family.labels),
-            unit,
+            next((unit for suffix, unit in texts().units.items() if stem.endswith(suffix)), otherwise),
             family.help,
             listed(signals, "; "),
             use or family.unread or BY_THE_DOCTOR,
@@ -436,7 +328,7 @@ def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str
         _table("Start-up phases (label `phase`)", ("phase", "meaning", "takes at most, as reported"), phases),
         _table("Log events (label `event`)", ("event", "meaning", "fields of `diag_vllm_log_value`"), events),
     ]
-    return INTRODUCTION + "".join(tables)
+    return texts().metrics.format(mark=GENERATED_MARK) + "".join(tables)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -460,3 +352,59 @@ def _readers(incidents: Sequence[Incident]) -> dict[str, list[tuple[Signal, Inci
             for name in {name for read_formula in formulas for name in metric_names(parse(read_formula))}:
                 found.setdefault(name, []).append((signal, incident))
     return found
+
+
+# -- wrong advice and flags of vLLM
+
+
+class WrongAdvice(NamedTuple):
+    """A claim that is wrong, what is true, what to use `instead`, and the source; the first name is the title."""
+
+    names: tuple[str, ...]
+    claim: str
+    truth: str
+    instead: str
+    source: str
+
+
+@cache
+def wrong_advice() -> Mapping[str, WrongAdvice]:
+    """Return each piece of advice by its names, spelled as `spelled` does."""
+    all_advice = read(PACKAGE / "knowledge" / "advice.toml", tuple[WrongAdvice, ...], "advice")
+    return {spelled(name): advice for advice in all_advice for name in advice.names}
+
+
+def spelled(name: str) -> str:
+    """Return the one spelling of a flag or a claim: --swap-space, swap_space and SWAP_SPACE are swap_space."""
+    return name.strip().lstrip("-").lower().replace("-", "_").replace(" ", "_")
+
+
+def flag_page(flag: Flag) -> str:
+    """Return the page of a flag: the releases that have it, and what replaces it."""
+    newest = versions()[-1]
+    removed = release(flag.last) < release(newest)
+    until = f"to {flag.last}; vLLM {newest} exits with `unrecognized arguments`" if removed else "on"
+    lines = [f"# {flag.name}", "", f"A flag of vLLM from {flag.first} {until}."]
+    if flag.name in INTO and removed:
+        name, key, why = INTO[flag.name]
+        lines += ["", f"{why}: it is the key `{key}` of `{name}`."]
+    elif flag.name in REPLACED and removed:
+        replaced = REPLACED[flag.name]
+        words = " ".join(part or "VALUE" for part in replaced.flags)
+        lines += ["", f"{replaced.why}." + (f" Use `{words}`." if words else f" {replaced.advice}".rstrip())]
+    elif flag.name in INEFFECTIVE:
+        lines += ["", f"It has no effect since {INEFFECTIVE[flag.name].first}: {INEFFECTIVE[flag.name].why}."]
+    return "\n".join([*lines, "", "`diag lint` checks the flags of a whole command.", ""])
+
+
+def advice_or_flag(name: str) -> str:
+    """Return the page of the advice or flag with that name, "" if there is none.
+
+    A flag is found in the spellings of the command line, of Python and of a YAML file.
+    """
+    key = spelled(name)
+    if key in wrong_advice():
+        advice = wrong_advice()[key]
+        return texts().wrong_advice.format(title=advice.names[0], **advice._asdict())
+    flag = known().get("--" + key.replace("_", "-"))
+    return flag_page(known()[flag.alias] if flag.alias else flag) if flag else ""

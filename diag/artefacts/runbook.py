@@ -8,8 +8,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
+from textwrap import indent
 
-from diag.artefacts.alerts import keeps_firing
+from diag.artefacts.alerts import TELEMETRY_RUNBOOK, alert_expressions, keeps_firing, telemetry_alerts
 from diag.artefacts.inhibitions import muting_sentences
 from diag.artefacts.names import (
     CARD,
@@ -22,18 +24,18 @@ from diag.artefacts.names import (
     server_board_url,
     subject_labels,
 )
-from diag.artefacts.promql_page import PROMQL_PAGE, promql_page
-from diag.artefacts.telemetry_alerts import RUNBOOK_PAGE, SERVER, TELEMETRY_ALERTS, telemetry_expression
-from diag.core.contract import Contract, Site
+from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
-from diag.core.incident import OF_ONE_SERVER, Condition, Fix, Incident
-from diag.knowledge.formulas import RuleSet, formula, rule_set
 from diag.knowledge.platforms import rocm_commands_in
+from diag.core.incident import OF_ONE_SERVER, Condition, Incident
+from diag.knowledge.formulas import RecordedSeries, RuleSet, formula, rule_set
 from diag.promql import metric_names, parse, pretty
-from diag.report.sentences import released
+from diag.report.sentences import released, why
 
 PLATFORMS = ("Kubernetes", "compose", "systemd")
 EXIT_STATUS = {"warning": 1, "critical": 2}
+PROMQL_PAGE = "promql"
+"""The page of all definitions; the heading of an incident's part is its id."""
 
 
 @cache
@@ -52,98 +54,103 @@ def runbooks(incidents: Sequence[Incident], contract: Contract) -> dict[str, str
     )
     index = (
         f"# Runbooks\n\n*{GENERATED_MARK}.* One runbook per alert. For the wall: [the on-call card]({CARD}.md). Alerts"
-        f" about missing telemetry: [{RUNBOOK_PAGE}]({RUNBOOK_PAGE}.md). Thresholds with their rationale, and the"
-        f" definition of every series: [PromQL]({PROMQL_PAGE}.md).\n\n"
+        f" about missing telemetry: [{TELEMETRY_RUNBOOK}]({TELEMETRY_RUNBOOK}.md). Thresholds with their rationale, and"
+        f" the definition of every series: [PromQL]({PROMQL_PAGE}.md).\n\n"
         f"| incident | alert | severity | evaluated per | title |\n|---|---|---|---|---|\n{rows}"
     )
     telemetry = f"# Missing telemetry\n\n*{GENERATED_MARK}.* Missing telemetry means unknown, not healthy.\n"
-    for alert in TELEMETRY_ALERTS:
-        summary = re.sub(r"\{\{ \$labels\.(\w+) .*?\}\}", r"`<\1>`", alert.summary.replace(SERVER, "`<server>`"))
+    for alert in telemetry_alerts():
+        summary = alert.summary.format(server="`<server>`", collector="`<collector>`")
         telemetry += (
             f"\n## {alert.name}\n\n{summary}. Impact: {alert.impact}.\n\n{alert.action}\n\n"
-            f"```promql\n{pretty(telemetry_expression(alert, contract))}\n```\n"
+            f"```promql\n{pretty(alert.expression(contract))}\n```\n"
         )
     pages = {incident.id: runbook(incident, incidents, contract, rules) for incident in incidents}
-    pages |= {RUNBOOK_PAGE: telemetry, "README": index, CARD: card(incidents)}
+    pages |= {TELEMETRY_RUNBOOK: telemetry, "README": index, CARD: card(incidents)}
     pages[PROMQL_PAGE] = promql_page(incidents, contract, rules)
     return {f"runbooks/{name}.md": text for name, text in pages.items()}
 
 
 def card(incidents: Sequence[Incident]) -> str:
-    """Return the on-call card: the first action and the runbook of each alert that pages or is a ticket."""
+    """Return the on-call card: the first action, without its reason, and the runbook of each page and each ticket."""
     text = (
         f"# On-call card\n\n*{GENERATED_MARK}.* Find the alert, do the first action, open its runbook. First, for any"
         " alert: `diag doctor http://<instance>`.\n"
     )
     for severity, heading in (("critical", "Pages"), ("warning", "Tickets")):
-        rows = [
-            f"| {alert_name(incident.id)} | {_first_action(incident)} | {_links([incident.id])} |\n"
-            for incident in incidents
-            if incident.severity == severity
-        ]
-        text += f"\n## {heading}\n\n| alert | first action | runbook |\n|---|---|---|\n" + "".join(rows)
+        text += f"\n## {heading}\n\n| alert | first action | runbook |\n|---|---|---|\n"
+        for incident in incidents:
+            if incident.severity == severity:
+                first = incident.mitigate[0].partition(":")[0].rstrip(".") if incident.mitigate else "Read the runbook"
+                text += f"| {alert_name(incident.id)} | {first} | {_links([incident.id])} |\n"
     return text
 
 
-def _first_action(incident: Incident) -> str:
-    """Return the first step of the mitigation, without its reason."""
-    return incident.mitigate[0].partition(":")[0].rstrip(".") if incident.mitigate else "Read the runbook"
-
-
 def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: RuleSet) -> str:
-    """Return the page of an incident. `rules` are the recording rules for `incidents`."""
-    known = {other.id: other for other in incidents}
+    """Return the page of an incident, without its empty sections. `rules` are the recording rules for `incidents`."""
     site = contract.site
-    sections = {
-        "Impact": [f"{capitalized(incident.impact)}."],
-        "Meaning": _meaning(incident, incidents, contract),
-        "Is it real": _is_it_real(incident, contract, rules),
-        "Do now": _do_now(incident),
-        "What else it could be": _look_alikes(incident, known, contract),
-        "Fix": _fixes(incident, contract),
-        "Verify": _verify(incident, contract),
-        "Escalate": _escalate(incident),
-        "Do not": [f"- {warning}" for warning in incident.do_not],
-        "Silence": _silence(incident, site),
-        "Recent changes": _recent_changes(incident, site),
-        "On AMD GPUs": _on_rocm(incident),
-    }
-    subject = " and ".join(subject_labels(incident, site))
     board = f"dashboard *vLLM / Server* with `incident` = `{incident.id}`"
     if url := server_board_url(incident.id, site):
         board = f"[dashboard]({url})"
-    alert = alert_name(incident.id)
-    head = (
-        f"# {alert}: {incident.title}\n\n*{GENERATED_MARK}.* **{capitalized(incident.severity)}** alert `{alert}`,"
-        f" incident `{incident.id}`, evaluated per {subject} over {incident.window}. See the {board};"
-        f" [thresholds and PromQL]({PROMQL_PAGE}.md#{incident.id}).\n"
+    server = ",".join(f'{label}="<{label}>"' for label in site.labels)
+    flags = dict.fromkeys(fix.flag for fix in incident.fixes if fix.flag)
+    moves = incident.ended_by or incident.symptoms[0].signal
+    recovered = next(condition.opposite for condition in incident.symptoms if condition.signal == moves)
+    recording = "the recording of `diag record http://<instance> DIR --for 120 --log FILE` (it holds no secrets)"
+    # a silence has labels that outlast a restart
+    lasting = [label for label in site.labels if label not in OF_ONE_SERVER and label != "model"]
+    text = (PACKAGE / "artefacts" / "runbook.md").read_text(encoding="utf-8")
+    page = text.format(
+        **_is_it_real(incident, contract, rules),
+        alert=alert_name(incident.id),
+        title=incident.title,
+        mark=GENERATED_MARK,
+        severity=capitalized(incident.severity),
+        id=incident.id,
+        subject=" and ".join(subject_labels(incident, site)),
+        window=incident.window,
+        board=board,
+        promql_page=PROMQL_PAGE,
+        impact=capitalized(incident.impact),
+        meaning=_meaning(incident, incidents, contract),
+        do_now=_do_now(incident),
+        look_alikes=_look_alikes(incident, {other.id: other for other in incidents}, contract),
+        fixes=_fixes(incident, contract),
+        recovered=claim(recovered, contract),
+        keeps_firing=keeps_firing(incident),
+        hand_over="; ".join((recording, *incident.hand_over)),
+        do_not="\n".join(f"- {warning}" for warning in incident.do_not),
+        matchers=" ".join(f"{label}=<{label}>" for label in (*lasting, "model")),
+        flags=f"- Flags that decide here: {', '.join(f'`{flag}`' for flag in flags)}.\n" if flags else "",
+        server=server,
+        on_rocm=_on_rocm(incident),
     )
-    return head + "".join(f"\n## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items() if lines)
+    return re.sub(r"\n## .+\n\n\n", "", page)
 
 
-def _meaning(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> list[str]:
+def _meaning(incident: Incident, incidents: Sequence[Incident], contract: Contract) -> str:
     causes = [other.id for other in incidents if incident.id in other.explains]
-    edges = [(other.id, edge) for other in incidents for edge in other.may_explain if edge.incident == incident.id]
-    under = []
-    for name, edge in edges:
-        conditions = ["it began first"] if edge.began_first else []
-        conditions += [claim(condition, contract) for condition in edge.where]
-        under.append(f"{_links([name])} (if {' and '.join(conditions)})")
-    lines = [" ".join(incident.cause.split())]
-    if causes or under:
-        listed = ", ".join([*([_links(causes)] if causes else []), *under])
-        lines += ["", f"**Start with its cause** if one of these is present too: {listed}."]
+    possible = [_links(causes)] if causes else []
+    for other in incidents:
+        for edge in other.may_explain:
+            if edge.incident == incident.id:
+                conditions = ["it began first"] if edge.began_first else []
+                conditions += [claim(condition, contract) for condition in edge.where]
+                possible.append(f"{_links([other.id])} (if {' and '.join(conditions)})")
+    text = " ".join(incident.cause.split())
+    if possible:
+        text += f"\n\n**Start with its cause** if one of these is present too: {', '.join(possible)}."
     if muted := muting_sentences(incident, incidents, contract.site):
-        lines += ["", " ".join(muted)]
-    return lines
+        text += f"\n\n{' '.join(muted)}"
+    return text
 
 
-def _on_rocm(incident: Incident) -> list[str]:
+def _on_rocm(incident: Incident) -> str:
     texts = [*incident.mitigate, *incident.hand_over, *incident.do_not]
     texts += [text for fix in incident.fixes for text in (fix.command, fix.change, fix.rollback)]
     pairs = rocm_commands_in("\n".join(texts)).items()
     commands = [re.sub(r"\{(\w+)\}", r"<\1>", f"`{theirs}` instead of `{ours}`") for ours, theirs in pairs]
-    return [f"Run {'; '.join(commands)}."] if commands else []
+    return f"Run {'; '.join(commands)}." if commands else ""
 
 
 def _links(names: Sequence[str]) -> str:
@@ -151,15 +158,12 @@ def _links(names: Sequence[str]) -> str:
     return ", ".join(f"[{name}]({name}.md)" for name in names)
 
 
-# -- is it this incident ----------------------------------------------------------------------------------------------
-
-
-def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> list[str]:
-    """Return two commands, and what they print while the incident lasts."""
-    names = _metrics(incident, contract)
-    log = any(name.startswith(("diag_vllm_startup_", "diag_vllm_log_")) for name in names)
-    host_only = log or any(name.startswith("diag_gpu_") for name in names)
-    place = ", run on the server's own host," if host_only else ""
+def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> dict[str, str]:
+    """Return the parts of the section with two commands, and what they print while the incident lasts."""
+    formulas = [formula(symptom.signal, incident.per, incident.window, contract) for symptom in incident.symptoms]
+    metrics = {name for read_formula in formulas for name in metric_names(parse(read_formula))}
+    log = any(name.startswith(("diag_vllm_startup_", "diag_vllm_log_")) for name in metrics)
+    host_only = log or any(name.startswith("diag_gpu_") for name in metrics)
     subject = " ".join(("<instance>", *(f"{label} <{label}>" for label in incident.per if label != "instance")))
     if incident.severity == "info":
         report = f"lists `info  {incident.title} ({incident.id})` under `Also`, and the verdict stays `HEALTHY`"
@@ -167,26 +171,22 @@ def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> list[
         report = f"begins with `{incident.severity.upper()}  {incident.id}   {subject}`"
         report += f" (exit status {EXIT_STATUS[incident.severity]}"
         report += f"; `CRITICAL` when {claim(incident.escalates, contract)})" if incident.escalates else ")"
-    series = [
-        rules.series[formula(condition.signal, incident.per, incident.windows[0], contract).name]
-        for condition in incident.symptoms
-    ]
-    lines = [
-        "```console",
-        f"$ diag doctor http://<instance>{' --log FILE' if log else ''}",
-        f"$ promtool query instant http://<prometheus>:9090 {shlex.quote(_selector(series, contract.site))}",
-        "```",
-        "",
-        f"The first{place} takes 30 s and {report}. If it says `HEALTHY` without this incident, the incident has ended;"
-        " `CANNOT TELL` and `NO INCIDENT FOUND` name the telemetry that is missing. The second reads what the alert"
-        f" reads. All of these must hold: {_claims(incident.symptoms, contract)}.",
-    ]
-    if incident.supports:
-        lines[-1] += f" Not required, but likelier with: {_claims(incident.supports, contract)}."
-    return lines
+    recorded = (formula(symptom.signal, incident.per, incident.windows[0], contract) for symptom in incident.symptoms)
+    names = [*dict.fromkeys(rules.series[series.name] for series in recorded)]
+    server = ",".join(f'{label}="<{label}>"' for label in contract.site.labels)
+    selector = f'{{__name__=~"{"|".join(names)}",{server}}}' if names[1:] else f"{names[0]}{{{server}}}"
+    likelier = f" Not required, but likelier with: {_claims(incident.supports, contract)}."
+    return {
+        "log": " --log FILE" if log else "",
+        "selector": shlex.quote(selector),
+        "place": ", run on the server's own host," if host_only else "",
+        "report": report,
+        "symptoms": _claims(incident.symptoms, contract),
+        "supports": likelier if incident.supports else "",
+    }
 
 
-def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> list[str]:
+def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> str:
     """Return how to distinguish each look-alike, with the condition that rules it out or one that it requires."""
     lines = []
     for look in incident.looks_like:
@@ -196,34 +196,18 @@ def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Co
             deciding = f" Requires {claim(known[look.name].symptoms[0], contract)}."
         name = _links([look.name]) if look.name in known else look.name
         lines.append(f"- {capitalized(name)}: {look.distinguish}{deciding}")
-    return lines
+    return "\n".join(lines)
 
 
 def _claims(conditions: Sequence[Condition], contract: Contract) -> str:
     return "; ".join(claim(condition, contract) for condition in conditions)
 
 
-def _selector(series: Sequence[str], site: Site) -> str:
-    """Return a selector of recorded series of one server."""
-    server = ",".join(f'{label}="<{label}>"' for label in site.labels)
-    (first, *others) = dict.fromkeys(series)
-    return f'{{__name__=~"{"|".join((first, *others))}",{server}}}' if others else f"{first}{{{server}}}"
-
-
-def _metrics(incident: Incident, contract: Contract) -> list[str]:
-    """Return the names of all metrics that the symptoms read."""
-    formulas = (formula(symptom.signal, incident.per, incident.window, contract) for symptom in incident.symptoms)
-    return sorted({name for found in formulas for name in metric_names(parse(found))} - {"up"})
-
-
-# -- what to do -------------------------------------------------------------------------------------------------------
-
-
-def _do_now(incident: Incident) -> list[str]:
+def _do_now(incident: Incident) -> str:
     """Return the mitigation, and the commands of its operations on each platform."""
     lines = [f"- {step}" for step in incident.mitigate]
     if not incident.operations:
-        return lines
+        return "\n".join(lines)
     lines += ["", "```bash"]
     for platform in PLATFORMS:
         lines.append(f"# {platform}")
@@ -232,72 +216,76 @@ def _do_now(incident: Incident) -> list[str]:
             command, _, comment = operation[platform].partition("   # ")
             note = f"{operation['what']} ({comment})" if comment else operation["what"]
             lines.append(command if command.startswith("#") else f"{command}   # {note}")
-    return [*lines, "```"]
+    return "\n".join([*lines, "```"])
 
 
-def _fixes(incident: Incident, contract: Contract) -> list[str]:
+def _fixes(incident: Incident, contract: Contract) -> str:
     intro = "Try them in this order; `diag doctor` leaves out what does not apply to this server"
     intro += f" and computes {COMPUTED}." if any(fix.signals for fix in incident.fixes) else "."
     if any(fix.restart and fix.kind in ("vllm_flag", "environment") for fix in incident.fixes):
         commands = ", ".join(f"`{operations()['change'][platform]}` ({platform})" for platform in PLATFORMS)
         intro += f" To change a flag: {commands}."
-    return [intro, "", *(_fix(number, fix, contract) for number, fix in enumerate(incident.fixes, 1))]
+    lines = [intro, ""]
+    for number, fix in enumerate(incident.fixes, 1):
+        also = ", ".join(f"`{flag} {COMPUTED}`" for flag, _ in fix.also)
+        rollback = re.sub(r"<[^>]+>", r"`\g<0>`", fix.rollback)  # code, or Markdown takes it for an HTML tag
+        parts = [
+            f"Together with {also}." if also else "",
+            f"Instead of `{fix.instead_of}` in releases without it." if fix.instead_of else "",
+            f"Needs {released(fix)}." if released(fix) else "",
+            f"*Effect*: {fix.effect}.",
+            f"*Trade-off*: {fix.risk}." if fix.risk else "",
+            f"*Rollback*: {rollback}." if rollback else "",
+            "Needs a restart." if fix.restart else "No restart.",
+        ]
+        condition = f"*If {_claims(fix.only_if, contract)}*: " if fix.only_if else ""
+        lines.append(f"{number}. {condition}{fix_in_markdown(fix)} {' '.join(filter(None, parts))}")
+    return "\n".join(lines)
 
 
-def _fix(number: int, fix: Fix, contract: Contract) -> str:
-    also = ", ".join(f"`{flag} {COMPUTED}`" for flag, _ in fix.also)
-    rollback = re.sub(r"<[^>]+>", r"`\g<0>`", fix.rollback)  # code, or Markdown takes it for an HTML tag
-    parts = [
-        f"Together with {also}." if also else "",
-        f"Instead of `{fix.instead_of}` in releases without it." if fix.instead_of else "",
-        f"Needs {released(fix)}." if released(fix) else "",
-        f"*Effect*: {fix.effect}.",
-        f"*Trade-off*: {fix.risk}." if fix.risk else "",
-        f"*Rollback*: {rollback}." if rollback else "",
-        "Needs a restart." if fix.restart else "No restart.",
+# -- the page of all thresholds and definitions
+
+
+def promql_page(incidents: Sequence[Incident], contract: Contract, rules: RuleSet) -> str:
+    """Return the thresholds and the alert expression of each incident, then every recorded series, folded."""
+    text = (
+        f"# PromQL: thresholds, alerts, recorded series\n\n*{GENERATED_MARK}.* The rules themselves:"
+        " `alerts/diag.rules.yaml`. `diag explain NAME` prints a signal or part, its formula and its users.\n"
+    )
+    for incident in incidents:
+        content = judgement(incident, incidents, contract, rules)
+        text += f"\n## {incident.id}\n" + _folded(alert_name(incident.id), content)
+    text += "\n## Recorded series\n\nBy the labels of their subject; each reads only series before it.\n"
+
+    def level(rule: RecordedSeries) -> str:
+        return rule.series.partition(":")[0]
+
+    for labels, records in groupby(sorted(rules.rules.values(), key=level), key=level):
+        pairs = [(record.series, indent(pretty(record.promql), "  ")) for record in records]
+        lines = [line for name, definition in pairs for line in (f"{name} =", definition)]
+        text += _folded(labels, "\n".join(["```text", *lines, "```", ""]))
+    return text
+
+
+def judgement(incident: Incident, incidents: Sequence[Incident], contract: Contract, rules: RuleSet) -> str:
+    """Return the thresholds of an incident with their rationale, and its alert expressions."""
+    rows = []
+    for condition in incident.every_condition:
+        source = condition.why
+        reference = f"{source.kind}: <{source.reference}>" if source.reference else source.kind
+        if source.kind == "measured":
+            reference = f"measured: recording `{source.reference}`"
+        cells = [text.replace("|", "\\|") for text in (claim(condition, contract), source.says)]
+        rows.append(f"| {' | '.join(cells)} | {reference} |")
+    rows = ["| threshold | rationale | source |", "|---|---|---|", *dict.fromkeys(rows)]
+    fixes = [
+        f"{number}. {fix_in_markdown(fix)} {capitalized(why(fix.why))}." for number, fix in enumerate(incident.fixes, 1)
     ]
-    condition = f"*If {_claims(fix.only_if, contract)}*: " if fix.only_if else ""
-    return f"{number}. {condition}{fix_in_markdown(fix)} {' '.join(filter(None, parts))}"
+    expressions = alert_expressions(incident, incidents, contract, rules)
+    blocks = [line for text in expressions for line in ("```promql", *text.splitlines(), "```", "")]
+    at_once = [f"The alert has no `for`: {incident.immediate}.", ""] if incident.immediate else []
+    return "\n".join([*rows, "", *at_once, "Rationale of the fixes:", "", *fixes, "", *blocks])
 
 
-def _verify(incident: Incident, contract: Contract) -> list[str]:
-    """Return the signal that must move, how far, and by when."""
-    signal = incident.ended_by or incident.symptoms[0].signal
-    over = next(condition.opposite for condition in incident.symptoms if condition.signal == signal)
-    return [
-        f"Under the same load, within {incident.window} and two scrapes: {claim(over, contract)}. The alert resolves"
-        f" {keeps_firing(incident):.0f} s later. `diag verify BEFORE http://<instance>` compares with a recording from"
-        " before the change (`diag record http://<instance> BEFORE`). If nothing has moved, roll back and try the next"
-        " fix.",
-    ]
-
-
-def _escalate(incident: Incident) -> list[str]:
-    recording = "the recording of `diag record http://<instance> DIR --for 120 --log FILE` (it holds no secrets)"
-    return [f"If no fix helps, hand over {'; '.join((recording, *incident.hand_over))}."]
-
-
-def _silence(incident: Incident, site: Site) -> list[str]:
-    """Return the command that silences the incident for a model, by labels that outlast a restart."""
-    labels = [label for label in site.labels if label not in OF_ONE_SERVER and label != "model"]
-    matchers = " ".join(f"{label}=<{label}>" for label in (*labels, "model"))
-    return [
-        "```console",
-        "$ amtool silence add --alertmanager.url=http://<alertmanager>:9093 --duration=2h --comment='<ticket>'"
-        f" incident={incident.id} {matchers}",
-        "```",
-    ]
-
-
-def _recent_changes(incident: Incident, site: Site) -> list[str]:
-    """Return where to look for what changed: flags that decide, restarts, releases, load."""
-    flags = dict.fromkeys(fix.flag for fix in incident.fixes if fix.flag)
-    server = ",".join(f'{label}="<{label}>"' for label in site.labels)
-    lines = [f"- Flags that decide here: {', '.join(f'`{flag}`' for flag in flags)}."] if flags else []
-    return [
-        *lines,
-        f"- Restarts, in Prometheus: `changes(process_start_time_seconds{{{server}}}[1d])`. Rollouts: `kubectl -n"
-        " <namespace> rollout history deployment/<deployment>`, `docker compose images`, `journalctl -u vllm | grep"
-        " 'non-default args'`.",
-        "- Load: on the dashboard, requests and tokens in the hour before it began.",
-    ]
+def _folded(summary: str, content: str) -> str:
+    return f"\n<details><summary>{summary}</summary>\n\n{content}\n</details>\n"

@@ -19,7 +19,7 @@ from diag.core.files import read_json, refused_in_words, written_bytes, written_
 from diag.core.formatting import gibibytes
 from diag.diagnosis.report import Report
 from diag.log import files as logs
-from diag.report import html, issue
+from diag.report import html, markdown
 from diag.report import json as report_json
 from diag.sources.recording import bundle, reader
 from diag.sources.source import SCRAPE_TIMEOUT, shown_targets
@@ -70,7 +70,7 @@ def run(options: ObserveOptions, file: Path | None, *, as_issue: bool) -> str:
     if file and os.path.lexists(file):
         raise BadUsage(f"{file} already exists: name a new file")
     with _gathered(options) as (folder, report, launch, left_out):
-        text = issue.render(report, _read_host(folder / HOST), launch) if as_issue else ""
+        text = markdown.render_issue(report, _read_host(folder / HOST), launch) if as_issue else ""
         if file:
             with refused_in_words(file), written_bytes(file, is_new=True) as out:
                 bundle.pack(folder, {**WHAT, **_about_pods(folder)}, left_out, out)

@@ -50,10 +50,15 @@ def run(name: str, folder: Path | None) -> str:
     A signal is found by its name, its id and the series that rules record of it; anything else by what a log, an alert
     or a page shows of it. BadUsage if nothing has that name.
     """
-    from diag.artefacts.advice import advice_or_flag, wrong_advice
-    from diag.artefacts.promql_page import judgement
-    from diag.artefacts.reference import declared, lint_rule_page, preflight_page, signal_page
-    from diag.artefacts.runbook import runbook
+    from diag.artefacts.reference import (
+        advice_or_flag,
+        declared,
+        lint_rule_page,
+        preflight_page,
+        signal_page,
+        wrong_advice,
+    )
+    from diag.artefacts.runbook import judgement, runbook
     from diag.commands.observe import site
     from diag.knowledge.formulas import rule_set
     from diag.lint.rules import RULES
@@ -167,7 +172,7 @@ def near(name: str, ids: Sequence[str]) -> list[str]:
 
 def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     """Check every declaration and read every table, as no other start of diag does; return all incidents."""
-    from diag.artefacts.advice import wrong_advice
+    from diag.artefacts import alerts, recording_rules, reference
     from diag.core.metric_families import families
     from diag.diagnosis.roll_call import waits
     from diag.knowledge import known_failures, other_engines, platforms
@@ -183,9 +188,10 @@ def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:
     from diag.vllm.memory.config import aliases
 
     incidents = load(folder, check_all=True)
-    tables = (known_failures.table, other_engines.programs, platforms.rocm_phrases, gpus, bare_gpus, waits, wrong_advice, families)
+    tables = (known_failures.table, other_engines.programs, platforms.rocm_phrases, gpus, bare_gpus, waits, families)
     of_models = (architectures.families, architectures.encoders, quantization.tables, profiling.estimates, aliases)
-    for read_table in (*tables, *of_models, changes, sentences):
+    of_artefacts = (alerts.telemetry_alerts, recording_rules.declared, reference.texts, reference.wrong_advice)
+    for read_table in (*tables, *of_models, changes, sentences, *of_artefacts):
         read_table()
     read(patterns.FILE, patterns.Checked)
     for kind, declared in ((Part | Signal, DECLARED), (LintRule, RULES), (PreflightCheck, CHECKS)):

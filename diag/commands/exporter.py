@@ -158,18 +158,18 @@ class LivenessThread:
     def report(self) -> str:
         """Return the health report on the pages that are kept; they are judged at most every REPORTED_EVERY seconds."""
         from diag.commands.observe import judge_observation, site
-        from diag.report import health_report
+        from diag.report import json as as_json
 
         health = self.health()
         with self._reporting:
             if self._health is None or self._liveness is None:
-                return health_report.without_data(self._instance, health.liveness)
+                return as_json.health_without_data(self._instance, health.liveness)
             if time.monotonic() - self._reported >= REPORTED_EVERY:
                 contract, incidents = site(None, None)
                 with self._pages:
                     seen = self._liveness.seen()
                 report = judge_observation(seen, contract, incidents).report
-                self._report, self._reported = health_report.render(report, contract.site), time.monotonic()
+                self._report, self._reported = as_json.render_health(report, contract.site), time.monotonic()
             return self._report
 
     def health(self) -> "Health":

@@ -11,8 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from diag.artefacts.alerts import GONE_AFTER
-from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
+from diag.artefacts.alerts import GONE_AFTER, FilledAlert, filled_alerts, no_telemetry
 from diag.commands.doctor import run
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Site, find
@@ -25,10 +24,8 @@ from diag.http.address import parse, parse_all
 from diag.http.client import run_in_thread
 from diag.http.prometheus_api import Alertmanager
 from diag.report.terminal import (
-    posting_failed,
-    posting_resumed,
     watch_changed,
-    watch_lost,
+    watch_line,
     watch_regained,
     watch_started,
 )
@@ -89,7 +86,7 @@ def _next_report(options: ObserveOptions, alerts: "WatchAlerts | None") -> Repor
         except Unreachable as error:
             reason = re.sub(r"\d+", "", str(error))  # an error that differs only in a time is not printed again
             if reason != last_error:
-                _print(watch_lost(str(error), time.time()))
+                _print(watch_line(time.time(), f"cannot be observed: {error}"))
             if alerts and last_error:  # twice in a row: once may be a blip
                 alerts.post_lost(str(error))
             last_error = reason
@@ -155,11 +152,11 @@ class AlertPosts:
                     self._post(posts[begin : begin + MOST_AT_ONCE])
             except Unreachable as error:
                 if not self._failed:
-                    self._say(posting_failed(str(error), time.time()))
+                    self._say(watch_line(time.time(), f"alerts cannot be posted, which is tried again: {error}"))
                 self._failed = True
                 return False
             if self._failed and posts:
-                self._say(posting_resumed(time.time()))
+                self._say(watch_line(time.time(), "alerts are posted again"))
             self._failed &= not posts
             with self._state:
                 self._ended = {key: known for key, known in self._ended.items() if ended.get(key) != known}

@@ -15,8 +15,8 @@ from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.telemetry_checks import FAMILIES
+from diag.report import coverage
 from diag.report import sentences as words
-from diag.report import unshown
 from diag.report.layout import WIDTH, is_wide, line_width, shortened
 
 VERDICTS = ("critical", "warning", "unknown", "gone", "unproven", "slow", "healthy")
@@ -125,10 +125,10 @@ def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
                 evidence=readings(each.signs),
                 not_seen=not_seen,
             )
-            for each in unshown.undecided(report)
+            for each in coverage.suspected(report)
         ]
     target = printable(report.servers[0]) if len(report.servers) == 1 else escaped(report.observed.target)
-    accepted = unshown.in_brackets(ignored=unshown.ignored(report)).strip()
+    accepted = coverage.in_brackets(ignored=coverage.ignored(report)).strip()
     accepted = f"{accepted} " if accepted else ""
     if report.verdict == "unknown":
         why = words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
@@ -137,8 +137,8 @@ def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
     states = listed(words.log_endings(report)) or words.states(report)
     healthy = f"{accepted}{target}: {states}; {words.found_nothing(report)}"
     if report.verdict == "no_incident":
-        verdict = unshown.NO_FAILURE if report.observed.endings else unshown.NO_INCIDENT
-        unseen = () if report.observed.endings else tuple(unshown.not_seen(report))
+        verdict = coverage.NO_FAILURE if report.observed.endings else coverage.NO_INCIDENT
+        unseen = () if report.observed.endings else tuple(coverage.not_seen(report))
         return [ReportAnswer(verdict, target, reasons=(healthy,), not_seen=(*unseen, *not_seen))]
     return [ReportAnswer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
 
@@ -206,13 +206,13 @@ def verdicts(report: Report) -> list[str]:
         when = written_as(seen.end)
         return [
             _fit_line(f"WARNING  {each.question}   ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
-            for each in unshown.undecided(report)
+            for each in coverage.suspected(report)
         ]
     verdict = "HEALTHY"
     if report.verdict == "unknown":
-        verdict = "CANNOT TELL" + unshown.in_brackets(ignored=unshown.ignored(report))
+        verdict = "CANNOT TELL" + coverage.in_brackets(ignored=coverage.ignored(report))
     if report.verdict == "no_incident":
-        verdict = unshown.pass_without_health(report)
+        verdict = coverage.pass_without_health(report)
     if seen.endings:
         place = names[0] if len(names) == 1 else plural(len(names), "log")
         return [_fit_line(f"{verdict}  ", place, [words.log_endings(report)[0]])]
@@ -270,7 +270,7 @@ def fleet_rows(report: Report) -> list[FleetRow]:
     states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
     not_judged = {instance_name(each.subject) for each in report.not_judged}
     unseen = {missing.server for missing in report.health.missing}
-    possible = {name: each.question for each in unshown.undecided(report) for name in each.servers}
+    possible = {name: each.question for each in coverage.suspected(report) for name in each.servers}
 
     rows = []
     for name in report.servers:

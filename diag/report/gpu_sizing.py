@@ -3,13 +3,12 @@
 Each has plain text of at most 100 columns and JSON: schemas "diag.budget/2" and "diag.sizing/2" (diag.*.schema.json).
 """
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from diag import __version__
 from diag.core.formatting import GIB, gibibytes, plural, quantity
+from diag.report.documents import fields, headed, json_text
 from diag.report.layout import paragraph, table
 from diag.vllm.deployments import Deployment, Sizing
 from diag.vllm.memory.ledger import Ledger
@@ -18,6 +17,10 @@ from diag.vllm.work import REACHED, Ceiling
 
 BUDGET_SCHEMA = "diag.budget/2"
 SIZING_SCHEMA = "diag.sizing/2"
+EXACT = 0.002
+"""Bounds that are closer than this share are those of a log, whose figures are rounded."""
+MOST_COLUMNS = 94
+"""Columns of a line of a command, without its margin."""
 WIDE = 0.2
 """A range that is wider than this share of the estimate is explained: the estimate is off by 10 % at its ends."""
 _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
@@ -48,36 +51,40 @@ class Budget:
 
 def render_budget(budget: Budget) -> str:
     """Render the estimate as plain text: verdict, ledger, KV cache, and flags that make the server fit."""
-    found, setup = budget.ledger, budget.ledger.setup
+    ledger, setup = budget.ledger, budget.ledger.setup
     hardware = f"{setup.gpus * setup.data} x {budget.gpu}" if not setup.cpu else budget.gpu
     size = f" ({gibibytes(setup.total)})" if setup.total else ""
     length = "the longest that fits" if setup.auto_length else f"{setup.length:,} tokens"
     lines = paragraph(
-        f"{found.verdict.upper()}: {budget.model} on {hardware}{size}, vLLM {setup.version}, context {length}"
+        f"{ledger.verdict.upper()}: {budget.model} on {hardware}{size}, vLLM {setup.version}, context {length}"
     )
-    for text in (*found.reasons, *budget.notes):
-        lines += paragraph(text, "  - ", "    ")
+    for sentence in (*ledger.reasons, *budget.notes):
+        lines += paragraph(sentence, "  - ", "    ")
 
     rows = [("GiB" if setup.cpu else "GiB on one GPU", "computed", "log", "difference", "source")]
-    for row in found.rows:
-        computed = _estimate_text(row.computed, lambda size: f"{size / GIB:.2f}") if row.computed else "unknown"
+    for row in ledger.rows:
+        computed = "unknown"
+        if row.computed:  # the central estimate with its bounds; one number if it is exact as printed
+            edges = (row.computed.low, row.computed.central, row.computed.high)
+            low, central, high = (f"{edge / GIB:.2f}" for edge in edges)
+            computed = low if low == high else f"{central} ({low} to {high})"
         logged = f"{(row.logged.low + row.logged.high) / 2 / GIB:.2f}" if row.logged else ""
         difference = "" if row.difference is None else f"{row.difference / GIB:+.2f}"
         if row.difference is not None and abs(row.difference) < 0.005 * GIB:
             difference = "none"
         source = row.source if row.basis == "exact" else f"{row.source} ({row.basis})"
         rows.append((row.name, computed, logged, difference, source))
-    if budget.logged or any(row.logged for row in found.rows):
+    if budget.logged or any(row.logged for row in ledger.rows):
         lines += ["", *table(rows, right=(1, 2, 3))]
     else:
         lines += ["", *table([(name, computed, source) for name, computed, _, _, source in rows], right=(1,))]
 
     cache = list(_cache_rows(budget))
     lines += ["", *table(cache)] if cache else []
-    if found.doubt and found.tokens and found.tokens.high - found.tokens.low > WIDE * found.tokens.central:
-        lines += paragraph(f"The range of the KV cache is wide: {found.doubt}.", "  - ", "    ")
+    if ledger.doubt and ledger.tokens and ledger.tokens.high - ledger.tokens.low > WIDE * ledger.tokens.central:
+        lines += paragraph(f"The range of the KV cache is wide: {ledger.doubt}.", "  - ", "    ")
 
-    if found.verdict != "fits" and found.kv_cache and found.layout:
+    if ledger.verdict != "fits" and ledger.kv_cache and ledger.layout:
         heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
         if not budget.suggestions:
             heading = "  No single change that diag can compute makes it fit for certain."
@@ -88,9 +95,9 @@ def render_budget(budget: Budget) -> str:
 
 def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
     """Yield name, computed value and logged value: KV cache per token and request, its size, the safe settings."""
-    found, setup = budget.ledger, budget.ledger.setup
-    layout = found.layout
-    if layout is None or found.needed is None or found.token_bytes is None:
+    ledger, setup = budget.ledger, budget.ledger.setup
+    layout = ledger.layout
+    if layout is None or ledger.needed is None or ledger.token_bytes is None:
         return
 
     def logged(name: str, unit: str = "") -> str:
@@ -100,15 +107,19 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
     kinds = ((layout.windows, "have a sliding window"), (layout.states, "keep a state"))
     shares = "".join(f", {count} of {len(layout.groups)} layer groups {what}" for count, what in kinds if count)
     blocks = f"{layout.blocks(setup.length):,} blocks"
-    yield "KV cache per token", f"{found.token_bytes:,.0f} bytes{shares}", ""
-    yield f"for {setup.length:,} tokens", f"{gibibytes(found.needed)}, {blocks}", logged("needed", " GiB")
+    yield "KV cache per token", f"{ledger.token_bytes:,.0f} bytes{shares}", ""
+    yield f"for {setup.length:,} tokens", f"{gibibytes(ledger.needed)}, {blocks}", logged("needed", " GiB")
 
-    if found.tokens and found.blocks and found.concurrency:
-        low, high = (f"{bound:.2f}" for bound in found.concurrency)
-        requests = f"{low if low == high else f'{low} to {high}'} requests of {setup.length:,} tokens"
-        yield "KV cache size", _tokens_text(found.tokens), logged("tokens")
-        yield "KV blocks", f"{_range_text(found.blocks, '{:,}'.format)} of {layout.block} tokens", ""
-        yield "concurrency", requests, logged("concurrency")
+    if ledger.tokens and ledger.blocks and ledger.concurrency:
+        tokens = ledger.tokens
+        size = f"{_range(f'{tokens.low:,}', f'{tokens.high:,}')} tokens"
+        if tokens.high - tokens.low > EXACT * tokens.high:
+            central, low, high = (f"{_rounded(edge):,}" for edge in (tokens.central, tokens.low, tokens.high))
+            size = f"about {central} tokens, {low} to {high}"
+        yield "KV cache size", size, logged("tokens")
+        yield "KV blocks", f"{_range(f'{ledger.blocks.low:,}', f'{ledger.blocks.high:,}')} of {layout.block} tokens", ""
+        requests = _range(*(f"{bound:.2f}" for bound in ledger.concurrency))
+        yield "concurrency", f"{requests} requests of {setup.length:,} tokens", logged("concurrency")
 
     if budget.longest is not None:
         flag = f"--max-model-len {budget.longest}" if budget.longest else "none"
@@ -118,26 +129,8 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         yield "safe concurrency", f"{flag} without preemption", ""
 
 
-def _range_text(size: ByteRange, written: Callable[[int], str]) -> str:
-    low, high = written(size.low), written(size.high)
+def _range(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
-
-
-def _estimate_text(size: ByteRange, written: Callable[[int], str]) -> str:
-    """Return the central estimate with its bounds; one number if it is exact as printed."""
-    bounds = _range_text(size, written)
-    return bounds if written(size.low) == written(size.high) else f"{written(size.central)} ({bounds})"
-
-
-_EXACT = 0.002
-"""Bounds that are closer than this share are those of a log, whose figures are rounded."""
-
-
-def _tokens_text(tokens: ByteRange) -> str:
-    if tokens.high - tokens.low <= _EXACT * tokens.high:
-        return f"{_range_text(tokens, '{:,}'.format)} tokens"
-    central, low, high = (f"{_rounded(size):,}" for size in (tokens.central, tokens.low, tokens.high))
-    return f"about {central} tokens, {low} to {high}"
 
 
 def _rounded(size: int) -> int:
@@ -169,61 +162,48 @@ def _how(one: Deployment) -> str:
     return " ".join(filter(None, ("another checkpoint" if one.checkpoint else "", one.flags)))
 
 
-def _offer_document(offer: Deployment) -> dict[str, Any]:
-    return {
-        "change": offer.change,
-        "flags": offer.flags,
-        "needs_checkpoint": offer.checkpoint,
-        "gpus": offer.gpus,
-        "max_model_len": offer.ledger.setup.length,
-        "kv_cache_tokens": _pair(offer.ledger.tokens),
-        "kv_cache_tokens_estimate": offer.ledger.tokens.central if offer.ledger.tokens else None,
-        "requests": offer.requests,
-        "output_tokens_per_second": offer.output_rate or None,
-        "dollars_per_million_output_tokens": None,
-    }
-
-
 def render_budget_json(budget: Budget) -> str:
     """Render the estimate as JSON: bytes as integers, ranges as [least, most], null if unknown."""
-    found, setup = budget.ledger, budget.ledger.setup
-    document = {
-        "schema": BUDGET_SCHEMA,
-        "diag": __version__,
+    ledger, setup = budget.ledger, budget.ledger.setup
+    content = {
         "model": budget.model,
         "gpu": {"name": budget.gpu, "total_bytes": setup.total, "count": setup.gpus * setup.data},
-        "vllm": setup.version,
-        "verdict": found.verdict,
-        "reasons": list(found.reasons),
+        **fields(ledger, "vllm=setup.version verdict reasons"),
         "notes": list(budget.notes),
         "rows": [
             {
-                "name": row.name,
-                "basis": row.basis,
-                "source": row.source,
-                "bytes": _pair(row.computed),
-                "estimate_bytes": row.computed.central if row.computed else None,
+                **fields(row, "name basis source"),
+                **_with_estimate("bytes", "estimate_bytes", row.computed),
                 "log_bytes": _pair(row.logged),
             }
-            for row in found.rows
+            for row in ledger.rows
         ],
         "kv_cache": {
-            "token_bytes": found.token_bytes,
-            "block_bytes": found.block_bytes or None,
-            "needed_bytes": found.needed,
-            "blocks": _pair(found.blocks),
-            "tokens": _pair(found.tokens),
-            "tokens_estimate": found.tokens.central if found.tokens else None,
-            "range_because": found.doubt or None,
-            "concurrency": [round(bound, 4) for bound in found.concurrency] if found.concurrency else None,
+            **fields(ledger, "token_bytes block_bytes? needed_bytes=needed"),
+            "blocks": _pair(ledger.blocks),
+            **_with_estimate("tokens", "tokens_estimate", ledger.tokens),
+            "range_because": ledger.doubt or None,
+            "concurrency": [round(bound, 4) for bound in ledger.concurrency] if ledger.concurrency else None,
             "logged": dict(budget.logged),
         },
         "max_model_len": {"requested": setup.length, "safe": budget.longest},
         "max_num_seqs": {"requested": setup.sequences, "safe": budget.sequences},
         "suggestions": [{"flag": flag, "value": value} for flag, value in budget.suggestions],
-        "offers": [_offer_document(offer) for offer in budget.offers],
+        "offers": [
+            {
+                **fields(offer, "change flags needs_checkpoint=checkpoint gpus max_model_len=ledger.setup.length"),
+                **_with_estimate("kv_cache_tokens", "kv_cache_tokens_estimate", offer.ledger.tokens),
+                **fields(offer, "requests output_tokens_per_second?=output_rate"),
+                "dollars_per_million_output_tokens": None,
+            }
+            for offer in budget.offers
+        ],
     }
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json_text(headed(BUDGET_SCHEMA, content))
+
+
+def _with_estimate(name: str, estimate: str, size: ByteRange | None) -> dict[str, Any]:
+    return {name: _pair(size), estimate: size.central if size else None}
 
 
 def _pair(size: ByteRange | None) -> list[int] | None:
@@ -235,7 +215,12 @@ def _pair(size: ByteRange | None) -> list[int] | None:
 
 def render_sizing(sizing: Sizing) -> str:
     """Render the answer, the launch to copy, one table for one load, and the sentences about the choice."""
-    lines = [*paragraph(f"{sizing.answer}."), *_command_lines(sizing.launch)]
+    lines, line = paragraph(f"{sizing.answer}."), ""
+    for word in sizing.launch.split():  # each line but the last one with a backslash at its end
+        if line and len(line) + len(word) > MOST_COLUMNS and word.startswith("-"):
+            lines, line = [*lines, f"  {line} \\"], "   "
+        line = f"{line} {word}" if line else word
+    lines += [f"  {line}"] if line else []
     requests = plural(sizing.concurrency, "request") if sizing.concurrency else "as many requests as each holds"
     lines += [
         "",
@@ -256,19 +241,6 @@ def render_sizing(sizing: Sizing) -> str:
     for sentence in (*sizing.choices, *legend):
         lines += paragraph(sentence, "  - ", "    ")
     return "\n".join(lines) + "\n"
-
-
-_MOST_COLUMNS = 94
-
-
-def _command_lines(command: str) -> list[str]:
-    """Lay out a command as lines to paste, each but the last one with a backslash at its end."""
-    lines, line = list[str](), ""
-    for word in command.split():
-        if line and len(line) + len(word) > _MOST_COLUMNS and word.startswith("-"):
-            lines, line = [*lines, f"{line} \\"], "   "
-        line = f"{line} {word}" if line else word
-    return [f"  {text}" for text in ([*lines, line] if line else [])]
 
 
 def _sizing_table(sizing: Sizing) -> list[str]:
@@ -299,53 +271,33 @@ def _sizing_table(sizing: Sizing) -> list[str]:
 
 def render_sizing_json(sizing: Sizing) -> str:
     """Render the comparison as JSON: the rows of the page."""
-    document = {
-        "schema": SIZING_SCHEMA,
-        "diag": __version__,
-        "answer": sizing.answer,
-        "launch": sizing.launch or None,
-        "model": sizing.model,
-        "notes": list(sizing.notes),
-        "vllm": sizing.version,
-        "context": sizing.context,
-        "concurrency": sizing.concurrency,
-        "utilisation": sizing.utilisation,
-        "measured_output_tokens_per_second": sizing.measured,
+
+    def ceiling(one: Deployment, reached: Ceiling | None) -> dict[str, Any] | None:
+        if reached is None:
+            return None
+        costs = zip(("at_ceiling", "at_utilisation"), sizing.costs(one, reached), strict=True)
+        return {
+            **fields(reached, "tokens_per_second step_seconds=step read_seconds=read compute_seconds=compute"),
+            **fields(reached, "send_seconds=send binds"),
+            "dollars_per_million_tokens": dict(costs),
+        }
+
+    content = {
+        **fields(sizing, "answer launch? model notes vllm=version context concurrency utilisation"),
+        **fields(sizing, "measured_output_tokens_per_second=measured"),
         "reached": list(REACHED),
         "configurations": [
             {
                 "gpu": one.gpu.name if one.gpu else "",
-                "gpus": one.gpus,
-                "replicas": one.replicas,
-                "tensor_parallel_size": one.setup.tensor,
-                "change": one.change,
-                "flags": one.flags,
-                "needs_checkpoint": one.checkpoint,
-                "verdict": one.ledger.verdict,
-                "reasons": list(one.ledger.reasons),
-                "kv_cache_tokens": _pair(one.ledger.tokens),
-                "kv_cache_tokens_estimate": one.ledger.tokens.central if one.ledger.tokens else None,
-                "requests": one.requests,
-                "batch": one.batch,
-                "decode": _ceiling_document(one.decode, sizing.costs(one, one.decode)),
-                "prefill": _ceiling_document(one.prefill, sizing.costs(one, one.prefill)),
+                **fields(one, "gpus replicas tensor_parallel_size=setup.tensor change flags"),
+                **fields(one, "needs_checkpoint=checkpoint verdict=ledger.verdict reasons=ledger.reasons"),
+                **_with_estimate("kv_cache_tokens", "kv_cache_tokens_estimate", one.ledger.tokens),
+                **fields(one, "requests batch"),
+                "decode": ceiling(one, one.decode),
+                "prefill": ceiling(one, one.prefill),
             }
             for one in sizing.rows
         ],
         "choices": list(sizing.choices),
     }
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _ceiling_document(ceiling: Ceiling | None, costs: list[float | None]) -> dict[str, Any] | None:
-    if ceiling is None:
-        return None
-    return {
-        "tokens_per_second": ceiling.tokens_per_second,
-        "step_seconds": ceiling.step,
-        "read_seconds": ceiling.read,
-        "compute_seconds": ceiling.compute,
-        "send_seconds": ceiling.send,
-        "binds": ceiling.binds,
-        "dollars_per_million_tokens": dict(zip(("at_ceiling", "at_utilisation"), costs, strict=True)),
-    }
+    return json_text(headed(SIZING_SCHEMA, content))

@@ -19,12 +19,11 @@ from diag.diagnosis.report import Report
 from diag.report import coverage, svg
 from diag.report import sentences as words
 from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, verdicts
-from diag.report.unshown import NO_FAILURE, NO_INCIDENT
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
 STYLE = Path(__file__).with_suffix(".css")
 CLASSES = {"CRITICAL": "critical", "WARNING": "warning", "HEALTHY": "healthy", "CANNOT TELL": "unknown"}
-CLASSES |= dict.fromkeys((NO_INCIDENT, NO_FAILURE), "unknown")
+CLASSES |= dict.fromkeys((coverage.NO_INCIDENT, coverage.NO_FAILURE), "unknown")
 """The style of an answer, by its verdict."""
 MOST_ROWS = 200
 
@@ -40,6 +39,7 @@ def render(report: Report, runbooks: str = "") -> str:
     servers = fleet_rows(report) if words.is_fleet(report) else []
     diagnoses = (finding.diagnosis for finding in report.findings)
     absent = words.grouped((each.incident.id, each) for each in diagnoses if each.state == "absent")
+    here = moment._replace(local=True)(report.observed.end)  # in the zone of the host that writes the page
     present = [episode for finding in report.present[:MOST_ROWS] for episode in finding.diagnosis.one_by_one]
     return page(
         TEMPLATE.name,
@@ -59,14 +59,8 @@ def render(report: Report, runbooks: str = "") -> str:
         version=__version__,
         title=" ".join(verdicts(report)[0].split()),
         runbooks=runbooks if runbooks.startswith(("https://", "http://")) else "",
-        local_end=_local_end(report.observed.end),
+        local_end="" if here == moment(report.observed.end) else f" (ends {here})",
     )
-
-
-def _local_end(end: float) -> str:
-    """Return the end in the zone of the host that writes the page, "" if that is UTC."""
-    here = moment._replace(local=True)(end)
-    return "" if here == moment(end) else f" (ends {here})"
 
 
 def page(template: str, **values: object) -> str:

@@ -1,16 +1,18 @@
-"""The report for a ticket or a chat: GitHub-flavoured Markdown."""
+"""The report for a ticket or a chat, and as an issue of vLLM: GitHub-flavoured Markdown."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from diag.core.formatting import escaped, moment, pasted
+from diag.core.formatting import escaped, moment, pasted, printable
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Finding, Report
-from diag.report import coverage, unshown
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, merge_by_cause
 
 NORMAL = 20
+MOST_QUOTES = 10
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#~&$!"})
 _LINK = r"(?i)(?<=[A-Za-z]):(?=//)|(?<=www)\."
 _MENTION = r"(?i)@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)"
@@ -47,7 +49,7 @@ def render(report: Report, verbose: bool = False) -> str:
         "Load at the end": coverage.vitals(report),
         "Compared with what is normal": coverage.normality(report)[:NORMAL],
         "GPU limits": words.ceilings(report),
-        "Not shown": unshown.not_seen(report) if not report.observed.endings else [],
+        "Not shown": coverage.not_seen(report) if not report.observed.endings else [],
         "Checked": coverage.checked(report, verbose),
         "Unknown": [*coverage.not_judged(report), *(coverage.undecided(report) if verbose else [])],
         "Not collected": coverage.not_collected(report),
@@ -112,9 +114,7 @@ def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
 def _proposal(proposal: Proposal) -> str:
     """Return an item of a list: the change as code, what it is for, effect, trade-off, rollback."""
     fix, change = proposal.fix, pasted(words.change(proposal))
-    facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
-    sentences = [f"{name}: {text}." for name, text in facts.items() if text]
-    texts = (proposal.text, *sentences, words.released(fix), words.needs(proposal))
+    texts = (proposal.text, *words.effects(fix).values(), words.released(fix), words.needs(proposal))
     text = " ".join(escape(text) for text in texts if text)
     return f"- {code(change)} {text}" if change else f"- {text}"
 
@@ -127,3 +127,49 @@ def bullets(title: str, texts: Sequence[str]) -> str:
 def _lines(title: str, items: Sequence[str]) -> str:
     """Return items of Markdown below a title, "" if there are none."""
     return "\n".join([f"{title}:", "", *items]) if items else ""
+
+
+# -- an issue
+
+
+def render_issue(report: Report, host: Mapping[str, Any], launch: str) -> str:
+    """Render the report in the form that vLLM's template for bugs asks for (400-bug-report.yml).
+
+    Environment, what happens, the launch, the log's lines, and issues that match.
+    """
+    environment = [printable(f"{name}: {value}") for name, value in host.items() if value]
+    environment += [printable(line) for line in coverage.servers(report)]
+    quotes = [printable(quote.text) for finding in report.present for quote in finding.quotes][:MOST_QUOTES]
+    matching = dict.fromkeys(
+        f"- {finding.failure.source}: {escape(finding.failure.means)}"
+        for finding in report.present
+        if finding.failure and "/issues/" in finding.failure.source
+    )
+    happens = [f"- {escape(line)}" for answer in answers(report, moment) for line in (*answer.lines, *answer.evidence)]
+    parts = [
+        "### Your current environment",
+        _block("text", environment),
+        "### 🐛 Describe the bug",
+        "\n".join(happens),
+        *(["The launch command:", _block("sh", [pasted(launch)])] if launch else []),
+        *(["The log:", _block("text", quotes)] if quotes else []),
+        *(
+            part
+            for call in report.roll_calls
+            if not call.unread
+            for part in (
+                f"Where the processes stand: {escape(words.roll_call(call))}",
+                _block("text", [printable("  ".join(row)) for row in words.standing_rows(call)]),
+            )
+        ),
+        *(["Known issues that match:", "\n".join(matching)] if matching else []),
+        "### Before submitting a new issue...",
+        "- [ ] Make sure you already searched for relevant issues, and asked the chatbot living at the bottom right"
+        " corner of the documentation page, which can answer lots of frequently asked questions.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(language: str, lines: list[str]) -> str:
+    fence = "`" * max(3, *(line.count("`") + 1 for line in lines), 3)
+    return "\n".join([f"{fence}{language}", *lines, fence])

@@ -2,7 +2,7 @@
 
 from diag.core.formatting import plural
 from diag.diagnosis.report import Finding, Report
-from diag.report import coverage, unshown
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import (
     choose_actions,
@@ -30,9 +30,9 @@ def full_report(report: Report) -> str:
     lines += [line for text in words.shared(report) for line in paragraph(text)]
     if report.verdict == "unknown":
         lines += labelled("why", [each.sentence for each in report.not_judged])
-    for each in unshown.undecided(report):
+    for each in coverage.suspected(report):
         lines += ["", *paragraph(each.sentence), *table([reading_row(sign) for sign in each.signs], label="evidence")]
-    lines += labelled("not shown", unshown.not_seen(report) if not report.observed.endings else [])
+    lines += labelled("not shown", coverage.not_seen(report) if not report.observed.endings else [])
     lines += labelled("progress", words.not_busy(report))
     if words.is_fleet(report):
         servers = fleet_rows(report)
@@ -100,8 +100,9 @@ def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> l
     lines += verbatim("relaunch", actions.relaunch)
     alternatives = []
     for proposal in actions.alternatives:
-        risk = proposal.fix.risk and f"Trade-off: {proposal.fix.risk}."
-        texts = (words.change(proposal), proposal.text, risk, words.released(proposal.fix), words.needs(proposal))
+        fix = proposal.fix
+        risk = words.effects(fix).get("Trade-off", "")
+        texts = (words.change(proposal), proposal.text, risk, words.released(fix), words.needs(proposal))
         alternatives.append("  ".join(text for text in texts if text))
     lines += labelled("alternatives", alternatives)
     lines += labelled("not computed", words.uncomputed(finding))
@@ -138,7 +139,7 @@ def render_why(report: Report, incident: str) -> str:
             facts = (
                 f"{reading.condition.signal.name} is {reading.sentence}"
                 if reading.value is None
-                else f"{reading.condition.signal.name} is {reading.shown}, not {reading.threshold.removeprefix('= ')}"
+                else f"{reading.condition.signal.name} is {reading.shown}, not {words.required(reading)}"
                 for reading in diagnosis.symptoms
                 if reading.holds is (False if diagnosis.state == "absent" else None)
             )

@@ -3,14 +3,15 @@
 The JSON has the schema "diag.preflight/1" (diag.preflight.schema.json).
 """
 
-import json
 from collections.abc import Iterator, Sequence
 
-from diag import __version__
 from diag.core.formatting import escaped, listed, plural
 from diag.preflight.check import GROUPS, STATES, CheckResult, State
 from diag.preflight.checks import STATUS, Answer, Preflight
+from diag.report.documents import fields, headed, json_text
 from diag.report.layout import labelled, paragraph
+from diag.report.markdown import table as markdown_table
+from diag.report.sentences import grouped
 
 SCHEMA = "diag.preflight/1"
 MOST_LINES = 40
@@ -31,11 +32,9 @@ def render(found: Preflight, *, verbose: bool = False) -> str:
     findings = len(found.of("fail")) + len(found.of("warn"))
     forms: list[tuple[tuple[State, ...], int]] = [(("fail", "warn"), findings), (("fail",), findings)]
     forms += [((), most) for most in range(findings, -1, -1)]
-    shown = (_lines(found, reasons=reasons, most=most) for reasons, most in forms)
-    return (
-        "\n".join(next((lines for lines in shown if len(lines) <= MOST_LINES), _lines(found, reasons=(), most=0)))
-        + "\n"
-    )
+    drawn = (_lines(found, reasons=reasons, most=most) for reasons, most in forms)
+    shortest = _lines(found, reasons=(), most=0)
+    return "\n".join(next((lines for lines in drawn if len(lines) <= MOST_LINES), shortest)) + "\n"
 
 
 def _lines(found: Preflight, *, reasons: Sequence[str], most: int, every: bool = False) -> list[str]:
@@ -79,52 +78,32 @@ def _folded(found: Preflight) -> Iterator[tuple[str, list[str]]]:
         more = f" and {len(messages) - 3} more" if len(messages) > 3 else ""
         passed += [f"{group}: {', '.join(messages[:3])}{more}"] if messages else []
     yield "pass", passed
-    reasons: dict[str, list[str]] = {}
-    for result in found.of("not checked"):
-        reasons.setdefault(result.message, []).append(result.id)
+    reasons = grouped((result.message, result.id) for result in found.of("not checked"))
     yield "not checked", [f"{listed(list(dict.fromkeys(ids)))}, because {reason}" for reason, ids in reasons.items()]
     yield "ignored", [f"{id}: {reason}" for id, reason in found.ignored.items()]
 
 
 def render_markdown(found: Preflight) -> str:
     """Render for a change ticket: the answer, and a table of every result, the worst first."""
+
+    def cell(text: str) -> str:
+        return escaped(text).replace("|", "\\|").replace("<", "&lt;")
+
     rows = [
-        f"| {_MARKS[each.state]} | {each.group} | `{each.id}` | {_cell(each.message)} | {_cell(each.do)} |"
-        for each in found.results
+        (_MARKS[result.state], result.group, f"`{result.id}`", cell(result.message), cell(result.do))
+        for result in found.results
     ]
-    ignored = [f"- `{id}` is ignored: {_cell(reason)}" for id, reason in found.ignored.items()]
-    head = [
-        "# Preflight: " + _cell(headline(found)),
-        "",
-        "| result | group | check | finding | do |",
-        "|---|---|---|---|---|",
-    ]
-    return "\n".join([*head, *rows, *["", *ignored] * bool(ignored)]) + "\n"
-
-
-def _cell(text: str) -> str:
-    return escaped(text).replace("|", "\\|").replace("<", "&lt;")
+    ignored = [f"- `{id}` is ignored: {cell(reason)}" for id, reason in found.ignored.items()]
+    head = f"# Preflight: {cell(headline(found))}"
+    results = markdown_table(("result", "group", "check", "finding", "do"), rows)
+    return "\n".join([head, "", results, *["", *ignored] * bool(ignored)]) + "\n"
 
 
 def render_json(found: Preflight) -> str:
-    document = {
-        "schema": SCHEMA,
-        "diag": __version__,
-        "target": found.target,
-        "vllm": found.version,
-        "answer": found.answer,
+    content = {
+        **fields(found, "target vllm=version answer"),
         "exit_status": STATUS[found.answer],
-        "results": [
-            {
-                "id": each.id,
-                "group": each.group,
-                "state": each.state,
-                "message": each.message,
-                "why": each.why,
-                "do": each.do or None,
-            }
-            for each in found.results
-        ],
+        "results": [fields(result, "id group state message why do?") for result in found.results],
         "ignored": dict(found.ignored),
     }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    return json_text(headed(SCHEMA, content))

@@ -3,7 +3,6 @@
 The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no network and no script.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -16,8 +15,9 @@ from diag.core.formatting import number, plural, quantity
 from diag.diagnosis.proposals import Proposal, written
 from diag.ramp.analysis import BoundBy, Ramp
 from diag.ramp.plan import holds, why_unusable
-from diag.ramp.step import SLOS, Latency, Step
+from diag.ramp.step import SLOS, ClientResult, Step
 from diag.report import svg
+from diag.report.documents import fields, headed, json_text
 from diag.report.html import page
 from diag.report.layout import labelled, paragraph, table
 from diag.report.markdown import escape
@@ -88,24 +88,19 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
     unclear = [candidate for candidate in ramp.candidates if candidate.state == "cannot tell"]
     yield "Cannot tell", [f"{candidate.name}: {'; '.join(candidate.evidence)}" for candidate in unclear]
     yield "Ended", [text for text in (ramp.stopped, ramp.ended) if text]
-    yield "Notes", _notes(ramp)
 
-
-def _notes(ramp: Ramp) -> list[str]:
-    """Return the notes of the ramp, with the steps that do not count and why."""
     notes, seconds = list(ramp.notes), ramp.limits.seconds
     worthless = [step for step in ramp.steps if not step.is_usable]
-    for step in worthless[-1:]:
-        reason = why_unusable(step, ramp.limits)
-        if reason != ramp.stopped and (ramp.binds or reason != ramp.unusable):
-            of = f"{len(worthless)} of {plural(len(ramp.steps), 'step')}"
-            notes.append(f"nothing was concluded from {of}: {reason}")
+    reason = why_unusable(worthless[-1], ramp.limits) if worthless else ""
+    if worthless and reason != ramp.stopped and (ramp.binds or reason != ramp.unusable):
+        of = f"{len(worthless)} of {plural(len(ramp.steps), 'step')}"
+        notes.append(f"nothing was concluded from {of}: {reason}")
     if short := sum(step.is_usable and not step.counts(seconds) for step in ramp.steps):
         notes.append(
             f"{short} of {len(ramp.steps)} steps do not count: shorter than {number(0.6 * seconds)} s or"
             " fewer than 10 requests"
         )
-    return notes
+    yield "Notes", notes
 
 
 def _change(proposal: Proposal) -> str:
@@ -227,87 +222,64 @@ def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None
 
 def render_json(ramp: Ramp, more: Mapping[str, Any] = {}) -> str:
     """Render the document of a ramp, with more keys at its end."""
-    return json.dumps({**document(ramp), **more}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json_text({**document(ramp), **more})
 
 
 def document(ramp: Ramp) -> dict[str, Any]:
-    contract, at = ramp.limits.contract, ramp.measured_on.at
-    return {
-        "schema": SCHEMA,
-        "diag": __version__,
-        "target": ramp.target,
-        "model": ramp.model,
-        "vllm": ramp.version,
-        "launch": ramp.measured_on.launch or None,
-        "gpus": list(ramp.measured_on.gpus),
-        "gpu_power_limits": list(ramp.measured_on.power_limits),
-        "measured_at": datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") if at else None,
-        "prompt_tokens": ramp.lengths.prompt if ramp.lengths else None,
-        "output_tokens": ramp.lengths.output if ramp.lengths else None,
-        "prefix_tokens": ramp.lengths.prefix if ramp.lengths else None,
-        "length_spread": ramp.lengths.spread if ramp.lengths else None,
-        "load_by": ramp.measured_on.load_by or None,
-        "slo": {name: getattr(contract, name) for name in (*SLOS.values(), "objective")},
+    measured_on, lengths = ramp.measured_on, ramp.lengths
+    at = datetime.fromtimestamp(measured_on.at, UTC).isoformat(timespec="seconds") if measured_on.at else None
+    content = {
+        **fields(ramp, "target model vllm=version"),
+        **fields(measured_on, "launch? gpus gpu_power_limits=power_limits"),
+        "measured_at": at,
+        **{f"{name}_tokens": getattr(lengths, name) if lengths else None for name in ("prompt", "output", "prefix")},
+        "length_spread": lengths.spread if lengths else None,
+        "load_by": measured_on.load_by or None,
+        "slo": fields(ramp.limits.contract, f"{' '.join(SLOS.values())} objective"),
         "ceiling": _step_document(ramp, ramp.ceiling.step) if ramp.ceiling else None,
         "knee": ramp.ceiling.knee.offer.concurrency if ramp.ceiling and ramp.ceiling.knee else None,
         "binds": _candidate_document(ramp.binds) if ramp.binds else None,
         "next": ramp.next.id if ramp.next else None,
         "candidates": [_candidate_document(candidate) for candidate in ramp.candidates],
         "traffic": ramp.traffic._asdict() if ramp.traffic else None,
-        "headroom": ramp.headroom,
-        "ended": ramp.ended,
-        "stopped": ramp.stopped,
+        **fields(ramp, "headroom ended stopped"),
         "steps": [_step_document(ramp, step) for step in ramp.steps],
         "notes": list(ramp.notes),
     }
+    return headed(SCHEMA, content)
 
 
 def _candidate_document(candidate: BoundBy) -> dict[str, Any]:
-    return {
-        "id": candidate.id,
-        "name": candidate.name,
-        "state": candidate.state,
-        "cause": candidate.cause,
-        "evidence": list(candidate.evidence),
-        "pressure": candidate.pressure,
-        "changes": [
-            {
-                "flag": proposal.fix.flag or None,
-                "before": proposal.before,
-                "after": proposal.after,
-                "restart": proposal.fix.restart,
-                "text": proposal.text,
-            }
-            for proposal in candidate.proposals
-        ],
-    }
+    changes = [
+        fields(proposal, "flag?=fix.flag before after restart=fix.restart text") for proposal in candidate.proposals
+    ]
+    return {**fields(candidate, "id name state cause evidence pressure"), "changes": changes}
 
 
 def _step_document(ramp: Ramp, step: Step) -> dict[str, Any]:
-    rates = ("requests_per_second", "output_tokens_per_second")
-    latencies = ("ttft", "itl", "e2e")
-    gauges = ("running", "waiting", "in_flight", "tokens_per_step", "preemptions")
+    rates = "requests_per_second output_tokens_per_second"
+
+    def latencies(of: Step | ClientResult) -> dict[str, Any]:
+        parts = {"ttft": of.ttft, "itl": of.itl, "e2e": of.e2e}
+        return {
+            name: {**latency._asdict(), "bucket": list(latency.bucket) if latency.bucket else None}
+            for name, latency in parts.items()
+        }
+
     client = step.client
     return {
-        "concurrency": step.offer.concurrency,
-        "rate": step.offer.rate,
+        **fields(step.offer, "concurrency rate"),
         "measured_by": step.by,
         "counts": step.counts(ramp.limits.seconds),
         "within_slo": not step.breaches(ramp.limits.contract),
         "holds": holds(step, ramp.limits),
-        **{name: getattr(step, name) for name in ("seconds", "requests", *rates, "prompt_tokens_per_second", *gauges)},
-        **{name: _latency_document(getattr(step, name)) for name in latencies},
-        "scrapes": step.scrapes,
-        "quarters": list(step.quarters),
-        "cpu_wait": step.cpu_wait,
+        **fields(step, f"seconds requests {rates} prompt_tokens_per_second"),
+        **fields(step, "running waiting in_flight tokens_per_step preemptions"),
+        **latencies(step),
+        **fields(step, "scrapes quarters cpu_wait"),
         "failures": step.failures._asdict() if step.failures else None,
         "unusable": why_unusable(step, ramp.limits),
-        "client": {name: getattr(client, name) for name in ("completed", "failed", "seconds", *rates, "cores")}
-        | {name: _latency_document(getattr(client, name)) for name in latencies}
+        "client": {**fields(client, f"completed failed seconds {rates} cores"), **latencies(client)}
         if client
         else None,
     }
-
-
-def _latency_document(latency: Latency) -> dict[str, Any]:
-    return {**latency._asdict(), "bucket": list(latency.bucket) if latency.bucket else None}

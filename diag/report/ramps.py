@@ -3,18 +3,18 @@
 The JSON has the schema "diag.ramps/1" (diag.ramps.schema.json).
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from diag import __version__
 from diag.core.formatting import escaped, listed, number, plural, quantity
 from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
 from diag.ramp.kept import RampResult
-from diag.report.layout import aligned, labelled, paragraph, shortened, table
-from diag.report.markdown import bullets, escape
+from diag.report.documents import fields, headed, json_text
+from diag.report.layout import aligned, paragraph, shortened
+from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
+from diag.report.parts import LabelledPart, in_markdown, plain
 
 SCHEMA = "diag.ramps/1"
 LABEL = 11
@@ -26,15 +26,6 @@ REASONS: Mapping[str, str] = {
 TREND_HEAD = ("when", "vLLM", "GPU", "model", "req/s", "ITL p99", "bound by", "changed")
 MOST_MODEL, MOST_GPU = 16, 14
 """Columns of a model and a GPU in a line of the trend."""
-
-
-class _RampPart(NamedTuple):
-    """A label with sentences, or a table with a head."""
-
-    label: str
-    texts: Sequence[str] = ()
-    head: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
 
 
 # -- two ramps, for every form -----------------------------------------------------------------------------------------
@@ -54,20 +45,19 @@ def headline(found: RampComparison) -> str:
             if figures:
                 at = f" at {number(figures[-1].rate or 0.0)} requests/s"
                 texts.append(f"p99 {measure} {_values(figures[-1])} ({_change(figures[-1])}){at}")
-    parts = [f"{verdict}: {'; '.join(texts)}" for verdict, texts in moved.items() if texts]
+    parts = [(verdict, "; ".join(texts)) for verdict, texts in moved.items() if texts]
     if found.verdict in REASONS:  # one latency of many may differ by chance
-        parts = [f"{found.verdict}: {REASONS[found.verdict]}", *parts]
+        parts.insert(0, (found.verdict, REASONS[found.verdict]))
     elif found.verdict == "better":
         parts.reverse()
-    first, *rest = parts
-    word, _, text = first.partition(":")
-    return "; ".join([f"{word.upper()}:{text}", *rest])
+    (verdict, decisive), *rest = parts
+    return "; ".join([f"{verdict.upper()}: {decisive}", *(f"{name}: {reasons}" for name, reasons in rest)])
 
 
-def sections(found: RampComparison) -> Iterator[_RampPart]:
+def sections(found: RampComparison) -> Iterator[LabelledPart]:
     """Return the parts of a comparison in their order."""
     rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
-    yield _RampPart("Rates", head=("", "before -> after", "", ""), rows=rows)
+    yield LabelledPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
     remarks = {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}
     for figure in found.latencies:
@@ -76,14 +66,16 @@ def sections(found: RampComparison) -> Iterator[_RampPart]:
         by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
-    yield _RampPart("Latency", head=head, rows=rows)
+    yield LabelledPart("Latency", head=head, rows=rows)
     then, now = (ramp.bound_by or "no limit found" for ramp in (found.before, found.after))
     next_ = f"; next: {found.after.next}" if found.after.next else ""
-    yield _RampPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
-    yield _RampPart("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
-    yield _RampPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
-    yield _RampPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
-    yield _RampPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
+    yield LabelledPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
+    yield LabelledPart(
+        "Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"]
+    )
+    yield LabelledPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
+    yield LabelledPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
+    yield LabelledPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
 
 
 def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:
@@ -175,24 +167,13 @@ def _trend_title(found: Trend) -> str:
 
 def render(found: RampComparison) -> str:
     """Render a comparison as plain text of at most 100 columns."""
-    lines = [*paragraph(headline(found)), ""]
-    for section in sections(found):
-        if section.rows:
-            lines += table([section.head, *section.rows], label=section.label, width=LABEL)
-        else:
-            lines += labelled(section.label, section.texts, LABEL)
+    lines = [*paragraph(headline(found)), "", *plain(sections(found), LABEL)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def render_markdown(found: RampComparison) -> str:
     """Render a comparison as GitHub-flavoured Markdown."""
-    parts = [f"**{escape(headline(found))}**"]
-    for section in sections(found):
-        if section.rows:
-            parts.append(markdown_table(section.head, [tuple(map(escape, row)) for row in section.rows]))
-        elif section.texts:
-            parts.append(bullets(section.label, section.texts))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([f"**{escape(headline(found))}**", *in_markdown(sections(found))]) + "\n"
 
 
 def render_trend(found: Trend) -> str:
@@ -217,14 +198,12 @@ def render_trend_markdown(found: Trend) -> str:
 
 
 def render_json(comparison: RampComparison | None, found: Trend) -> str:
-    document = {
-        "schema": SCHEMA,
-        "diag": __version__,
+    content = {
         "common_rate": found.rate,
         "results": [_line_document(line) for line in found.lines],
         "comparison": comparison_document(comparison) if comparison else None,
     }
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json_text(headed(SCHEMA, content))
 
 
 def _line_document(line: TrendLine) -> dict[str, Any]:
@@ -232,9 +211,7 @@ def _line_document(line: TrendLine) -> dict[str, Any]:
     return {
         "file": ramp.file,
         "measured_at": ramp.measured.isoformat(timespec="seconds") if ramp.is_dated else None,
-        "vllm": ramp.version or None,
-        "model": ramp.model or None,
-        "gpus": list(ramp.gpus),
+        **fields(ramp, "vllm?=version model? gpus"),
         "ceiling": ramp.ceiling.served if ramp.ceiling else None,
         "itl_p99": line.itl.value if line.itl else None,
         "binds": ramp.binds or None,
@@ -247,34 +224,32 @@ def comparison_document(found: RampComparison) -> dict[str, Any]:
     return {
         "verdict": found.verdict,
         "headline": escaped(headline(found)),
-        "before": found.before.file,
-        "after": found.after.file,
+        **fields(found, "before=before.file after=after.file"),
         "rates": [_figure_document(figure) for figure in found.rates],
         "latencies": [_figure_document(figure) for figure in found.latencies],
-        "binds": {"before": found.before.binds or None, "after": found.after.binds or None},
+        "binds": fields(found, "before?=before.binds after?=after.binds"),
         "differences": [difference._asdict() for difference in found.differences],
         "unknown": list(found.unknown),
         "cause": cause(found) if found.verdict == "worse" else None,
     }
 
 
-def _figure_document(figure: ComparedFigure) -> dict[str, Any]:
+def _figure_document(compared: ComparedFigure) -> dict[str, Any]:
+    def bounded(figure: Figure | None) -> dict[str, float | None] | None:
+        return figure and {"value": figure.value, "low": _finite(figure.low), "high": _finite(figure.high)}
+
     return {
-        "name": figure.name,
-        "unit": "requests/s" if figure.rate is None else "seconds",
-        "rate": figure.rate,
-        "before": _range(figure.before),
-        "after": _range(figure.after),
-        "interpolated": figure.is_interpolated,
-        "change": figure.change,
-        "scatter": None if figure.scatter is None or math.isinf(figure.scatter) else figure.scatter,
-        "verdict": figure.verdict,
-        "why": figure.why,
+        "name": compared.name,
+        "unit": "requests/s" if compared.rate is None else "seconds",
+        "rate": compared.rate,
+        "before": bounded(compared.before),
+        "after": bounded(compared.after),
+        "interpolated": compared.is_interpolated,
+        "change": compared.change,
+        "scatter": None if compared.scatter is None else _finite(compared.scatter),
+        **fields(compared, "verdict why"),
     }
 
 
-def _range(figure: Figure | None) -> dict[str, float | None] | None:
-    if figure is None:
-        return None
-    low, high = (None if math.isinf(edge) else edge for edge in (figure.low, figure.high))
-    return {"value": figure.value, "low": low, "high": high}
+def _finite(value: float) -> float | None:
+    return None if math.isinf(value) else value

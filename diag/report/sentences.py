@@ -1,6 +1,7 @@
 """Sentences that all forms of a report share: verdicts, times, places, findings, changes."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -107,11 +108,10 @@ def place(subject: Subject) -> str:
 
 def where(diagnosis: Diagnosis, *, with_server: bool = True) -> str:
     """Return the subject, and the rank, GPU or event that its evidence names."""
-    subject = place(diagnosis.subject)
-    if not with_server:
-        subject = subject.removeprefix(place(tuple(each for each in diagnosis.subject if each[0] == "instance")))
+    parts = (f"{name} {printable(value)}" for name, value in diagnosis.subject if name != "instance" and value)
+    subject = place(diagnosis.subject) if with_server else escaped(" ".join(parts))
     named = ", ".join(map(culprit, diagnosis.culprits))
-    return f"{subject.strip()} ({named})" if subject and named else subject.strip() or named
+    return f"{subject} ({named})" if subject and named else subject or named
 
 
 def culprit(name: str) -> str:
@@ -147,21 +147,17 @@ def found_nothing(report: Report) -> str:
         return "no server was asked"
     if report.observed.endings:
         found = "no other failure" if report.present else "no failure"
-        return f"{found} is in the log up to its end; {_judged(report)}; no server was asked"
+        load = "its load was judged where it has stats lines"
+        if len(report.observed.endings) == 1:
+            _, ending = report.observed.endings[0]
+            load = f"last load: {ending.load}" if ending.load else "it has no stats line, so load was not judged"
+            failed = f", {ending.failed} of its last {plural(ending.answered, 'answer')} HTTP 5xx"
+            load += failed if ending.answered else ""
+        return f"{found} is in the log up to its end; {load}; no server was asked"
     found = "no incident with an impact found" if report.present else "no incident found"
     checked, unknown = len(report.checked), len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
     return f"{found} ({checked} checked on {plural(len(report.judged_servers), 'server')}{rest})"
-
-
-def _judged(report: Report) -> str:
-    """Return what was seen at the end of a log that was judged alone, and what was not."""
-    if len(report.observed.endings) > 1:
-        return "its load was judged where it has stats lines"
-    _, ending = report.observed.endings[0]
-    load = f"last load: {ending.load}" if ending.load else "it has no stats line, so load was not judged"
-    answers = f", {ending.failed} of its last {plural(ending.answered, 'answer')} HTTP 5xx" if ending.answered else ""
-    return load + answers
 
 
 def slo_missing(report: Report) -> str:
@@ -173,46 +169,42 @@ def slo_missing(report: Report) -> str:
 
 
 ENDS = {
-    "failed": "ends with a failed start",
-    "dead": "ends with a dead engine",
-    "shut down": "ends with an orderly shutdown",
-    "stopped": "ends with a server that was ended from outside",
-    "starting": "ends during a start, in the phase {phase}",
-    "serving": "ends with the server at work",
-    "script failed": "ends with an exception of a script that used the engine",
-    "run over": "ends with the engine of a script ready (no server)",
+    "failed": "{ends}with a failed start",
+    "dead": "{ends}with a dead engine",
+    "shut down": "{ends}with an orderly shutdown",
+    "stopped": "{ends}with a server that was ended from outside",
+    "starting": "{ends}during a start, in the phase {phase}",
+    "serving": "{ends}with the server at work",
+    "script failed": "{ends}with an exception of a script that used the engine",
+    "run over": "{ends}with the engine of a script ready (no server)",
     "lost": "shows no state of a server",
 }
 
 
-def log_endings(report: Report) -> list[str]:
+def log_endings(report: Report, ends: str = "ends ") -> list[str]:
     """Return for each log that was judged alone how it ends: "ends with a dead engine, 2026-11-20 03:12:44 UTC"."""
     lines = []
-    for _, ending in report.observed.endings:
+    for name, ending in report.observed.endings:
+        head = f"{name}: " if len(report.observed.endings) > 1 else ""
         done = "" if ending.done is None else f" ({quantity(ending.done, 'share')} done)"
-        raised = f" in {plural(ending.processes, 'process', 'processes')}" if ending.processes > 1 else ""
-        errors = (
-            f"; {plural(ending.errors, 'line')} of errors{raised}"
-            if ending.errors and ending.state in ("failed", "dead")
-            else ""
-        )
-        lines.append(f"{ENDS[ending.state].format(phase=ending.phase)}{done}, {moment(ending.at)}{errors}")
-    return (
-        lines
-        if len(lines) < 2
-        else [f"{name}: {line}" for (name, _), line in zip(report.observed.endings, lines, strict=True)]
-    )
+        errors = ""
+        if ending.errors and ending.state in ("failed", "dead"):
+            raised = f" in {plural(ending.processes, 'process', 'processes')}" if ending.processes > 1 else ""
+            errors = f"; {plural(ending.errors, 'line')} of errors{raised}"
+        end = ENDS[ending.state].format(ends=ends, phase=ending.phase)
+        lines.append(f"{head}{end}{done}, {moment(ending.at)}{errors}")
+    return lines
 
 
 def states(report: Report) -> str:
     """Count the engines by state: "2 engines busy, 1 idle"."""
-    names = [progress.state for progress in report.progress]
-    counts = [f"{names.count(name)} {name}" for name in dict.fromkeys(names)]
+    counts = Counter(progress.state for progress in report.progress)
     if not counts:
         unjudged = {why.subject for why in report.not_judged if "engine" in dict(why.subject or ())}
         return f"{plural(len(unjudged), 'engine')} not judged" if unjudged else "no engine seen"
-    first, _, rest = ", ".join(counts).partition(" ")
-    return f"{first} engine{'s' if first != '1' else ''} {rest}"
+    (first, count), *rest = counts.items()
+    engines = "engine" if count == 1 else "engines"
+    return ", ".join([f"{count} {engines} {first}", *(f"{number} {state}" for state, number in rest)])
 
 
 def alike(report: Report) -> list[list[Finding]]:
@@ -355,15 +347,17 @@ def evidence(diagnosis: Diagnosis) -> list[Reading]:
 
 def ruled_out(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Return each look-alike that was ruled out, with the evidence against it: the number and its threshold."""
-    return [
-        (
-            name,
-            f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}"
-            if by_requirement
-            else f"{reading.sentence}; {reading.threshold} rules it out",
-        )
-        for name, reading, by_requirement in diagnosis.refuted
-    ]
+    evidence = []
+    for name, reading, by_requirement in diagnosis.refuted:
+        decides = f"it requires {required(reading)}" if by_requirement else f"{reading.threshold} rules it out"
+        evidence.append((name, f"{reading.sentence}; {decides}"))
+    return evidence
+
+
+def required(reading: Reading) -> str:
+    """Return the threshold of a reading in a sentence: "> 90 %", "yes"."""
+    is_yes_or_no = reading.condition.signal.unit == "bool"
+    return quantity(reading.condition.op in (">", ">="), "bool") if is_yes_or_no else reading.threshold
 
 
 def ruled_out_by_evidence(diagnosis: Diagnosis, report: Report) -> list[tuple[str, str]]:
@@ -445,6 +439,12 @@ def change(proposal: Proposal) -> str:
 def action(proposal: Proposal) -> str:
     """Return the change and what it is for: "--max-num-seqs 64 -> 6: Run no more requests than ..."."""
     return ": ".join(filter(None, (change(proposal), proposal.text)))
+
+
+def effects(fix: Fix) -> dict[str, str]:
+    """Return the sentences about what a fix does, what it costs and how to undo it, by their first words."""
+    facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
+    return {name: f"{name}: {fact}." for name, fact in facts.items() if fact}
 
 
 def needs(proposal: Proposal) -> str:

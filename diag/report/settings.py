@@ -3,13 +3,12 @@
 Each has plain text of at most 100 columns and JSON: schemas "diag.config/2" and "diag.lint/3" (diag.*.schema.json).
 """
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from diag import __version__
 from diag.core.formatting import gibibytes, plural
 from diag.lint.rule import SEVERITIES, LintFinding, LintReport, LintResult
+from diag.report.documents import fields, headed, json_text
 from diag.report.layout import labelled, paragraph, table, verbatim
 from diag.vllm.running_config import EXPORTER, FLAGS, PAGE, SET, Value
 
@@ -94,14 +93,10 @@ def _json_value(name: str, value: Value | None) -> Value | int | bool | None:
 
 
 def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
-    document = {
-        "schema": CONFIG_SCHEMA,
-        "diag": __version__,
+    content = {
         "servers": [
             {
-                "instance": server.instance,
-                "version": server.version or None,
-                "model": server.model or None,
+                **fields(server, "instance version? model?"),
                 "gpus": [{"gpu": gpu.number, "name": gpu.name, "memory_bytes": int(gpu.memory)} for gpu in server.gpus],
                 "settings": [
                     {
@@ -128,7 +123,7 @@ def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str])
         ],
         "notes": list(notes),
     }
-    return json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json_text(headed(CONFIG_SCHEMA, content))
 
 
 # -- the findings in a launch command ---------------------------------------------------------------------------------
@@ -204,42 +199,26 @@ def finding_lines(finding: LintFinding) -> Iterator[str]:
 
 def render_lint_json(result: LintResult) -> str:
     """Render the findings as indented JSON; `corrected_command` is null if nothing can be corrected mechanically."""
-    document = {
-        "schema": LINT_SCHEMA,
-        "diag": __version__,
-        "exit_status": result.status,
-        "files": result.files,
+    launches = [
+        {
+            **fields(report, "file? line? name?=place vllm_version=version vllm_version_source=version_source"),
+            **fields(report, "read_from=writing model exit_status=status"),
+            "findings": [
+                {
+                    **fields(finding, "rule severity message why fix"),
+                    "corrected": bool(finding.edits) and finding.severity != "info",
+                }
+                for finding in report.findings
+            ],
+            "infos_left_out": report.left_out,
+            "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
+            **fields(report, "corrected_command?=corrected errors_left parser_error not_checked"),
+        }
+        for report in result.launches
+    ]
+    content = {
+        **fields(result, "exit_status=status files"),
         "not_read": dict(result.unread),
-        "launches": [_launch(report) for report in result.launches],
+        "launches": launches,
     }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-
-
-def _launch(report: LintReport) -> dict[str, Any]:
-    return {
-        "file": report.file or None,
-        "line": report.line or None,
-        "name": report.place or None,
-        "vllm_version": report.version,
-        "vllm_version_source": report.version_source,
-        "read_from": report.writing,
-        "model": report.model,
-        "exit_status": report.status,
-        "findings": [
-            {
-                "rule": finding.rule,
-                "severity": finding.severity,
-                "message": finding.message,
-                "why": finding.why,
-                "fix": finding.fix,
-                "corrected": bool(finding.edits) and finding.severity != "info",
-            }
-            for finding in report.findings
-        ],
-        "infos_left_out": report.left_out,
-        "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
-        "corrected_command": report.corrected or None,
-        "errors_left": report.errors_left,
-        "parser_error": report.parser_error,
-        "not_checked": list(report.not_checked),
-    }
+    return json_text(headed(LINT_SCHEMA, content))

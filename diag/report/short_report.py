@@ -6,13 +6,15 @@ shorter forms; if the whole is too long, the parts that matter least to the firs
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
 from diag.core.subjects import in_words
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.report import Report
-from diag.report import coverage, unshown
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import (
     Actions,
@@ -44,46 +46,12 @@ NAME = 30
 Lines = list[str]
 Forms = list[Lines]
 """A part of the short report in full, then its shorter forms."""
-FIRST = (
-    ("evidence", 3),
-    ("blank", 0),
-    ("also", 2),
-    ("note", 1),
-    ("not seen", 1),
-    ("ruled out", 1),
-    ("not ruled out", 1),
-    ("normal", 1),
-    ("shared", 2),
-    ("cost", 0),
-    ("purpose", 0),
-    ("also", 1),
-    ("log", 1),
-    ("ceiling", 0),
-)
-"""The parts to shorten if there is no room, in this order, and to how many lines."""
-LAST = (
-    ("relaunch", 1),
-    ("do now", 2),
-    ("also", 1),
-    ("unknown", 1),
-    ("servers", 5),
-    ("trade-off", 1),
-    ("impact", 1),
-    ("where", 1),
-    ("when", 1),
-    ("normal", 0),
-    ("episodes", 1),
-    ("why", 3),
-    ("server", 1),
-    ("why", 1),
-    ("ruled out", 0),
-    ("not ruled out", 0),
-    ("sure", 0),
-    ("fix", 1),
-    ("do now", 1),
-    ("shared", 1),
-)
-"""The parts to shorten next, if the launch command has been left out and there is still no room."""
+
+
+@cache
+def shortenings() -> Mapping[str, tuple[tuple[str, int], ...]]:
+    """Return the parts to shorten `first` and `last`, in their order, and to how many lines."""
+    return read(PACKAGE / "report" / "short_report.toml", dict[str, tuple[tuple[str, int], ...]])
 
 
 def short_report(report: Report) -> str:
@@ -92,7 +60,17 @@ def short_report(report: Report) -> str:
     if answer.findings:
         middle = _incident_parts(answer, report)
     elif report.verdict == "warning":
-        middle = _undecided_parts(report)
+        first, *others = coverage.suspected(report)
+        pages = [f"diag explain {name}" for name in first.incidents[:ROWS]]
+        middle = {
+            "impact": [paragraph("Users are affected, and the telemetry is missing that would tell the incident.")],
+            "blank": [[""]],
+            "servers": _fleet_part(report),
+            "evidence": _evidence([reading_row(reading) for reading in first.signs][:ROWS]),
+            "why": _part("Missing", ["; ".join(first.missing)], 3),
+            "also": _part("Also", [undecided.sentence for undecided in others], 3),
+            "do now": _part("Do now", [f"Collect what is missing, and read: {', '.join(pages)}"], 3),
+        }
     elif report.verdict == "unknown":
         middle = {
             "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
@@ -106,7 +84,9 @@ def short_report(report: Report) -> str:
         middle = {
             "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
             "blank": [[""]],
-            "unseen": _part("Not shown", unshown.not_seen(report) if answer.verdict == unshown.NO_INCIDENT else [], 3),
+            "unseen": _part(
+                "Not shown", coverage.not_seen(report) if answer.verdict == coverage.NO_INCIDENT else [], 3
+            ),
             "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
             "server": _part("Server", servers, 3),
             "slo": _part("SLO", [words.slo_missing(report)], 1),
@@ -120,10 +100,10 @@ def short_report(report: Report) -> str:
     }
 
     most = HEALTHY_LINES if report.verdict in ("healthy", "no_incident") else LINES if is_wide() else NARROW_LINES
-    lines = _shorten(parts, FIRST, most)
+    lines = _shorten(parts, shortenings()["first"], most)
     if len(lines) > most:
         parts["relaunch"] = parts.get("relaunch", [[]])[-2:]
-        lines = _shorten(parts, FIRST + LAST, most)
+        lines = _shorten(parts, shortenings()["first"] + shortenings()["last"], most)
     return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
 
 
@@ -219,25 +199,9 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         "normal": _normal_part(report),
         "log": log,
         "means": [[]] if is_log else _whole_sentences("Means", means, 4),
-        "ends": _part("Ends", [line.removeprefix("ends ") for line in words.log_endings(report)], 3),
+        "ends": _part("Ends", words.log_endings(report, "" if len(report.observed.endings) == 1 else "ends "), 3),
         **_action_parts(answer.actions),
         "sure": [*_part("Sure", [sure if finding.basis else ""], 2), []],
-    }
-
-
-def _undecided_parts(report: Report) -> dict[str, Forms]:
-    """Build the parts about servers whose users are affected by an incident that cannot be told."""
-    first, *others = unshown.undecided(report)
-    rows = [reading_row(reading) for reading in first.signs]
-    named = [f"diag explain {name}" for name in first.incidents[:ROWS]]
-    return {
-        "impact": [paragraph("Users are affected, and the telemetry is missing that would tell the incident.")],
-        "blank": [[""]],
-        "servers": _fleet_part(report),
-        "evidence": _evidence(rows[:ROWS]),
-        "why": _part("Missing", ["; ".join(first.missing)], 3),
-        "also": _part("Also", [each.sentence for each in others], 3),
-        "do now": _part("Do now", [f"Collect what is missing, and read: {', '.join(named)}"], 3),
     }
 
 
@@ -257,8 +221,7 @@ def _action_parts(actions: Actions) -> dict[str, Forms]:
         head = words.change(proposal) or proposal.text.rstrip(".")
         if fix.name or "start" not in head:
             head += "; restart needed" if fix.restart else "; no restart"
-        rollback = f"Rollback: {fix.rollback}." if fix.rollback else ""
-        rest = (_trade_off(proposal), rollback, words.needs(proposal))
+        rest = (_trade_off(proposal), words.effects(fix).get("Rollback", ""), words.needs(proposal))
         purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
         parts |= {
             "fix": _whole_sentences("Fix" if texts or proposal.changes else "Do now", head, 6),
@@ -280,9 +243,8 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     ruled_out, possible = (words.titles(names, report) for names in (answer.ruled_out, answer.not_ruled_out))
     runbook = f", diag explain {answer.incident}" if answer.findings else ""
 
-    unseen = unshown.not_seen(report)  # these have a part of their own
-
-    known = bool(answer.findings and answer.findings[0].failure)
+    unseen = coverage.not_seen(report)  # these have a part of their own
+    is_told = bool(report.observed.endings and answer.findings and answer.findings[0].failure)
     also: Forms = [[]]
     if not words.is_fleet(report):  # a fleet has a table of its own
         first = next(iter(answer.findings), None)
@@ -291,29 +253,25 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
         for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
             # line 1 has the name of the only server
             where = words.where(diagnosis, with_server=len(report.servers) > 1)
-            is_told = diagnosis.ongoing and diagnosis.since is None  # line 1 has how long the servers were observed
-            period = "" if is_told else words.period([diagnosis], report)[1]
+            is_whole = diagnosis.ongoing and diagnosis.since is None  # line 1 has how long the servers were observed
+            period = "" if is_whole else words.period([diagnosis], report)[1]
             text = ", ".join(filter(None, (words.titled(diagnosis.incident), where, period)))
             rows.append((diagnosis.severity, text))
-        also = [
-            [*aligned(rows[:count], 1, label="Also", width=LABEL), *labelled("", _left_out(len(rows) - count), LABEL)]
-            for count in range(min(len(rows), ROWS), 0, -1)
-        ] or [[]]
+        for count in range(min(len(rows), ROWS), 0, -1):
+            rest = [f"and {len(rows) - count:,} more"] if count < len(rows) else []
+            form = [*aligned(rows[:count], 1, label="Also", width=LABEL), *labelled("", rest, LABEL)]
+            also = [*filter(None, also), form]
 
     return {
         "ceiling": [*_part("GPU limits", words.ceilings(report)[:1], 2), []],
         "also": also,
-        "ruled out": _names("Ruled out", [] if report.observed.endings and known else ruled_out),
-        "not ruled out": _names("Possible", [] if report.observed.endings and known else possible),
+        "ruled out": _names("Ruled out", [] if is_told else ruled_out),
+        "not ruled out": _names("Possible", [] if is_told else possible),
         "unknown": _part("Unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
         "note": _part("Note", _with_short_names(coverage.notes(report), report), 4 if report.observed.endings else 2),
         "not seen": _part("Not seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
         "more": _part("More", [f"--verbose, --html report.html{runbook}"], 2),
     }
-
-
-def _left_out(count: int) -> list[str]:
-    return [f"and {count:,} more"] if count else []
 
 
 def _names(label: str, names: Sequence[str]) -> Forms:

@@ -207,7 +207,8 @@ def _axes(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
     if scale.start == scale.end:
         yield text(moment(scale.start), scale.x(scale.start), base, "middle")
     else:
-        yield text(moment(scale.start).removesuffix(" UTC"), scale.box.left, base, "start")
+        start = datetime.datetime.fromtimestamp(scale.start, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+        yield text(start, scale.box.left, base, "start")
         yield text(_time_format(scale)(scale.end), scale.right, base, "end")
         step = next((step for step in STEPS if scale.end - scale.start <= step * MARKS), STEPS[-1])
         form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"

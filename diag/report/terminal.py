@@ -91,7 +91,7 @@ def _console() -> "Console":
 
 
 def watch_started(report: Report) -> str:
-    return "".join(_watch_line(report.observed.end, head) for head in _heads(report))
+    return "".join(watch_line(report.observed.end, head) for head in _heads(report))
 
 
 def _heads(report: Report) -> list[str]:
@@ -104,26 +104,14 @@ def watch_changed(change: "Transition") -> str:
     holds = f": {diagnosis.symptoms[0].sentence}; {diagnosis.incident.impact}"
     rest = holds if change.what != "ended" else GONE if change.gone else ""
     what = f"{diagnosis.severity.upper()} {diagnosis.incident.id} on {words.where(diagnosis)}"
-    return _watch_line(change.at, f"{change.what:<6}  {what}{rest}")
-
-
-def watch_lost(error: str, at: float) -> str:
-    return _watch_line(at, f"cannot be observed: {error}")
+    return watch_line(change.at, f"{change.what:<6}  {what}{rest}")
 
 
 def watch_regained(report: Report) -> str:
-    return "".join(_watch_line(report.observed.end, f"observed again: {head}") for head in _heads(report))
+    return "".join(watch_line(report.observed.end, f"observed again: {head}") for head in _heads(report))
 
 
-def posting_failed(error: str, at: float) -> str:
-    return _watch_line(at, f"alerts cannot be posted, which is tried again: {error}")
-
-
-def posting_resumed(at: float) -> str:
-    return _watch_line(at, "alerts are posted again")
-
-
-def _watch_line(at: float, text: str) -> str:
+def watch_line(at: float, text: str) -> str:
     return f"{moment(at)}  {escaped(text)}\n"
 
 
@@ -201,7 +189,7 @@ class StepsBar:
             if what != self._line:
                 self._line = what
                 with suppress(OSError):  # a closed pipe ends no ramp
-                    sys.stderr.write(_watch_line(time.time(), what))
+                    sys.stderr.write(watch_line(time.time(), what))
                     sys.stderr.flush()
             return
         self._progress.start()

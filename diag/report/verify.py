@@ -3,21 +3,20 @@
 The JSON has the schema "diag.verify/2" (diag.verify.schema.json).
 """
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from diag import __version__
 from diag.core.formatting import escaped, listed, moment, number, quantity, threshold
 from diag.diagnosis.diagnose import Diagnosis
 from diag.report import coverage
 from diag.report import sentences as words
+from diag.report.documents import fields, headed, json_text
 from diag.report.json import observed
-from diag.report.layout import labelled, paragraph, table
-from diag.report.markdown import bullets, escape
-from diag.report.markdown import table as markdown_table
+from diag.report.layout import paragraph
+from diag.report.markdown import escape
+from diag.report.parts import LabelledPart, in_markdown, plain
 from diag.verify.changes import GATEWAY_LIMIT
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
 from diag.verify.deltas import CLEAR, Bounds, UserMetric
@@ -26,17 +25,7 @@ from diag.verify.load import Load, mostly_idle
 SCHEMA = "diag.verify/2"
 MOST_TRADE_OFFS = 3
 MOST_FLAGS = 8
-Row = tuple[str, str, str]
-"""A name, before -> after, and a remark."""
-
-
-@dataclass(frozen=True)
-class _Section:
-    """A label with sentences, or with rows of a table."""
-
-    label: str
-    texts: Sequence[str] = ()
-    rows: Sequence[Row] = ()
+TOKENS = ("prompts", "outputs")
 
 
 # -- line 1 of each server --------------------------------------------------------------------------------------------
@@ -81,15 +70,15 @@ def _named(diagnosis: Diagnosis) -> str:
     return f"{diagnosis.incident.id} ({diagnosis.severity})"
 
 
-# -- the sections of a server, for every form -------------------------------------------------------------------------
+# -- the parts of a server, for every form ----------------------------------------------------------------------------
 
 
-def _sections(server: ServerComparison) -> Iterator[_Section]:
+def _parts(server: ServerComparison) -> Iterator[LabelledPart]:
     first = server.first
     if first:
-        yield _Section("verdict", [f"{first.verdict}: {first.because}"])
+        yield LabelledPart("verdict", [f"{first.verdict}: {first.because}"])
     others = [outcome for outcome in server.outcomes if outcome is not first]
-    yield _Section(
+    yield LabelledPart(
         "also",
         [f"{o.before.incident.id} on {words.place(o.before.subject)}: {o.verdict}: {o.because}" for o in others],
     )
@@ -99,35 +88,40 @@ def _sections(server: ServerComparison) -> Iterator[_Section]:
             values = ("not set" if value is None else value or "set" for value in (change.before, change.after))
             changes.append(f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}")
     unchanged = "no difference is known: flags, launch command, version and GPUs look the same"
-    yield _Section("changed", changes or [unchanged])
+    yield LabelledPart("changed", changes or [unchanged])
     if first:
-        yield from _fix_sections(first, bool(changes))
+        yield from _fix_parts(first, bool(changes))
 
     marks = {"worse": "WORSE", "better": "better", "same": "", "unknown": ""}
     measured = [metric for metric in server.user_metrics if metric.before or metric.after]
-    yield _Section(
+    yield _table(
         "user-visible",
-        rows=[(metric.name, _values(metric), "" if server.reasons else marks[metric.change]) for metric in measured],
+        [(metric.name, _values(metric), "" if server.reasons else marks[metric.change]) for metric in measured],
     )
-    yield _Section(
+    yield LabelledPart(
         "new incidents",
         [f"{_named(new)} on {words.place(new.subject)}: {new.incident.impact}" for new in server.new_incidents],
     )
-    yield _load_section(server)
+    yield _load_part(server)
     if unknown := [change.name for change in server.changes if not change.known]:
         names = listed(unknown, most=MOST_FLAGS)
-        yield _Section("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
-    yield _Section("note", server.notes)
+        yield LabelledPart("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
+    yield LabelledPart("note", server.notes)
 
 
-def _fix_sections(outcome: IncidentOutcome, changed: bool) -> Iterator[_Section]:
+def _table(label: str, rows: Sequence[tuple[str, str, str]]) -> LabelledPart:
+    """Return rows of a name, before -> after, and a remark."""
+    return LabelledPart(label, rows=rows, head=(label, "before -> after", ""))
+
+
+def _fix_parts(outcome: IncidentOutcome, changed: bool) -> Iterator[LabelledPart]:
     """Yield the known fixes that a change applies, and the signals that should change or changed clearly."""
     if changed:
         incident, fixes = outcome.before.incident.id, []
         for applied in outcome.applied_fixes:
             proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
             fixes.append(f"{applied.name} fixes {incident}: {applied.fix.effect}{proposed}")
-        yield _Section("known fix", fixes or [f"none: the change is no known fix of {incident}"])
+        yield LabelledPart("known fix", fixes or [f"none: the change is no known fix of {incident}"])
 
     promised = {condition for applied in outcome.applied_fixes for condition in applied.fix.expects}
     telling = [
@@ -142,27 +136,27 @@ def _fix_sections(outcome: IncidentOutcome, changed: bool) -> Iterator[_Section]
         met = {True: "met", False: "not met", None: "not measured after the change"}[delta.met]
         expected = f"expected {threshold(op, delta.threshold, signal.unit)}: {met}"
         rows.append((signal.name, " -> ".join(values), expected))
-    yield _Section("signals", rows=rows)
+    yield _table("signals", rows)
 
 
 def _values(metric: UserMetric) -> str:
-    return f"{_format_bounds(metric.before, metric.unit)} -> {_format_bounds(metric.after, metric.unit)}"
+    """Return before -> after; for a histogram the upper edges of the buckets, or "> " the last finite edge."""
+    texts = []
+    for bounds in (metric.before, metric.after):
+        if bounds is None:
+            texts.append("-")
+        elif math.isinf(bounds.upper) and bounds.lower != bounds.upper:
+            texts.append(f"> {quantity(bounds.lower, metric.unit)}")
+        else:
+            texts.append(f"{'' if bounds.lower == bounds.upper else '<= '}{quantity(bounds.upper, metric.unit)}")
+    return " -> ".join(texts)
 
 
-def _format_bounds(bounds: Bounds | None, unit: str) -> str:
-    """Format a number; for a histogram the upper edge of its bucket, or "> " its last finite edge."""
-    if bounds is None:
-        return "-"
-    if bounds.lower == bounds.upper:
-        return quantity(bounds.upper, unit)
-    return f"> {quantity(bounds.lower, unit)}" if math.isinf(bounds.upper) else f"<= {quantity(bounds.upper, unit)}"
-
-
-def _load_section(server: ServerComparison) -> _Section:
+def _load_part(server: ServerComparison) -> LabelledPart:
     before, after = server.loads
     if not before.measured or not after.measured:
-        return _Section("load", ["not measured on both sides"])
-    pairs = (
+        return LabelledPart("load", ["not measured on both sides"])
+    measured = (
         ("requests arriving / s", before.arrivals, after.arrivals),
         ("requests in flight (mean)", before.in_flight, after.in_flight),
         ("requests finished", before.finished, after.finished),
@@ -171,19 +165,19 @@ def _load_section(server: ServerComparison) -> _Section:
         ("output tokens / request (mean)", before.outputs.mean, after.outputs.mean),
     )
     rows = []
-    for name, *values in pairs:
+    for name, *values in measured:
         old, new = ("-" if value is None else number(value) for value in values)
         rows.append((name, f"{old} -> {new}", ""))
-    return _Section("load", rows=rows)
+    return _table("load", rows)
 
 
 def _title(server: ServerComparison) -> str:
     return " -> ".join(dict.fromkeys((server.before, server.after)))
 
 
-def _sources(verification: Verification) -> list[str]:
+def _sources(verification: Verification) -> LabelledPart:
     sides = (("before", verification.before), ("after", verification.after))
-    return [f"{when}: {coverage.source(report, moment)}" for when, report in sides]
+    return LabelledPart("compared", [f"{when}: {coverage.source(report, moment)}" for when, report in sides])
 
 
 # -- plain text and Markdown ------------------------------------------------------------------------------------------
@@ -193,58 +187,56 @@ def render(verification: Verification) -> str:
     """Render the comparison as plain text of at most 100 columns, one line break at its end."""
     lines = [line for head in headlines(verification) for line in paragraph(head)]
     for server in verification.servers:
-        lines += ["", *paragraph(_title(server))]
-        for section in _sections(server):
-            rows = section.rows
-            lines += table(rows, label=section.label) if rows else labelled(section.label, section.texts)
-    return "\n".join([*lines, "", *labelled("compared", _sources(verification))]) + "\n"
+        lines += ["", *paragraph(_title(server)), *plain(_parts(server))]
+    return "\n".join([*lines, "", *plain([_sources(verification)])]) + "\n"
 
 
 def render_markdown(verification: Verification) -> str:
     """Render the comparison as GitHub-flavoured Markdown, one line break at its end."""
-    parts = [f"**{escape(line)}**" for line in headlines(verification)]
+    blocks = [f"**{escape(line)}**" for line in headlines(verification)]
     for server in verification.servers:
-        parts += [f"## {escape(_title(server))}", *filter(None, map(_markdown_section, _sections(server)))]
-    return "\n\n".join([*parts, _markdown_section(_Section("compared", _sources(verification)))]) + "\n"
-
-
-def _markdown_section(section: _Section) -> str:
-    if section.rows:
-        return markdown_table((section.label, "before -> after", ""), [tuple(map(escape, row)) for row in section.rows])
-    return bullets(section.label.capitalize(), section.texts)
+        blocks += [f"## {escape(_title(server))}", *in_markdown(_parts(server))]
+    return "\n\n".join([*blocks, *in_markdown([_sources(verification)])]) + "\n"
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def render_json(verification: Verification) -> str:
-    return json.dumps(document(verification), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return json_text(document(verification))
 
 
 def document(verification: Verification) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "diag": __version__,
+    before, after = verification.before, verification.after
+
+    def load(measured: Load) -> dict[str, Any]:
+        lengths = {side: fields(getattr(measured, side), "mean error longest per_second") for side in TOKENS}
+        return {**fields(measured, "in_flight arrivals finished seconds idle"), **lengths}
+
+    def bounds(measured: Bounds | None) -> dict[str, Any] | None:
+        if measured is None:
+            return None
+        return {"from": measured.lower, "to": None if math.isinf(measured.upper) else measured.upper}
+
+    content = {
         "verdict": verification.verdict,
         "headlines": headlines(verification),
-        "before": {**observed(verification.before), "verdict": verification.before.verdict},
-        "after": {**observed(verification.after), "verdict": verification.after.verdict},
+        "before": {**observed(before), "verdict": before.verdict},
+        "after": {**observed(after), "verdict": after.verdict},
         "servers": [
             {
-                "before": server.before,
-                "after": server.after,
+                **fields(server, "before after"),
                 "comparable": not server.reasons,
                 "reasons": list(server.reasons),
-                "load": dict(zip(("before", "after"), map(_load_document, server.loads), strict=True)),
+                "load": dict(zip(("before", "after"), map(load, server.loads), strict=True)),
                 "changes": [asdict(change) for change in server.changes],
-                "incidents": [_outcome_document(outcome) for outcome in server.outcomes],
-                "new_incidents": [_incident_document(diagnosis) for diagnosis in server.new_incidents],
+                "incidents": [_outcome(outcome) for outcome in server.outcomes],
+                "new_incidents": [_incident(diagnosis) for diagnosis in server.new_incidents],
                 "user_metrics": [
                     {
-                        "name": metric.name,
-                        "unit": metric.unit,
-                        "before": _bounds_document(metric.before),
-                        "after": _bounds_document(metric.after),
+                        **fields(metric, "name unit"),
+                        "before": bounds(metric.before),
+                        "after": bounds(metric.after),
                         "change": metric.change,
                     }
                     for metric in server.user_metrics
@@ -255,52 +247,19 @@ def document(verification: Verification) -> dict[str, Any]:
         ],
         "unmatched": list(verification.unmatched),
     }
+    return headed(SCHEMA, content)
 
 
-def _load_document(load: Load) -> dict[str, Any]:
-    numbers = {name: getattr(load, name) for name in ("in_flight", "arrivals", "finished", "seconds", "idle")}
-    lengths = {
-        side: {name: getattr(tokens, name) for name in ("mean", "error", "longest", "per_second")}
-        for side, tokens in (("prompts", load.prompts), ("outputs", load.outputs))
-    }
-    return {**numbers, **lengths}
+def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
+    return {**fields(diagnosis, "incident=incident.id severity"), "subject": dict(diagnosis.subject)}
 
 
-def _incident_document(diagnosis: Diagnosis) -> dict[str, Any]:
+def _outcome(outcome: IncidentOutcome) -> dict[str, Any]:
+    signal = "signal=condition.signal.name unit=condition.signal.unit op=condition.op"
     return {
-        "incident": diagnosis.incident.id,
-        "severity": diagnosis.severity,
-        "subject": dict(diagnosis.subject),
-    }
-
-
-def _outcome_document(outcome: IncidentOutcome) -> dict[str, Any]:
-    return {
-        **_incident_document(outcome.before),
-        "primary": outcome.before.primary,
-        "verdict": outcome.verdict,
-        "because": outcome.because,
+        **_incident(outcome.before),
+        **fields(outcome, "primary=before.primary verdict because"),
         "after": outcome.after.state if outcome.after else None,
-        "signals": [
-            {
-                "signal": delta.condition.signal.name,
-                "unit": delta.condition.signal.unit,
-                "op": delta.condition.op,
-                "threshold": delta.threshold,
-                "before": delta.before,
-                "after": delta.after,
-                "met": delta.met,
-            }
-            for delta in outcome.signal_deltas
-        ],
-        "fixes": [
-            {"name": applied.name, "effect": applied.fix.effect, "proposed": applied.proposed or None}
-            for applied in outcome.applied_fixes
-        ],
+        "signals": [fields(delta, f"{signal} threshold before after met") for delta in outcome.signal_deltas],
+        "fixes": [fields(applied, "name effect=fix.effect proposed?") for applied in outcome.applied_fixes],
     }
-
-
-def _bounds_document(bounds: Bounds | None) -> Mapping[str, Any] | None:
-    if bounds is None:
-        return None
-    return {"from": bounds.lower, "to": None if math.isinf(bounds.upper) else bounds.upper}

@@ -1,6 +1,7 @@
 """Texts of the view: the table of servers (its columns, order and filter), and the page of one server."""
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ def state(row: ServerRow) -> str:
 def since(row: ServerRow) -> str:
     if row.since is None:
         return ""
-    return f"{'before ' if row.before else ''}{clock(row.since).removesuffix(' UTC')}"
+    return f"{'before ' if row.before else ''}{datetime.fromtimestamp(row.since, UTC):%H:%M:%S}"
 
 
 def _first(names: Sequence[str], room: int) -> str:

@@ -14,9 +14,9 @@ from diag.commands.exporter import Exporter, ExporterOptions, LivenessThread
 from diag.commands.observe import judge_observation, site
 from diag.core.contract import PUBLISHED
 from diag.diagnosis.progress import Liveness
-from diag.report import health_report
+from diag.report import json as as_json
 
-SCHEMA = Path(health_report.__file__).parent / "diag.health_report.schema.json"
+SCHEMA = Path(as_json.__file__).parent / "diag.health_report.schema.json"
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_it_says_what_doctor_says(recording: str, status: str, present: str) -> 
     for at, _, page in scrapes(recording):
         liveness.observe(round(1000 * at), page.encode())
     report = judge_observation(liveness.seen(), contract, incidents).report
-    content = json.loads(health_report.render(report, contract.site))
+    content = json.loads(as_json.render_health(report, contract.site))
     validator(SCHEMA).validate(content)
     assert (content["server"], content["status"]) == ("server:8000", status)
     assert next(iter(content["indicators"]), "") == present

@@ -23,7 +23,7 @@ from support.prometheus_server import PLACES, Server, hasty, program, serving
 from support.timelines import blocks, timeline
 from support.waiting import PATIENCE, until
 
-from diag.artefacts.filled_alerts import filled_alerts
+from diag.artefacts.alerts import filled_alerts
 from diag.artefacts.generate import files
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions

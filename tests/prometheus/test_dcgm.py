@@ -202,7 +202,7 @@ def promtool(request: pytest.FixtureRequest, tmp_path: Path) -> Promtool:
 def test_prometheus_accepts_the_rules(promtool: Promtool, labels: tuple[str, ...], key: tuple[str, ...]) -> None:
     done = promtool.run("check", "rules", "--lint=all", "--lint-fatal", promtool.rules(labels, key))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = 1 + len(recording_rules.DCGM_RULES) + ("pod" in key)  # the servers, then the metrics
+    found = 1 + len(recording_rules.dcgm_rules()) + ("pod" in key)  # the servers, then the metrics
     assert f"{found} rules found" in done.stdout
 
 
@@ -219,14 +219,15 @@ def test_each_field_is_recorded_under_its_later_name(promtool: Promtool) -> None
 def test_every_rule_is_expected_above() -> None:
     given = {(METRIC + metric, *own.items()) for _, samples in EXPECTED.values() for metric, own, _ in samples}
     rules = {
-        (record.metric, *record.labels.items()) for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING)
+        (record.metric, *record.labels.items())
+        for record in (*recording_rules.dcgm_rules(), recording_rules.declared().serving)
     }
     assert rules == given | {("diag_gpu_xid_errors_total",)}
 
 
 def test_metrics_have_the_labels_of_our_page() -> None:
     """`max by` keeps the server's, gpu and uuid; the rule gives the others, or keeps them as well."""
-    for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING):
+    for record in (*recording_rules.dcgm_rules(), recording_rules.declared().serving):
         assert families()[record.metric].labels == ("gpu", "uuid", *record.labels, *record.kept), record.metric
 
 
@@ -342,21 +343,21 @@ def _unnamed(expected: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
 
 def test_each_field_is_a_default_or_is_switched_on() -> None:
     """Each rule needs at least one such field; an alias and a stand-in need no line."""
-    lines = [line.split(",") for line in recording_rules.CSV_LINES.splitlines()]
+    lines = [line.split(",") for line in recording_rules.declared().csv.splitlines()]
     assert all(len(line) == 3 and line[1].strip() in ("gauge", "counter") for line in lines), (
         "a CSV line has three fields"
     )
     switched_on = {name for name, *_ in lines}
     assert not switched_on & SCRAPED
-    named = [set(re.findall(r"DCGM_[A-Z0-9_]+", record.promql)) for record in recording_rules.DCGM_RULES]
+    named = [set(re.findall(r"DCGM_[A-Z0-9_]+", record.promql)) for record in recording_rules.dcgm_rules()]
     assert not [names for names in named if not names & (switched_on | SCRAPED)]
     assert switched_on <= set().union(*named), "a line that no rule needs"
-    assert recording_rules.CSV_LINES in recording_rules.DCGM_HEADER
+    assert recording_rules.declared().csv in recording_rules.declared().dcgm_header
 
 
 @pytest.mark.fast
 def test_every_gpu_metric_is_recorded_or_listed_as_left_out() -> None:
     metrics = {name for name in families() if name.startswith(METRIC)}
-    rules = {record.metric for record in (*recording_rules.DCGM_RULES, recording_rules.SERVING)}
-    left_out = set(re.findall(r"diag_gpu_\w+", recording_rules.DCGM_HEADER))
-    assert metrics - rules == left_out, "a GPU metric has a rule in DCGM_RULES, or DCGM_HEADER names it"
+    rules = {record.metric for record in (*recording_rules.dcgm_rules(), recording_rules.declared().serving)}
+    left_out = set(re.findall(r"diag_gpu_\w+", recording_rules.declared().dcgm_header))
+    assert metrics - rules == left_out, "a GPU metric has a rule, or dcgm_header names it"

@@ -26,7 +26,7 @@ from support.prometheus_server import PLACES, Server, program, serving
 from support.timelines import BEFORE, TIMES, blocks, timeline
 from support.waiting import until
 
-from diag.artefacts.filled_alerts import filled_alerts
+from diag.artefacts.alerts import filled_alerts
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract

@@ -29,7 +29,7 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Transitions
 from diag.exposition import render
 from diag.knowledge.catalog import load
-from diag.report import dataframe, html, issue, markdown, terminal
+from diag.report import dataframe, html, markdown, terminal
 from diag.report import json as as_json
 from diag.report import verify as verify_text
 from diag.report.layout import continued
@@ -118,7 +118,7 @@ def printed(report: Report) -> dict[str, str]:
         "verbose": terminal.render(report, verbose=True),
         "quiet": terminal.render(report, quiet=True),
         "markdown": markdown.render(report, verbose=True),
-        "issue": issue.render(report, {EVIL: EVIL}, EVIL),
+        "issue": markdown.render_issue(report, {EVIL: EVIL}, EVIL),
         "html": html.render(report),
         "watch": terminal.watch_started(report) + "".join(map(terminal.watch_changed, Transitions().observe(report))),
     }

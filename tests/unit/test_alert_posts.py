@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.bad_servers import Reply, Request, serving
 
-from diag.artefacts.filled_alerts import FilledAlert, filled_alerts, no_telemetry
+from diag.artefacts.alerts import FilledAlert, filled_alerts, no_telemetry
 from diag.commands import watch
 from diag.commands.observe import ObserveOptions
 from diag.commands.watch import AlertPosts, WatchAlerts

@@ -7,8 +7,7 @@ import pytest
 from support.live import server
 from support.paths import MODELS
 
-from diag.artefacts.advice import WrongAdvice, spelled, wrong_advice
-from diag.artefacts.reference import declared
+from diag.artefacts.reference import WrongAdvice, declared, spelled, wrong_advice
 from diag.cli.app import main
 from diag.commands.explain import run as explain
 from diag.knowledge.catalog import load

@@ -3,23 +3,24 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from diag.artefacts import grafana
-from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, PanelHeader, PanelQuery, QueryVariable, Threshold
+from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, DashboardPage, PanelHeader, PanelQuery, QueryVariable, Threshold
 from diag.artefacts.names import (
     CARD,
+    GENERATED_MARK,
     GRAFANA_UNITS,
-    capitalized,
     claim,
+    dashboard_uid,
     expression,
-    in_words,
     subject_labels,
 )
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, Signal, regroup
 from diag.knowledge.formulas import DRAWN, DRAWN_OVER, comparison, formula
-from diag.knowledge.signals import KV_USAGE, error_budget_burn_rate
+from diag.knowledge.signals import DECLARED, KV_USAGE, error_budget_burn_rate
 from diag.knowledge.signals.gpu import THERMAL
 from diag.knowledge.signals.peers import MODEL
 from diag.promql import metric_names, parse
@@ -55,8 +56,8 @@ class DashboardScope:
         filled = formula(promql, by, SHORT, self.contract).written_out()
         return self.add_matchers(regroup(filled, self.site.labels)).replace(f"[{SHORT}]", f"[{RATE_INTERVAL}]")
 
-    def recorded(self, signal: Signal, by: tuple[str, ...]) -> str:
-        """Write a signal over the recorded series, for subjects with the labels `by`."""
+    def recorded(self, signal: Signal | str, by: tuple[str, ...]) -> str:
+        """Write a signal or an expression over the recorded series, for subjects with the labels `by`."""
         written = formula(signal, by, DRAWN_OVER, self.contract).written_out(self.series)
         return self.add_matchers(regroup(written, self.site.labels))
 
@@ -128,21 +129,22 @@ STATES = {
 }
 SEVERITIES = {"info": 2, "warning": 3, "critical": 4}
 KV_CACHE_USAGE = "(max by ($by) ({}) or max by ($by) ({}))".format(*KV_USAGE)
-GENERATED, PROMPT = (f"sum by ($by) (rate(vllm:{kind}_tokens_total[$window]))" for kind in ("generation", "prompt"))
-SM_CLOCK = 'max by ($by) (diag_gpu_clock_hertz{clock="sm"})'
+GENERATED = "sum by ($by) (rate(vllm:generation_tokens_total[$window]))"
 
 
-@dataclass(frozen=True)
-class LinePanel:
+class LinePanel(NamedTuple):
     """Lines over time: the labels of a series beside the server's, and the expressions by their names in the legend.
 
-    A signal is read from the series that a rule records; an expression is evaluated as it is.
+    `$name` alone is read from the series that a rule records; any other expression is evaluated as it is.
     """
 
-    header: PanelHeader
+    title: str
+    description: str
     labels: tuple[str, ...]
-    promql: Mapping[str, str | Signal]
-    threshold: Threshold | None = None
+    lines: Mapping[str, str]
+    unit: str = "short"
+    width: int = 12
+    threshold: float | None = None
 
 
 def quantiles(histogram: str) -> dict[str, str]:
@@ -163,19 +165,20 @@ BUCKETS = {
 
 
 def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
-    found = []
+    panels = []
     for spec in specs:
         by = scope.by(*spec.labels)
-        name = legend((*by, *("reason" for text in spec.promql.values() if "reason)" in str(text))))
-        written = {
-            part: scope.recorded(asked, ("instance", *spec.labels))
-            if isinstance(asked, Signal)
-            else scope.fill(asked, by)
-            for part, asked in spec.promql.items()
-        }
-        queries = [PanelQuery(text, f"{name} {part}".strip()) for part, text in written.items()]
-        found.append(grafana.time_series(spec.header, queries, spec.threshold))
-    return found
+        name = legend((*by, *("reason" for promql in spec.lines.values() if "reason)" in promql)))
+        queries = []
+        for line, promql in spec.lines.items():
+            declared = DECLARED.get(promql.removeprefix("$"))
+            asked = declared if isinstance(declared, Signal) else promql
+            filled = scope.recorded(asked, ("instance", *spec.labels)) if declared else scope.fill(promql, by)
+            queries.append(PanelQuery(filled, f"{name} {line}".strip()))
+        header = PanelHeader(spec.title, spec.description, spec.unit, spec.width)
+        threshold = None if spec.threshold is None else Threshold(spec.threshold)
+        panels.append(grafana.time_series(header, queries, threshold))
+    return panels
 
 
 def burn_rate(scope: DashboardScope) -> str:
@@ -190,12 +193,6 @@ def worst_severity(matchers: str, by: Sequence[str], *, pending: bool = True) ->
     ]
     states = [*firing, *([f'ALERTS{{alertstate="pending", {matchers}}}'] if pending else [])]
     return f"max by ({', '.join(by)}) ({' or '.join(states)})"
-
-
-def symptom_panel(condition: Condition, incident: Incident, scope: DashboardScope) -> Any:
-    """Return a symptom with its threshold, red on the side where it holds."""
-    other_side = in_words(condition.opposite, scope.contract)
-    return alarm_panel(condition, incident, f"{capitalized(other_side)} rules out {incident.id}.", scope)
 
 
 def alarm_panel(condition: Condition, incident: Incident, meaning: str, scope: DashboardScope) -> Any:
@@ -223,22 +220,42 @@ def signal_panel(
     )
 
 
-def annotations(scope: DashboardScope) -> dict[str, tuple[str, str, str]]:
-    """Return expression, title and colour of alerts, restarts, thermal throttling and Xid errors."""
-    server = legend(scope.by())
+def page_of(
+    scope: DashboardScope,
+    name: str,
+    title: str,
+    description: str,
+    rows: Mapping[str, Sequence[Any]],
+    *,
+    runbook: str = CARD,
+    more: Mapping[str, QueryVariable] = MappingProxyType({}),
+    inputs: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> DashboardPage:
+    """Return a page with what all have: variables, annotations, links to all dashboards and a runbook or the card.
+
+    The annotations are alerts, restarts, thermal throttling and Xid errors; `more` are variables after those of
+    `scope`.
+    """
+    server, by_gpu = legend(scope.by()), scope.by("gpu")
     throttled = f"sum by ($by) (increase(diag_gpu_throttle_seconds_total{{{THERMAL}}}[$window])) > 1"
     restarts = "max by ($by) (changes(process_start_time_seconds[$window])) > 0"
     xid = "sum by ($by, xid) (increase(diag_gpu_xid_errors_total[$window])) > 0"
     firing = scope.add_matchers('ALERTS{alertstate="firing", incident=~".+"}')
-    by_gpu = scope.by("gpu")
-    return {
-        "alerts": (firing, f"{{{{incident}}}} {server}", "red"),
-        "restarts": (scope.fill(restarts, scope.by()), f"restart {server}", "blue"),
-        "throttling": (scope.fill(throttled, by_gpu), f"thermal throttling {server} GPU {{{{gpu}}}}", "orange"),
-        "Xid": (scope.fill(xid, by_gpu), f"Xid {{{{xid}}}} {server} GPU {{{{gpu}}}}", "purple"),
-    }
-
-
-def links(page: str, site: Site) -> dict[str, str]:
-    """Return links to all dashboards of diag, and to the runbook or the on-call card."""
-    return {"vLLM dashboards": "", "on-call card" if page == CARD else "runbook": site.runbook_url(page)}
+    return DashboardPage(
+        uid=dashboard_uid(name),
+        title=f"vLLM / {title}",
+        description=f"{GENERATED_MARK}. {description}",
+        rows=[*rows.items()],
+        variables={**scope.variable_queries(), **more},
+        annotations={
+            "alerts": (firing, f"{{{{incident}}}} {server}", "red"),
+            "restarts": (scope.fill(restarts, scope.by()), f"restart {server}", "blue"),
+            "throttling": (scope.fill(throttled, by_gpu), f"thermal throttling {server} GPU {{{{gpu}}}}", "orange"),
+            "Xid": (scope.fill(xid, by_gpu), f"Xid {{{{xid}}}} {server} GPU {{{{gpu}}}}", "purple"),
+        },
+        links={
+            "vLLM dashboards": "",
+            "on-call card" if runbook == CARD else "runbook": scope.site.runbook_url(runbook),
+        },
+        inputs=inputs,
+    )

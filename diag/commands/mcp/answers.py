@@ -14,7 +14,7 @@ from typing import Any
 
 from diag.core.formatting import escaped
 from diag.diagnosis.report import Finding, Report
-from diag.report import coverage, unshown, verify
+from diag.report import coverage, verify
 from diag.report import json as report_json
 from diag.report import sentences as words
 from diag.report.answer import verdicts
@@ -62,7 +62,7 @@ def report(found: Report, detail: bool) -> Document:
         "diagnoses": [_diagnosis(known, finding, detail) for known, finding in present],
         "checked": f"{words.states(found)}; {words.found_nothing(found)}",
         "unknown": [each.sentence for each in found.not_judged],
-        "not_shown": unshown.not_seen(found),
+        "not_shown": coverage.not_seen(found),
         "not_collected": coverage.not_collected(found),
         "normal": coverage.normality(found)[:_MOST_NORMAL],
         "notes": coverage.notes(found),
