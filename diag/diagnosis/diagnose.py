@@ -6,6 +6,8 @@ present. `Incident.query()` is the same conjunction for a Prometheus; a property
 """
 
 import math
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
-from diag.core.subjects import Subject, SubjectIndex, filled
+from diag.core.subjects import Subject, SubjectIndex, filled, instance_name, label_value
 from diag.diagnosis.decision_table import COMPARE, RECENT, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import QueryCache, Window
 
@@ -69,6 +71,16 @@ class Diagnosis(NamedTuple):
     severity_alone: Severity = "info"
 
     @property
+    def server(self) -> str:
+        """The server of its subject."""
+        return instance_name(self.subject)
+
+    @property
+    def is_alarming(self) -> bool:
+        """True if it is present, with an impact."""
+        return self.state == "present" and bool(RANK[self.severity])
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """The signals of its conditions that have no value at the instant that is reported."""
         readings = {reading.condition: reading for reading in (*self.symptoms, *self.supports, *self.escalation)}
@@ -102,6 +114,37 @@ class Diagnosis(NamedTuple):
     def culprits(self) -> tuple[str, ...]:
         """The names in the symptoms beyond the subject: a rank, an event."""
         return tuple(dict.fromkeys(name for reading in self.symptoms if reading.holds for name in reading.culprits))
+
+
+class Quote(NamedTuple):
+    """A line of a log: `file` is "" and `line` None if unknown.
+
+    `process` is the process of vLLM that wrote it, `cause` the exception that it was raised from, and `frames` the
+    innermost frames of its traceback; "" for none.
+    """
+
+    text: str
+    file: str
+    line: int | None
+    process: str
+    cause: str
+    frames: str = ""
+
+    @property
+    def place(self) -> str:
+        """File and line: "server.log:71"; "" if unknown."""
+        return f"{self.file}:{self.line}" if self.line is not None else self.file
+
+    @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """Values for a command that reads the file, as a shell takes them.
+
+        Empty if the place is unknown. The tilde of a home folder, which is not named, has to stand outside of quotes.
+        """
+        if not self.file or self.line is None:
+            return ()
+        home, rest = re.match(r"((?:~/)?)(.*)", self.file, re.DOTALL).groups()  # type: ignore[union-attr]
+        return (("log", f"{home}{shlex.quote(rest)}"),)
 
 
 def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
@@ -207,6 +250,21 @@ def culprit_series(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) ->
         for labels, row in rows.like(diagnosis.subject):
             if not np.isnan(row[diagnosis.reported]):
                 yield dict(labels), float(row[diagnosis.reported])
+
+
+def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
+    """Return the newest line that the server logged about a present incident, as it was when it was last present."""
+    signal = diagnosis.incident.quotes
+    if signal is None or diagnosis.state != "present":
+        return ()
+    newest = max(culprit_series(signal, diagnosis, queries), key=lambda pair: pair[1], default=None)
+    if newest is None:
+        return ()
+    text, file, number, process, cause, frames = (
+        label_value(newest[0], name) for name in ("text", "file", "line", "process", "cause", "frames")
+    )
+    line = int(number) if number.isdecimal() and len(number) < 12 else None
+    return (Quote(text, file, line, process, cause, frames),)
 
 
 # -- which incident is the cause, and which comes first ---------------------------------------------------------------

@@ -18,10 +18,9 @@ from diag.core.formatting import printable, quantity
 from diag.core.incident import Fix, Signal, documented, judged
 from diag.core.subjects import Subject, instance_name
 from diag.diagnosis.decision_table import holds
-from diag.diagnosis.diagnose import Diagnosis, culprits
+from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.pools import find_pools
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.quotes import Quote
 from diag.knowledge import rocm
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from diag.core.errors import BadUsage
 from diag.core.incident import Fix, documented
+from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in, written
-from diag.diagnosis.quotes import Quote
 from diag.vllm.command import shell
 from diag.vllm.command.command import Command, json_object
 from diag.vllm.command.free_text import hidden

@@ -8,11 +8,10 @@ from diag.core.formatting import number
 from diag.core.incident import RANK
 from diag.core.log_events import LogEnding
 from diag.core.subjects import Subject, instance_name
-from diag.diagnosis.diagnose import Diagnosis, State
+from diag.diagnosis.diagnose import Diagnosis, Quote, State
 from diag.diagnosis.health import HealthEvidence
 from diag.diagnosis.progress import NotJudged, Progress
 from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.quotes import Quote
 from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.telemetry_checks import FAMILIES, TelemetryDefect
