@@ -301,7 +301,7 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
             for reading in other.symptoms:
                 value = reading.history[at]
                 is_unknown |= value is None
-                if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+                if reading.met_by(value) is False:
                     against = reading._replace(value=value, culprits=())
                     refuted.append(Refuted(look_alike.name, against, by_requirement=True))
                     break
