@@ -12,7 +12,7 @@ from diag.core.subjects import Floats, Subject, instance_name
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Report
+from diag.diagnosis.report import Finding, Report
 
 INSTANCE = ("instance",)
 CONFIRMATIONS = 2
@@ -43,6 +43,11 @@ class ServerSnapshot(NamedTuple):
     report: Report
     queries: QueryCache
     running: Running | None
+
+    @property
+    def present(self) -> list[Finding]:
+        """The incidents that are present on it, and on its engines and GPUs."""
+        return [finding for finding in self.report.present if self.owns(finding.diagnosis.subject)]
 
     def value(self, promql: str) -> float | None:
         """Return one number for the server over the whole span; None for no value."""
@@ -109,16 +114,16 @@ class Transitions:
     def observe(self, report: Report) -> list[Transition]:
         """Return the changes that this observation confirms, in the order of its diagnoses, the worst first."""
         alarming = (finding.diagnosis for finding in report.findings if RANK[finding.diagnosis.severity])
-        found = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in alarming}
+        observed = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in alarming}
         if not self._has_begun:
             self._has_begun = True
-            self.holding = {key: diagnosis for key, diagnosis in found.items() if _level(diagnosis)}
+            self.holding = {key: diagnosis for key, diagnosis in observed.items() if _level(diagnosis)}
             return []
-        known = dict.fromkeys([*found, *sorted(self.holding)])
-        self._streaks = {key: count for key, count in self._streaks.items() if key in known}
+        keys = dict.fromkeys([*observed, *sorted(self.holding)])
+        self._streaks = {key: count for key, count in self._streaks.items() if key in keys}
         changes, at = [], report.observed.end
-        for key in known:
-            diagnosis = found.get(key)  # None: its server is gone
+        for key in keys:
+            diagnosis = observed.get(key)  # None: its server is gone
             before, level = self.holding.get(key), _level(diagnosis)
             if diagnosis and diagnosis.state == "unknown":
                 continue
@@ -148,4 +153,4 @@ class Transitions:
 
 def _level(diagnosis: Diagnosis | None) -> int:
     """Return the rank of its severity, 0 if it does not hold now."""
-    return RANK[diagnosis.severity] if diagnosis and diagnosis.state == "present" and diagnosis.ongoing else 0
+    return RANK[diagnosis.severity] if diagnosis and diagnosis.is_alarming and diagnosis.ongoing else 0
