@@ -43,7 +43,7 @@ def run(
 ) -> Report:
     """Diagnose one recording, live servers, or the servers in a Prometheus, and compare them with their normal speed.
 
-    `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`). Without `with_vitals`, the vital signs of the
+    `only_suspects` is for fleets (`diag.diagnosis.fleet.judge`). Without `with_vitals`, the vital signs of the
     servers are not measured, which the short report does not print; `with_stacks` also reads the stacks of their
     processes. BadUsage if there is no incident `why`, and for stacks of anything but servers of this host.
     """

@@ -43,6 +43,7 @@ from diag.core.errors import DiagError
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.yaml import load as load_yaml
 from diag.diagnosis import configuration, fleet
+from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.diagnosis.snapshot import Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
@@ -359,7 +360,7 @@ def prometheus(text: bytes) -> str:
     with bad_servers.serving(answer) as server:
         contract, incidents = site(None, None)
         source = open_prometheus(ObserveOptions((), prometheus=server.url, timeout=10.0), contract)
-        return _every_form(fleet.judge(source, incidents, contract, LAUNCH))
+        return _every_form(fleet.judge(source, incidents, QueryCache(source, contract), LAUNCH))
 
 
 def labels(text: bytes) -> str:
