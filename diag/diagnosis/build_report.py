@@ -18,7 +18,7 @@ from diag.diagnosis.progress import FAILED, INSTANCE, REASONS, NotJudged, Progre
 from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
-from diag.diagnosis.report import Finding, Observed, Report, verdict_of
+from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, verdict_of
 from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge import rocm
@@ -312,11 +312,10 @@ def _log_report(
         ignored=tuple(diagnosis for diagnosis in present if diagnosis.incident.id in ignored),
     )
     ill = {diagnosis.server for diagnosis in present if diagnosis.incident.id not in ignored}
-    versions = {server.name: server.version for server in observed.servers}
     not_judged, notes = [], [*observed.notes]
     for name, ending in endings.items():
         if name not in ill:
-            notes += _failed_requests(ending, versions.get(name, ""))
+            notes += _failed_requests(ending, name, observed.servers)
             accepted = seen.of(name)
             if ending.state in ENDS_ILL and accepted.ignored:
                 not_judged.append(_accepted(ENDS_ILL[ending.state], accepted))
@@ -334,8 +333,9 @@ def _log_report(
     )
 
 
-def _failed_requests(ending: LogEnding, version: str) -> Iterator[str]:
+def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedServer]) -> Iterator[str]:
     """Yield a note with the last exception that ended a request: the server goes on, so that it is no incident."""
+    version = next((server.version for server in servers if server.name == name), "")
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
             failure = known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))

@@ -19,7 +19,7 @@ from diag.core.incident import Condition, Fix, Incident
 from diag.core.subjects import label_value
 from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.proposals import command_in, written
+from diag.diagnosis.proposals import command_in, moves, written
 from diag.diagnosis.query_cache import VERSIONS
 from diag.diagnosis.report import Finding
 from diag.diagnosis.snapshot import ServerSnapshot
@@ -155,10 +155,8 @@ def applied_fixes(finding: Finding, settings: tuple[SettingChange, ...]) -> tupl
             is_applied = fix.value is None and change.after is None
         elif not fix.direction:
             is_applied = fix.value in ("", change.after) or not isinstance(fix.value, str)
-        elif new is None or old is None:
-            is_applied = new is not None
         else:
-            is_applied = (new < old or old == 0) if fix.direction == "lower" else new > old
+            is_applied = new is not None and (old is None or moves(fix.direction, old, new))
         if is_applied:
             applied.append(candidate)
     return tuple(applied)
