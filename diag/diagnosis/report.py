@@ -159,42 +159,46 @@ class Report(NamedTuple):
     @property
     def undecided(self) -> tuple[Diagnosis, ...]:
         """The incidents that are unknown although each family of telemetry that they need was collected."""
-        families = [FAMILIES[name].metrics for name in self.observed.not_measured]
+        families = [rf"\b{FAMILIES[name].metrics}" for name in self.observed.not_measured]
 
         def needs_family(diagnosis: Diagnosis) -> bool:
             lacking = [reading.condition.signal for reading in diagnosis.symptoms if reading.value is None]
             formulas = [expanded(signal.promql) for signal in lacking]
-            return any(re.search(rf"\b{family}", formula) for family in families for formula in formulas)
+            return any(re.search(family, formula) for family in families for formula in formulas)
 
-        unknown = (finding.diagnosis for finding in self.findings if finding.diagnosis.state == "unknown")
+        unknown = (diagnosis for diagnosis in self.diagnoses if diagnosis.state == "unknown")
         return tuple(diagnosis for diagnosis in unknown if not needs_family(diagnosis))
+
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """The incidents of the findings, as they were judged."""
+        return tuple(finding.diagnosis for finding in self.findings)
 
     @property
     def checked(self) -> frozenset[str]:
         """The incidents that could be judged on some subject."""
-        return frozenset(f.diagnosis.incident.id for f in self.findings if f.diagnosis.state != "unknown")
+        return frozenset(diagnosis.incident.id for diagnosis in self.diagnoses if diagnosis.state != "unknown")
 
     @property
     def judged_servers(self) -> frozenset[str]:
         """The servers on which some incident could be judged, or that the conditions of a large fleet clear."""
-        states: dict[str, set[State]] = {instance_name(each.subject): {"unknown"} for each in self.not_judged}
-        for diagnosis in (finding.diagnosis for finding in self.findings):
-            states.setdefault(instance_name(diagnosis.subject), set()).add(diagnosis.state)
+        states: dict[str, set[State]] = {instance_name(why.subject): {"unknown"} for why in self.not_judged}
+        for diagnosis in self.diagnoses:
+            states.setdefault(diagnosis.server, set()).add(diagnosis.state)
         return frozenset(name for name in self.servers if states.get(name) != {"unknown"})
 
     @property
     def servers(self) -> tuple[str, ...]:
         """The sorted names of all judged servers; in a large fleet, some were judged for progress only."""
-        judged = (finding.diagnosis.subject for finding in self.findings)
-        seen = (*(progress.subject for progress in self.progress), *(why.subject for why in self.not_judged))
+        subjects = [item.subject for items in (self.diagnoses, self.progress, self.not_judged) for item in items]
         logs = dict(self.observed.endings)
-        return tuple(sorted({*map(instance_name, judged), *map(instance_name, filter(None, seen)), *self.gone, *logs}))
+        return tuple(sorted({*map(instance_name, filter(None, subjects)), *self.gone, *logs}))
 
     @property
     def needs_telemetry(self) -> frozenset[str]:
         """The incidents that could be judged on no subject, or are unknown on one that has the telemetry."""
-        known = frozenset(finding.diagnosis.incident.id for finding in self.findings)
-        return (known - self.checked) | {diagnosis.incident.id for diagnosis in self.undecided}
+        judged = frozenset(diagnosis.incident.id for diagnosis in self.diagnoses)
+        return (judged - self.checked) | {diagnosis.incident.id for diagnosis in self.undecided}
 
     @property
     def absent(self) -> tuple[str, ...]:

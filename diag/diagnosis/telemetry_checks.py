@@ -160,12 +160,17 @@ def defects(
     remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[TelemetryDefect, ...]:
     """Return the defects of the telemetry: of the scrapes, of the names of servers, and of what is collected."""
-    found = (
-        *_scrape_defects(remote, scraped, incidents),
-        *_identity_defects(remote, queries),
-        *_collection_defects(remote, scraped, queries),
+    created: dict[tuple[str, float], set[str]] = defaultdict(set)
+    for subject, row in queries.ask(CREATED, ("instance", "engine"), queries.whole).items():
+        created[label_value(subject, "engine"), float(row[-1])].add(instance_name(subject))
+    # instances are one server if their counters were created in the same microsecond
+    aliases = sorted({frozenset(names) for names in created.values() if len(names) > 1}, key=sorted)
+    every_defect = (
+        *_scrape_defects(remote, scraped, incidents, queries),
+        *([TelemetryDefect("aliases", groups=tuple(("", names) for names in aliases))] if aliases else []),
+        *_collection_defects(remote, scraped, frozenset().union(*aliases), queries),
     )
-    return tuple(defect._replace(of_all=len(defect.servers) == len(scraped)) for defect in found)
+    return tuple(defect._replace(of_all=len(defect.servers) == len(scraped)) for defect in every_defect)
 
 
 def _at_the_end(query: str | Signal, queries: QueryCache) -> Rows:
@@ -186,9 +191,9 @@ def late(remote: "PrometheusSource") -> float:
 
 
 def _scrape_defects(
-    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident]
+    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
 ) -> Iterator[TelemetryDefect]:
-    """Yield what is wrong with the scrapes: they ended, servers vanished, gaps, or too long an interval."""
+    """Yield what is wrong with the scrapes: they ended, servers vanished, gaps, too long an interval, wrong names."""
     if late(remote):
         yield TelemetryDefect("ended", number=int(remote.instants[-1]) / 1000)
     if gone := {name: scrapes.last for name, scrapes in scraped.items() if scrapes.last is not None}:
@@ -203,29 +208,15 @@ def _scrape_defects(
     if slow := {name: scrapes.interval for name, scrapes in scraped.items() if too_short(scrapes.interval)}:
         widest = max(slow.values())
         yield TelemetryDefect("slow", frozenset(slow), widest, too_short(widest))
-
-
-def _identity_defects(remote: "PrometheusSource", queries: QueryCache) -> Iterator[TelemetryDefect]:
-    """Yield what is wrong with names: metrics of another prefix, several servers as one, one server as several."""
     for prefix, servers in remote.renamed.items():
         yield TelemetryDefect("renamed", servers, names=(prefix, remote.prefix))
     if double := frozenset(map(instance_name, _at_the_end(TWICE, queries))):  # a job that was renamed is no second one
         jobs = {label_value(labels, "job") for labels in _at_the_end(JOBS, queries) if instance_name(labels) in double}
         yield TelemetryDefect("double", double, names=tuple(jobs))
-    if aliases := _aliases(queries):
-        yield TelemetryDefect("aliases", groups=tuple(("", names) for names in aliases))
-
-
-def _aliases(queries: QueryCache) -> list[frozenset[str]]:
-    """Return the instances that are one server: their counters were created in the same microsecond."""
-    created: dict[tuple[str, float], set[str]] = defaultdict(set)
-    for subject, row in queries.ask(CREATED, ("instance", "engine"), queries.whole).items():
-        created[label_value(subject, "engine"), float(row[-1])].add(instance_name(subject))
-    return sorted({frozenset(names) for names in created.values() if len(names) > 1}, key=sorted)
 
 
 def _collection_defects(
-    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], queries: QueryCache
+    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], aliases: frozenset[str], queries: QueryCache
 ) -> Iterator[TelemetryDefect]:
     """Yield which telemetry is not collected: vLLM's statistics, collectors that fail, GPUs, the process."""
     served = _having(SERVES, queries)
@@ -244,7 +235,7 @@ def _collection_defects(
     blind = others - read
     if blind and not ours and remote.exists(DCGM):
         yield TelemetryDefect("not joined", frozenset(blind))
-    elif ours | read and (without := blind - _having(EXPORTER, queries) - set().union(*_aliases(queries))):
+    elif ours | read and (without := blind - _having(EXPORTER, queries) - aliases):
         yield TelemetryDefect("no gpu", frozenset(without))
     foreign = read - ours
     if foreign and (untold := foreign - _having(THROTTLE, queries)):
@@ -291,18 +282,16 @@ def strays(queries: QueryCache) -> Iterator[TelemetryDefect]:
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:
     """Return the families of telemetry that no server has; a family whose query was refused may be there."""
+    by_server = "count by (instance) (last_over_time({}[$window]))"
     absent = []
     for name, family in FAMILIES.items():
-        if name == "device":  # known by its servers alone
+        if name == "device" or queries.ask(by_server.format(family.usual), (), queries.whole):
             continue
-        usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
-        if queries.ask(usual, (), queries.whole):
-            continue
-        query = f'count by (instance) (last_over_time({{__name__=~"{family.metrics}"}}[$window]))'
+        query = by_server.format(f'{{__name__=~"{family.metrics}"}}')
         query = GPUS if name == "gpu" else query  # which servers have GPUs is queried anyway
         if not queries.ask(query, (), queries.whole) and query not in queries.unanswered:
             absent.append(name)
-    unread = f'count by (instance) (last_over_time(diag_vllm_info{{device=~"{UNREAD}"}}[$window]))'
+    unread = by_server.format(f'diag_vllm_info{{device=~"{UNREAD}"}}')
     if "gpu" in absent and queries.ask(unread, (), queries.whole):
         absent[absent.index("gpu")] = "device"
     return tuple(absent)
