@@ -12,9 +12,8 @@ from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import instance_name
-from diag.diagnosis.report import Report
+from diag.diagnosis.report import Report, Snapshot
 from diag.diagnosis.roll_call import APART, RollCall, roll_call
-from diag.diagnosis.snapshot import Snapshot
 from diag.diagnosis.vitals import vitals
 from diag.http.address import is_here, parse
 from diag.report.sentences import is_fleet

@@ -15,13 +15,12 @@ from diag.core.incident import RANK
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.progress import FAILED, Progress
+from diag.diagnosis.progress import FAILED, INSTANCE, Progress
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
 from diag.knowledge.health import GOOD, HEALTH, PARTS
 
-INSTANCE = ("instance",)
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
 

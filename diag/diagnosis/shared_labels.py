@@ -134,7 +134,11 @@ def _separating_label(group: IllGroup, properties: Properties, groups: int) -> S
         with_it, counted = len(names & ill), len(names & healthy) + unknown
         if with_it < NEARLY_ALL * len(ill) or counted > FEW * len(healthy):
             continue
-        chance = _chance(with_it, len(ill), with_it + counted, len(ill) + len(healthy))
+        # hypergeometric: at least so many of the servers that have the value are ill
+        marked, others = with_it + counted, len(ill) + len(healthy) - with_it - counted
+        amounts = range(max(with_it, len(ill) - others), min(marked, len(ill)) + 1)
+        ways = sum(math.comb(marked, some) * math.comb(others, len(ill) - some) for some in amounts)
+        chance = ways / math.comb(marked + others, len(ill))
         if chance * len(candidates) * groups <= CHANCE:
             items.sort(key=lambda pair: _preference(*pair))
             rank = counted / len(healthy) - with_it / len(ill), _preference(*items[0])
@@ -165,13 +169,6 @@ def _preference(item: Property, value: str) -> tuple[int, Property, str]:
     name = f"_{item.name.lower()}"
     named = (place for place, ends in rows.items() if name.endswith(tuple(f"_{end}" for end in ends)))
     return next(named, next(place for place, ends in rows.items() if not ends)), item, value
-
-
-def _chance(drawn: int, draws: int, marked: int, total: int) -> float:
-    """Return the probability that at least `drawn` of so many draws without replacement are marked (hypergeometric)."""
-    amounts = range(max(drawn, draws + marked - total), min(marked, draws) + 1)
-    ways = sum(math.comb(marked, some) * math.comb(total - marked, draws - some) for some in amounts)
-    return ways / math.comb(total, draws)
 
 
 # -- the hour of the day ----------------------------------------------------------------------------------------------

@@ -9,13 +9,12 @@ from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import number, quantity
 from diag.core.incident import Signal
 from diag.core.subjects import Floats, Instants, Subject, instance_name
-from diag.diagnosis.progress import ENGINE
+from diag.diagnosis.progress import ENGINE, INSTANCE
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals.ceilings import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 from diag.vllm.command.shown import shown
 
-INSTANCE = ("instance",)
 SERVING = " unless on (instance, gpu) $gpus_not_serving"
 NOW = 15.0
 """Seconds of samples for values that change with every scrape."""

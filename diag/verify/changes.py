@@ -21,8 +21,7 @@ from diag.diagnosis.decision_table import holds
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import command_in, moves, written
 from diag.diagnosis.query_cache import VERSIONS
-from diag.diagnosis.report import Finding
-from diag.diagnosis.snapshot import ServerSnapshot
+from diag.diagnosis.report import Finding, ServerSnapshot
 from diag.knowledge import signals
 from diag.knowledge.signals import ITL, RUNNING
 from diag.normal.baseline import GPU_NAMES, MODELS, SAME_LOAD

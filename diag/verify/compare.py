@@ -16,8 +16,7 @@ from diag.core.formatting import quantity
 from diag.core.incident import RANK, seconds
 from diag.diagnosis.decision_table import Reading, holds
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.report import Report
-from diag.diagnosis.snapshot import ServerSnapshot, Snapshot
+from diag.diagnosis.report import Report, ServerSnapshot, Snapshot
 from diag.verify.changes import (
     CLEAR,
     AppliedFix,

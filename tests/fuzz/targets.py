@@ -44,8 +44,7 @@ from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.core.yaml import load as load_yaml
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Report
-from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.report import Report, Snapshot
 from diag.exporter.log.memory_sizes import read_memory_log
 from diag.exporter.log.tail import LogTail
 from diag.exporter.nccl import NcclStatus, NotRas, nccl_samples, read_status

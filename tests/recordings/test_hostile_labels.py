@@ -25,8 +25,7 @@ from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
 from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Report
-from diag.diagnosis.snapshot import Transitions
+from diag.diagnosis.report import Report, Transitions
 from diag.exposition.rendering import render
 from diag.knowledge.catalog import load
 from diag.report import dataframe, html, issue, markdown, terminal

@@ -22,7 +22,7 @@ from diag.commands.observe import ObserveOptions, take_snapshot
 from diag.core.errors import BadUsage
 from diag.core.incident import Incident, Severity, judged
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.report import Snapshot
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import (
     prefills_in_pauses,
