@@ -188,7 +188,6 @@ class _Present(NamedTuple):
     worst: ServerCosts
     prompts: LengthHistogram
     computed: float
-    decoding: float
     error: float
 
 
@@ -265,7 +264,7 @@ def _measure(telemetry: _Telemetry, budget: float, cap: float) -> _Present:
     rate = float(arrivals.sum()) / (float(telemetry.at[::STRIDE][-1] - telemetry.at[0]) / 1000)
     load = LoadOfServer(rate, prompts.lengths, prompts.lengths * computed, outputs.lengths, max(1.0, dispersion))
     error = _error(telemetry, load, costs)
-    return _Present(load, costs, worst, prompts, computed, load.decoding(costs), error)
+    return _Present(load, costs, worst, prompts, computed, error)
 
 
 def _costs(telemetry: _Telemetry, computed: float, limits: ServerCosts) -> tuple[ServerCosts, ServerCosts]:
@@ -361,5 +360,5 @@ def _holds(
     return bool(
         mean + SIGMAS * deviation <= MOST_KV * costs.capacity
         and decoding + SIGMAS * math.sqrt(decoding) <= costs.cap
-        and expected.decoding(present.costs) <= MOST_BATCH * present.decoding
+        and expected.decoding(present.costs) <= MOST_BATCH * present.load.decoding(present.costs)
     )

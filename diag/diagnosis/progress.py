@@ -275,12 +275,10 @@ class Liveness:
             return Health(True, not unready, liveness, unready or liveness)
 
         lately = queries.live(LATELY)
+        proofs = (signals.processes_stopped, lately), (signals.ranks_out_of_step, queries.live("30s"))
         stopped, missing = (
             any(values[-1] > 0 for values in queries.ask(signal, INSTANCE, window).values())
-            for signal, window in (
-                (signals.processes_stopped, lately),
-                (signals.ranks_out_of_step, queries.live("30s")),
-            )
+            for signal, window in proofs
         )
         is_proven = stopped or missing or any(engine.state == "dead" for engine in failing)
         if self._failing_since is None:  # a process counts as stopped if it was so in the whole window

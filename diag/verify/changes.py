@@ -17,7 +17,7 @@ import numpy as np
 from diag.core.formatting import number, quantity
 from diag.core.incident import Condition, Fix, Incident
 from diag.core.subjects import label_value
-from diag.diagnosis.decision_table import holds
+from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import command_in, moves, written
 from diag.diagnosis.query_cache import VERSIONS
@@ -183,9 +183,7 @@ class SignalDelta:
     @property
     def met(self) -> bool | None:
         """True if the condition holds after the change; None: not measured."""
-        if self.after is None:
-            return None
-        return bool(holds(np.array([self.after]), self.condition.op, self.threshold)[0] == 1)
+        return None if self.after is None else bool(COMPARE[self.condition.op](self.after, self.threshold))
 
     @property
     def improvement(self) -> float:

@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
-
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, seconds
-from diag.diagnosis.decision_table import Reading, holds
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report, ServerSnapshot, Snapshot
 from diag.verify.changes import (
@@ -277,9 +275,8 @@ def _judge(
 
 def _all_hold(readings: Sequence[Reading]) -> list[bool]:
     """Return for each window whether all of the readings hold at once."""
-    values = (np.array([np.nan if value is None else value for value in reading.history]) for reading in readings)
-    held = [holds(row, item.condition.op, item.limit) == 1 for row, item in zip(values, readings, strict=True)]
-    return [bool(window) for window in np.logical_and.reduce(held)]
+    held = ([reading.met_by(value) for value in reading.history] for reading in readings)
+    return [all(window) for window in zip(*held, strict=True)]
 
 
 def _least_seconds(before: Diagnosis) -> float:
