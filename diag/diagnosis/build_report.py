@@ -15,7 +15,7 @@ from diag.diagnosis.diagnose import Diagnosis, Quote, diagnose, quotes
 from diag.diagnosis.health import OF_A_LOG, HealthEvidence, health
 from diag.diagnosis.onset import begun, by_scrapes, dated
 from diag.diagnosis.progress import FAILED, INSTANCE, REASONS, NotJudged, Progress, judge
-from diag.diagnosis.proposals import Running, by_failure, by_search, by_subject, is_on_rocm, propose
+from diag.diagnosis.proposals import Running, by_failure, by_search, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, verdict_of
@@ -150,7 +150,7 @@ def _findings(
             yield Finding(diagnosis)
             continue
         name, ending = diagnosis.server, endings.get(diagnosis.server)
-        finding = _with_fixes(diagnosis, queries, by_subject(running, diagnosis.subject), models.get(name, ""), ending)
+        finding = _with_fixes(diagnosis, queries, running.get(name, Running()), models.get(name, ""), ending)
         yield finding._replace(is_of_start=ending.state == "failed" if ending else name in failed_to_start)
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote_plus
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable, quantity
 from diag.core.incident import Fix, Signal, documented, judged
-from diag.core.subjects import Subject, instance_name
+from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.pools import find_pools
@@ -133,11 +133,6 @@ class Running(NamedTuple):
     version: str = ""
     launch: str = ""
     whole: bool = False
-
-
-def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:
-    """Return the facts of a subject's instance."""
-    return running.get(instance_name(subject), Running())
 
 
 def propose(

@@ -165,7 +165,7 @@ class Report(NamedTuple):
     @property
     def is_alarming(self) -> bool:
         """True if an incident with an impact is present."""
-        return any(RANK[finding.diagnosis.severity] for finding in self.present)
+        return any(diagnosis.is_alarming for diagnosis in self.diagnoses)
 
     @property
     def undecided(self) -> tuple[Diagnosis, ...]:

@@ -86,7 +86,7 @@ class RollCall(NamedTuple):
     @property
     def unread(self) -> bool:
         """True if no stack could be read; `conclusion` has the reason."""
-        return not any(each.place or each.halted for each in self.standing)
+        return not any(process.place or process.halted for process in self.standing)
 
 
 def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool) -> RollCall:
@@ -100,9 +100,9 @@ def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool)
     if works:
         return RollCall(server, standing, (), "The server makes progress: no process is suspect.")
     awaited = {pid for process in read_stacks for pid in _awaited(process, standing)}
-    still = [each for each in read_stacks if each.halted or (each.waited_for == "" and each.moved is False)]
-    halted, hanging = ([each for each in still if each.halted], [each for each in still if each.pid in awaited])
-    if suspects := halted or hanging or still:
+    still = [one for one in read_stacks if one.halted or (one.waited_for == "" and one.moved is False)]
+    halted = [process for process in still if process.halted]
+    if suspects := halted or [process for process in still if process.pid in awaited] or still:
         pids = tuple(suspect.pid for suspect in suspects)
         names = listed([f"{suspect.title} {suspect.rank}".strip() for suspect in suspects], most=4)
         who = "The others wait for" if awaited & set(pids) else "Look at"
@@ -112,7 +112,7 @@ def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool)
     next_step = ""
     if waited_for == {"ranks"}:
         conclusion, next_step = f"All {len(workers)} workers wait for each other.", workers[0].next
-    elif waited_for == {"engine"} and any(each.waited_for == "workers" and each.moved is False for each in read_stacks):
+    elif waited_for == {"engine"} and any(one.waited_for == "workers" and one.moved is False for one in read_stacks):
         conclusion = (
             "The engine waits for its workers, and each worker waits for the engine: a message between them is lost."
         )

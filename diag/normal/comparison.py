@@ -169,15 +169,15 @@ def _readings(server: Measured, rows: Sequence[Row], against: str, version: str)
         normals = []
         for row in server.rows if column.measure else ():
             alike = ~np.isnan(table[name]) & (name in row)
-            for given in column.given:
-                if given in row:
-                    low, high = np.minimum(row[given], table[given]), np.maximum(row[given], table[given])
-                    alike &= (high <= LOADS[given].factor * low) | (high - low <= LOADS[given].difference)
+            for load in column.given:
+                if load in row:
+                    low, high = np.minimum(row[load], table[load]), np.maximum(row[load], table[load])
+                    alike &= (high <= LOADS[load].factor * low) | (high - low <= LOADS[load].difference)
             if alike.sum() >= FEWEST:
                 normals.append((row, _Band.of(table[name][alike])))
         if not normals:
             continue
-        loads = {given: [row[given] for row, _ in normals if given in row] for given in column.given}
+        loads = {load: [row[load] for row, _ in normals if load in row] for load in column.given}
         band = _Band(*(float(np.median(numbers)) for numbers in zip(*(band for _, band in normals), strict=True)))
         value = float(np.median([row[name] for row, _ in normals]))
         yield NormalReading(
@@ -188,7 +188,7 @@ def _readings(server: Measured, rows: Sequence[Row], against: str, version: str)
             value=value,
             normal=band.median,
             spread=band.spread,
-            given=tuple((LOADS[given].text, float(np.median(values))) for given, values in loads.items() if values),
+            given=tuple((LOADS[load].text, float(np.median(values))) for load, values in loads.items() if values),
             against=against,
             version=version,
             own_version=server.kind.version,

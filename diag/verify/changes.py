@@ -123,10 +123,10 @@ def _fact(server: ServerSnapshot, query: str, name: str) -> str:
 def options(command: Command) -> dict[str, str]:
     """Return the variables and options of a command by name, "" for a switch that is on, without the program's own."""
     by_name = {name: value for name, value in command.environment.items() if name.isupper()}
-    for given in command.given:
-        on = given.option is None or given.option.on
-        key = f".{given.option.key}" if given.option and given.option.key else ""
-        by_name[given.name + key] = " ".join(given.values) if on else "False"
+    for argument in command.given:
+        option = argument.option
+        key = f".{option.key}" if option and option.key else ""
+        by_name[argument.name + key] = " ".join(argument.values) if option is None or option.on else "False"
     return by_name | ({"--model": command.model} if command.model else {})
 
 
